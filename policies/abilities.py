@@ -17,7 +17,8 @@ from embodied.core.tensors import Tensors
 
 class Step(NamedTuple):
     """Coefficients of one DDIM step from level `t`. `keep`, `remain`: sqrt(abar), sqrt(1 - abar)
-    at `t`; `next_keep`, `next_remain`, `sigma`: factors of x_0, e and z at the next level."""
+    at `t`; `next_keep`, `next_remain`, `sigma`: factors of x_0, e and z at the next level. For
+    samples at different levels they are tensors [n, 1] (`Step._make`)."""
 
     t: int
     keep: float
@@ -25,17 +26,6 @@ class Step(NamedTuple):
     next_keep: float
     next_remain: float
     sigma: float
-
-
-class StepLike(Protocol):
-    """A `Step`, or one for each sample: then all coefficients are tensors [n, 1]."""
-
-    @property
-    def keep(self) -> float | Tensor: ...
-    @property
-    def remain(self) -> float | Tensor: ...
-    @property
-    def next_remain(self) -> float | Tensor: ...
 
 
 @runtime_checkable
@@ -57,9 +47,7 @@ class Denoises(Protocol):
         """What the network is given of the observations, [n, feature_size]."""
         ...
 
-    def split(
-        self, x: Tensor, step: StepLike, time: Tensor, features: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The predicted sample x_0, clipped, and the noise e, [n, size] each."""
         ...
 

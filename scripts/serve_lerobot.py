@@ -148,7 +148,7 @@ class LeRobotService:
         does; the batch, with the pictures by the names of the queues."""
         if not self.queues:
             return batch
-        batch = dict(batch)
+        batch = {name: value for name, value in batch.items() if name != "action"}
         pictures = [batch[name] for name in self.policy.config.image_features or ()]
         if "observation.images" in self.queues:
             batch["observation.images"] = torch.stack(pictures, dim=-4)

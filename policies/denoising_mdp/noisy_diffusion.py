@@ -12,7 +12,6 @@ With z = 0 it is the base policy's own sampler (eta = 0) with the copy in the la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from embodied.core.build import Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.policies.abilities import Step
 from embodied.policies.denoising_mdp import chain
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 
@@ -34,17 +34,6 @@ class Config(chain.Config):
     steps: Count | None = None  # all denoising steps (null: the base's; fewer are noisier)
     floor: Positive = 0.1  # smallest std of exploration
     density_floor: Positive | None = None  # smallest std in densities (null: the same as `floor`)
-
-
-class Steps(NamedTuple):
-    """The numbers of a `Step`, another one for each sample, [n, 1]."""
-
-    t: Tensor
-    keep: Tensor
-    remain: Tensor
-    next_keep: Tensor
-    next_remain: Tensor
-    sigma: Tensor
 
 
 class NoisyDiffusion(chain.DenoisingMDP):
@@ -104,6 +93,6 @@ class NoisyDiffusion(chain.DenoisingMDP):
         self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `link`, with a different step `k` [n] per sample, and the std of densities."""
-        each = Steps(*self.numbers[k][..., None].unbind(1))
+        each = Step._make(self.numbers[k][..., None].unbind(1))
         x0, e = self.inner.tuned.split(x, each, time, seen)
         return each.next_keep * x0 + each.next_remain * e, self.density[k][:, None]

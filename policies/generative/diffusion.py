@@ -23,7 +23,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from embodied.policies.abilities import Step, StepLike
+from embodied.policies.abilities import Step
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
@@ -70,15 +70,13 @@ class Diffusion(ChunkSampler):
         abar = self.sampler.alphas_cumprod.tolist()
         return steps(abar, self.sampler.timesteps.tolist(), eta)
 
-    def split(
-        self, x: Tensor, step: StepLike, time: Tensor, features: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The predicted chunk x_0, clipped, and noise e, [n, size] each, for `x` [n, size]."""
         e = self.net.at(x, time, features)
         x0 = self.clip(_minus(x, step.remain, e) / step.keep, step)
         return x0, _minus(x, step.keep, x0) / step.remain
 
-    def clip(self, x0: Tensor, step: StepLike) -> Tensor:
+    def clip(self, x0: Tensor, step: Step) -> Tensor:
         """The predicted chunk as the next step uses it: in [-1, 1].
 
         Where a wrapper normalises actions: in the range of the data, and not clipped at the last

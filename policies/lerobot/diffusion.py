@@ -27,7 +27,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from embodied.policies.abilities import Step, StepLike
+from embodied.policies.abilities import Step
 from embodied.policies.generative.diffusion import steps
 from embodied.policies.lerobot.policy import Input, LeRobotPolicy
 from embodied.policies.networks.resnet import channels_of, group_norm, resnet
@@ -345,7 +345,7 @@ class LeRobotDiffusion(LeRobotPolicy):
         return cast(UNet, self.diffusion.unet)
 
     def split(
-        self, x: Tensor, step: StepLike, time: Tensor, condition: Tensor
+        self, x: Tensor, step: Step, time: Tensor, condition: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The predicted chunk x_0, clipped, and the noise e, [n, size] each."""
         out = self.net(x, time, condition)

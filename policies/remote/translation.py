@@ -54,9 +54,12 @@ class Translation:
         found: Tensors = {}
         for key, value in carry.items():
             start, history, name = key.rpartition(HISTORY)
-            there, scale, offset = self.sources[name] if history else (name, 1.0, 0.0)
+            if not history:
+                found[key] = value
+                continue
+            there, scale, offset = self.sources[name]
             same = (scale, offset) == (1.0, 0.0)
-            found[f"{start}{history}{there}"] = value if same else (value - offset) / scale
+            found[start + history + there] = value if same else (value - offset) / scale
         return found
 
     def carry_here(self, carry: Tensors) -> Tensors:
@@ -65,12 +68,15 @@ class Translation:
         found: Tensors = {}
         for key, value in carry.items():
             start, history, there = key.rpartition(HISTORY)
-            if history and there not in names:
+            if not history:
+                found[key] = value
+                continue
+            if there not in names:
                 raise ConfigError(f"the policy needs {there}, and nothing here is mapped to it")
-            name = names[there] if history else there
-            _, scale, offset = self.sources[name] if history else ("", 1.0, 0.0)
+            name = names[there]
+            _, scale, offset = self.sources[name]
             same = (scale, offset) == (1.0, 0.0)
-            found[f"{start}{history}{name}"] = value if same else value * scale + offset
+            found[start + history + name] = value if same else value * scale + offset
         return found
 
     def text(self) -> dict[str, str]:

@@ -101,14 +101,14 @@ def test_openpis_client_asks_a_policy_that_sees_two_steps(tmp_path: Path) -> Non
     and a new one, or the key `reset`, begins an episode."""
     base = two_gap_checkpoint(tmp_path / "lerobot")
     policy = checkpoint.load_policy(adopted(base, tmp_path / "base", "two_gap", "steps=2"))
-    noise = np.full((8, 2), 0.1, np.float32)
+    service, noise = PolicyService(policy), np.full((8, 2), 0.1, np.float32)
     steps = [np.full(2, 0.2 * i, np.float32) for i in range(3)]
     policy.sample_noise = lambda n, explore=False: torch.full((n, 8, 2), 0.1)  # pyright: ignore
     actor, wanted = Actor(policy, 1, execute=1), list[Any]()
     for i, seen in enumerate(steps):
         actor({"state": torch.from_numpy(seen)[None]}, torch.tensor([i == 0]))
         wanted.append(actor.plan[0].numpy())
-    with Server(PolicyService(policy), port=0, token=TOKEN) as server:
+    with Server(service, port=0, token=TOKEN) as server:
         for _ in range(2):
             client = WebsocketClientPolicy("127.0.0.1", server.port, api_key=TOKEN)
             for again in range(2):
