@@ -38,8 +38,6 @@ FIELDS = {
     use_vae latent_dim n_vae_encoder_layers temporal_ensemble_coeff dropout kl_weight
     optimizer_lr_backbone""",
 }
-SERVED = ("smolvla", "pi0", "pi05")
-"""Types that run in LeRobot itself, in a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,14 @@ def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
         raise ConfigError(f"{folder} is not a folder; give one with config.json, model.safetensors")
     node = read_json(folder / "config.json")
     kind = node.get("type")
-    if kind in SERVED:
+    if not isinstance(kind, str):
+        raise ConfigError(f"{folder} holds a policy of type {shown(kind)}: it is damaged")
+    if kind not in FIELDS:
         raise ConfigError(
-            f"{folder} holds {kind}, which needs LeRobot: run `PYTHON scripts/serve_lerobot.py "
-            f"{folder}` with its interpreter, then use policy=remote (docs/lerobot.md)"
+            f"{folder} holds a policy of type {shown(kind)}; adopted are {', '.join(FIELDS)}. "
+            f"Others run in LeRobot: `PYTHON scripts/serve_lerobot.py {folder}` with its "
+            "interpreter, then init=ws://127.0.0.1:8000 (docs/lerobot.md)"
         )
-    if not isinstance(kind, str) or kind not in FIELDS:
-        known = ", ".join((*FIELDS, *SERVED))
-        raise ConfigError(f"{folder} holds a policy of type {shown(kind)}; adopted are {known}")
     if node.get("use_peft"):
         raise ConfigError(f"{folder} holds adapters only (use_peft): merge them into the model")
     known = {*WITHOUT_EFFECT.split(), *FIELDS[kind].split(), *ignore}

@@ -181,8 +181,8 @@ def test_units_of_observations() -> None:
 
 LINES: dict[str, tuple[dict[str, Any], str]] = {
     "newer field": ({"denoise_harder": True}, r"denoise_harder.*newer.*ignore=\[denoise_harder\]"),
-    "other type": ({"type": "xvla"}, "type 'xvla'; adopted are diffusion, act"),
-    "served type": ({"type": "smolvla"}, "serve_lerobot.py.*policy=remote"),
+    "other type": ({"type": "xvla"}, r"type 'xvla'; adopted are diffusion, act\. .*serve_lerobot"),
+    "served type": ({"type": "smolvla"}, "serve_lerobot.py.*init=ws://"),
     "no type": ({"type": None}, "type None"),
     "adapters": ({"use_peft": True}, "adapters only"),
     "damaged": ({"horizon": None}, "config.json is damaged"),
