@@ -38,6 +38,7 @@ from embodied.serve.server import Server
 
 PROMPT = "prompt"
 FRESH, HISTORY = "fresh", "history/"
+ROWS = 2  # observations that a policy is tried with
 Array = np.ndarray[Any, Any]
 
 
@@ -67,7 +68,7 @@ class LeRobotService:
         queues = getattr(policy, "_queues", None) or {}
         self.queues = [name for name in queues if name != "action"]
         self.past = max((queues[name].maxlen for name in self.queues), default=1) - 1
-        self.chunk = self._probed_chunk()
+        self.chunk = self._probed_chunk(size)
         self.noise = self._probed_noise(size)
 
     def _leaf(self, name: str) -> Leaf:
@@ -158,17 +159,23 @@ class LeRobotService:
         utils.populate_queues(self.policy._queues, batch, exclude_keys=["action"])
         return batch
 
-    def _probed_chunk(self) -> int:
-        """The number of actions of a decision, found by asking for one; ConfigError."""
+    def _probed_chunk(self, action: int) -> int:
+        """The number of actions of a decision, found by asking for two; ConfigError."""
+        kind = self.policy.config.type
         try:
-            return self._probe(None).shape[1]
+            rows, *shape = self._probe(None).shape
         except Exception as error:  # of LeRobot, of any kind
             line = " ".join(str(error).split())[:200]
-            kind = self.policy.config.type
             raise ConfigError(
-                f"{kind} cannot be served: it predicts no actions for an observation of its "
+                f"{kind} cannot be served: it predicts no actions for observations of its "
                 f"input_features ({type(error).__name__}: {line})"
             ) from error
+        if rows != ROWS or len(shape) != 2 or shape[1] != action:
+            raise ConfigError(
+                f"{kind} cannot be served: it predicts {[rows, *shape]} and not "
+                f"[{ROWS}, chunk, {action}] for {ROWS} observations"
+            )
+        return shape[0]
 
     def _probed_noise(self, action: int) -> tuple[int, int] | None:
         """The shape of the noise that decides on the chunk; None if nothing of the kind does."""
@@ -193,8 +200,10 @@ class LeRobotService:
 
     @torch.no_grad()
     def _probe(self, noise: torch.Tensor | None) -> torch.Tensor:
-        seen = {name: leaf.zeros(1).numpy() for name, leaf in self.spec.obs.items()}
-        return self._actions(seen, self._start(1), self.text, noise)
+        """The actions [ROWS, chunk, A] for observations of zeros, at the same `noise` [1, ...]."""
+        seen = {name: leaf.zeros(ROWS).numpy() for name, leaf in self.spec.obs.items()}
+        wide = None if noise is None else noise.expand(ROWS, *noise.shape[1:])
+        return self._actions(seen, self._start(ROWS), self.text, wide)
 
     def _start(self, n: int) -> dict[str, Array]:
         """What is carried at the start of an episode: no past observations."""
