@@ -120,11 +120,10 @@ class LeRobotService:
         """The physical actions [n, chunk, A] of observations and those before them."""
         more = {} if noise is None else {"noise": noise.float().to(self.device)}
         self.policy.reset()  # its queues of observations and actions
-        fresh = carry.get(FRESH)
         for back in range(self.past):
             before: dict[str, Array] = {}
             for name, now in seen.items():
-                wide = np.reshape(fresh, (-1, *[1] * (now.ndim - 1)))
+                wide = np.reshape(carry[FRESH], (-1, *[1] * (now.ndim - 1)))
                 before[name] = np.where(wide, now, carry[HISTORY + name][:, back])
             self._queued(self._batch(before, prompt))
         batch = self._queued(self._batch(seen, prompt))

@@ -52,8 +52,8 @@ class PartialFinetune(ObservesHistory):
         self.first = getattr(base, "first", 0)
         self.base = base.requires_grad_(False)
         self.tuned = tuned
-        self.past = base.past
-        self.names = base.names
+        self.past = self.base.past
+        self.names = self.base.names
         self.grid = base.ddim_steps()
         if config.last > len(self.grid):
             raise ConfigError(f"last={config.last} is not in 1..{len(self.grid)} (its steps)")

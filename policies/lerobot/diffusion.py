@@ -271,6 +271,8 @@ class Config:
 class LeRobotDiffusion(LeRobotPolicy):
     """Noise [n, horizon, A] is the initial sample, in the network's units."""
 
+    levels: Tensor
+
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(spec, config.inputs, config.action, config.obs_steps)
         self.config = config
