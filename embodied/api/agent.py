@@ -223,7 +223,6 @@ def load(
     ConfigError are one line.
 
         agent = em.load("outputs/pendulum_sac-0")
-        agent = em.load("ws://127.0.0.1:8000")
     """
     for package in [allow] if isinstance(allow, str) else allow:
         allow_package(package)
