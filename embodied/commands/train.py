@@ -243,8 +243,8 @@ def next_lines(folder: Path) -> str:
         eval_line = f"embodied eval {shown} episodes=500{more}"
         return f"next: embodied view {shown}{more}\n      {eval_line}"
     return (
-        f"next: embodied eval {shown} env=NAME mapping=FILE.yaml\n"
-        f"      embodied deploy robot=NAME {shlex.quote(f'policy={path}')} mapping=FILE.yaml"
+        f"next: embodied deploy robot=NAME {shlex.quote(f'policy={path}')}\n"
+        f"      embodied eval {shown} env=NAME mapping=FILE.yaml"
     )
 
 
