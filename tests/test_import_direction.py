@@ -27,7 +27,7 @@ LAYERS = [
         "serve",
         "buffers llm vision models sandbox policies",
         "envs learners rewards teachers export adopt",
-        "evaluation",
+        "evaluation importers",
         "training",
         "reports",
         "compose",

@@ -76,13 +76,18 @@ def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
 
 
 def convert_command(args: argparse.Namespace) -> None:
-    from embodied.datasets.importers import Bounds, convert
+    from embodied.importers import Bounds, convert
 
     bounds = Bounds(tuple(args.low or ()), tuple(args.high or ()))
-    count, clipped = convert(args.format, args.source, args.out, args.dt, bounds=bounds)
-    print(f"{args.out}: {count} episodes")
-    if clipped:
-        print(f"  {clipped} actions beyond their bounds were clipped, as the environment does")
+    made = convert(args.format, args.source, args.out, args.dt, bounds=bounds, mask=args.mask)
+    print(f"{args.out}: {made.episodes} episodes")
+    if made.clipped:
+        print(f"  {made.clipped} actions beyond their bounds were clipped, as the environment does")
+    if made.empty:
+        print(f"  left out, as they have no steps: {', '.join(made.empty)}")
+    if made.masks and args.mask is None:
+        masks = ", ".join(f"{name} {count}" for name, count in made.masks.items())
+        print(f"  all episodes, whatever their mask ({masks}); --mask NAME reads those of one")
     print(f"next: embodied demos info {args.out}")
 
 
