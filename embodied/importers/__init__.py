@@ -25,6 +25,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.native import NativeAction, NativeLeaf, native_action, native_leaf
+from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
 from embodied.datasets.lerobot.video import decode_image
@@ -122,6 +123,17 @@ def into_unit(action: NativeAction, native: Any) -> tuple[Tensor, dict[str, int]
     return unit.clamp(-1, 1), notes
 
 
+def in_own_units(
+    names: tuple[str, ...], bounds: Bounds, where: str
+) -> tuple[Leaf, Callable[[np.ndarray], tuple[Tensor, dict[str, int]]]]:
+    """The action of a file that does not tell its bounds, and what makes it of recorded ones [T, A]
+    as `into_unit` does: in [-1, 1] by `bounds`, otherwise as they are."""
+    if bounds.given:
+        action = bounds.action((len(names),), where)
+        return action.leaf, lambda values: into_unit(action, values)
+    return Leaf((len(names),), names=names), lambda values: (torch.from_numpy(values), {})
+
+
 def numbered(group: Any, prefix: str) -> list[str]:
     """The names `prefix_0`, `prefix_1`, ... in a group, in the order of their numbers."""
     names = [name for name in group if re.fullmatch(rf"{prefix}_\d+", name)]
@@ -161,12 +173,12 @@ def leaves(arrays: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> tuple[Native
 
 def observed(entries: Sequence[NativeLeaf], node: Any) -> Tensors:
     """The observations [T, ...] in `node`, by their names. ValueError for another shape."""
-    return {
-        entry.name: torch.from_numpy(
-            np.ascontiguousarray(entry.converted(numbers(entry.pick(node))))
-        )
-        for entry in entries
-    }
+    return {entry.name: leaf_tensor(entry, numbers(entry.pick(node))) for entry in entries}
+
+
+def leaf_tensor(entry: NativeLeaf, values: np.ndarray) -> Tensor:
+    """Recorded values [T, ...] as the leaf's. ValueError for another shape."""
+    return torch.from_numpy(np.ascontiguousarray(entry.converted(values)))
 
 
 def split(observations: Tensors) -> Tensors:
@@ -206,7 +218,7 @@ def convert(
 
     `dt` is the control period (s); None takes it from the file. Actions become [-1, 1], affine to
     the environment's bounds or to `bounds`; of formats that do not tell them they stay as they are:
-    see the format's module. `mask`: only the episodes of this subset (robomimic). DatasetError in
+    see the format's module. `mask`: only the episodes of this subset or split. DatasetError in
     one line where something is missing, cut off, or already there.
     """
     if source_format not in formats():

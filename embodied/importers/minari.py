@@ -31,6 +31,7 @@ from embodied.importers import (
     Recorded,
     flags,
     into_unit,
+    leaf_tensor,
     naming,
     numbered,
     opened,
@@ -181,7 +182,7 @@ def _observed(entry: NativeLeaf, observations: Any) -> torch.Tensor:
     if array.shape[1:] != entry.shape and (array.dtype == object or array.dtype == np.uint8):
         pictures = [decode_image(bytes(memoryview(item))).numpy() for item in array]
         array = np.stack(pictures).reshape(len(array), *entry.shape)
-    return torch.from_numpy(np.ascontiguousarray(entry.converted(array)))
+    return leaf_tensor(entry, array)
 
 
 def _picked(node: Any, path: tuple[Any, ...]) -> Any:

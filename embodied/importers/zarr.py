@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.native import NativeLeaf, native_leaf, picture_axes
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
-from embodied.importers import Bounds, Recorded, into_unit, naming, with_final
+from embodied.importers import Bounds, Recorded, in_own_units, leaf_tensor, naming, with_final
 
 ENDS = "meta/episode_ends"
 ACTION = "action"
@@ -60,31 +60,26 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
         for name in acted
         for element in range(arrays[name].size)
     )
-    act = Leaf((len(names),), "float32", names=names)
-    action = bounds.action((len(names),), str(path)) if bounds.given else None
+    act, convert = in_own_units(names, bounds, str(path))
 
     def recorded() -> Iterator[Recorded]:
         for number, (begin, end) in enumerate(zip(starts, stops, strict=True)):
             with naming(path, f"episode {number}"):
                 observed = {
-                    entry.name: torch.from_numpy(
-                        np.ascontiguousarray(entry.converted(arrays[name].rows(begin, end)))
-                    )
+                    entry.name: leaf_tensor(entry, arrays[name].rows(begin, end))
                     for name, entry in entries.items()
                 }
                 moves = [arrays[name].rows(begin, end).reshape(end - begin, -1) for name in acted]
                 values = np.concatenate(moves, 1).astype(np.float32)
                 values = values[:-1] if ACTION in arrays else values[1:]
-                notes: dict[str, Any] = {"episode": number}
-                unit = torch.from_numpy(values)
-                if action is not None and len(values):
-                    unit, clipped = into_unit(action, values)
-                    notes |= clipped
-                rows = with_final(observed, unit)
-            yield Recorded(f"episode {number}", rows if len(values) else {}, "", notes)
+                rows, notes = Tensors(), {"episode": number}
+                if len(values):
+                    unit, clipped = convert(values)
+                    rows, notes = with_final(observed, unit), notes | clipped
+            yield Recorded(f"episode {number}", rows, "", notes)
 
     leaves = {entry.name: entry.leaf for entry in entries.values()}
-    return Spec(leaves, act if action is None else action.leaf, dt), recorded()
+    return Spec(leaves, act, dt), recorded()
 
 
 def _poses(arrays: Mapping[str, Array]) -> list[str]:

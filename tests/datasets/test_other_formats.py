@@ -19,6 +19,7 @@ from embodied.datasets.lerobot.reader import (
     EpisodeWriter,
     read_episodes,
 )
+from embodied.datasets.lerobot.video import encode_png
 from embodied.importers import Bounds, Converted, convert
 from tests.builders import recorded
 from tests.foreign import as_version_2
@@ -203,3 +204,116 @@ def test_wrong_replay_buffers_are_one_line(tmp_path: Path) -> None:
     write_zarr(tmp_path, "data/action", RNG.normal(size=(9, 5)), 4, LZ4)
     (tmp_path / "data/action/1.0").write_bytes(b"cut")
     refused("episode 0: .*data/action/1.0 is damaged|data/action/1.0 is damaged")
+
+
+def varint(number: int) -> bytes:
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*made, number])
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number * 8 + 2) + varint(len(data)) + data
+
+
+def record(features: dict[str, Any]) -> bytes:
+    """A tf.train.Example in TFRecord's frame (checksums of zeros, which a reader may skip)."""
+    entries = b""
+    for name, values in features.items():
+        if isinstance(values, list):
+            kind = field(1, b"".join(field(1, value) for value in values))
+        elif values.dtype == np.float32:
+            kind = field(2, field(1, values.tobytes()))
+        else:
+            packed = b"".join(varint(int(value) % 2**64) for value in values.flat)
+            kind = field(3, field(1, packed))
+        entries += field(1, field(1, name.encode()) + field(2, kind))
+    data = field(1, entries)
+    return len(data).to_bytes(8, "little") + bytes(4) + data + bytes(4)
+
+
+def tensor_feature(dtype: str, *sizes: int) -> dict[str, Any]:
+    shape = {"dimensions": [str(size) for size in sizes]} if sizes else {}
+    return {"tensor": {"shape": shape, "dtype": dtype, "encoding": "none"}}
+
+
+def named_features(**features: Any) -> dict[str, Any]:
+    return {"featuresDict": {"features": features}}
+
+
+def write_rlds(folder: Path) -> list[dict[str, Any]]:
+    """Three episodes in two splits, laid out as TensorFlow Datasets does."""
+    folder.mkdir(parents=True)
+    picture: dict[str, Any] = {"image": {"shape": {"dimensions": ["16", "24", "3"]}}}
+    picture["image"] |= {"dtype": "uint8", "encodingFormat": "png"}
+    steps = named_features(
+        observation=named_features(
+            image=picture, joints=tensor_feature("float32", 2, 2), gripper=tensor_feature("int64")
+        ),
+        action=named_features(
+            world_vector=tensor_feature("float32", 3), open_gripper=tensor_feature("bool")
+        ),
+        reward=tensor_feature("float32"),
+        is_terminal=tensor_feature("bool"),
+        language_instruction={"text": {}},
+    )
+    about = named_features(
+        steps={"sequence": {"feature": steps, "length": "-1"}},
+        episode_metadata=named_features(ragged=tensor_feature("float32", -1)),
+    )
+    (folder / "features.json").write_text(json.dumps(about))
+    episodes = []
+    for number, split in enumerate(("train", "train", "val")):
+        count = 5 + number
+        one = {
+            "image": RNG.integers(0, 256, (count, 16, 24, 3), dtype=np.uint8),
+            "joints": RNG.normal(size=(count, 2, 2)).astype(np.float32),
+            "gripper": RNG.integers(-3, 300, count),
+            "world_vector": RNG.normal(size=(count, 3)).astype(np.float32),
+            "open_gripper": RNG.integers(0, 2, count),
+            "reward": RNG.normal(size=count).astype(np.float32),
+            "is_terminal": (np.arange(count) == count - 1) * (number != 1),
+        }
+        made = {
+            "steps/observation/image": [encode_png(torch.from_numpy(i)) for i in one["image"]],
+            "steps/observation/joints": one["joints"],
+            "steps/observation/gripper": one["gripper"],
+            "steps/action/world_vector": one["world_vector"],
+            "steps/action/open_gripper": one["open_gripper"],
+            "steps/reward": one["reward"],
+            "steps/is_terminal": one["is_terminal"],
+            "steps/language_instruction": [b"pick it up"] * count,
+        }
+        file = folder / f"robot-{split}.tfrecord-00000-of-00001"
+        file.write_bytes((file.read_bytes() if file.exists() else b"") + record(made))
+        episodes.append(one)
+    return episodes
+
+
+def test_rlds_without_tensorflow(tmp_path: Path) -> None:
+    folder = tmp_path / "robot" / "1.0.0"
+    episodes = write_rlds(folder)
+    made = convert("rlds", folder, tmp_path / "out", 0.2, images="png")
+    assert made == Converted(3, masks={"train": 2, "val": 1})
+    ours = read_episodes(tmp_path / "out")
+    names = ("open_gripper", "world_vector_0", "world_vector_1", "world_vector_2")
+    assert ours.spec.act == Leaf((4,), names=names) and ours.texts == ("pick it up",) * 3
+    for at, one in enumerate(episodes):
+        rows = ours.episode(at)
+        for name in ("image", "joints", "gripper"):
+            np.testing.assert_array_equal(rows[f"obs/{name}"], one[name][:-1])
+            np.testing.assert_array_equal(rows[f"next_obs/{name}"], one[name][-1])
+        moves = np.concatenate([one["open_gripper"][:, None], one["world_vector"]], 1)
+        np.testing.assert_array_equal(rows["action"], moves[:-1].astype(np.float32))
+        np.testing.assert_array_equal(rows["reward"], one["reward"][:-1])
+        ends = [bool(rows[key][-1]) for key in ("terminated", "truncated")]
+        assert ends == [at != 1, at == 1]
+    assert convert("rlds", folder, tmp_path / "val", 0.2, images="png", mask="val").episodes == 1
+    file = folder / "robot-val.tfrecord-00000-of-00001"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DatasetError, match=r"00000-of-00001 is cut off; copy it again"):
+        convert("rlds", folder, tmp_path / "cut", 0.2, images="png")
+    with pytest.raises(DatasetError, match="name the folder of a version"):
+        convert("rlds", folder.parent, tmp_path / "cut", 0.2)

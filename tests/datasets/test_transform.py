@@ -169,6 +169,14 @@ def test_relative_joints_are_joined_by_name(tmp_path: Path) -> None:
     assert torch.equal(moved[:, 2], action[:, 2])
     assert exit_of("demos", "absolute", words[2][4:], f"out={tmp_path / 'back'}") == 0
     torch.testing.assert_close(read_episodes(tmp_path / "back").steps["action"], action)
+    unnamed = Spec({"state": Leaf((3,), names=("a", "b", "c"))}, Leaf((3,)), dt=0.1)
+    with EpisodeWriter(tmp_path / "unnamed", unnamed) as writer:
+        writer.add(recorded({"state": state}, action))
+    relative(tmp_path / "unnamed", tmp_path / "by_place", Relation())
+    moved = read_episodes(tmp_path / "by_place").steps["action"]
+    torch.testing.assert_close(moved, action - state[:8])
+    absolute(tmp_path / "by_place", tmp_path / "unnamed_back", Relation())
+    torch.testing.assert_close(read_episodes(tmp_path / "unnamed_back").steps["action"], action)
 
 
 def test_mistakes_are_one_line(poses: Path, tmp_path: Path) -> None:

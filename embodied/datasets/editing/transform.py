@@ -7,7 +7,6 @@ Everything else stays as it is; the column's statistics and names are new.
 # (pyarrow has no types)
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,8 +70,8 @@ def rotate(path: Path | str, out: Path | str, rotation: Rotation) -> Copied:
             raise DatasetError(f"{column.name} has no elements {first} to {end - 1}")
         old = _names(column)
         # "left.qx" becomes "left.r11"
-        shared = os.path.commonprefix(old[first:end])
-        prefix = shared[: 1 + max(shared.rfind(mark) for mark in "./_")]
+        shared = {n[: 1 + max(n.rfind(mark) for mark in "./_")] for n in old[first:end]}
+        prefix = shared.pop() if len(shared) == 1 else ""
         new = tuple(f"{prefix}{name}" for name in NAMES[rotation.target])
 
         def compute(values: Values) -> np.ndarray:
@@ -140,8 +139,14 @@ def _joined(
     names: Sequence[str], action: Column, state: Column, change: Sequence[bool], how: Relation
 ) -> list[int]:
     """The element of the state that each changed element of the action counts from."""
+    if how.rotation is not None:
+        span = range(how.pose, how.pose + 3 + len(NAMES[how.rotation]))
+        if span.stop > action.size or not all(change[i] for i in span):
+            raise DatasetError(
+                f"the action has no pose in elements {span.start} to {span.stop - 1}"
+            )
     theirs = list(state.names)
-    if not action.names or not theirs:
+    if not theirs or list(names) == _names(replace(action, names=())):
         if action.size != state.size:
             raise DatasetError(
                 f"action has {action.size} elements and {state.name} {state.size}, and they have "
@@ -154,14 +159,7 @@ def _joined(
             f"{state.name} has no {missing[0]}, which the action counts from: keep={missing[0]}, "
             "or state=FEATURE"
         )
-    joined = [theirs.index(n) if c else 0 for n, c in zip(names, change, strict=True)]
-    if how.rotation is not None:
-        span = range(how.pose, how.pose + 3 + len(NAMES[how.rotation]))
-        if span.stop > action.size or not all(change[i] for i in span):
-            raise DatasetError(
-                f"the action has no pose in elements {span.start} to {span.stop - 1}"
-            )
-    return joined
+    return [theirs.index(n) if c else 0 for n, c in zip(names, change, strict=True)]
 
 
 def _differences(
