@@ -224,5 +224,5 @@ def codec(settings: Mapping[str, Any]) -> Any:
         register_codecs(verbose=False)
     try:
         return get_codec(dict(settings))
-    except ValueError as error:
-        raise ConfigError(f"numcodecs has no codec {name}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"numcodecs has no codec {name} of these settings ({error})") from error
