@@ -7,8 +7,6 @@ next pose: place, rotation vector and width of each gripper. Actions keep their 
 needed: a buffer does not say its period.
 """
 
-# pyright: basic
-# (numcodecs has no types)
 from __future__ import annotations
 
 import itertools
