@@ -127,7 +127,7 @@ def _rows(
     for name in ("steps/reward", "steps/is_terminal"):
         if name not in episode:
             continue
-        told = torch.from_numpy(np.asarray(episode[name], np.float32))
+        told = torch.from_numpy(np.array(episode[name], np.float32))
         if name == "steps/reward":
             rows["reward"] = told[:steps]
         elif told[-1] > 0.5:
