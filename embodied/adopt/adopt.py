@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import yaml
 from torch import Tensor
 
@@ -65,7 +66,13 @@ class Names:
                 also |= {word: str(name) for word in words[1:]}
                 firsts[name] = words[0] if words else theirs
             given = {**given, "obs": firsts}
-        return cls(Mapping.parse(given, path), also, "action" in given)
+        mapping = Mapping.parse(given, path)
+        if mapping.action_elements or any(each.elements for each in mapping.obs.values()):
+            raise ConfigError(
+                f"{path}: a checkpoint has no names of elements, so elements cannot be matched: "
+                "adopt it without env=, and give the mapping to the command that runs it"
+            )
+        return cls(mapping, also, "action" in given)
 
     def here(self, wanted: str, spec: Spec) -> tuple[str, Source] | None:
         """Our observation for the input `wanted` (a short name), and how its values are related."""
@@ -106,8 +113,22 @@ def scaled_inputs(
         source = match[1] if match else Source(short(name))
         if config.inputs[name].kind == "image" and not source.same_units:
             raise ConfigError(f"{name} is a picture: it has no scale and offset")
-        low, scale = each.low * source.scale + source.offset, each.scale * source.scale
-        made[name] = Map(low, scale, each.offset)
+        scale = replace(source, offset=0.0).here(each.scale)
+        made[name] = Map(source.here(each.low), scale, each.offset)
+    return made
+
+
+def own_units(config: LeRobotConfig, names: Names, spec: Spec) -> dict[str, Affine]:
+    """Of the inputs that have other units here: the values here of -1 and +1 there."""
+    made: dict[str, Affine] = {}
+    for name, each in config.inputs.items():
+        match = names.here(short(name), spec)
+        if match is not None and not match[1].same_units:
+            scale, offset = (
+                torch.as_tensor(value, dtype=torch.float64).expand(each.shape)
+                for value in (match[1].scale, match[1].offset)
+            )
+            made[name] = Affine(tuple((offset - scale).tolist()), tuple((offset + scale).tolist()))
     return made
 
 
@@ -122,7 +143,7 @@ def require_units(
             continue
         assert match is not None
         source = match[1]
-        ends = [stat[key] * source.scale + source.offset for key in ("min", "max")]
+        ends = [source.here(stat[key]) for key in ("min", "max")]
         low, high = ends[0].minimum(ends[1]).min().item(), ends[0].maximum(ends[1]).max().item()
         slack = SLACK * (high - low)
         least, most = min(_ends(leaf.low, -math.inf)), max(_ends(leaf.high, math.inf))
@@ -320,6 +341,8 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
     node = policy_node(
         config, weights, observation_names(config, names, spec), options.chunk, options.steps
     )
+    for name, units in own_units(config, names, spec).items():
+        node["inputs"][name]["units"] = units.to_json()
     if options.env is not None:
         require_units(config, found.stats, names, spec)
         units = action_units(names, found.stats.get("action", {}), config.action)
@@ -331,7 +354,7 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
     # The network's tensors keep LeRobot's names.
     state = {k: v for k, v in named.items() if not is_buffer(k) and not k.startswith(unused)}
     _load(policy, {**state, **normalization_weights(replace(found, inputs=inputs))}, folder)
-    _write(policy, folder, out, options)
+    _write(policy, folder, out, options, config.unread)
     return policy
 
 
@@ -369,11 +392,11 @@ def _load(policy: Policy, state: dict[str, Any], folder: Path) -> None:
     policy.load_state_dict(state)
 
 
-def _write(policy: Policy, folder: Path, out: Path, options: Options) -> None:
-    origin = {
-        "adopted": {"folder": str(folder.resolve()), "sha256": file_hash(folder / WEIGHTS)},
-        "metrics": {},
-    }
+def _write(
+    policy: Policy, folder: Path, out: Path, options: Options, unread: tuple[str, ...]
+) -> None:
+    source = {"folder": str(folder.resolve()), "sha256": file_hash(folder / WEIGHTS)}
+    origin = {"adopted": {**source, "unread": unread}, "metrics": {}}
     checkpoint.save(out / "checkpoints" / f"{0:08d}", policy, 0, about=origin)
     run: Node = {"format": formats.RUN, "name": out.name, "execute": None, "init": str(folder)}
     if options.env is not None:

@@ -14,21 +14,24 @@ from torch import nn
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build, nearest
+from embodied.core.build import allow as allow_package
 from embodied.core.env import VecEnv
 from embodied.core.native import Native
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
-from embodied.core.spec import hidden
+from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors
+from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 
 if TYPE_CHECKING:
     import gymnasium
 
-EnvLike: TypeAlias = (
-    "str | VecEnv | gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]"
-)
-"""The name of an environment (`em.list("env")`) or a Gymnasium id; a Gymnasium environment, or a
-function that makes one; an environment that `make_env` made."""
+    GymEnv: TypeAlias = gymnasium.Env[Any, Any]
+
+EnvLike: TypeAlias = "str | Mapping[str, Any] | VecEnv | GymEnv | Callable[[], GymEnv]"
+"""The name of an environment (`em.list("env")`) or a Gymnasium id, or a mapping with its `name` and
+settings; a Gymnasium environment, or a function that makes one; an environment that `make_env`
+made."""
 
 
 def make_env(env: EnvLike, num_envs: int = 1, **settings: Any) -> VecEnv:
@@ -44,7 +47,9 @@ def make_env(env: EnvLike, num_envs: int = 1, **settings: Any) -> VecEnv:
         if num_envs != 1 or settings:
             raise ConfigError("this environment is made already: num_envs and settings are its own")
         return env
-    return build(env_node(env, num_envs=num_envs, **settings), VecEnv)
+    if isinstance(env, Mapping):
+        settings = {"num_envs": env.get("num_envs", num_envs), **settings}
+    return build(env_node(env, **{"num_envs": num_envs, **settings}), VecEnv)
 
 
 def env_words(env: EnvLike) -> list[str]:
@@ -59,6 +64,9 @@ def env_words(env: EnvLike) -> list[str]:
         return ["env=gym", *as_words("env", node)]
     if isinstance(env, str):
         return _named(env)
+    if isinstance(env, Mapping):
+        name, settings = named(env, "env")
+        return [*_named(name), *as_words("env", settings)]
     from embodied.envs import gym_object
 
     return ["env=gym", f"env.id={gym_object.register(env)}"]
@@ -70,6 +78,15 @@ def env_node(env: EnvLike, allowed: Sequence[str] = (), **settings: Any) -> dict
 
     words = [*allowed, *env_words(env), *as_words("env", settings)]
     return compose("train", [*words, "learner=imitate"]).node["env"]
+
+
+def spec_of(env: EnvLike, allowed: Sequence[str] = ()) -> Spec:
+    """The spec of `env`; `allowed` as in `env_node`."""
+    if isinstance(env, VecEnv):
+        return env.spec
+    made = build(env_node(env, allowed, num_envs=1), VecEnv)
+    made.close()
+    return made.spec
 
 
 def _named(name: str) -> list[str]:
@@ -86,6 +103,13 @@ def _named(name: str) -> list[str]:
         f'there is no environment "{name}"{nearest(name, [*known, *gymnasium.registry])}; '
         "em.list('env') has ours, gymnasium.registry Gymnasium's"
     )
+
+
+def named(chosen: Mapping[str, Any], group: str) -> tuple[str, dict[str, Any]]:
+    """The `name` in a mapping, and the settings beside it."""
+    if "name" not in chosen:
+        raise ConfigError(f'{group} needs a name: {group}={{"name": NAME, ...}}')
+    return str(chosen["name"]), {key: value for key, value in chosen.items() if key != "name"}
 
 
 def as_words(prefix: str, settings: Mapping[str, Any]) -> list[str]:
@@ -188,14 +212,25 @@ def load(
     env: EnvLike | None = None,
     module: nn.Module | None = None,
     device: str = "cpu",
+    allow: str | Sequence[str] = (),
 ) -> Agent:
-    """The newest policy of a run or checkpoint folder, ready to act.
+    """The newest policy of a run or checkpoint folder, or the one of a policy server, ready to act.
 
-    `env`: the environment of a run that was trained on a Python object, to evaluate it; `module`:
-    the torch module of a policy that was made of one. CheckpointError and ConfigError are one line.
+    `env`: the environment of a run that was trained on a Python object, to evaluate it; the one in
+    which the policy of a server acts. `module`: the torch module of a policy that was made of one;
+    `allow`: packages outside of this project whose classes may be built, and
+    `embodied.policies.remote` for a run that steers a served policy. CheckpointError and
+    ConfigError are one line.
 
         agent = em.load("outputs/pendulum_sac-0")
     """
+    for package in [allow] if isinstance(allow, str) else allow:
+        allow_package(package)
+    if is_address(str(run)):
+        if module is not None:
+            raise ConfigError(f"{run} is a policy server: leave module out")
+        allow_typed([str(run)])
+        return Agent(remote_policy(str(run), None if env is None else spec_of(env)).to(device))
     if module is not None:
         from embodied.policies import user_module
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from embodied.core.reward import extra_columns
 from embodied.core.spec import Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
-from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.lerobot.reader import DatasetError, Episodes, read_episodes
 from embodied.datasets.mapping import Mapping, remapped
 from embodied.datasets.transitions import (
     INTERVENED,
@@ -54,6 +55,7 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     for number, path in enumerate(paths):
         memory_mb = config.demo_memory_mb / len(paths)
         part = read_episodes(local_folder(path), config.demo_episodes, memory_mb)
+        require_numbers(part, path)
         if env is None:
             if parts:
                 require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
@@ -79,6 +81,20 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         steps = {key: value for key, value in episodes.steps.items() if key != INTERVENED}
         episodes = replace(episodes, steps=steps)
     return episodes if env is not None else replace(episodes, spec=own_spec(episodes))
+
+
+def require_numbers(episodes: Episodes, path: str) -> None:
+    """DatasetError for a number that is not finite, with its column, episode and frame."""
+    for key, value in episodes.steps.items():
+        if not value.is_floating_point() or math.isfinite(value.sum()):
+            continue
+        for step, element in (~value.reshape(len(value), -1).isfinite()).nonzero()[:1].tolist():
+            episode = int((episodes.start <= step).sum()) - 1
+            frame = step - int(episodes.start[episode])
+            raise DatasetError(
+                f"{path}: {key}[{element}] is not finite in episode {episode}, frame {frame}: "
+                f"embodied demos check {path} fix=DIR copies the dataset without such episodes"
+            )
 
 
 def own_spec(episodes: Episodes) -> Spec:
