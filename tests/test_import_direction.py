@@ -28,7 +28,7 @@ LAYERS = [
         "serve",
         "buffers llm vision models sandbox policies",
         "envs learners rewards teachers export adopt",
-        "evaluation",
+        "evaluation importers",
         "training",
         "reports",
         "compose",

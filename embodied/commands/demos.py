@@ -76,13 +76,18 @@ def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
 
 
 def convert_command(args: argparse.Namespace) -> None:
-    from embodied.datasets.importers import Bounds, convert
+    from embodied.importers import Bounds, convert
 
     bounds = Bounds(tuple(args.low or ()), tuple(args.high or ()))
-    count, clipped = convert(args.format, args.source, args.out, args.dt, bounds=bounds)
-    print(f"{args.out}: {count} episodes")
-    if clipped:
-        print(f"  {clipped} actions beyond their bounds were clipped, as the environment does")
+    made = convert(args.format, args.source, args.out, args.dt, bounds=bounds, mask=args.mask)
+    print(f"{args.out}: {made.episodes} episodes")
+    if made.clipped:
+        print(f"  {made.clipped} actions beyond their bounds were clipped, as the environment does")
+    if made.empty:
+        print(f"  left out, as they have no steps: {', '.join(made.empty)}")
+    if made.masks and args.mask is None:
+        masks = ", ".join(f"{name} {count}" for name, count in made.masks.items())
+        print(f"  all episodes, whatever their mask ({masks}); --mask NAME reads those of one")
     print(f"next: embodied demos info {args.out}")
 
 
@@ -158,6 +163,38 @@ def split_command(folders: list[str], settings: dict[str, str]) -> None:
     _say(rest, second)
 
 
+def rotate_command(folders: list[str], settings: dict[str, str]) -> None:
+    from embodied.datasets.editing.transform import Rotation, rotate
+
+    _known(settings, ("out", "column", "from", "to", "first"))
+    source, out = _one(folders, "rotate"), _out(settings)
+    if missing := [key for key in ("column", "from", "to") if key not in settings]:
+        raise ConfigError(f"say what to rewrite: {missing[0]}=... (column=action from=quaternion)")
+    first = _value(settings, "first", int)
+    rotation = Rotation(settings["column"], settings["from"], settings["to"], first)
+    _say(out, rotate(source, out, rotation))
+
+
+def relative_command(folders: list[str], settings: dict[str, str]) -> None:
+    _relate(folders, settings, back=False)
+
+
+def absolute_command(folders: list[str], settings: dict[str, str]) -> None:
+    _relate(folders, settings, back=True)
+
+
+def _relate(folders: list[str], settings: dict[str, str], back: bool) -> None:
+    from embodied.datasets.editing.transform import Relation, absolute, relative
+
+    _known(settings, ("out", "state", "keep", "pose", "rotation"))
+    source, out = _one(folders, "absolute" if back else "relative"), _out(settings)
+    keep = tuple(filter(None, settings.get("keep", "").strip("[]").replace(" ", "").split(",")))
+    pose = _value(settings, "pose", int) or 0
+    state = settings.get("state", "observation.state")
+    relation = Relation(state, keep, pose, settings.get("rotation"))
+    _say(out, (absolute if back else relative)(source, out, relation))
+
+
 def check_command(folders: list[str], settings: dict[str, str]) -> None:
     """Print a table of what is wrong; exit status 1 where something is."""
     from embodied.core.build import parse
@@ -224,5 +261,8 @@ KINDS = {
     "merge": merge_command,
     "drop": drop_command,
     "split": split_command,
+    "rotate": rotate_command,
+    "relative": relative_command,
+    "absolute": absolute_command,
     "check": check_command,
 }

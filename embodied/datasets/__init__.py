@@ -1,1 +1,1 @@
-"""Episodes on disk: LeRobot v3 datasets, importers of other formats, collecting demonstrations."""
+"""Episodes on disk: LeRobot v3 datasets, collecting and editing demonstrations."""

@@ -18,12 +18,12 @@ pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: man
 
 from embodied.core.env import NotFinite, VecEnv
 from embodied.core.spec import require_same
-from embodied.datasets.importers import Bounds
-from embodied.datasets.importers import maniskill as importer
 from embodied.envs.maniskill.env import Config, ManiSkill
 from embodied.envs.maniskill.factory import NoDriver, require_driver
 from embodied.envs.maniskill.pool import Pool
 from embodied.evaluation.evaluate import evaluate
+from embodied.importers import Bounds
+from embodied.importers import maniskill as importer
 from embodied.policies.scripted.maniskill import Config as ScriptConfig
 from embodied.policies.scripted.maniskill import PickCube
 

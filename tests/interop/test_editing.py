@@ -15,7 +15,11 @@ need("lerobot", "av")
 
 from embodied.datasets.editing.check import CheckConfig  # noqa: E402
 from embodied.datasets.editing.edit import Split, checked, drop, merge, numbered, split  # noqa: E402
+from embodied.datasets.editing.rotations import to_matrix  # noqa: E402
+from embodied.datasets.editing.transform import Rotation, rotate  # noqa: E402
 from embodied.datasets.lerobot.reader import read_episodes  # noqa: E402
+from embodied.importers import convert  # noqa: E402
+from tests.foreign import as_version_2  # noqa: E402
 from tests.interop.datasets import write_with_lerobot  # noqa: E402
 
 LENGTHS = [12, 25, 8, 15]
@@ -86,3 +90,39 @@ def test_a_good_dataset_of_lerobots_has_no_findings(theirs: Path) -> None:
 def test_limits_can_be_given_for_datasets_that_have_none(theirs: Path) -> None:
     found, _ = checked(theirs, CheckConfig(action=(-80.0, 1000.0), pictures=False))
     assert found and {one.what.split("]")[0] for one in found} == {"action[x.pos"}
+
+
+def test_a_rotated_and_relative_dataset_is_lerobots(theirs: Path, tmp_path: Path) -> None:
+    """LeRobot reads the new column with its size and statistics, and the rest as it was."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    rotate(theirs, tmp_path / "six", Rotation("observation.state", "euler", "6d"))
+    was, now = items(theirs, 2), items(tmp_path / "six", 2)
+    for here, there in zip(now, was, strict=True):
+        assert here["observation.state"].shape == (6,) and torch.equal(
+            here["observation.images.top"], there["observation.images.top"]
+        )
+        ours = to_matrix(here["observation.state"][None].numpy(), "6d")
+        np.testing.assert_allclose(
+            ours, to_matrix(there["observation.state"][None].numpy(), "euler"), atol=1e-5
+        )
+    meta = LeRobotDataset("me/test", root=tmp_path / "six").meta
+    assert meta.features["observation.state"]["shape"] == (6,)
+    assert len(meta.stats["observation.state"]["mean"]) == 6
+
+
+@pytest.mark.parametrize("version", ["v2.0", "v2.1"])
+def test_lerobot_reads_a_dataset_of_version_2(theirs: Path, tmp_path: Path, version: str) -> None:
+    old = as_version_2(theirs, tmp_path / "old", version)
+    convert("lerobot", old, tmp_path / "new")
+    for episode in range(len(LENGTHS)):
+        require_same_items(items(tmp_path / "new", episode), items(theirs, episode))
+
+
+def test_lerobots_own_converter_makes_the_same(theirs: Path, tmp_path: Path) -> None:
+    from lerobot.scripts.convert_dataset_v21_to_v30 import convert_dataset
+
+    convert("lerobot", as_version_2(theirs, tmp_path / "old"), tmp_path / "ours")
+    convert_dataset("me/test", root=tmp_path / "old", push_to_hub=False)
+    for episode in range(len(LENGTHS)):
+        require_same_items(items(tmp_path / "ours", episode), items(tmp_path / "old", episode))

@@ -1,1 +1,1 @@
-"""Editing datasets: merge, drop, split, check; always into a new folder, films not re-encoded."""
+"""Editing datasets: merge, drop, split, transform, check; into a new folder, films as they are."""

@@ -3,6 +3,7 @@
     files      steps or films that are missing, damaged, or shorter than the episode
     numbers    values that are not finite; actions outside their limits
     time       steps that are missing, or further apart than the period
+    turns      a quaternion that changes its sign; an angle that jumps by a whole turn
     joints     a joint that stands still while its command moves, for `still` s
     pictures   dark ones; the same one for `still` s while the robot moves
 
@@ -77,6 +78,7 @@ def check(source: Source, config: CheckConfig) -> Iterator[Finding]:
             values[c.key] = numbers.reshape(len(numbers), -1).numpy()
         yield from _check_numbers(episode, columns, values, limits)
         yield from _check_time(episode, source, rows, config.gap)
+        yield from _check_turns(episode, columns, values)
         yield from _check_joints(episode, source, columns, values, config.still)
         if config.pictures:
             # The robot moves where the state changes, or the action if there is none.
@@ -153,6 +155,28 @@ def _check_time(episode: int, source: Source, rows: pa.Table, gap: float) -> Ite
         for frame in np.flatnonzero((between > gap) | (between <= 0))[:1]:
             seconds = between[frame] / source.info["fps"]
             yield Finding(episode, int(frame) + 1, f"{name}: {seconds:.3f} s after the step before")
+
+
+def _check_turns(episode: int, columns: Any, values: dict[str, np.ndarray]) -> Iterator[Finding]:
+    """Numbers that jump where the rotation they stand for does not."""
+    for column in (c for c in columns if c.key in values and c.key.startswith(("obs/", "action"))):
+        rows = values[column.key]
+        for first in range(rows.shape[1] - 3):
+            part = rows[:, first : first + 4]
+            if np.abs(np.linalg.norm(part, axis=1) - 1).max() < 1e-3:
+                for frame in np.flatnonzero((part[1:] * part[:-1]).sum(1) < 0)[:1]:
+                    name = _name(column, first)
+                    what = f"{name} and the next 3: the quaternion changes its sign"
+                    yield Finding(episode, int(frame) + 1, what)
+        for turn, unit in ((360.0, "degrees"), (2 * np.pi, "rad")):
+            low, high = rows.min(0), rows.max(0)
+            room = 1e-3 * turn
+            angle = (high - low <= turn + room) & ((high <= turn / 2 + room) | (low >= -room))
+            jumps = np.abs(np.diff(rows, axis=0)) > 0.9 * turn
+            for element in np.flatnonzero(angle & jumps.any(0)):
+                frame = int(np.flatnonzero(jumps[:, element])[0]) + 1
+                what = f"{_name(column, element)} jumps by a turn ({turn:.4g} {unit})"
+                yield Finding(episode, frame, what)
 
 
 def _check_joints(

@@ -324,7 +324,7 @@ def read_info(path: Path) -> dict[str, Any]:
     if not version.startswith("v3."):
         raise DatasetError(
             f"{path} is a LeRobot dataset of version {version}, {VERSION} is needed; "
-            "convert it with LeRobot's own converter"
+            f"convert it: embodied demos convert lerobot {path} NEW_FOLDER"
         )
     if OURS in info:
         ours = info[OURS]

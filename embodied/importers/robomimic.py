@@ -6,7 +6,8 @@ Its actions are in [-1, 1] already, unless `--low` and `--high` are given; what 
 clipped, as robosuite's controllers do, and counted in the episode's `info`. Success is a positive
 reward (with shaped rewards: `dones`). A demonstration that ends in success terminates, any other is
 cut by the clock. Where a file keeps no `next_obs`, the last step of a demonstration that did not
-succeed has no true successor, and is left out.
+succeed has no true successor, and is left out. The file's masks (train, valid, ...) are in `info`;
+`--mask NAME` reads the demonstrations of one.
 """
 
 from __future__ import annotations
@@ -16,22 +17,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from embodied.core.native import Native, NativeLeaf
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.importers import (
+from embodied.datasets.lerobot.schema import DatasetError
+from embodied.importers import (
     CONTROL_PERIOD,
     Bounds,
     Recorded,
-    flattened,
+    flags,
     last_flags,
     leaves,
     numbered,
+    numbers,
+    observed,
     opened,
-    tensor,
     unit_box,
+    walk,
     with_actions,
 )
-from embodied.datasets.lerobot.schema import DatasetError
 
 
 def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
@@ -50,30 +56,30 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
         about = json.loads(data.attrs.get("env_args", "{}"))
         settings = about.get("env_kwargs", {})
         period = dt or 1.0 / settings.get("control_freq", 1.0 / CONTROL_PERIOD)
-        obs = leaves({name: tensor(value[:1]) for name, value in flattened(first["obs"]).items()})
+        entries = leaves((place, numbers(array[:1])) for place, array in walk(first["obs"]))
         size = first["actions"].shape[1]
-        action = bounds.action(size, str(path)) if bounds.given else unit_box(size)
+        action = bounds.action((size,), str(path)) if bounds.given else unit_box(size)
         text = str(about.get("env_name", ""))
 
     def rows(demo: Any) -> Tensors:
-        return _rows(demo, bool(settings.get("reward_shaping")))
+        return _rows(demo, entries, bool(settings.get("reward_shaping")))
 
-    spec = Spec(obs, action.leaf, period, text=text)
+    spec = Native(entries, action).spec(period, text)
     return spec, with_actions(path, demos, action, text, "demo", "data", rows)
 
 
-def _rows(demo: Any, shaped: bool) -> Tensors:
-    observations = {name: tensor(value) for name, value in flattened(demo["obs"]).items()}
-    reward = tensor(demo["rewards"]).float()
-    success = tensor(demo["dones"]) > 0.5 if shaped else reward > 0
+def _rows(demo: Any, entries: tuple[NativeLeaf, ...], shaped: bool) -> Tensors:
+    observations = observed(entries, demo["obs"])
+    reward = torch.from_numpy(numbers(demo["rewards"])).float()
+    success = flags(demo["dones"]) if shaped else reward > 0
     steps = len(reward)
     if "next_obs" in demo:
-        after = {n: tensor(value)[-1] for n, value in flattened(demo["next_obs"]).items()}
+        after = {name: value[-1] for name, value in observed(entries, demo["next_obs"]).items()}
     else:
         after = {name: value[-1] for name, value in observations.items()}
         steps -= not bool(success[-1])
     rows = {f"obs/{name}": value[:steps] for name, value in observations.items()}
     rows |= {f"next_obs/{name}": value for name, value in after.items()}
     rows |= {"reward": reward[:steps], "success": success[:steps]}
-    rows["action"] = tensor(demo["actions"])[:steps]
+    rows["action"] = torch.from_numpy(numbers(demo["actions"]))[:steps]
     return rows | last_flags(steps, bool(success[-1]))

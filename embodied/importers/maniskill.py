@@ -1,8 +1,8 @@
 """ManiSkill HDF5 with its JSON: `traj_i/{obs (T+1), actions, terminated, truncated, success,
 rewards}` (Tao et al. 2024).
 
-Groups of observations are flattened with `_` (`agent/qpos` is `agent_qpos`), flat ones are called
-`state`; camera matrices (`sensor_param`) are left out. Actions of its delta controllers are in
+Observations have the names and types that `env=maniskill` gives them (`agent/qpos` is `agent_qpos`,
+a flat one `state`; camera matrices are left out). Actions of its delta controllers are in
 [-1, 1]; what goes beyond is clipped, as ManiSkill does, and counted in `info`. Those of absolute
 controllers have bounds that the file does not hold: `--low` and `--high`. Without recorded rewards,
 the reward is 1 where the task is achieved.
@@ -17,23 +17,24 @@ from typing import Any
 
 import torch
 
+from embodied.core.native import Native
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.importers import (
+from embodied.datasets.lerobot.schema import DatasetError
+from embodied.envs.maniskill.observations import flat, leaves
+from embodied.importers import (
     CONTROL_PERIOD,
     Bounds,
     Recorded,
-    flattened,
+    flags,
     last_flags,
-    leaves,
     numbered,
+    numbers,
     opened,
     split,
-    tensor,
     unit_box,
     with_actions,
 )
-from embodied.datasets.lerobot.schema import DatasetError
 
 
 def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
@@ -50,7 +51,7 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
                 f"{path} has no observations (obs_mode none); record them with python -m "
                 f"mani_skill.trajectory.replay_trajectory --traj-path {path} -o state --save-traj"
             )
-        size, obs = first["actions"].shape[1], leaves(observations)
+        size, obs = first["actions"].shape[1], leaves(observations, ())
     settings = about.get("env_kwargs", {})
     mode = str(settings.get("control_mode") or "delta, by default")
     if not bounds.given and "delta" not in mode:
@@ -58,11 +59,12 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
             f"{path}: actions of {mode} have bounds of their own, which the file does not hold: "
             "--low and --high (env.action_space.low and .high of the task in ManiSkill)"
         )
-    action = bounds.action(size, str(path)) if bounds.given else unit_box(size)
+    action = bounds.action((size,), str(path)) if bounds.given else unit_box(size)
     rate = settings.get("sim_config", {}).get("control_freq", 1.0 / CONTROL_PERIOD)
     text = str(about.get("env_id", ""))
     episodes = with_actions(path, names, action, text, "trajectory", "/", _rows)
-    return Spec(obs, action.leaf, dt or 1.0 / rate, text=text), episodes
+    native = Native((), action).to_json()
+    return Spec(obs, action.leaf, dt or 1.0 / rate, text=text, native=native), episodes
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -76,20 +78,23 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _observations(trajectory: Any) -> Tensors:
-    arrays = flattened(trajectory["obs"]) if "obs" in trajectory else {}
-    seen = {n: tensor(a) for n, a in arrays.items() if not n.startswith("sensor_param")}
-    # The live world shows flags (is_grasped) as numbers too.
-    return {n: a.float() if a.dtype == torch.bool else a for n, a in seen.items()}
+    return flat(_nested(trajectory["obs"])) if "obs" in trajectory else {}
+
+
+def _nested(node: Any) -> Any:
+    if hasattr(node, "keys"):
+        return {key: _nested(node[key]) for key in node}
+    return torch.from_numpy(numbers(node))
 
 
 def _rows(trajectory: Any) -> Tensors:
     rows = split(_observations(trajectory))
-    rows["action"] = tensor(trajectory["actions"])
+    rows["action"] = torch.from_numpy(numbers(trajectory["actions"]))
     steps = len(rows["action"])
     if "success" in trajectory:
-        rows["success"] = tensor(trajectory["success"]) > 0.5
+        rows["success"] = flags(trajectory["success"])
     if "rewards" in trajectory:
-        rows["reward"] = tensor(trajectory["rewards"]).float()
+        rows["reward"] = torch.from_numpy(numbers(trajectory["rewards"])).float()
     else:
         rows["reward"] = rows.get("success", torch.zeros(steps)).float()
-    return rows | last_flags(steps, bool(trajectory["terminated"][-1]))
+    return rows | last_flags(steps, bool(flags(trajectory["terminated"])[-1]))
