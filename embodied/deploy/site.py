@@ -178,8 +178,8 @@ def robot_spec(there: Spec, mapping: Mapping, robot: Node, file: str) -> Spec:
         if hidden(name):
             continue
         ours = here.get(name, name)
-        if leaf.is_image:
-            obs[ours] = Leaf(leaf.shape, "uint8")
+        if leaf.is_picture:
+            obs[ours] = Leaf(leaf.shape, leaf.dtype, unit=leaf.unit)
             continue
         elements = mapping.source(ours).elements or leaf.names
         if len(elements) != leaf.size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import extra_columns
-from embodied.core.spec import Spec, SpecMismatch, require_same
+from embodied.core.spec import INSTRUCTION, SYMBOL, Leaf, Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -30,10 +31,13 @@ from embodied.datasets.transitions import (
     chunks,
     flags,
     human_steps,
+    in_order_of,
     joined,
     past_observations,
     source_numbers,
+    spec_in_order_of,
     transitions,
+    unnamed,
     with_steps,
 )
 from embodied.learners.learner import Learner
@@ -56,11 +60,15 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         part = read_episodes(local_folder(path), config.demo_episodes, memory_mb)
         if env is None:
             if parts:
+                if trusted := unnamed(parts[0].spec, part.spec):
+                    say(f"{path}: {trusted} have no names: their order is trusted to be the same")
+                part = in_order_of(part, parts[0].spec, path)
                 require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
         elif mapping is not None and not is_same(env.spec, part.spec):
             part = remapped(part, env.spec, mapping, path)
         else:
             try:
+                part = in_order_of(part, env.spec, path)
                 require_same(env.spec, part.spec, "environment", f"dataset {path}")
             except SpecMismatch as error:
                 raise SpecMismatch(
@@ -78,19 +86,53 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
             )
         steps = {key: value for key, value in episodes.steps.items() if key != INTERVENED}
         episodes = replace(episodes, steps=steps)
-    return episodes if env is not None else replace(episodes, spec=own_spec(episodes))
+    if env is None:
+        return instructed(episodes, config.instruction == "observe")
+    tasks = set(episodes.words())
+    if len(tasks) > 1 and not _is_told(env.spec):
+        say(f"demos have {len(tasks)} tasks, and no observation of env= tells them apart")
+    return episodes
 
 
-def own_spec(episodes: Episodes) -> Spec:
-    """The Spec of a dataset, with its instruction where all its episodes have the same."""
-    texts = set(episodes.texts)
-    return replace(episodes.spec, text=texts.pop()) if len(texts) == 1 else episodes.spec
+def instructed(episodes: Episodes, observe: bool) -> Episodes:
+    """`episodes` with their task in words, or of several tasks with their sentences, and
+    (`observe`) the observation `instruction`: which sentence each step has."""
+    words = episodes.words()
+    tasks = tuple(sorted(set(words)))
+    if not tasks:
+        return episodes
+    if len(tasks) == 1:
+        return replace(episodes, spec=replace(episodes.spec, text=tasks[0]))
+    spec = replace(episodes.spec, text="", tasks=tasks)
+    if not observe or _is_told(spec):
+        return replace(episodes, spec=spec)
+    number = {text: place for place, text in enumerate(tasks)}
+    said = torch.tensor([number[text] for text in words])
+    last = episodes.start + episodes.length - 1
+    return replace(
+        episodes,
+        spec=spec.with_obs(**{INSTRUCTION: Leaf((), "int64", 0, len(tasks) - 1, SYMBOL)}),
+        steps={**episodes.steps, f"obs/{INSTRUCTION}": said},
+        final={**episodes.final, INSTRUCTION: said[last]},
+    )
+
+
+def _is_told(spec: Spec) -> bool:
+    """Whether a policy of `spec` observes what its task is."""
+    texts = any(leaf.is_text for leaf in spec.obs.values())
+    return texts or INSTRUCTION in spec.obs or spec.task is not None
+
+
+def say(line: str) -> None:
+    """One line for who trains, on the first process."""
+    if distributed.rank() == 0:
+        print(f"embodied: {line}", file=sys.stderr, flush=True)
 
 
 def is_same(here: Spec, there: Spec) -> bool:
-    """Whether `require_same` accepts the two."""
+    """Whether `require_same` accepts the two, whose elements have the same names in any order."""
     try:
-        require_same(here, there, "", "")
+        require_same(here, spec_in_order_of(there, here), "", "")
     except SpecMismatch:
         return False
     return True
