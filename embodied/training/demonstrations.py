@@ -23,6 +23,7 @@ from embodied.core.spec import INSTRUCTION, SYMBOL, Leaf, Spec, SpecMismatch, re
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.lerobot.schema import read_info, skipped
 from embodied.datasets.mapping import Mapping, remapped
 from embodied.datasets.transitions import (
     INTERVENED,
@@ -57,7 +58,10 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     paths = [config.demos] if isinstance(config.demos, str) else config.demos
     for number, path in enumerate(paths):
         memory_mb = config.demo_memory_mb / len(paths)
-        part = read_episodes(local_folder(path), config.demo_episodes, memory_mb)
+        folder = local_folder(path)
+        part = read_episodes(folder, config.demo_episodes, memory_mb)
+        if left_out := skipped(read_info(folder)):
+            say(f"{path}: {', '.join(left_out)} are no numbers or pictures and are not read")
         if env is None:
             if parts:
                 if trusted := unnamed(parts[0].spec, part.spec):
