@@ -16,6 +16,7 @@ TEXT = "text"  # unit of sentences as UTF-8 bytes (embodied.core.text)
 POINTS = "points"  # unit of point clouds: positions in metres, optional colours in [0, 1]
 DEPTH = "depth"  # unit of pictures of distances in metres
 INSTRUCTION = "instruction"  # observation: which of `Spec.tasks` a policy is to do
+SENTENCE = "sentence"  # unit of a sentence's vector (embodied.vision.sentences)
 NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
 DEMONSTRATOR = "privileged/demonstrator"
 """An observation that only a demonstrator reads; it is left out of the dataset it makes."""
@@ -175,7 +176,7 @@ class Spec:
     (`embodied.core.native`).
 
     `tasks`: the sentences of data with more than one. The observation `instruction` is the number
-    of one of them, if the policy is to tell them apart.
+    of one of them, or its vector, if the policy is to tell them apart.
     """
 
     obs: Mapping[str, Leaf]
@@ -190,7 +191,9 @@ class Spec:
     def listens(self) -> bool:
         """Whether the observation `instruction` chooses among `tasks`."""
         leaf = self.obs.get(INSTRUCTION)
-        return bool(self.tasks) and leaf is not None and leaf.is_symbol and leaf.shape == ()
+        number = leaf is not None and leaf.is_symbol and leaf.shape == ()
+        vector = leaf is not None and leaf.unit == SENTENCE
+        return bool(self.tasks) and (number or vector)
 
     def with_act(self, act: Leaf) -> Spec:
         """This spec with another action space (latent noise, residual)."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.spec import INSTRUCTION, Leaf, hidden
+from embodied.core.spec import INSTRUCTION, SENTENCE, Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, each
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.serve.protocol import ACT, FEATURES, NOISE, OURS, Offer, RequestError
@@ -110,7 +110,7 @@ class PolicyService:
             if name == INSTRUCTION and name not in request and spec.listens:
                 if prompt is None:
                     raise RequestError(f"say what to do: {PROMPT}={' or '.join(map(repr, tasks))}")
-                obs[name] = torch.full((n,), tasks.index(prompt), device=self.device)
+                obs[name] = told(spec, prompt).expand(n, *leaf.shape).to(self.device)
                 continue
             if name not in request:
                 raise RequestError(f"the observation {name} is missing")
@@ -143,6 +143,15 @@ class PolicyService:
                 raise RequestError(f"{name} is {value.dtype}, and should be {start.dtype}")
             found[name] = _finite(value, name).to(self.device)
         return found
+
+
+def told(spec: Spec, sentence: str) -> Tensor:
+    """The observation `instruction` [1, ...] of one of `spec.tasks`."""
+    if spec.obs[INSTRUCTION].unit != SENTENCE:
+        return torch.tensor([spec.tasks.index(sentence)])
+    from embodied.vision.sentences import sentence_vectors
+
+    return sentence_vectors([sentence])
 
 
 def _start(policy: Policy) -> Tensors:

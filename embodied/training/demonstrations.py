@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import extra_columns
-from embodied.core.spec import INSTRUCTION, SYMBOL, Leaf, Spec, SpecMismatch, require_same
+from embodied.core.spec import INSTRUCTION, SENTENCE, SYMBOL, Leaf, Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -91,16 +91,17 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         steps = {key: value for key, value in episodes.steps.items() if key != INTERVENED}
         episodes = replace(episodes, steps=steps)
     if env is None:
-        return instructed(episodes, config.instruction == "observe")
+        return instructed(episodes, config.instruction)
     tasks = set(episodes.words())
     if len(tasks) > 1 and not _is_told(env.spec):
         say(f"demos have {len(tasks)} tasks, and no observation of env= tells them apart")
     return episodes
 
 
-def instructed(episodes: Episodes, observe: bool) -> Episodes:
-    """`episodes` with their task in words, or of several tasks with their sentences, and
-    (`observe`) the observation `instruction`: which sentence each step has."""
+def instructed(episodes: Episodes, how: str) -> Episodes:
+    """`episodes` with their task in words, or of several tasks with their sentences and the
+    observation `instruction`, which says `how` ("number", "vector", "ignore": not at all) what the
+    sentence of each step is."""
     words = episodes.words()
     tasks = tuple(sorted(set(words)))
     if not tasks:
@@ -108,14 +109,19 @@ def instructed(episodes: Episodes, observe: bool) -> Episodes:
     if len(tasks) == 1:
         return replace(episodes, spec=replace(episodes.spec, text=tasks[0]))
     spec = replace(episodes.spec, text="", tasks=tasks)
-    if not observe or _is_told(spec):
+    if how == "ignore" or _is_told(spec):
         return replace(episodes, spec=spec)
     number = {text: place for place, text in enumerate(tasks)}
     said = torch.tensor([number[text] for text in words])
+    leaf = Leaf((), "int64", 0, len(tasks) - 1, SYMBOL)
+    if how == "vector":
+        from embodied.vision.sentences import SIZE, sentence_vectors
+
+        said, leaf = sentence_vectors(tasks)[said], Leaf((SIZE,), unit=SENTENCE)
     last = episodes.start + episodes.length - 1
     return replace(
         episodes,
-        spec=spec.with_obs(**{INSTRUCTION: Leaf((), "int64", 0, len(tasks) - 1, SYMBOL)}),
+        spec=spec.with_obs(**{INSTRUCTION: leaf}),
         steps={**episodes.steps, f"obs/{INSTRUCTION}": said},
         final={**episodes.final, INSTRUCTION: said[last]},
     )

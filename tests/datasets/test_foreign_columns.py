@@ -27,6 +27,7 @@ from embodied.datasets.transitions import human_steps
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.protocol import RequestError
 from embodied.training.logger import read_metrics
+from embodied.vision.sentences import sentence_vectors
 from tests.builders import exit_of, recorded
 
 pytest.importorskip("av")
@@ -321,6 +322,23 @@ def test_a_policy_listens(said: Path, tmp_path: Path) -> None:
     assert wrong_loss > 5 * right_loss
 
 
+def test_a_policy_listens_to_what_sentences_mean(said: Path, tmp_path: Path) -> None:
+    pytest.importorskip("all_minilm_l6_v2")
+    near, same, far = sentence_vectors(["pick up the cup", "grasp the cup", "close the drawer"])
+    assert near @ same > 0.6 > 0.4 > near @ far and near.norm().item() == pytest.approx(1)
+    run = train([*LISTENER, f"demos={said}", f"out={tmp_path / 'run'}", "instruction=vector"])
+    policy = checkpoint.load_policy(run)
+    assert policy.spec.obs["instruction"].shape == (384,) and policy.spec.listens
+    served = PolicyService(policy)
+    left, right = (
+        served.infer({"state": np.zeros(2), "prompt": word})["actions"][0]
+        for word in policy.spec.tasks
+    )
+    assert (left < -0.3).all() and (right > 0.3).all()
+    with pytest.raises(RequestError, match="never saw the prompt 'up'"):
+        served.infer({"state": np.zeros(2), "prompt": "up"})
+
+
 def test_instructions_can_be_ignored(said: Path, tmp_path: Path) -> None:
     settings = [f"demos={said}", f"out={tmp_path / 'run'}", "instruction=ignore"]
     policy = checkpoint.load_policy(train([*LISTENER, *settings, "steps=2"]))
@@ -368,29 +386,3 @@ def test_elements_of_several_datasets_are_joined_by_name(
         joined("other", ("a", "b", "cc"))
     joined("plain", ())
     assert "action have no names: their order is trusted" in capsys.readouterr().err
-
-
-def test_rotations_that_jump_are_found(tmp_path: Path) -> None:
-    """A wrist over 180 degrees, and q that becomes -q."""
-    turn = torch.linspace(2.9, 3.5, LENGTH + 1)
-    q = torch.stack([torch.zeros_like(turn), torch.sin(turn / 2), torch.cos(turn / 2)], 1)
-    q = torch.cat([q, torch.zeros(LENGTH + 1, 1)], 1)
-    wrapped = (turn + torch.pi) % (2 * torch.pi) - torch.pi
-    names = ("qx", "qy", "qz", "qw", "wrist", "degrees", "far")
-    clean = torch.cat([q, turn[:, None], 57.3 * turn[:, None], 400 * turn[:, None]], 1)
-    wrong = clean.clone()
-    wrong[3:, :4] *= -1
-    wrong[:, 4], wrong[:, 5] = wrapped, 57.3 * wrapped
-    leaf = Leaf((7,), names=names)
-
-    def findings(name: str, values: torch.Tensor) -> list[str]:
-        folder = write(tmp_path / name, {"state": (leaf, values)})
-        return [f"{f.frame} {f.what}" for f in checked(folder, CheckConfig())[0] if not f.episode]
-
-    assert findings("clean", clean) == []
-    where = "observation.state"
-    assert findings("wrong", wrong) == [
-        f"3 {where}[qx] to {where}[qw]: the quaternion changes its sign",
-        f"3 {where}[degrees] jumps by 360 degrees",
-        f"3 {where}[wrist] jumps by 2 pi",
-    ]

@@ -4,7 +4,6 @@
     numbers    values that are not finite; actions outside their limits
     time       steps that are missing, or further apart than the period
     joints     a joint that stands still while its command moves, for `still` s
-    rotations  a quaternion that changes its sign, an angle that jumps by a turn
     pictures   dark ones; the same one for `still` s while the robot moves
 
 Films are decoded one episode at a time, a few pictures at once: memory does not grow with them.
@@ -80,7 +79,6 @@ def check(source: Source, config: CheckConfig) -> Iterator[Finding]:
         yield from _check_numbers(episode, columns, values, limits)
         yield from _check_time(episode, source, rows, config.gap)
         yield from _check_joints(episode, source, columns, values, config.still)
-        yield from _check_rotations(episode, columns, values)
         if config.pictures:
             # The robot moves where the state changes, or the action if there is none.
             state = [v for key, v in values.items() if key.startswith("obs/")]
@@ -121,6 +119,10 @@ def _limits(source: Source, config: CheckConfig) -> tuple[np.ndarray, np.ndarray
     return np.asarray(act.low).reshape(-1), np.asarray(act.high).reshape(-1)
 
 
+def _name(column: Column, element: Any) -> str:
+    return column.element(int(element))
+
+
 def _check_numbers(
     episode: int, columns: Any, values: dict[str, np.ndarray], limits: Any
 ) -> Iterator[Finding]:
@@ -128,14 +130,14 @@ def _check_numbers(
         rows = values[column.key]
         for element in np.flatnonzero(~np.isfinite(rows).all(0)):
             frame = int(np.flatnonzero(~np.isfinite(rows[:, element]))[0])
-            yield Finding(episode, frame, f"{column.element(element)} is not finite")
+            yield Finding(episode, frame, f"{_name(column, element)} is not finite")
         if column.key == "action" and limits is not None:
             room = 1e-5 * np.maximum(np.abs(limits[0]), np.abs(limits[1])) + 1e-6
             outside = (rows < limits[0] - room) | (rows > limits[1] + room)
             for element in np.flatnonzero(outside.any(0)):
                 frame = int(np.flatnonzero(outside[:, element])[0])
                 value = rows[frame, element]
-                yield Finding(episode, frame, f"{column.element(element)} {value:g} outside limits")
+                yield Finding(episode, frame, f"{_name(column, element)} {value:g} outside limits")
 
 
 def _check_time(episode: int, source: Source, rows: pa.Table, gap: float) -> Iterator[Finding]:
@@ -169,42 +171,12 @@ def _check_joints(
         held = _spread(position[:, element], width) <= 1e-6 * max(1.0, span[element])
         asked = _spread(command[:, element], width) > 0.1 * max(span[element], 1e-6)
         for frame in np.flatnonzero(held & asked)[:1]:
-            yield Finding(episode, int(frame), f"{state.element(element)} is stuck")
+            yield Finding(episode, int(frame), f"{_name(state, element)} is stuck")
 
 
 def _spread(values: np.ndarray, width: int) -> np.ndarray:
     """Maximum less minimum of each window of `width` values."""
     return np.ptp(np.lib.stride_tricks.sliding_window_view(values, width), 1)
-
-
-TURNS = {"360 degrees": 360.0, "2 pi": 2 * np.pi}
-
-
-def _check_rotations(
-    episode: int, columns: Any, values: dict[str, np.ndarray]
-) -> Iterator[Finding]:
-    """Observations and actions that stand for the same rotation in two ways: the average of both,
-    which a policy learns, is another one."""
-    for column in (c for c in columns if c.key.startswith("obs/") or c.key == "action"):
-        rows = values.get(column.key)
-        if rows is None or len(rows) < 3:
-            continue
-        for first in range(column.size - 3):
-            four = rows[:, first : first + 4]
-            if np.abs(np.linalg.norm(four, axis=1) - 1).max() > 1e-3:
-                continue
-            for frame in np.flatnonzero((four[1:] * four[:-1]).sum(1) < 0)[:1]:
-                what = f"{column.element(first)} to {column.element(first + 3)}"
-                yield Finding(episode, int(frame) + 1, f"{what}: the quaternion changes its sign")
-        change = np.abs(np.diff(rows, axis=0))
-        for words, turn in TURNS.items():
-            jumps = np.abs(change - turn) < 0.15 * turn
-            # An angle stays within a turn or so and moves little in a step, apart from its jumps.
-            small = np.where(jumps, 0.0, change).max(0) < 0.25 * turn
-            angle = small & (np.abs(rows).max(0) < 1.05 * turn)
-            for element in np.flatnonzero(jumps.any(0) & angle):
-                frame = int(np.flatnonzero(jumps[:, element])[0]) + 1
-                yield Finding(episode, frame, f"{column.element(element)} jumps by {words}")
 
 
 SAME_MEAN, SAME_MOST = 0.3, 12  # of 255: what encoding makes of two equal pictures
