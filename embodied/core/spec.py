@@ -16,7 +16,7 @@ TEXT = "text"  # unit of sentences as UTF-8 bytes (embodied.core.text)
 POINTS = "points"  # unit of point clouds: positions in metres, optional colours in [0, 1]
 DEPTH = "depth"  # unit of pictures of distances in metres
 INSTRUCTION = "instruction"  # observation: which of `Spec.tasks` a policy is to do
-SENTENCE = "sentence"  # unit of a sentence's vector (embodied.vision.sentences)
+SENTENCE = "sentence"  # unit of a sentence's vector (embodied.nn.sentences)
 NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
 DEMONSTRATOR = "privileged/demonstrator"
 """An observation that only a demonstrator reads; it is left out of the dataset it makes."""

@@ -149,7 +149,7 @@ def told(spec: Spec, sentence: str) -> Tensor:
     """The observation `instruction` [1, ...] of one of `spec.tasks`."""
     if spec.obs[INSTRUCTION].unit != SENTENCE:
         return torch.tensor([spec.tasks.index(sentence)])
-    from embodied.vision.sentences import sentence_vectors
+    from embodied.nn.sentences import sentence_vectors
 
     return sentence_vectors([sentence])
 

@@ -132,7 +132,7 @@ class RunConfig:
     others, the one that it wraps. A frozen base whose file is larger than `copy_base_mb` is saved
     in checkpoints by path and hash. `demo_policy_steps` is for recordings that say which steps were
     a person's. Demos of several tasks without `env` add the observation `instruction`: the number
-    of a step's sentence, or its vector (`embodied.vision.sentences`). A teacher chooses the tasks
+    of a step's sentence, or its vector (`embodied.nn.sentences`). A teacher chooses the tasks
     of training episodes; evaluation never uses it.
     """
 

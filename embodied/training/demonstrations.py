@@ -115,7 +115,7 @@ def instructed(episodes: Episodes, how: str) -> Episodes:
     said = torch.tensor([number[text] for text in words])
     leaf = Leaf((), "int64", 0, len(tasks) - 1, SYMBOL)
     if how == "vector":
-        from embodied.vision.sentences import SIZE, sentence_vectors
+        from embodied.nn.sentences import SIZE, sentence_vectors
 
         said, leaf = sentence_vectors(tasks)[said], Leaf((SIZE,), unit=SENTENCE)
     last = episodes.start + episodes.length - 1

@@ -24,10 +24,10 @@ from embodied.datasets.lerobot.pictures import LazyPictures
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes, salvage
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.datasets.transitions import human_steps
+from embodied.nn.sentences import sentence_vectors
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.protocol import RequestError
 from embodied.training.logger import read_metrics
-from embodied.vision.sentences import sentence_vectors
 from tests.builders import exit_of, recorded
 
 pytest.importorskip("av")
