@@ -180,8 +180,7 @@ def element_order(here: Leaf, there: Leaf, what: str) -> list[int] | None:
         return None
     if set(ours) != set(theirs) or len(set(ours)) < len(ours):
         raise SpecMismatch(
-            f"{what} has the elements {', '.join(theirs)}, and {', '.join(ours)} are needed: "
-            "mapping=FILE names what belongs together"
+            f"{what} has the elements {', '.join(theirs)}, and {', '.join(ours)} are needed"
         )
     return [theirs.index(name) for name in ours]
 

@@ -129,8 +129,7 @@ def instructed(episodes: Episodes, how: str) -> Episodes:
 
 def _is_told(spec: Spec) -> bool:
     """Whether a policy of `spec` observes what its task is."""
-    texts = any(leaf.is_text for leaf in spec.obs.values())
-    return texts or INSTRUCTION in spec.obs or spec.task is not None
+    return INSTRUCTION in spec.obs or any(leaf.is_text for leaf in spec.obs.values())
 
 
 def say(line: str) -> None:

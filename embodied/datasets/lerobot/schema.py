@@ -75,9 +75,10 @@ class Depth:
     CODES: ClassVar[int] = 4095
 
     def of_picture(self, values: np.ndarray) -> np.ndarray:
-        """Metres, float32, of the numbers of a picture."""
+        """Metres, float32, of the numbers of a picture; 0 for those that are not finite."""
         metres = self.unit == "m" or (not self.unit and values.dtype.kind == "f")
-        return (values.astype(np.float64) * (1.0 if metres else 1e-3)).astype(np.float32)
+        known = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        return (known * (1.0 if metres else 1e-3)).astype(np.float32)
 
     def of_film(self, codes: np.ndarray) -> np.ndarray:
         """Metres, float32, of the codes of a film."""
