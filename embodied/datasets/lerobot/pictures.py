@@ -354,7 +354,7 @@ class LazyPictures(Tensor):
 
     def require_room(self) -> None:
         """DatasetError if these are more pictures than `limit`."""
-        size = len(self.rows) * self.pictures.column.bytes
+        size = len(self.rows) * self.pictures.column.nbytes
         if size > self.limit:
             raise DatasetError(
                 f"{len(self.rows):,} pictures are {size / 1e6:,.0f} MB when decoded, which this "

@@ -228,7 +228,7 @@ class _Memory:
 
     def __init__(self, columns: Sequence[Column], rows: int, memory_mb: float) -> None:
         self.limit = int(memory_mb * 1e6)
-        self.lazy = sum(column.bytes for column in columns if column.stored) * rows > self.limit
+        self.lazy = sum(column.nbytes for column in columns if column.stored) * rows > self.limit
         self.cache = FrameCache(self.limit if self.lazy else 0)
 
     def read(self, pictures: Pictures) -> Tensor:

@@ -123,7 +123,7 @@ class Column:
         return int(np.prod(self.shape, dtype=int))
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of one step in memory."""
         return self.size * np.dtype(self.dtype).itemsize
 
