@@ -23,6 +23,7 @@ from embodied.datasets.editing.edit import checked, merge
 from embodied.datasets.lerobot.pictures import LazyPictures
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes, salvage
 from embodied.datasets.lerobot.schema import DatasetError
+from embodied.datasets.lerobot.video import decode_image, encode_png
 from embodied.datasets.transitions import human_steps
 from embodied.nn.sentences import sentence_vectors
 from embodied.serve.policy_service import PolicyService
@@ -140,6 +141,13 @@ def test_sixteen_bits_without_a_word_are_refused_and_the_advice_works(deep: Path
     advice = json.loads(str(error.value).partition('"info": ')[2].partition(" into")[0])
     foreign(deep, lambda features: features[CAMERA].update(info=advice))
     assert read_episodes(deep).steps["obs/eye"][1].unique().item() == pytest.approx(0.302)
+
+
+def test_sixteen_bits_of_a_file_stay() -> None:
+    """Cells of HDF5 files and goal pictures are opened by the same function."""
+    distances = torch.full((H, W, 1), 0.3)
+    found = decode_image(encode_png(distances))
+    assert found.dtype == torch.int32 and (found == 300).all() and found.shape == (H, W, 1)
 
 
 def axes(names: Any, shape: list[int]) -> Callable[[dict[str, Any]], None]:

@@ -32,7 +32,7 @@ from embodied.datasets.lerobot.schema import (
     columns_of_info,
     spec_of_info,
 )
-from embodied.datasets.lerobot.video import FILMS, decode_image
+from embodied.datasets.lerobot.video import FILMS, decode_numbers
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def check_pictures(
 def _pictures(source: Source, episode: int, camera: Column, rows: pa.Table) -> Iterator[np.ndarray]:
     if camera.stored == "image":
         for value in rows[camera.name]:
-            yield decode_image(bytes_of(value.as_py(), source.folder))
+            yield decode_numbers(bytes_of(value.as_py(), source.folder))
         return
     file, fps = source.film(camera.name, episode), float(source.info["fps"])
     if not file.exists():

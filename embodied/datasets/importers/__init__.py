@@ -136,7 +136,7 @@ def tensor(values: Any) -> Tensor:
     bytes become pictures."""
     array = np.asarray(values[()] if hasattr(values, "shape") else values)
     if array.dtype == object:
-        array = np.stack([decode_image(np.asarray(item).tobytes()) for item in array])
+        return torch.stack([decode_image(np.asarray(item).tobytes()) for item in array])
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     elif array.dtype in (np.uint16, np.int16, np.uint32):
@@ -195,12 +195,8 @@ def convert(
     partial = out.with_name(f".{out.name}.partial")  # so that `out` is whole or not there
     shutil.rmtree(partial, ignore_errors=True)
     with EpisodeWriter(partial, spec, robot=source_format, images=images) as writer:
-        for number, episode in enumerate(episodes):
-            try:
-                writer.add(episode.rows, episode.text, episode.info)
-            except DatasetError as error:
-                name = episode.info.get("episode", number)
-                raise DatasetError(f"{path}: episode {name}: {error}") from error
+        for episode in episodes:
+            writer.add(episode.rows, episode.text, episode.info)
             clipped += episode.info.get("clipped_actions", 0)
     partial.rename(out)
     return len(writer), clipped

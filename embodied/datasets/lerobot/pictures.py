@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DAMAGE, Column, DatasetError
-from embodied.datasets.lerobot.video import SAY_DEPTH, decode_image, decode_jobs, run_jobs
+from embodied.datasets.lerobot.video import SAY_DEPTH, decode_jobs, decode_numbers, run_jobs
 
 Jobs = list[Callable[[], None]]
 Put = Callable[[int, np.ndarray], None]
@@ -216,7 +216,7 @@ class Encoded(Stored):
     def jobs(self, rows: np.ndarray, put: Put) -> Jobs:
         def job(i: int, row: int) -> None:
             try:
-                picture = decode_image(bytes_of(self.data[row].as_py(), self.episodes.folder))
+                picture = decode_numbers(bytes_of(self.data[row].as_py(), self.episodes.folder))
             except DAMAGE as error:
                 where = self.episodes.where(row)
                 raise DatasetError(f"{where}: {self.column.name}: {_reason(error)}") from error

@@ -108,9 +108,14 @@ def encode_png(picture: Tensor) -> bytes:
     return _imageio().imwrite("<bytes>", array[..., 0] if array.shape[-1] == 1 else array, **_PNG)
 
 
-def decode_image(data: bytes) -> np.ndarray:
-    """The picture [H, W, C] in a PNG, JPEG or TIFF file, in its own type (uint8, uint16, float32).
-    OSError, ValueError."""
+def decode_image(data: bytes) -> Tensor:
+    """The picture [H, W, C] in a PNG, JPEG or TIFF file: uint8, or as int32 one of 16 bits."""
+    array = decode_numbers(data)
+    return torch.from_numpy(array.astype(np.int32) if array.dtype == np.uint16 else array)
+
+
+def decode_numbers(data: bytes) -> np.ndarray:
+    """The same in the file's own type (uint8, uint16, float32). OSError, ValueError."""
     array = np.array(_imageio().imread(data))
     return array[..., None] if array.ndim == 2 else array
 

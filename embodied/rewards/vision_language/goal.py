@@ -99,7 +99,7 @@ def goal_image(config: GoalConfig, goal: str) -> Tensor:
     path = Path(goal).expanduser()
     if path.is_file():
         try:
-            picture = torch.from_numpy(decode_image(path.read_bytes()))
+            picture = decode_image(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"reward.goal={path} is not an image") from error
         if picture.dtype != torch.uint8:

@@ -211,7 +211,7 @@ def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
     score = past.success if np.isfinite(past.success).any() else past.ret
     with TemporaryDirectory() as there:
         file = draw(Path(there) / "tasks.png", past.began, past.task[:, moving], score, shown)
-        return decode_image(file.read_bytes())[..., :3]
+        return decode_image(file.read_bytes()).numpy()[..., :3]
 
 
 def _band(name: str, value: float, episodes: float | None) -> tuple[float, float]:
