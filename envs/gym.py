@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from torch import Tensor
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
-from embodied.core.native import Native, NativeLeaf
+from embodied.core.errors import ContractError
+from embodied.core.native import OBJECT_PREFIX, Native, NativeLeaf
+from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 
 try:
@@ -32,7 +34,6 @@ except ModuleNotFoundError as error:
 
 from embodied.envs import saved_state
 from embodied.envs.spaces import (
-    PREFIX,
     achieved,
     action_of,
     entries,
@@ -47,6 +48,14 @@ from embodied.envs.spaces import (
 )
 
 SUCCESS = ("success", "is_success")
+KEEP_STATE = (
+    gymnasium.wrappers.DelayObservation,
+    gymnasium.wrappers.FrameStackObservation,
+    gymnasium.wrappers.NormalizeObservation,
+    gymnasium.wrappers.NormalizeReward,
+    gymnasium.wrappers.StickyAction,
+)
+"""Wrappers whose state goes on from step to step."""
 SIM = "embodied-rl[sim]"
 EXTRAS = {"pygame": "gymnasium[classic-control]", "box2d": "gymnasium[box2d]", "mujoco": SIM}
 
@@ -71,22 +80,36 @@ class Gym(VecEnv):
 
     Box observations become float32 (images stay uint8 [H, W, C]), Dict observations one leaf per
     key. Box actions are rescaled from [-1, 1] to the native bounds. `get_state` is exact for
-    Gymnasium's own MuJoCo and classic-control environments, and raises NotSavable for others.
+    Gymnasium's own MuJoCo and classic-control environments, and raises NotSavable for others. An
+    environment with an attribute `task_space` (a Box of vectors) has tasks: it gets the vector, in
+    its own units, as `reset(options={"task": vector})`.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.num_envs = config.num_envs
-        self.envs = [self.make_one() for _ in range(config.num_envs)]
-        first = self.envs[0]
+        self.envs: list[gymnasium.Env] = []
+        try:
+            for _ in range(config.num_envs):
+                self.envs.append(self.make_one())
+            self._read_spaces(self.envs[0])
+        except Exception:
+            self.close()
+            raise
+        self._now: Tensors = {}
+        self._dtypes_checked = False
+        self._knows_success = False
+
+    def _read_spaces(self, first: gymnasium.Env) -> None:
+        config = self.config
         self._action = action_of(first.action_space, config.id)
         self._entries = self.named_entries(first.observation_space)
         self._plans = [(e.name, e, e.leaf.shape, np.dtype(e.leaf.dtype)) for e in self._entries]
         self._single = self._entries[0].name if not self._entries[0].path else ""
-        self.spec = Native(self._entries, self._action).spec(control_period(first), config.text)
-        self._now: Tensors = {}
-        self._dtypes_checked = False
-        self._knows_success = False
+        spec = Native(self._entries, self._action).spec(control_period(first), config.text)
+        self._tasks = task_space(first, config.id)
+        task = None if self._tasks is None else Leaf(self._tasks.shape, low=0.0, high=1.0)
+        self.spec = replace(spec, task=task)
 
     def make_one(self) -> gymnasium.Env:
         """One of the environments."""
@@ -107,7 +130,12 @@ class Gym(VecEnv):
 
     def begin_one(self, row: int, seed: int | None, task: Tensor | None) -> Any:
         """Start an episode in one env; its first observation."""
-        return reset_observation(self.config.id, self.envs[row], seed)
+        given: dict[str, Any] | None = None
+        if task is not None and (space := self._tasks) is not None:
+            share = task[row].double().numpy()
+            vector = space.low + share * (space.high.astype(np.float64) - space.low)
+            given = {"task": vector.astype(space.dtype)}
+        return reset_observation(self.config.id, self.envs[row], seed, given)
 
     def read_one(self, row: int) -> saved_state.Arrays:
         """The state of one env; NotSavable."""
@@ -139,6 +167,8 @@ class Gym(VecEnv):
             result: Any = env.step(native[row])
             try:
                 obs, gain, over, late, info = result
+                if gain is None:  # numpy takes it for NaN
+                    raise TypeError("no reward")
                 reward[row] = gain
                 terminated[row] = over
                 truncated[row] = late and not over
@@ -209,6 +239,21 @@ class Gym(VecEnv):
         for env in self.envs:
             env.close()
 
+    def unshared_state(self) -> str:
+        names: list[str] = []
+        env: Any = self.envs[0]
+        while isinstance(env, gymnasium.Wrapper):
+            names += [type(env).__name__] if isinstance(env, KEEP_STATE) else []
+            env = env.env
+        if not names:
+            return ""
+        running = any(name.startswith("Normalize") for name in names)
+        instead = "; leave it out: policies normalise observations themselves" if running else ""
+        return (
+            f"{' and '.join(names)} has a state of its own, which is neither saved nor shared with "
+            f"the evaluation{instead}"
+        )
+
     def _reset_rows(
         self, rows: np.ndarray, seed: int | None, task: Tensor | None = None
     ) -> Tensors:
@@ -247,13 +292,13 @@ def make(config: Config) -> gymnasium.Env:
         env = gymnasium.make(config.id, **options)
         renders = "rgb_array" in env.metadata.get("render_modes", ())
         # A Python program's object is as its user made it.
-        if env.render_mode is None and renders and not config.id.startswith(PREFIX):
+        if env.render_mode is None and renders and not config.id.startswith(OBJECT_PREFIX):
             env.close()
             env = gymnasium.make(config.id, render_mode="rgb_array", **options)
     except (DependencyNotInstalled, ImportError) as error:
         raise missing(config.id, error) from error
     except gymnasium.error.UnregisteredEnv as error:
-        if config.id.startswith(PREFIX):
+        if config.id.startswith(OBJECT_PREFIX):
             raise ConfigError(
                 f"{config.id} was an object of the Python program that trained this run; give it "
                 "again: em.load(RUN, env=...)"
@@ -262,10 +307,31 @@ def make(config: Config) -> gymnasium.Env:
             f"cannot find the Gymnasium environment {config.id!r}: {_line(error)}"
         ) from error
     except TypeError as error:
-        raise ValueError(
-            f"{config.id} does not accept kwargs {dict(config.kwargs)}: {_line(error)}"
-        ) from error
+        what = f"does not accept kwargs {dict(config.kwargs)}" if config.kwargs else "is not made"
+        raise ValueError(f"{config.id} {what}: {_line(error)}") from error
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), gymnasium.Space):
+            raise ContractError(
+                f"{config.id} has no {name}: write self.{name} = gymnasium.spaces.Box(...) in "
+                "__init__"
+            )
     return env
+
+
+def task_space(env: gymnasium.Env, name: str) -> gymnasium.spaces.Box | None:
+    """The space of the task vectors of `env`; None if it has no tasks. ContractError unless it is
+    a Box of finite vectors."""
+    try:
+        space = env.get_wrapper_attr("task_space")
+    except AttributeError:
+        return None
+    box = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1 and space.is_bounded()
+    if not box:
+        raise ContractError(
+            f"{name}: task_space is {space}, should be vectors with finite bounds: write "
+            "gymnasium.spaces.Box(low, high, (D,))"
+        )
+    return space
 
 
 def missing(name: str, error: Exception) -> ModuleNotFoundError:

@@ -136,8 +136,6 @@ def replace_rows(rows: Tensors, index: np.ndarray, values: Tensors) -> Tensors:
 
 
 RETURNED = "obs, reward, terminated, truncated, info"
-PREFIX = "python/"
-"""Of ids that stand for objects of a Python program (`embodied.envs.gym`)."""
 
 
 def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:
@@ -149,10 +147,16 @@ def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:
             require_allowed(module, f"the module of the environment {text}")
 
 
-def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
+def reset_observation(
+    name: str,
+    env: gymnasium.Env[Any, Any],
+    seed: int | None,
+    options: dict[str, Any] | None = None,
+) -> Any:
     """The observation of a reset; ContractError where `reset` is not as in Gymnasium."""
     try:
-        result: Any = env.reset(seed=seed)
+        given = {} if options is None else {"options": options}
+        result: Any = env.reset(seed=seed, **given)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from torch import Tensor
+
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 
@@ -27,6 +29,16 @@ class Continues(Protocol):
 
     def with_real_time_chunking(self, mode: str) -> Policy:
         """See the function of this name."""
+        ...
+
+
+@runtime_checkable
+class HasDataRanges(Protocol):
+    """A policy in physical units that keeps how far its training data reach."""
+
+    def data_ranges(self) -> dict[str, Tensor]:
+        """Low and high values [2, size] of `action` and of `obs/NAME` in its data (extremes,
+        quantiles or mean -+ standard deviation, as it was trained), in the units of its Spec."""
         ...
 
 

@@ -30,6 +30,7 @@ from embodied.core.build import (
 from embodied.embodiments.named_controllers import arm_of_kinematics, controller_node
 from embodied.real_robot.cameras.sources import Side
 from embodied.real_robot.control.arm_state import Limits
+from embodied.real_robot.drivers.driver import Outside
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Config as GeometryConfig
@@ -124,6 +125,7 @@ class Deployment:
     retreat: tuple[tuple[Number, ...], ...] = ()  # joints [n] to go home through, where need be
     served: bool = False  # whether the policy asks a policy server
     sensed: tuple[str, ...] = ()  # names of what the driver knows beyond the joints
+    outside: Outside | None = None  # the driver's names and units outside; null: it has none
     goal_within: Annotated[float, Bound(above=0.0, high=10.0)] | None = None  # m; null: no goal
     recording: str = ""  # folder of the dataset that is recorded; empty: none
     dry: bool = False  # whether the arm holds still while a simulated one follows the commands

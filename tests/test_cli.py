@@ -458,6 +458,7 @@ def test_the_demo_in_its_smallest_size(
     embodied: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "EPISODES", 10)
+    monkeypatch.setattr(demo, "PICTURED", 4)
     monkeypatch.setattr(demo, "SEARCH", ["episodes=5", "seed=30000"])
     monkeypatch.setattr(demo, "SAMPLERS", demo.SAMPLERS[:2])
     done = embodied("demo", "--out", tmp_path / "demo", "size=debug")

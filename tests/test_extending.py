@@ -38,6 +38,10 @@ def test_the_page_runs(tmp_path: Path) -> None:
     commands = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     assert len(commands) == 2
     shell(tmp_path, "".join(commands))
+    own = '--config-dir my_configs "allow=[my_lab]"'
+    for part in ("env plane", "policy linear env=plane", "learner rwr policy=linear env=plane"):
+        said = shell(tmp_path, f"embodied check {part} {own}")
+        assert "sound" in said.splitlines()[-1], said
     # A point that never moves stays about 0.77 away for 20 steps: -15. The example learns to go.
     assert scores(tmp_path / "outputs/plane")[-1] > -7
     assert scores(tmp_path / "outputs/plane_gain")[-1] > -7

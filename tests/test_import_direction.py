@@ -9,6 +9,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +68,12 @@ def sources(*roots: str) -> list[Path]:
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_given_back() -> Iterator[None]:  # 200 MB
+    yield
+    tree_of.cache_clear()
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:

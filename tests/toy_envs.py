@@ -68,6 +68,8 @@ class Reach(VecEnv):
         act = Leaf((2,), low=-1.0, high=1.0)
         self.spec = Spec({"state": Leaf((2,))}, act, dt=0.1, text="go to the origin")
         self.generators = [torch.Generator().manual_seed(i) for i in range(num_envs)]
+        self.place = torch.zeros(num_envs, 2)
+        self.age = torch.zeros(num_envs, dtype=torch.int64)
 
     def _draw(self, row: int) -> Tensor:
         return torch.rand(2, generator=self.generators[row]) * 2 - 1
@@ -75,12 +77,17 @@ class Reach(VecEnv):
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
+        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
         if seed is not None:
-            for row, generator in enumerate(self.generators):
-                generator.manual_seed(seed * 1000 + row)
-        self.place = torch.stack([self._draw(row) for row in range(self.num_envs)])
-        self.age = torch.zeros(self.num_envs, dtype=torch.int64)
+            for row in rows.nonzero().flatten().tolist():
+                self.generators[row].manual_seed(seed * 1000 + row)
+        self._begin(rows)
         return {"state": self.place}
+
+    def _begin(self, rows: Tensor) -> None:
+        self.place, self.age = self.place.clone(), self.age * ~rows
+        for row in rows.nonzero().flatten().tolist():
+            self.place[row] = self._draw(row)
 
     def step(self, action: Tensor) -> Step:
         self.place = (self.place + 0.2 * action.clamp(-1, 1)).clamp(-2, 2)
@@ -88,9 +95,7 @@ class Reach(VecEnv):
         following, distance = {"state": self.place}, self.place.norm(dim=1)
         ended = self.age >= 20
         if ended.any():
-            fresh = torch.stack([self._draw(row) for row in range(self.num_envs)])
-            self.place = torch.where(ended[:, None], fresh, self.place)
-            self.age = self.age * ~ended
+            self._begin(ended)
         never = torch.zeros_like(ended)
         log = {"success": distance < 0.1}
         return Step({"state": self.place}, following, -distance, never, ended, log)

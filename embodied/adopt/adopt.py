@@ -65,7 +65,13 @@ class Names:
                 also |= {word: str(name) for word in words[1:]}
                 firsts[name] = words[0] if words else theirs
             given = {**given, "obs": firsts}
-        return cls(Mapping.parse(given, path), also, "action" in given)
+        mapping = Mapping.parse(given, path)
+        if mapping.action_elements or any(each.elements for each in mapping.obs.values()):
+            raise ConfigError(
+                f"{path}: a checkpoint has no names of elements, so elements cannot be matched: "
+                "adopt it without env=, and give the mapping to the command that runs it"
+            )
+        return cls(mapping, also, "action" in given)
 
     def here(self, wanted: str, spec: Spec) -> tuple[str, Source] | None:
         """Our observation for the input `wanted` (a short name), and how its values are related."""
@@ -106,8 +112,8 @@ def scaled_inputs(
         source = match[1] if match else Source(short(name))
         if config.inputs[name].kind == "image" and not source.same_units:
             raise ConfigError(f"{name} is a picture: it has no scale and offset")
-        low, scale = each.low * source.scale + source.offset, each.scale * source.scale
-        made[name] = Map(low, scale, each.offset)
+        scale = replace(source, offset=0.0).here(each.scale)
+        made[name] = Map(source.here(each.low), scale, each.offset)
     return made
 
 
@@ -122,7 +128,7 @@ def require_units(
             continue
         assert match is not None
         source = match[1]
-        ends = [stat[key] * source.scale + source.offset for key in ("min", "max")]
+        ends = [source.here(stat[key]) for key in ("min", "max")]
         low, high = ends[0].minimum(ends[1]).min().item(), ends[0].maximum(ends[1]).max().item()
         slack = SLACK * (high - low)
         least, most = min(_ends(leaf.low, -math.inf)), max(_ends(leaf.high, math.inf))

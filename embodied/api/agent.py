@@ -24,11 +24,12 @@ from embodied.core.tensors import Tensors
 if TYPE_CHECKING:
     import gymnasium
 
-EnvLike: TypeAlias = (
-    "str | VecEnv | gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]"
-)
-"""The name of an environment (`em.list("env")`) or a Gymnasium id; a Gymnasium environment, or a
-function that makes one; an environment that `make_env` made."""
+    GymEnv: TypeAlias = gymnasium.Env[Any, Any]
+
+EnvLike: TypeAlias = "str | Mapping[str, Any] | VecEnv | GymEnv | Callable[[], GymEnv]"
+"""The name of an environment (`em.list("env")`) or a Gymnasium id, or a mapping with its `name` and
+settings; a Gymnasium environment, or a function that makes one; an environment that `make_env`
+made."""
 
 
 def make_env(env: EnvLike, num_envs: int = 1, **settings: Any) -> VecEnv:
@@ -44,7 +45,9 @@ def make_env(env: EnvLike, num_envs: int = 1, **settings: Any) -> VecEnv:
         if num_envs != 1 or settings:
             raise ConfigError("this environment is made already: num_envs and settings are its own")
         return env
-    return build(env_node(env, num_envs=num_envs, **settings), VecEnv)
+    if isinstance(env, Mapping):
+        settings = {"num_envs": env.get("num_envs", num_envs), **settings}
+    return build(env_node(env, **{"num_envs": num_envs, **settings}), VecEnv)
 
 
 def env_words(env: EnvLike) -> list[str]:
@@ -59,6 +62,9 @@ def env_words(env: EnvLike) -> list[str]:
         return ["env=gym", *as_words("env", node)]
     if isinstance(env, str):
         return _named(env)
+    if isinstance(env, Mapping):
+        name, settings = named(env, "env")
+        return [*_named(name), *as_words("env", settings)]
     from embodied.envs import gym_object
 
     return ["env=gym", f"env.id={gym_object.register(env)}"]
@@ -86,6 +92,13 @@ def _named(name: str) -> list[str]:
         f'there is no environment "{name}"{nearest(name, [*known, *gymnasium.registry])}; '
         "em.list('env') has ours, gymnasium.registry Gymnasium's"
     )
+
+
+def named(chosen: Mapping[str, Any], group: str) -> tuple[str, dict[str, Any]]:
+    """The `name` in a mapping, and the settings beside it."""
+    if "name" not in chosen:
+        raise ConfigError(f'{group} needs a name: {group}={{"name": NAME, ...}}')
+    return str(chosen["name"]), {key: value for key, value in chosen.items() if key != "name"}
 
 
 def as_words(prefix: str, settings: Mapping[str, Any]) -> list[str]:

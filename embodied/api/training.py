@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from embodied.api.agent import Agent, EnvLike, as_words, env_node, env_words, load, make_env
+from embodied.api.agent import (
+    Agent,
+    EnvLike,
+    as_words,
+    env_node,
+    env_words,
+    load,
+    make_env,
+    named,
+)
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build, resolve
@@ -94,10 +103,15 @@ def choice_words(group: str, chosen: Choice) -> list[str]:
     """The words of a command line that choose an option of `group` and its settings."""
     if isinstance(chosen, str):
         return [f"{group}={chosen}"]
-    if "name" not in chosen:
-        raise ConfigError(f'{group} needs a name: {group}={{"name": NAME, ...}}')
-    rest = {key: value for key, value in chosen.items() if key != "name"}
-    return [f"{group}={chosen['name']}", *as_words(group, rest)]
+    if not isinstance(chosen, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = f"the class {chosen.__name__}" if isinstance(chosen, type) else type(chosen).__name__
+        module = ", or a torch module" if group == "policy" else ""
+        raise ConfigError(
+            f"{group} is {kind}: give a name (em.list({group!r})), or a mapping with a name and "
+            f"settings{module}"
+        )
+    name, settings = named(chosen, group)
+    return [f"{group}={name}", *as_words(group, settings)]
 
 
 def policy_words(policy: Choice | nn.Module) -> list[str]:
@@ -141,6 +155,7 @@ def train(
     env: EnvLike | None = None,
     learner: Choice | None = None,
     policy: Choice | nn.Module | None = None,
+    num_envs: int | None = None,
     verbose: bool = True,
     **settings: Any,
 ) -> Agent:
@@ -149,7 +164,9 @@ def train(
     `words` are those of `embodied train` ("experiment=pendulum_sac"). `settings` are the same as
     keywords: `steps`, `seed`, `out`, `demos`, `init`, `eval={"episodes": 50}`; and `finetune`,
     `reward`, `teacher`, ... by name, or as a mapping with `name` and settings. Without `policy`,
-    the usual one of the learner. Ctrl-C saves; `em.train(resume=FOLDER)` continues.
+    the usual one of the learner. `num_envs`: parallel envs. A Gymnasium object is stepped itself,
+    and further envs are copies of it; with `num_envs=1` it is evaluated in too, so that there is
+    one of it in all. Ctrl-C saves; `em.train(resume=FOLDER)` continues.
 
         agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
         agent = em.train("experiment=fr3_lift_dsrl", init="outputs/bc", seed=1)
@@ -159,6 +176,8 @@ def train(
     asked = [*words]
     if env is not None:
         asked += env_words(env)
+    if num_envs is not None:
+        asked += [f"env.num_envs={num_envs}"]
     if learner is not None:
         asked += choice_words("learner", learner)
     if policy is None and env is not None and learner is not None and "finetune" not in settings:
@@ -167,8 +186,12 @@ def train(
     if policy is not None:
         asked += policy_words(policy)
     asked += _settings_words(settings)
-    if not {"experiment", "resume", "eval.episodes"} & {word.partition("=")[0] for word in asked}:
-        asked += ["eval.episodes=20", "eval.num_envs=10"]
+    given = {word.partition("=")[0] for word in asked}
+    if not {"experiment", "resume", "eval.episodes"} & given:
+        asked += ["eval.episodes=20"]
+        asked += [] if "eval.num_envs" in given else ["eval.num_envs=10"]
+    if num_envs == 1 and _is_object(env) and "eval.shared" not in given:
+        asked += ["eval.num_envs=1", "eval.shared=true"]
     return load(train_words(asked, [str(OPTIONS)], verbose=verbose))
 
 
@@ -244,13 +267,22 @@ def collect(env: EnvLike, out: str | Path, episodes: int = 50, **settings: Any) 
 def _settings_words(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for key, value in settings.items():
-        chosen = key in GROUPS and isinstance(value, str | Mapping)
-        words += choice_words(key, value) if chosen else as_words("", {key: value})
+        chosen = key in GROUPS and value is not None
+        words += choice_words(key, cast(Choice, value)) if chosen else as_words("", {key: value})
     return words
 
 
 def _several(env: EnvLike, num_envs: int) -> VecEnv:
     return env if isinstance(env, VecEnv) else make_env(env, num_envs)
+
+
+def _is_object(env: Any) -> bool:
+    """Whether `env` is one Gymnasium environment, and no function that makes some."""
+    return (
+        not isinstance(env, str | Mapping | VecEnv)
+        and hasattr(env, "step")
+        and (not isinstance(env, type))
+    )
 
 
 def _spec_of(env: EnvLike, allowed: list[str]) -> Any:

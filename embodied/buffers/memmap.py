@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,11 @@ class MemmapReplayBuffer(ReplayBuffer):
                 )
             self._open(facts["rows"])
             self.size, self.cursor = (int(number) for number in self.head)
+
+    def room(self) -> tuple[int, str]:
+        there = next(path for path in self.folder.resolve().parents if path.exists())
+        held = sum(path.stat().st_blocks * 512 for path in self.folder.glob("*.bin"))
+        return shutil.disk_usage(there).free + held, f"disk ({self.folder})"
 
     def add(self, rows: Tensors) -> None:
         super().add(rows)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.build import ConfigError
+from embodied.core.device import free_bytes
 from embodied.core.tensors import Tensors
 
 Layout = list[tuple[str, torch.Size]]
@@ -43,6 +45,10 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         return self.size
+
+    def room(self) -> tuple[int, str]:
+        """Bytes that are free for transitions, and where."""
+        return free_bytes(self.device), "memory" if self.device.type == "cpu" else "GPU memory"
 
     def add(self, rows: Tensors) -> None:
         """Store transitions `rows` [n, ...], overwriting the oldest.
@@ -178,7 +184,13 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) 
     if device.type != "cpu" or size < LEAST or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(*shape, dtype=dtype, device=device)
     # Private: Linux makes huge pages of shared memory only where they are enabled separately.
-    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ConfigError(
+            f"a buffer of {size / 1e9:,.2f} GB cannot be had ({error.strerror}): a smaller "
+            "data.replay_size, or replay=memmap (on disk)"
+        ) from error
     with contextlib.suppress(OSError):  # a kernel without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(area, dtype=dtype).view(*shape)  # the tensor keeps `area`

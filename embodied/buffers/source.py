@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 
 ENV_REWARD = "env_reward"
@@ -34,9 +34,9 @@ class Source(Protocol):
 
 
 class Relabel:
-    """The transitions of `source` with the model's `reward`; the stored one is `env_reward`."""
+    """The transitions of `source` with the rewards of `reward`; the stored one is `env_reward`."""
 
-    def __init__(self, source: Source, reward: Reward) -> None:
+    def __init__(self, source: Source, reward: Callable[[Tensors], Tensor]) -> None:
         self.source = source
         self.reward = reward
 

@@ -21,6 +21,7 @@ from embodied.core.errors import ContractError, ContractWarning
 
 NUM_ENVS = 2
 SEEDED_STEPS = 4
+MASKED_STEPS = 30
 
 
 @dataclass
@@ -115,7 +116,23 @@ def episodes_end_and_begin_again(subject: EnvSubject) -> None:
             obs = step.obs
             if time.monotonic() - since > subject.most_seconds:
                 break
+        if first.steps >= env_contract.QUIET:
+            wrong(env, env_contract.endless(first.steps))
         skip("no episode ended; an environment needs a time limit (truncated) at the latest")
+
+
+def a_reset_of_some_leaves_the_others(subject: EnvSubject) -> None:
+    """reset(mask=...) begins new episodes in the envs of the mask only."""
+    with opened(subject) as env:
+        env_contract.require_masked_reset(env, 7, MASKED_STEPS)
+
+
+def the_task_decides(subject: EnvSubject) -> None:
+    """Other tasks give other episodes (environments with a task vector only)."""
+    with opened(subject) as env:
+        if env.spec.task is None:
+            skip("it has no task vector")
+        env_contract.require_tasks(env, 8, env_contract.TASK_STEPS)
 
 
 def actions_are_bounded(subject: EnvSubject) -> None:

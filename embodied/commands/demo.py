@@ -12,6 +12,7 @@ from embodied.commands.eval import evaluate_run, print_table
 from embodied.commands.train import train
 
 EPISODES, HELD_OUT = 200, 20_000
+PICTURED = 50  # initial states among which one is looked for that only the fine-tuned policy wins
 SEARCH = ["episodes=50", "seed=30000"]  # initial states on which the best sampler is chosen
 SAMPLERS = [f"policy.steps={k} execute={n}".split() for k, n in product((1, 4, 16), (8, 1))]
 TWICE = "env.horizon=160"
@@ -62,7 +63,7 @@ def go(experiment: str, output: Path, seed: int, *words: str) -> None:
         train([f"experiment={experiment}", f"out={output}", f"seed={seed}", *words])
 
 
-def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:
+def picture(before: Path, after: Path, path: Path) -> Path:
     """Write film strips of both policies from an initial state in which only `after` succeeds."""
     import torch
 
@@ -75,9 +76,9 @@ def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:
     from embodied.evaluation.video import strip, write_mp4
 
     settings: dict[str, Any] = read_run_settings(after / "run.yaml")["env"]
-    env = build(settings | {"num_envs": rows}, VecEnv)
+    env = build(settings | {"num_envs": PICTURED}, VecEnv)
     policies = [load_policy(run) for run in (before, after)]
-    won = [evaluate(policy, env, rows, HELD_OUT).success for policy in policies]
+    won = [evaluate(policy, env, PICTURED, HELD_OUT).success for policy in policies]
     assert won[0] is not None and won[1] is not None
     row = int((won[1].int() - won[0].int()).argmax())
     films = [film(policy, env, HELD_OUT, row) for policy in policies]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 import threading
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from embodied.real_robot.teleop.teleop import Device
     from embodied.real_robot.teleop.terminal import EpisodeKeys
 
-KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
 SLOW = 0.95  # of real time; below it, results say more about this machine than about the policy
 
@@ -34,13 +34,16 @@ SLOW = 0.95  # of real time; below it, results say more about this machine than 
 def run(args: argparse.Namespace) -> None:
     node, policy = composed(args.words, args.config_dir)
     require_confirmation(node)
-    output = output_of(node["out"], args.words)
-    from embodied.deploy.session import Session  # torch is imported only if nothing is wrong so far
-
     hear_interrupts()
-    with checked_site(node, policy, output) as here:
+    with (
+        output_folder(node["out"], args.words) as output,
+        checked_site(node, policy, output) as here,
+    ):
+        from embodied.deploy.session import Session
+
         made = settings_of(here, node, output, str(output / "recording") if node["record"] else "")
         folder = folder_of(node, take(args.words, "robot")[0], made)
+        rehearse_new(here, node, made, folder)
         with hand(made, node["hold"]) as hold, person(made, node.get("teleop")) as teleop:
             conduct(here, node, Session(folder, made, output, Live(hold)), hold, teleop)
 
@@ -63,7 +66,9 @@ def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
 
 def known_file(site: Site) -> Path:
     """The file of the last good calibration of that robot."""
-    return KNOWN / f"{site.deployment.robot}.json"
+    from embodied.real_robot.rl.rehearsal import known_folder
+
+    return known_folder() / f"{site.deployment.robot}.json"
 
 
 def show_checks(site: Site, connect: bool = False) -> bool:
@@ -103,8 +108,10 @@ def hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def output_of(given: str | None, words: list[str], setting: str = "out") -> Path:
-    """The folder of what the session leaves, created. ConfigError where there is something."""
+@contextmanager
+def output_folder(given: str | None, words: list[str], setting: str = "out") -> Iterator[Path]:
+    """The folder of what the session leaves, created. ConfigError where there is something. Where
+    nothing was begun, it is taken away again."""
     if given:
         output = Path(given)
     else:
@@ -113,7 +120,36 @@ def output_of(given: str | None, words: list[str], setting: str = "out") -> Path
     if output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output} exists already; choose another folder: {setting}=DIR")
     output.mkdir(parents=True, exist_ok=True)
-    return output.resolve()
+    output = output.resolve()
+    try:
+        yield output
+    except BaseException:
+        if not any((output / name).exists() for name in ("summary.json", "recording", "blackbox")):
+            shutil.rmtree(output, ignore_errors=True)
+        raise
+
+
+def rehearse_new(site: Site, node: Node, made: Deployment, folder: Path) -> None:
+    """Try the joints of an arm whose calibration is new, one by one. ConfigError where there is
+    nobody to ask, or one turns the wrong way."""
+    from embodied.real_robot.rl.rehearsal import is_rehearsed, rehearse, remember
+
+    if site.simulated or is_rehearsed(made):
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"the calibration of {made.robot} is new: each joint has to be tried with somebody who "
+            "looks on; run this once at a terminal, which asks joint by joint"
+        )
+    print(f"the calibration of {made.robot} is new: each joint turns by 3 degrees and back")
+
+    def ask(line: str) -> bool:
+        return input(f"{line} [y/N] ").strip().lower() == "y"
+
+    if not ask("nothing may stand in the arm's way, and a hand is on its own stop. Go on?"):
+        raise ConfigError("not started: the calibration was not rehearsed")
+    rehearse(made, folder, node["hold"], ask)
+    remember(made)
 
 
 def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deployment:
@@ -165,7 +201,7 @@ def conduct(
     if problem:
         raise ConfigError(problem)
     if not site.simulated and (found := calibration(site)):
-        KNOWN.mkdir(parents=True, exist_ok=True)
+        known_file(site).parent.mkdir(parents=True, exist_ok=True)
         known_file(site).write_text(json.dumps(found, indent=1))  # for the next check
 
 
@@ -297,10 +333,13 @@ def teleop_command(args: argparse.Namespace) -> None:
     from embodied.deploy.session import TeleopSession
 
     node = _composed("teleoperate", args)
-    output = output_of(node["out"], args.words)
-    with checked_site(node, None, output) as here:
+    with (
+        output_folder(node["out"], args.words) as output,
+        checked_site(node, None, output) as here,
+    ):
         made = settings_of(here, node, output, "")
         folder = folder_of(node, take(args.words, "robot")[0], made)
+        rehearse_new(here, node, made, folder)
         with (
             hand(made, node["hold"]) as hold,
             person(made, node["teleop"], always=True) as takeover,
@@ -316,11 +355,14 @@ def record_command(args: argparse.Namespace) -> None:
     node = _composed("record", args)
     node["robot"] = filming(node["robot"])
     dataset = Path(node["out"]).resolve()
-    output = output_of(node["logs"], args.words, "logs")
-    with checked_site(node, None, output) as here:
+    with (
+        output_folder(node["logs"], args.words, "logs") as output,
+        checked_site(node, None, output) as here,
+    ):
         made = settings_of(here, node, output, str(dataset))
         there = _episodes_in(dataset, made, node["episodes"])
         folder = folder_of(node, take(args.words, "robot")[0], made)
+        rehearse_new(here, node, made, folder)
         with (
             hand(made, node["hold"]) as hold,
             person(made, node["teleop"], always=True) as takeover,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -222,15 +223,28 @@ def allow_word(folder: Path) -> str:
 
 def next_lines(folder: Path) -> str:
     """What to type after the run in `folder`."""
+    from embodied.core.native import OBJECT_PREFIX
     from embodied.core.saved_node import read_run_settings
 
-    run, more = read_run_settings(folder / "run.yaml"), allow_word(folder)
-    if run.get("env"):
-        eval_line = f"embodied eval {folder} episodes=500{more}"
-        return f"next: embodied view {folder}{more}\n      {eval_line}"
+    run, more, path = read_run_settings(folder / "run.yaml"), allow_word(folder), str(folder)
+    env, policy = run.get("env") or {}, run.get("policy") or {}
+    objects = "".join(
+        f", {name}=..."
+        for name, given in (
+            ("env", str(env.get("id")).startswith(OBJECT_PREFIX)),
+            ("module", "module" in policy),
+        )
+        if given
+    )
+    if objects:  # another process has to be given them again
+        return f"next: em.evaluate(em.load({path!r}{objects})) in Python"
+    shown = shlex.quote(path)
+    if env:
+        eval_line = f"embodied eval {shown} episodes=500{more}"
+        return f"next: embodied view {shown}{more}\n      {eval_line}"
     return (
-        f"next: embodied eval {folder} env=NAME mapping=FILE.yaml\n"
-        f"      embodied deploy robot=NAME policy={folder} mapping=FILE.yaml"
+        f"next: embodied deploy robot=NAME {shlex.quote(f'policy={path}')}\n"
+        f"      embodied eval {shown} env=NAME mapping=FILE.yaml"
     )
 
 

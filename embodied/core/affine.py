@@ -69,6 +69,14 @@ class Affine:
         low, high = self.to_unit(edges)
         return Affine(tuple(map(float, low)), tuple(map(float, high)))
 
+    @property
+    def data_range(self) -> Tensor:
+        """Low and high physical values [2, size] of the data that the map was measured on: an
+        element that did not vary there has the one value that it had (`of_range`)."""
+        ends = torch.tensor([self.low, self.high], dtype=torch.float64)
+        constant = ((ends[1] - ends[0]) - 2.0).abs() < 1e-9
+        return torch.where(constant, ends.mean(0), ends)
+
     def to_json(self) -> dict[str, list[float]]:
         return {"low": list(self.low), "high": list(self.high)}
 
@@ -78,7 +86,7 @@ class Affine:
 
     def _terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Middle and radius in the shape of one row of `x`."""
-        shape = _last_dims(tuple(x.shape), self.size)
+        shape = last_dims(tuple(x.shape), self.size)
         kind = x.dtype if x.is_floating_point() else torch.float32
         low, high = (
             torch.tensor(each, dtype=torch.float64, device=x.device).view(shape)
@@ -87,7 +95,7 @@ class Affine:
         return ((high + low) / 2).to(kind), ((high - low) / 2).to(kind)
 
 
-def _last_dims(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+def last_dims(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     """The fewest last dimensions of `shape` that have `size` elements."""
     for count in range(len(shape) + 1):
         if math.prod(shape[len(shape) - count :]) == size and (count or size == 1):

@@ -1,10 +1,13 @@
-"""Devices that torch finds and settings name; seeding, saving and forking their generators."""
+"""Devices that torch finds and settings name, and their free memory; seeding, saving and forking
+their generators."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +45,38 @@ def pick_device(name: str) -> torch.device:
     if index and int(index) >= count:
         raise ConfigError(f"device={name}: this machine has {count} GPU(s), counted from 0")
     return torch.device(kind, int(index) if index else torch.accelerator.current_device_index())
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of `device` that this process may still take; on the CPU within the limit of its
+    control group. A system that does not say how much is free counts all it has."""
+    if device.type != "cpu":
+        return int(torch.get_device_module(device).mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if "MemAvailable" in line)
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
+        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+        most, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, min(free, most - used + int(facts["inactive_file"])))
+    except (OSError, ValueError, KeyError):  # no limit, or none that can be read
+        return free
+
+
+WORTH_A_LINE = 0.1  # share of what is there
+
+
+def compared(what: str, needed: int, there: int, where: str, instead: str) -> str:
+    """One line with the bytes that `what` needs and those that are `there`, in `where`; empty where
+    it needs few. ConfigError with what to do `instead` if it cannot fit."""
+    line = f"{what} needs {needed / 1e9:,.2f} GB, and {there / 1e9:,.2f} GB of {where} are there"
+    if needed > there:
+        raise ConfigError(f"{line}: {instead}")
+    return line if needed > WORTH_A_LINE * there else ""
 
 
 def replaced(node: Mapping[str, Any], key: str, old: Any, new: Any) -> dict[str, Any]:

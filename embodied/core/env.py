@@ -173,15 +173,16 @@ class VecEnv(ABC):
         """Release threads, processes and windows."""
 
 
-def require_finite(reward: Tensor, obs: Tensors, name: str) -> None:
-    """Raise NotFinite if a reward or an observation contains NaN or infinity."""
+def require_finite(reward: Tensor, obs: Tensors, name: str, rows: str = "envs") -> None:
+    """Raise NotFinite if a reward or an observation contains NaN or infinity; `rows`: of what there
+    is one in each row."""
     for key, value in {"reward": reward, **obs}.items():
         # A sum is NaN or infinite if any element is: one cheap reduction instead of a mask.
         if value.is_floating_point() and not math.isfinite(value.sum().item()):
             bad = ~torch.isfinite(value.flatten(1) if value.ndim > 1 else value[:, None]).all(1)
             if bad.any():
-                rows = [int(row) for row in bad.nonzero().flatten()[:5]]
-                raise NotFinite(f"{name}: {key} is not finite in envs {rows} (NaN or infinity)")
+                which = [int(row) for row in bad.nonzero().flatten()[:5]]
+                raise NotFinite(f"{name}: {key} is not finite in {rows} {which} (NaN or infinity)")
 
 
 class FiniteCheck:
@@ -191,8 +192,8 @@ class FiniteCheck:
 
     EVERY = 256
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, rows: str = "envs") -> None:
+        self.name, self.rows = name, rows
         self.keys: list[str] = []
         self.bad: Tensor | None = None  # [keys], since the last reading
         self.steps = 0
@@ -200,7 +201,7 @@ class FiniteCheck:
     def add(self, reward: Tensor, obs: Tensors) -> None:
         """Check one step of all parallel envs."""
         if reward.device.type == "cpu":
-            require_finite(reward, obs, self.name)
+            require_finite(reward, obs, self.name, self.rows)
             return
         found = {k: v for k, v in {"reward": reward, **obs}.items() if v.is_floating_point()}
         bad = ~torch.stack([value.sum().double() for value in found.values()]).isfinite()
@@ -333,6 +334,15 @@ class ExpectsGivenTasks(Protocol):
     def expect_given_tasks(self) -> None:
         """From now on `reset(task=...)` follows each end of an episode; until then, the `obs` of
         the ended envs are those of `next_obs`."""
+        ...
+
+
+@runtime_checkable
+class HasUnsharedState(Protocol):
+    """May have parts whose state is neither saved nor shared with the evaluation's environment."""
+
+    def unshared_state(self) -> str:
+        """One line that names them; empty where there are none."""
         ...
 
 

@@ -7,21 +7,23 @@ first episodes have ended; after that nothing is checked in the loop.
 
 from __future__ import annotations
 
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.device import rng_state, set_rng_state
-from embodied.core.env import NotFinite, Step, VecEnv, require_finite
+from embodied.core.env import HasLevels, HasUnsharedState, NotFinite, Step, VecEnv, require_finite
 from embodied.core.errors import ContractError, ContractWarning, NotApplicable, RobotError
 from embodied.core.tensors import Tensors, each
-from embodied.core.wrapper import Wrapper
+from embodied.core.wrapper import Wrapper, find_protocol
 
 ONE_LINE = (ContractError, ConfigError, NotFinite, RobotError, ModuleNotFoundError)
 BEYOND = 3.0
@@ -30,11 +32,24 @@ PROBED = 2
 """Steps of the check at the start of a run."""
 JUMP = 3.0
 """Times the largest change of an ordinary step: a change that is a reset."""
+TASK_STEPS = 20
+"""Steps in which two tasks should differ."""
+MOST_SECONDS = 1.0
+"""Time before a run that is spent on waiting for the end of an episode, s."""
+QUIET = 2_000
+"""Steps of all parallel envs in which an episode should have ended."""
 
 
 def innermost(env: VecEnv) -> VecEnv:
     """The environment inside of all wrappers."""
     return innermost(env.env) if isinstance(env, Wrapper) else env
+
+
+def called(env: VecEnv) -> str:
+    """The id of the environment that `env` adapts, or the name of its class."""
+    inner = innermost(env)
+    name = getattr(getattr(inner, "config", None), "id", None)
+    return name if isinstance(name, str) else type(inner).__name__
 
 
 def is_users(env: VecEnv) -> bool:
@@ -55,7 +70,7 @@ def random_actions(env: VecEnv, steps: int, seed: int = 0) -> list[Tensor]:
 
 def wrong(env: VecEnv, line: str) -> NoReturn:
     """Raise ContractError about `env`."""
-    raise ContractError(f"{type(innermost(env)).__name__}: {line}")
+    raise ContractError(f"{called(env)}: {line}")
 
 
 def require_spec(env: VecEnv) -> None:
@@ -88,7 +103,7 @@ def require_obs(env: VecEnv, obs: Mapping[str, Tensor], where: str) -> None:
         wrong(env, f'{where} has "{extra[0]}", which is not in spec.obs: add a Leaf for it')
     for name, leaf in env.spec.obs.items():
         require_tensor(env, f'{where}["{name}"]', obs[name], leaf.dtype, leaf.shape)
-    require_finite(torch.zeros(1), dict(obs), f"{type(innermost(env)).__name__}: {where}")
+    require_finite(torch.zeros(1), dict(obs), f"{called(env)}: {where}")
 
 
 def require_tensor(
@@ -116,7 +131,7 @@ def require_step(env: VecEnv, step: Step) -> None:
     require_tensor(env, "truncated", step.truncated, "bool")
     require_obs(env, step.obs, "obs")
     require_obs(env, step.next_obs, "next_obs")
-    require_finite(step.reward, {}, type(innermost(env)).__name__)
+    require_finite(step.reward, {}, called(env))
     if (step.terminated & step.truncated).any():
         wrong(env, "an episode is terminated and truncated at once: truncated & ~terminated")
     for name, value in step.log.items():
@@ -127,27 +142,31 @@ def require_step(env: VecEnv, step: Step) -> None:
 class FirstSteps:
     """Checks steps from a reset until an episode has ended and its env has made one more step.
 
-    `saw(before, step)` takes the observations before a step, and that step. `done` is true when
-    there is nothing left to check. `note` gets a line where an end looks wrong, but could be meant.
+    `saw(before, step)` takes the observations before a step, and that step; `steps` counts them.
+    `done` is true when there is nothing left to check. `note` gets a line where an end looks wrong,
+    but could be meant, and where no episode has ended in `QUIET` steps.
     """
 
     def __init__(self, env: VecEnv, note: Callable[[str], None] | None = None) -> None:
         self.env, self.note, self.done = env, note or warn, False
-        self._steps = 0
+        self.steps = 0
         self._largest = 0.0  # of the changes within episodes
         self._kept: Tensor | None = None  # envs whose obs is next_obs though their episode ended
 
     def saw(self, before: Tensors, step: Step) -> None:
         """Raise ContractError if the contract is broken in this step."""
         require_step(self.env, step)
-        self._steps += 1
+        self.steps += 1
         if self._kept is not None:
             self._require_begun(step)
             self.done = True
             return
         change = _change(before, step.next_obs)
         self._largest = max(self._largest, float((change * ~step.ended).max()))
-        if step.ended.any():
+        if not step.ended.any():
+            if self.steps == QUIET:
+                self.note(f"{called(self.env)}: {endless(QUIET)}")
+        else:
             same = _change(step.obs, step.next_obs) == 0
             self._kept = step.ended & same & (change > 0)
             jumped = change[self._kept]  # what jumped was reset before it was kept
@@ -161,7 +180,7 @@ class FirstSteps:
     def _require_begun(self, step: Step) -> None:
         """The step after an end: its env is in a new episode."""
         assert self._kept is not None
-        if self._steps > 2 and bool((self._kept & step.ended).any()):
+        if self.steps > 2 and bool((self._kept & step.ended).any()):
             wrong(
                 self.env,
                 "an env whose episode ended is not reset: reset it inside step, so that obs is the "
@@ -169,10 +188,18 @@ class FirstSteps:
             )
         if self._kept.any():
             self.note(
-                f"{type(innermost(self.env)).__name__}: obs and next_obs are the same where an "
+                f"{called(self.env)}: obs and next_obs are the same where an "
                 "episode ended: next_obs is its last observation, obs the first one of the next "
                 "episode (reset the env inside step)"
             )
+
+
+def endless(steps: int) -> str:
+    """What to say of an environment whose episodes do not end."""
+    return (
+        f"no episode has ended in {steps:,} steps: give a time limit, env.horizon=N (in Python: "
+        "gymnasium.wrappers.TimeLimit(env, N))"
+    )
 
 
 def _change(one: Tensors, other: Tensors) -> Tensor:
@@ -188,9 +215,10 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 def require_same_with_same_seed(env: VecEnv, seed: int, steps: int) -> None:
     """The same seed and actions give the same episodes."""
-    one, other = (_episode(env, seed, steps) for _ in range(2))
+    plan = random_actions(env, steps)
+    one, other = (_episode(env, seed, plan) for _ in range(2))
     for at, (here, there) in enumerate(zip(one, other, strict=True)):
-        if any(not same(here[k], there[k]) for k in here):
+        if not _alike([here], [there]):
             when = "the reset" if at == 0 else f"step {at}"
             wrong(
                 env,
@@ -201,7 +229,8 @@ def require_same_with_same_seed(env: VecEnv, seed: int, steps: int) -> None:
 
 def require_other_with_other_seed(env: VecEnv, seed: int, steps: int) -> None:
     """Another seed gives other episodes."""
-    one, other = _episode(env, seed, steps), _episode(env, seed + 1, steps)
+    plan = random_actions(env, steps)
+    one, other = (_episode(env, start, plan) for start in (seed, seed + 1))
     if all(torch.equal(a[k], b[k]) for a, b in zip(one, other, strict=True) for k in a):
         wrong(
             env,
@@ -210,32 +239,122 @@ def require_other_with_other_seed(env: VecEnv, seed: int, steps: int) -> None:
         )
 
 
-def _episode(env: VecEnv, seed: int, steps: int) -> list[Tensors]:
+def _episode(
+    env: VecEnv, seed: int, plan: list[Tensor], task: Tensor | None = None
+) -> list[Tensors]:
+    """Copies of the observations of a reset; then of each step's, its rewards and its ends."""
+    return [each(dict(env.reset(seed, task)), torch.clone), *_played(env, plan)]
+
+
+def _played(env: VecEnv, plan: list[Tensor]) -> list[Tensors]:
+    seen: list[Tensors] = []
+    for action in plan:
+        step = env.step(action)
+        ends = {"the reward": step.reward, "the end": step.ended}
+        seen.append(each({**step.next_obs, **ends}, torch.clone))
+    return seen
+
+
+def _alike(one: list[Tensors], other: list[Tensors], rows: slice = slice(None)) -> bool:
+    """Whether two episodes are the same, in the parallel envs `rows`."""
+    return all(
+        same(here[key][rows], there[key][rows])
+        for here, there in zip(one, other, strict=True)
+        for key in here
+    )
+
+
+def require_masked_reset(env: VecEnv, seed: int, steps: int) -> None:
+    """`reset(mask=...)` begins new episodes in the envs of the mask, and leaves the others, which
+    go on for `steps` steps as if nothing had been. An environment may refuse to seed only some."""
+    plan, others = random_actions(env, PROBED + steps, seed=2), slice(1, None)
+    mask = torch.arange(env.num_envs, device=env.device) == 0
+    whole = _episode(env, seed, plan)
+    repeats = _alike(whole, _episode(env, seed, plan))
+    begun = each(dict(env.reset(seed)), torch.clone)
+    before = begun
+    for action in plan[:PROBED]:
+        before = each(dict(env.step(action).obs), torch.clone)
+    try:
+        after = each(dict(env.reset(seed, mask=mask)), torch.clone)
+    except (ConfigError, ValueError):  # EnvPool seeds all together only
+        after, repeats = each(dict(env.reset(mask=mask)), torch.clone), False
+    later = _played(env, plan[PROBED:])
+    kept = _alike([before], [after], others)
+    if not kept or (repeats and not _alike(whole[1 + PROBED :], later, others)):
+        wrong(
+            env,
+            "reset(mask=...) changes envs that are not in the mask, so that their episodes never "
+            "end or end at once: begin new episodes only where mask is true",
+        )
+    if repeats and not _alike([begun], [after], slice(0, 1)):
+        wrong(
+            env,
+            "reset(seed, mask=...) does not begin the episodes of reset(seed) in the envs of the "
+            "mask: seed each of them from (seed, its index)",
+        )
+
+
+def require_tasks(env: VecEnv, seed: int, steps: int) -> None:
+    """`reset(task=...)` decides the episode, if the environment has tasks."""
+    if env.spec.task is None:
+        return
+    levels = find_protocol(env, HasLevels)
+    drawn = np.random.default_rng(seed)
+    shape = (env.num_envs, env.spec.task.size)
+
+    def episode() -> list[Tensors]:
+        task = drawn.random(shape) if levels is None else levels.levels.random(shape[0], drawn)
+        return _episode(env, seed, plan, torch.as_tensor(task).float().to(env.device))
+
     plan = random_actions(env, steps)
-    seen = [each(dict(env.reset(seed)), torch.clone)]
-    return seen + [each(dict(env.step(action).next_obs), torch.clone) for action in plan]
+    if _alike(episode(), episode()):
+        wrong(
+            env,
+            f"two tasks give the same episodes ({steps} steps of random actions): reset ignores "
+            "task [B, D], although spec.task declares one",
+        )
+
+
+def require_ends(env: VecEnv, seed: int, steps: int, seconds: float) -> None:
+    """An episode ends in `steps` steps of random actions; at most `seconds` are spent on it."""
+    env.reset(seed)
+    since = time.monotonic()
+    for at in range(steps):
+        (action,) = random_actions(env, 1, seed=at)
+        if env.step(action).ended.any() or time.monotonic() - since > seconds:
+            return
+    wrong(env, endless(steps))
 
 
 def require_bounded_actions(env: VecEnv, seed: int) -> None:
-    """An action beyond [-1, 1] is refused, or does what the bound does."""
+    """An action beyond [-1, 1] is refused, or does what the bound does. Of an environment that is
+    random in spite of its seed this cannot be told."""
     if env.spec.act.dtype != "float32":
         return
     ones = torch.ones(env.num_envs, *env.spec.act.shape, device=env.device)
     for sign in (1.0, -1.0):
-        env.reset(seed)
-        at_bound = env.step(sign * ones)
-        env.reset(seed)
+        at_bound = _episode(env, seed, [sign * ones])
+        if not _close(at_bound, _episode(env, seed, [sign * ones])):
+            return
         try:
-            beyond = env.step(sign * BEYOND * ones)
+            beyond = _episode(env, seed, [sign * BEYOND * ones])
         except (ConfigError, ValueError):
             continue
-        rewarded = torch.allclose(at_bound.reward, beyond.reward, atol=1e-5, equal_nan=True)
-        if not rewarded or float(_change(at_bound.next_obs, beyond.next_obs).max()) > 1e-5:
+        if not _close(at_bound, beyond):
             wrong(
                 env,
                 f"an action of {sign * BEYOND:g} does more than {sign:g}, the bound: write "
                 "action = action.clamp(-1, 1) at the start of step",
             )
+
+
+def _close(one: list[Tensors], other: list[Tensors]) -> bool:
+    return all(
+        torch.allclose(here[key].double(), there[key].double(), atol=1e-5, equal_nan=True)
+        for here, there in zip(one, other, strict=True)
+        for key in here
+    )
 
 
 @contextmanager
@@ -246,7 +365,7 @@ def errors_in_one_line(env: VecEnv, doing: str) -> Generator[None]:
     except (*ONE_LINE, NotApplicable):
         raise
     except Exception as error:
-        name, kind = type(innermost(env)).__name__, type(error).__name__
+        name, kind = called(env), type(error).__name__
         text = " ".join(str(error).split())
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{last.filename}:{last.lineno}"
@@ -258,14 +377,19 @@ def warn(line: str) -> None:
     warnings.warn(line, ContractWarning, stacklevel=2)
 
 
-def require_start(env: VecEnv, seed: int, note: Callable[[str], None] = warn) -> None:
+def require_start(
+    env: VecEnv, seed: int, note: Callable[[str], None] = warn, teaches: bool = False
+) -> None:
     """Check an environment of the user's own before a run: a few steps from two seeds.
 
     Nothing happens for environments of this project (their contract tests run them), and for a
     single env, which may be a machine: it is neither reset nor moved for a check. `note` gets what
-    a run can live with: seeds that decide nothing, actions that are not bounded. The env has to be
-    reset afterwards.
+    a run can live with: seeds that decide nothing, actions that are not bounded, masks that are
+    ignored where no teacher chooses tasks (`teaches`). The env has to be reset afterwards.
     """
+    unshared = find_protocol(env, HasUnsharedState)
+    if unshared is not None and (line := unshared.unshared_state()):
+        note(f"{called(env)}: {line}")
     if not is_users(env) or env.num_envs < 2:
         return
     require_spec(env)
@@ -277,6 +401,12 @@ def require_start(env: VecEnv, seed: int, note: Callable[[str], None] = warn) ->
         for check in (require_same_with_same_seed, require_other_with_other_seed):
             _noted(note, check, env, seed, PROBED)
         _noted(note, require_bounded_actions, env, seed)
+        if teaches:
+            require_masked_reset(env, seed, PROBED)
+        else:
+            _noted(note, require_masked_reset, env, seed, PROBED)
+        _noted(note, require_tasks, env, seed, TASK_STEPS)
+        _noted(note, require_ends, env, seed, QUIET, MOST_SECONDS)
     set_rng_state(before)
 
 

@@ -21,6 +21,7 @@ from embodied.core.env import NotFinite
 from embodied.core.spec import Bound, Leaf, Spec
 from embodied.core.tensors import Tensors
 
+OBJECT_PREFIX = "python/"  # of ids that stand for objects of a Python program
 LARGEST_BOUND = 1e6  # a bound beyond it says "no limit"
 CHANNELS = (1, 3, 4)  # of a single picture
 MOST_CHANNELS = 32  # of a stack of pictures

@@ -203,6 +203,12 @@ class Spec:
         """This spec with additional observations."""
         return replace(self, obs={**self.obs, **extra})
 
+    def transition_bytes(self, decision: int = 1) -> int:
+        """About how many bytes a stored transition of `decision` steps has: both observations, the
+        action, reward and discount."""
+        sizes = (leaf.size * getattr(torch, leaf.dtype).itemsize for leaf in self.obs.values())
+        return 2 * sum(sizes) + 4 * max(self.act.size, 1) * decision + 8
+
     def to_json(self) -> dict[str, Any]:
         return {
             "obs": {name: leaf.to_json() for name, leaf in self.obs.items()},

@@ -3,12 +3,17 @@
     obs:
       front: observation.images.top          # here: there
       state: {name: observation.state, scale: 0.0174533}    # here = there * scale + offset
-      joints: {name: observation.state, elements: [q1, q2, width]}   # a robot's own names of them
+      joints: {name: observation.state, scale: [0.0175, -0.0175, 7e-4], elements: [q1, q2, width]}
     action: {low: [-90, -90, 0], high: [90, 90, 100]}       # there: the values of -1 and +1 here
 
-`action` may also be `quantiles` (default) or `minmax`: the range comes from the dataset's
-statistics. "Here" is the environment or robot, whose actions are in [-1, 1]; "there" is the dataset
-or the policy, in physical units.
+`scale` and `offset` are one number, or one for each element. `elements` are the names here of the
+elements there, in the order there. `action` may also be `{scale: [...], offset: [...]}` (here =
+there * scale + offset), and `quantiles` (default) or `minmax`: the range then comes from the
+dataset's statistics. It may have `elements`, too. "Here" is the environment or robot, whose actions
+are in [-1, 1] unless its controller takes physical ones; "there" is the dataset or the policy, in
+physical units.
+
+Elements whose names are the same here and there are matched by name, whatever their order.
 
 The ranges are measured on the episodes of the run. Those in meta/stats.json are not used: as
 LeRobot writes them, the quantiles of a dataset are averages of its episodes' quantiles, which are
@@ -18,15 +23,17 @@ narrower than the data wherever episodes differ.
 from __future__ import annotations
 
 import collections.abc as abc
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied.core.affine import Affine
+from embodied.core.affine import Affine, last_dims
 from embodied.core.build import ConfigError, nearest, shown
 from embodied.core.saved_node import parse_yaml
 from embodied.core.spec import Leaf, Spec
@@ -40,30 +47,51 @@ RANGES = ("quantiles", "minmax")
 PREFIXES = ("observation.images.", "observation.", "obs/")
 
 
+Each = float | tuple[float, ...]
+"""One number for all elements, or one for each."""
+
+
 @dataclass(frozen=True)
 class Source:
     """`name`: the observation there, without LeRobot's prefix; here = there * scale + offset.
 
-    `elements`: what a robot calls its elements here (`embodied deploy`); an environment knows them.
+    `elements`: the names here of its elements, in the order there (`embodied deploy`); an
+    environment knows them. `order`: for each element here its place there (empty: the same).
     """
 
     name: str
-    scale: float = 1.0
-    offset: float = 0.0
+    scale: Each = 1.0
+    offset: Each = 0.0
     elements: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
 
     @property
     def same_units(self) -> bool:
         return self.scale == 1.0 and self.offset == 0.0
 
+    def here(self, value: Tensor) -> Tensor:
+        """Values [..., *shape] there as those of here."""
+        if not self.same_units:
+            value = value * _row(self.scale, value) + _row(self.offset, value)
+        return permuted(value, self.order)
+
+    def there(self, value: Tensor) -> Tensor:
+        """The inverse of `here`."""
+        value = permuted(value, inverse_order(self.order))
+        if self.same_units:
+            return value
+        return (value - _row(self.offset, value)) / _row(self.scale, value)
+
 
 @dataclass(frozen=True)
 class Mapping:
     """`obs`: for each name here, its source there; a name that is not listed is the same there.
-    `action`: the values there that are -1 and +1 here, or how to measure them."""
+    `action`: the values there that are -1 and +1 here, or how to measure them; `action_elements`:
+    the names here of the action's elements, in the order there (empty: their own names)."""
 
     obs: abc.Mapping[str, Source] = field(default_factory=dict[str, Source])
     action: Affine | Range = "quantiles"
+    action_elements: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: Path | str) -> Mapping:
@@ -94,14 +122,21 @@ class Mapping:
         sources = {
             str(name): _source(given, f"{where}: obs.{name}") for name, given in names.items()
         }
-        return cls(sources, _action(settings.get("action") or "quantiles", where))
+        return cls(sources, *_action(settings.get("action") or "quantiles", where))
 
     def to_json(self) -> dict[str, Any]:
         """The plain settings that `parse` reads."""
         action = self.action.to_json() if isinstance(self.action, Affine) else self.action
+        if self.action_elements:
+            whole = action if isinstance(action, dict) else {"range": action}
+            action = {**whole, "elements": list(self.action_elements)}
         obs: dict[str, dict[str, Any]] = {}
         for here, source in self.obs.items():
-            obs[here] = {"name": source.name, "scale": source.scale, "offset": source.offset}
+            scale, offset = (
+                list(each) if isinstance(each, tuple) else each
+                for each in (source.scale, source.offset)
+            )
+            obs[here] = {"name": source.name, "scale": scale, "offset": offset}
             if source.elements:
                 obs[here]["elements"] = list(source.elements)
         return {"obs": obs, "action": action}
@@ -115,18 +150,40 @@ class Mapping:
         found: Tensors = {}
         for name in names:
             source = self.source(name)
-            value, same = there[source.name], source.same_units
-            found[name] = value if same else value * source.scale + source.offset
+            found[name] = source.here(there[source.name])
         return found
 
     def obs_there(self, here: Tensors, names: abc.Iterable[str]) -> Tensors:
         """The observations of there that are made of `names` here; the inverse of `obs_here`."""
         found: Tensors = {}
         for name in names:
-            source, value = self.source(name), here[name]
-            same = source.same_units
-            found[source.name] = value if same else (value - source.offset) / source.scale
+            source = self.source(name)
+            found[source.name] = source.there(here[name])
         return found
+
+    def ordered(self, here: Spec, there: Spec) -> Mapping:
+        """This mapping with the order of elements by their names, for `here` and `there`."""
+        obs: dict[str, Source] = dict(self.obs)
+        for name, leaf in here.obs.items():
+            source = self.source(name)
+            if source.name in there.obs and not leaf.is_image:
+                theirs = source.elements or there.obs[source.name].names
+                if sorted(theirs) == sorted(leaf.names) and theirs != leaf.names:
+                    obs[name] = replace(source, order=order_of(leaf.names, theirs))
+        return replace(self, obs=obs)
+
+    def action_order(self, here: Leaf, there: Leaf) -> tuple[int, ...]:
+        """For each element of the action here its place there; empty where it is the same.
+        ConfigError where the two have different names and `elements` do not say which is which."""
+        theirs = self.action_elements or there.names
+        if not theirs or not here.names or theirs == here.names:
+            return ()
+        if sorted(theirs) != sorted(here.names):
+            raise ConfigError(
+                f"the action is {', '.join(here.names)} here and {', '.join(theirs)} there: write "
+                "action: {elements: [...]} with the names here, in the order there"
+            )
+        return order_of(here.names, theirs)
 
 
 def short(name: str) -> str:
@@ -135,6 +192,34 @@ def short(name: str) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
+
+
+def order_of(here: abc.Sequence[str], there: abc.Sequence[str]) -> tuple[int, ...]:
+    """For each name of `here` its place in `there`, which has the same names."""
+    return tuple(list(there).index(name) for name in here)
+
+
+def inverse_order(order: tuple[int, ...]) -> tuple[int, ...]:
+    """The order that undoes `order`."""
+    return tuple(order.index(i) for i in range(len(order)))
+
+
+def permuted(value: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Values [..., *shape] with the elements of `order`, one each (empty: as they are)."""
+    if not order:
+        return value
+    shape = value.shape
+    start = len(shape) - len(last_dims(tuple(shape), len(order)))
+    return value.flatten(start)[..., list(order)].reshape(shape)
+
+
+def _row(numbers: Each, value: Tensor) -> Tensor | float:
+    """`numbers` in the shape of one row of `value`."""
+    if not isinstance(numbers, tuple):
+        return numbers
+    kind = value.dtype if value.is_floating_point() else torch.float32
+    row = torch.tensor(numbers, dtype=kind, device=value.device)
+    return row.view(last_dims(tuple(value.shape), len(numbers)))
 
 
 def _source(given: Any, where: str) -> Source:
@@ -149,39 +234,90 @@ def _source(given: Any, where: str) -> Source:
     for key in node:
         if key not in known:
             raise ConfigError(f'{where} has no setting "{key}"{nearest(str(key), known)}')
-    scale, offset = node.get("scale", 1.0), node.get("offset", 0.0)
-    if not all(isinstance(n, int | float) and not isinstance(n, bool) for n in (scale, offset)):
-        raise ConfigError(f"{where}: scale and offset should be numbers")
-    if scale == 0:
+    scale, offset = _each(node.get("scale", 1.0), where), _each(node.get("offset", 0.0), where)
+    if 0 in (scale if isinstance(scale, tuple) else (scale,)):
         raise ConfigError(f"{where}: scale should not be 0")
+    return Source(short(node["name"]), scale, offset, _elements(node, where))
+
+
+def _each(given: Any, where: str) -> Each:
+    """One number or one for each element; ConfigError."""
+    several = isinstance(given, list | tuple)
+    numbers = cast(list[Any], given) if several else [given]
+    if not numbers or not all(
+        isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers
+    ):
+        raise ConfigError(f"{where}: scale and offset should be numbers, one or one per element")
+    return tuple(float(n) for n in numbers) if several else float(numbers[0])
+
+
+def _elements(node: abc.Mapping[str, Any], where: str) -> tuple[str, ...]:
     elements = node.get("elements") or []
     if not isinstance(elements, list) or not all(isinstance(e, str) for e in elements):
         raise ConfigError(f"{where}: elements should be a list of names")
     names = tuple(str(e) for e in cast(list[str], elements))
-    return Source(short(node["name"]), float(scale), float(offset), names)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{where}: elements should have different names")
+    return names
 
 
-def _action(given: Any, where: str) -> Affine | Range:
+def _action(given: Any, where: str) -> tuple[Affine | Range, tuple[str, ...]]:
+    """The range of the action, and the names here of its elements."""
     if isinstance(given, str) and given in RANGES:
-        return cast(Range, given)
+        return cast(Range, given), ()
     node = cast(abc.Mapping[str, Any], given) if isinstance(given, abc.Mapping) else {}
-    if set(node) != {"low", "high"}:
-        raise ConfigError(
-            f"{where}: action should be {{low: [...], high: [...]}} (the values there of -1 and +1 "
-            f"here), quantiles or minmax, not {shown(given)}"
-        )
+    elements = _elements(node, f"{where}: action")
+    kinds = {*node} - {"elements"}
+    if not kinds and elements:
+        return "quantiles", elements
+    if kinds == {"range"} and node["range"] in RANGES:
+        return cast(Range, node["range"]), elements
     try:
-        return Affine.from_json(node)
+        if kinds == {"low", "high"}:
+            return Affine.from_json(node), elements
+        if kinds in ({"scale"}, {"scale", "offset"}):
+            return _of_scale(node, f"{where}: action"), elements
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: action: {error}") from error
+    raise ConfigError(
+        f"{where}: action should be {{low: [...], high: [...]}} (the values there of -1 and +1 "
+        f"here), {{scale: [...], offset: [...]}}, quantiles or minmax, not {shown(given)}"
+    )
+
+
+def _of_scale(node: abc.Mapping[str, Any], where: str) -> Affine:
+    """The values there of -1 and +1, of here = there * scale + offset."""
+    scale, offset = _each(node["scale"], where), _each(node.get("offset", 0.0), where)
+    if not isinstance(scale, tuple) or 0 in scale:
+        raise ConfigError(f"{where}: scale should be a list of numbers that are not 0")
+    offsets = offset if isinstance(offset, tuple) else (offset,) * len(scale)
+    if len(offsets) != len(scale):
+        raise ConfigError(f"{where}: {len(scale)} scales and {len(offsets)} offsets")
+    low, high = (
+        tuple((end - b) / a for a, b in zip(scale, offsets, strict=True)) for end in (-1.0, 1.0)
+    )
+    return Affine(low, high)
 
 
 def require_names(here: Spec, mapping: Mapping) -> None:
-    """ConfigError for a name of the mapping that is not an observation of `here`."""
-    for name in mapping.obs:
+    """ConfigError for a name of the mapping that is not an observation of `here`, or has another
+    number of elements."""
+    for name, source in mapping.obs.items():
         if name not in here.obs:
             raise ConfigError(
                 f"mapping: obs.{name} is no observation here{nearest(name, here.obs)}"
+            )
+        for what, numbers in (("scale", source.scale), ("offset", source.offset)):
+            if isinstance(numbers, tuple) and len(numbers) != here.obs[name].size:
+                raise ConfigError(
+                    f"mapping: obs.{name}.{what} has {len(numbers)} numbers, the observation "
+                    f"{here.obs[name].size}"
+                )
+        ours = here.obs[name].names
+        if source.elements and ours and sorted(source.elements) != sorted(ours):
+            raise ConfigError(
+                f"mapping: obs.{name}.elements are {', '.join(source.elements)}, the observation "
+                f"has {', '.join(ours)}"
             )
 
 
@@ -205,7 +341,8 @@ def require_fit(name: str, here: Spec, source: str, there: Spec) -> None:
 
 
 def require_actions(here: Spec, there: Spec, mapping: Mapping) -> None:
-    """ConfigError unless actions have the same size and rate, and the mapping's range fits them."""
+    """ConfigError unless actions have the same size, names and rate, and the mapping's range fits
+    them."""
     ours, theirs = here.act, there.act
     names = f" ({', '.join(theirs.names)})" if theirs.names else ""
     if ours.size != theirs.size or ours.dtype != theirs.dtype:
@@ -218,6 +355,7 @@ def require_actions(here: Spec, there: Spec, mapping: Mapping) -> None:
             f"mapping: action.low and action.high should have {ours.size} numbers{names}, not "
             f"{mapping.action.size}"
         )
+    mapping.action_order(ours, theirs)
     if abs(here.dt - there.dt) > 1e-3 * here.dt:
         raise ConfigError(
             f"there are {1 / here.dt:g} steps a second here and {1 / there.dt:g} there, and an "
@@ -305,8 +443,10 @@ def remapped(episodes: Episodes, here: Spec, mapping: Mapping, where: str) -> Ep
         require_actions(here, episodes.spec, mapping)
         for name in here.obs:
             required_source(name, here, episodes.spec, mapping)
+        mapping = mapping.ordered(here, episodes.spec)
         steps = dict(episodes.steps)
-        action = _unit_action(steps["action"], mapping, here)
+        order = mapping.action_order(here.act, episodes.spec.act)
+        action = permuted(_unit_action(steps["action"], mapping, here), order)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     seen = mapping.obs_here(under(steps, "obs"), here.obs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from embodied.core.build import ConfigError, build, nearest
+from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.checkpoint import CheckpointError, file_hash, find, load_policy
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import require_inside
 from embodied.core.tensors import Tensors
 from embodied.deploy.site import Site
+from embodied.embodiments.controller import Controller
+from embodied.embodiments.joint_position import JointPosition
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
-from embodied.policies.abilities import without_reflex
+from embodied.policies.abilities import HasDataRanges, without_reflex
+from embodied.policies.wrappers.mapped import Mapped
 from embodied.real_robot.assemble import build_chain, build_driver, forward_kinematics
 from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
 from embodied.real_robot.cameras.sources import FIRST_IMAGE, CameraError
 from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.policy.observer import (
     observer,
@@ -38,8 +42,10 @@ from embodied.real_robot.safety.workspace import Workspace
 
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
 DARK = 8  # of 255: the brightest spot of a picture with the cap on
+WHOLE_TURN = 2 * np.pi * 0.99  # rad
 DECISIONS = 5  # of a policy server, to see how long they take
-SLACK = 0.04  # rad that limits may reach beyond a calibrated range
+SLACK = 0.04  # rad that limits may reach beyond a calibrated range, or data beyond limits
+OVER = 0.1  # share of a hand's opening, or of [-1, 1], that data may reach beyond it
 
 
 Look = Callable[[Site, Policy], tuple[bool | None, str]]
@@ -74,6 +80,7 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         ("observations", _observations),
         ("cameras", _cameras),
         ("normaliser", _normaliser),
+        ("units", _units),
         ("parity", _parity),
         ("limits", _limits),
         ("workspace", _workspace),
@@ -121,7 +128,11 @@ def _rate(site: Site, policy: Policy) -> tuple[bool | None, str]:
 def _actions(site: Site, policy: Policy) -> tuple[bool | None, str]:
     require_actions(policy.spec, site.deployment)
     names = policy.spec.act.names
-    return True, ", ".join(names) if names else f"{policy.spec.act.size} numbers without names"
+    said = ", ".join(names) if names else f"{policy.spec.act.size} numbers"
+    named = names
+    if isinstance(policy, Mapped):
+        named = policy.mapping.action_elements or policy.base.spec.act.names
+    return True, said if named else f"{said}; the policy names none: their order is trusted"
 
 
 def _observations(site: Site, policy: Policy) -> tuple[bool | None, str]:
@@ -135,6 +146,11 @@ def _observations(site: Site, policy: Policy) -> tuple[bool | None, str]:
 
 def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
     images, cameras = image_sizes(policy.spec), site.deployment.cameras
+    missing, world = [name for name in images if name not in cameras], _drawn_task(site)
+    if missing and world:
+        node = {"_target_": RENDERED, "fps": 15, "scene": {"_target_": SCENE, "task": world}}
+        node["scene"]["camera"] = missing[0]
+        return False, f"{missing[0]} has no camera; to draw it: '{_word(missing[0], node)}'"
     PolicyImages(policy.spec, cameras, site.deployment.picture)
     filmed = {name: size for name, size in site.deployment.filmed.items() if name not in images}
     if spare := [name for name in cameras if name not in {**images, **filmed}]:
@@ -145,6 +161,21 @@ def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
     said = [f"{name} ({high} x {wide})" for name, (high, wide) in images.items()]
     said += [f"{name} ({high} x {wide}, filmed)" for name, (high, wide) in filmed.items()]
     return True, ", ".join(said) if said else "the policy sees no pictures"
+
+
+RENDERED = "embodied.real_robot.cameras.sources.Rendered"
+SCENE = "embodied.envs.fr3.rendered_camera.RenderedCamera"
+
+
+def _drawn_task(site: Site) -> str:
+    """The task of a simulated FR3 whose scene can be drawn; empty for other robots."""
+    world: Any = site.deployment.driver.get("world")
+    return str(world["task"]) if isinstance(world, Mapping) and "task" in world else ""
+
+
+def _word(camera: str, node: Node) -> str:
+    """The word of the command line that sets that camera."""
+    return f"robot.cameras.{camera}={json.dumps(node)}".replace('"', "").replace(", ", ",")
 
 
 def _pictures(site: Site, policy: Policy) -> tuple[bool | None, str]:
@@ -175,6 +206,83 @@ def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
     if found and wanted:
         return False, "the run says that there is one, the checkpoint has none that was set"
     return True, "none, as trained" if site.trained else "none"
+
+
+def _units(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    """How far the run's data reach, in the robot's names and units, against its limits."""
+    if not isinstance(policy, HasDataRanges) or not (found := policy.data_ranges()):
+        return None, "the policy keeps no ranges of its data in physical units"
+    controller, limits = build(site.deployment.controller, Controller), site.deployment.limits
+    looked = 0
+    for key, ends in found.items():
+        leaf = policy.spec.act if key == "action" else policy.spec.obs[key.removeprefix("obs/")]
+        if key == "action" and isinstance(controller, JointPosition):
+            names, ours = controller.names, _meant(controller, ends)
+        elif key == "action":
+            names, ours = leaf.names, ends.numpy()
+        else:
+            names, ours = leaf.names, _measured(site.deployment, leaf.names, ends)
+        if not names:
+            continue
+        least, most, slack = _allowed(site.deployment, controller, key, names)
+        low, high = np.sort(ours, 0)
+        over = np.maximum(least - slack - low, high - most - slack)
+        looked += int(np.isfinite(least).sum())
+        worst = int(np.argmax(over))
+        if over[worst] > 0:
+            return False, (
+                f"{names[worst]}: {key} of the run's data goes from {low[worst]:.2f} to "
+                f"{high[worst]:.2f} here, the robot's limits from {least[worst]:.2f} to "
+                f"{most[worst]:.2f}: another unit, sign or zero (mapping=FILE, robot.driver), or "
+                "robot.limits"
+            )
+    return True, f"{looked} ranges of the run's data are within the limits of {len(limits)} joints"
+
+
+def _meant(controller: JointPosition, ends: torch.Tensor) -> Floats:
+    """Joints [2, n] (rad) and the hand (m) that the ends of the actions' data mean."""
+    rows = ends.numpy().copy()
+    n = len(controller.arm)
+    hand = [controller.opening(rows[:, n:])] if rows.shape[1] > n else []
+    return np.concatenate([controller.positions(rows[:, :n]), *hand], 1)
+
+
+def _measured(made: Deployment, names: Sequence[str], ends: torch.Tensor) -> Floats:
+    """The ends [2, k] of an observation's data, in rad (m) where they are joints (a hand)."""
+    rows = ends.numpy().copy()
+    if made.outside is not None:
+        for at, name in enumerate(names):
+            if name in made.outside.names:
+                which = made.outside.names.index(name)
+                rows[:, at] -= made.outside.zero[which]
+                rows[:, at] *= made.outside.unit[which]
+    return rows
+
+
+def _allowed(
+    made: Deployment, controller: Controller, key: str, names: Sequence[str]
+) -> tuple[Floats, Floats, Floats]:
+    """Low and high limits [k] of the elements `names`, infinite where there are none, and what may
+    be beyond."""
+    least, most, slack = (np.full(len(names), end) for end in (-np.inf, np.inf, SLACK))
+    places = {f"q{i}": i - 1 for i in range(1, made.joints + 1)}
+    if made.outside is not None:
+        places |= {name: i for i, name in enumerate(made.outside.names)}
+    opening = None
+    if isinstance(controller, JointPosition):
+        opening = None if controller.arm.hand is None else controller.arm.hand.open
+    if key == "action":
+        joints = isinstance(controller, JointPosition)
+        places = {name: i for i, name in enumerate(names)} if joints else {}
+        if not joints and not controller.physical:
+            one = np.ones(len(names))
+            return -one, one, 2 * OVER * one
+    for at, place in enumerate(places.get(name, -1) for name in names):
+        if 0 <= place < made.joints:
+            least[at], most[at] = made.limits.low[place], made.limits.high[place]
+        elif place >= made.joints and opening is not None:
+            least[at], most[at], slack[at] = 0.0, opening, OVER * opening
+    return least, most, slack
 
 
 def _parity(site: Site, policy: Policy) -> tuple[bool | None, str]:
@@ -253,6 +361,14 @@ def _range(site: Site, policy: Policy) -> tuple[bool | None, str]:
     if reach is None:
         return None, "the driver knows of no calibrated range"
     limits = site.deployment.limits
+    whole = [
+        n for n, a, b in zip(driver.joints, *reach, strict=True) if WHOLE_TURN < b - a < np.inf
+    ]
+    if whole:
+        return False, (
+            f"the calibrated range of {whole[0]} is a whole turn: it was never measured, and does "
+            "not limit the joint; calibrate it (embodied robot calibrate)"
+        )
     over: Floats = np.maximum(reach[0] - np.asarray(limits.low), np.asarray(limits.high) - reach[1])
     joint = int(np.argmax(over))
     if over[joint] > SLACK:

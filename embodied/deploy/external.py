@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,23 +23,23 @@ import numpy as np
 
 from embodied.compose import compose
 from embodied.core.bounds import Bound
-from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.build import ConfigError, build, nearest
 from embodied.core.spec import Leaf, Spec
-from embodied.deploy.site import as_trained, emulated
+from embodied.deploy.site import as_trained, emulated, opening_of, outside_of
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import tool_target
 from embodied.real_robot.cameras.shared_frames import FrameReader
 from embodied.real_robot.cameras.sources import FIRST_IMAGE, Frame, fitted
 from embodied.real_robot.daemon.server import default_folder
 from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
-from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.drivers.driver import Driver, Outside, in_degrees
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import names_of, observer
+from embodied.real_robot.rl.rehearsal import require_rehearsed
 from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 TARGETS = "embodied.embodiments.joint_position.JointTargets"
-OPENING = 0.08  # m, of a hand whose driver does not say how far it opens
 Numbers = dict[str, float]
 
 
@@ -51,7 +51,7 @@ class Config:
     words: tuple[str, ...]  # as for `embodied deploy`: robot=NAME and settings of it
     config_dir: tuple[str, ...] = ()  # more folders of configurations
     actions: Literal["joints", "controller"] = "joints"  # joint targets, or actions in [-1, 1]
-    units: Literal["degrees", "radians"] = "degrees"  # of the joints
+    units: Literal["degrees", "radians"] = "degrees"  # degrees: the driver's own, if it has some
     numbers: tuple[str, ...] = ()  # observations beyond the joints
     fps: Annotated[float, Bound(1.0, 200.0)] = 30.0  # actions a second that come
     home: bool = True  # whether to go to the home pose on connecting
@@ -73,11 +73,13 @@ class External:
         self.config, self.robot, self.hold = config, as_trained(robot, None), node["hold"]
         self.folder = Path(node["folder"]) if node["folder"] else default_folder(robot["robot"])
         driver = build(self.robot["driver"], Driver)
-        self.opening = _opening(self.robot)
-        self.joints = [name.removesuffix(".pos") for name in driver.joints]
+        self.outside = outside_of(self.robot)
+        if config.units == "radians":
+            self.outside = _in_radians(driver.joints, opening_of(self.robot))
         self.robot["sensed"] = list(driver.sensed)
         if config.actions == "joints":
-            about = {"joints": len(self.joints), "hand": self.opening > 0, "dt": 1 / config.fps}
+            joints, hand = self.outside.joints, self.outside.hand
+            about = {"joints": joints, "hand": hand, "dt": 1 / config.fps}
             self.robot["controller"] = {"_target_": TARGETS, **about}
             self.robot["step"] = 1 / config.fps
         self.deployment = Deployment.parse({**self.robot, "policy": ""})
@@ -89,7 +91,7 @@ class External:
         """What goes in and out, by name; sizes (height, width) of images."""
         return {
             "robot": self.deployment.robot,
-            "observations": [*self._joint_keys(), *(f"{name}.pos" for name in self.config.numbers)],
+            "observations": [*self.outside.names, *(f"{name}.pos" for name in self.config.numbers)],
             "images": {name: [*size] for name, size in self.deployment.filmed.items()},
             "actions": self._action_keys(),
             "step": self.deployment.step,
@@ -105,6 +107,7 @@ class External:
             output.mkdir(parents=True, exist_ok=True)
             made = Deployment.parse({**robot, "policy": ""})
             self.deployment = replace(made, records=str(output / "blackbox"))
+            require_rehearsed(self.deployment)
             self.session = RobotSession(self.deployment, self.folder, self.hold)
             self._open.callback(self.session.close)
             quiet = 0.4 * self.deployment.fresh.stop
@@ -158,14 +161,12 @@ class External:
             if session.mode != Mode.RUNNING:
                 session.rest()
                 state = session.state
-                hand = [float(state["sent_width"])] if self.opening > 0 else []
+                hand = [float(state["sent_width"])] if self.outside.hand else []
                 still = [*state["sent"], *hand] if self.config.actions == "joints" else 0 * values
                 session.start(np.asarray(still))  # the action that moves nothing
                 self.seen = float(session.state["measured"])
-            if self.config.actions == "joints":  # to rad and m
-                n = len(self.joints)
-                q = np.radians(values[:n]) if self.config.units == "degrees" else values[:n]
-                values = np.concatenate([q, values[n:] / 100 * self.opening])
+            if self.config.actions == "joints":
+                values = self.outside.positions(values)
             session.send_action(values, self.seen)
             self.deadman.feed()
             sent = session.state["sent"], float(session.state["sent_width"])
@@ -201,17 +202,12 @@ class External:
             session.update()
 
     def _joint_numbers(self, q: Any, width: float) -> Numbers:
-        shown = np.degrees(q) if self.config.units == "degrees" else np.asarray(q)
-        hand = [100 * width / self.opening] if self.opening > 0 else []
-        return dict(zip(self._joint_keys(), [*shown.tolist(), *hand], strict=True))
-
-    def _joint_keys(self) -> list[str]:
-        hand = ["gripper.pos"] if self.opening > 0 else []
-        return [*(f"{name}.pos" for name in self.joints), *hand]
+        values = self.outside.values(q, width).tolist()
+        return dict(zip(self.outside.names, values, strict=True))
 
     def _action_keys(self) -> list[str]:
         if self.config.actions == "joints":
-            return self._joint_keys()
+            return [*self.outside.names]
         names = build(self.deployment.controller, Controller).names
         position = ("gripper", "gripper.pos")  # others without an end are the speed of something
         return [
@@ -230,9 +226,7 @@ class External:
         return Spec(obs=obs, act=Leaf((1,), low=-math.inf, high=math.inf), dt=made.step)
 
 
-def _opening(robot: Node) -> float:
-    """How far the hand opens, m; 0 without a hand."""
-    hand: Any = robot["driver"].get("hand")
-    if isinstance(hand, Mapping) and "width" in hand:
-        return float(hand["width"])  # pyright: ignore[reportUnknownArgumentType]
-    return OPENING if robot.get("home_width") is not None else 0.0
+def _in_radians(joints: Sequence[str], opening: float) -> Outside:
+    """Joints in rad at our zeros; the hand from 0 to 100."""
+    degrees = in_degrees(joints, opening)
+    return replace(degrees, unit=(*(1.0,) * len(joints), *degrees.unit[len(joints) :]))

@@ -6,11 +6,12 @@ import json
 from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from embodied.core import checkpoint
+from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, Node, build, named_function
 from embodied.core.config_fields import complete
 from embodied.core.policy import Policy
@@ -18,6 +19,8 @@ from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import INSTRUCTION, Leaf, Spec, hidden
 from embodied.datasets.mapping import Mapping
 from embodied.embodiments.controller import Controller
+from embodied.embodiments.joint_position import JointPosition
+from embodied.embodiments.named_controllers import arm_of_kinematics
 from embodied.policies.remote.address import PACKAGE, is_address, remote_policy
 from embodied.policies.wrappers.mapped import Mapped
 from embodied.real_robot.deployment import (
@@ -27,7 +30,7 @@ from embodied.real_robot.deployment import (
     controller_settings,
     with_allowed,
 )
-from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.drivers.driver import Driver, Outside, in_degrees
 from embodied.real_robot.emulators.process import Emulator
 from embodied.real_robot.policy.observer import names_of
 
@@ -64,13 +67,16 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
         # A checkpoint with the spec of the served policy and without any weights.
         folder = output / "policy" / "checkpoints" / "00000000"
         policy = str(checkpoint.save(folder, remote_policy(policy, wait=0.0), 0))
-    if policy is not None and node.get("mapping") is not None:
-        policy = mapped_checkpoint(Path(policy), node["mapping"], robot, output)
     script: Node = {"env": node.get("demonstrator")}
     trained = script if policy is None else trained_with(Path(policy))
     robot = as_trained(robot, trained)
     # Check all settings before anything starts.
     onboard = Deployment.parse({**robot, "policy": ""}).onboard
+    if policy is not None:
+        robot, found = fitted(Path(policy), node.get("mapping"), robot, output)
+        if found != str(Path(policy)):
+            trained = None  # its environment has other names
+        policy = found
     if policy is not None and onboard is not None:
         act = json.loads((checkpoint.find(Path(policy)) / "spec.json").read_text())["act"]
         if tuple(act.get("names") or ()) == onboard.names:
@@ -159,20 +165,94 @@ def _scripted(node: Node, robot: Node, output: Path) -> str:
     return str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", policy, 0))
 
 
-def mapped_checkpoint(policy: Path, file: str, robot: Node, output: Path) -> str:
-    """Write the policy of the run `policy`, mapped by `file` to the settings `robot`, below
-    `output`; returns the checkpoint's folder. ConfigError where they do not fit, in one line."""
-    mapping = Mapping.load(file)
+OPENING = 0.08  # m, of a hand whose driver does not say how far it opens
+
+
+def opening_of(robot: Node) -> float:
+    """How far the hand opens, m; 0 without a hand."""
+    hand: Any = robot["driver"].get("hand")
+    if isinstance(hand, abc.Mapping) and "width" in hand:
+        return float(cast(Node, hand)["width"])
+    return OPENING if robot.get("home_width") is not None else 0.0
+
+
+def outside_of(robot: Node) -> Outside:
+    """What programs outside call what the robot measures and takes: its driver's own names and
+    units, else joints in degrees and a hand from 0 to 100. ConfigError."""
+    driver = build(robot["driver"], Driver)
+    return driver.outside() or in_degrees(driver.joints, opening_of(robot))
+
+
+def fitted(policy: Path, file: str | None, robot: Node, output: Path) -> tuple[Node, str]:
+    """The settings `robot` and the checkpoint of the run `policy` that fit each other: joined by
+    the mapping `file`, where there is one, and by the names of what the robot measures and takes.
+    ConfigError where they do not fit, in one line."""
+    spec = checkpoint.load_spec(policy)
+    mapping = Mapping() if file is None else Mapping.load(file)
+    unmapped = isinstance(mapping.action, str) and not mapping.action_elements
+    native = unmapped and _names_joints(spec, robot)
+    if native:
+        robot = _in_outside_units(robot, outside_of(robot), spec.dt)
+    controller = build(robot["controller"], Controller)
+    names = tuple(controller.names)
+    reordered = sorted(spec.act.names) == sorted(names) and spec.act.names != names
+    if file is None and not reordered and (not native or spec.act.names):
+        return robot, str(policy)
+    if file is None or (controller.physical and isinstance(mapping.action, str)):
+        ends = (1.0,) * spec.act.size  # its numbers are taken as they are
+        mapping = replace(mapping, action=Affine(tuple(-end for end in ends), ends))
+    return robot, mapped_checkpoint(policy, mapping, robot, output, file or "mapping")
+
+
+def _names_joints(spec: Spec, robot: Node) -> bool:
+    """Whether the policy acts in the driver's own names and units, or in as many physical numbers
+    without names, which are taken in the driver's order."""
+    joints, act = len(robot["limits"]["low"]), spec.act
+    if act.is_unit or act.dtype != "float32" or not joints <= act.size <= joints + 1:
+        return False
+    if build(robot["controller"], Controller).physical:
+        return False  # the robot's settings say what physical actions are
+    names = outside_of(robot).names
+    return sorted(act.names) == sorted(names) or (not act.names and act.size == len(names))
+
+
+def _in_outside_units(robot: Node, outside: Outside, dt: float) -> Node:
+    """`robot` at the rate of a policy that acts in the driver's own names and units, with a
+    controller of joint positions in them, and with these names for its observations."""
+    n = outside.joints
+    controller: Node = {
+        "_target_": f"{JointPosition.__module__}.{JointPosition.__qualname__}",
+        "arm": arm_of_kinematics(robot["kinematics"]),
+        "dt": dt,
+        "action": "deg",
+        "zero": list(outside.zero[:n]),
+        "unit": list(outside.unit[:n]),
+        "keys": list(outside.names),
+    }
+    if outside.hand:  # 0 and 1 m: of the line through both, what the hand can do is taken
+        closed, unit = outside.zero[-1], outside.unit[-1]
+        controller |= {"hand_values": [closed, closed + 1 / unit], "width": [0.0, 1.0]}
+    return {**robot, "controller": controller, "step": dt, "outside": asdict(outside)}
+
+
+def mapped_checkpoint(
+    policy: Path, mapping: Mapping, robot: Node, output: Path, where: str = "mapping"
+) -> str:
+    """Write the policy of the run `policy`, joined by `mapping` to the settings `robot`, below
+    `output`; returns the checkpoint's folder. ConfigError where they do not fit, in one line that
+    begins with `where`."""
     base = checkpoint.load_policy(policy)
-    spec = robot_spec(base.spec, mapping, robot, file)
+    spec = robot_spec(base.spec, mapping, robot, where)
     mapped = Mapped.of(base, spec, mapping)
     return str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", mapped, 0))
 
 
-def robot_spec(there: Spec, mapping: Mapping, robot: Node, file: str) -> Spec:
+def robot_spec(there: Spec, mapping: Mapping, robot: Node, where: str) -> Spec:
     """What the policy of `there` needs of a robot, in the robot's names and at its rate."""
-    names = tuple(build(robot["controller"], Controller).names)
+    controller = build(robot["controller"], Controller)
+    names = tuple(controller.names)
     here = {source.name: name for name, source in mapping.obs.items()}
+    outside = tuple((robot.get("outside") or {}).get("names", ()))
     obs: dict[str, Leaf] = {}
     for name, leaf in there.obs.items():
         if hidden(name):
@@ -187,11 +267,14 @@ def robot_spec(there: Spec, mapping: Mapping, robot: Node, file: str) -> Spec:
             obs[ours] = Leaf(leaf.shape, leaf.dtype, unit=leaf.unit)
             continue
         elements = mapping.source(ours).elements or leaf.names
+        if not elements and leaf.size == len(outside):
+            elements = outside  # without any names, those of the driver in its order
         if len(elements) != leaf.size:
             raise ConfigError(
-                f"{file}: obs.{ours} needs the robot's names of its {leaf.size} elements "
+                f"{where}: obs.{ours} needs the robot's names of its {leaf.size} elements "
                 f"({', '.join(leaf.names) or name}): {{name: {name}, elements: [q1, ...]}}"
             )
         obs[ours] = Leaf(leaf.shape, names=tuple(elements))
-    act = Leaf((len(names),), low=-1.0, high=1.0, names=names)
+    low, high = (None, None) if controller.physical else (-1.0, 1.0)
+    act = Leaf((len(names),), low=low, high=high, names=names)
     return Spec(obs, act, dt=robot["step"], text=there.text)

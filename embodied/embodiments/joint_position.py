@@ -3,7 +3,7 @@
 JointPosition has absolute joint targets as actions, of any arm:
 
     target_i = low_i + (a_i + 1) / 2 (high_i - low_i)                an action in [-1, 1]
-    target_i = a_i                                                   `action` "rad" or "deg"
+    target_i = unit_i (a_i - zero_i)                                 `action` "rad" or "deg"
 
 The target is kept within the joint limits, the speed limit and `lead` of the measured position, so
 an action that jumps moves the arm no faster than its speed.
@@ -38,7 +38,8 @@ class Config:
     Actions "normalized" in [-1, 1] mean `low` and `high`; "rad" and "deg" are joint positions
     themselves, as a policy in physical units says them (m for sliding joints). Where a dataset
     counts a joint the other way round, its `low` is above its `high`. With physical actions, the
-    values `hand_values` stand for the two openings `width`, for example (0, 100).
+    values `hand_values` stand for the two openings `width`, for example (0, 100); `zero` and `unit`
+    are for joints that are counted from elsewhere, or the other way round.
     """
 
     arm: str = "fr3"  # fr3, so101, ur5e, or an arm file (`embodied robot describe`)
@@ -49,6 +50,9 @@ class Config:
     degrees: bool = False  # `low` and `high` are in degrees
     width: tuple[NonNegative, NonNegative] | None = None  # hand openings at -1 and 1, m
     hand_values: tuple[Number, Number] = (-1.0, 1.0)  # physical actions of closed and open hands
+    zero: tuple[Number, ...] = ()  # physical actions of joints at 0 rad (empty: 0)
+    unit: tuple[Number, ...] = ()  # rad of a physical action of 1 (empty: 1, or that of a degree)
+    keys: tuple[str, ...] = ()  # names of the action's elements (empty: made from the arm's)
     speed: PositiveFraction = 0.8  # share of the joints' velocity limits
     lead: Positive = 0.5  # how far the target may be from the measured position, rad or m
 
@@ -58,8 +62,14 @@ class Config:
                 f"joint_position: action={self.action} takes joint positions as they are; low, "
                 "high and degrees go with action=normalized"
             )
-        if self.action == "normalized" and self.hand_values != (-1.0, 1.0):
-            raise ConfigError("joint_position: hand_values goes with action=rad or action=deg")
+        if self.action == "normalized" and (
+            self.hand_values != (-1.0, 1.0) or self.zero or self.unit
+        ):
+            raise ConfigError(
+                "joint_position: hand_values, zero and unit go with action=rad or action=deg"
+            )
+        if 0 in self.unit:
+            raise ConfigError("joint_position: unit should not be 0")
         if self.hand_values[0] == self.hand_values[1]:
             raise ConfigError("joint_position: hand_values should be two different numbers")
 
@@ -73,15 +83,18 @@ class JointPosition(Controller):
         self.physical = config.action != "normalized"
         hand = ("gripper.pos",) if self.arm.hand is not None else ()
         self.names = (*(f"{name}.pos" for name in self.arm.joints), *hand)
+        if config.keys and len(config.keys) != len(self.names):
+            raise ConfigError(f"joint_position: keys needs {len(self.names)} names")
+        self.names = config.keys or self.names
         unit = DEGREE if config.degrees else 1.0
         low = self._row("low", config.low, self.arm.lower / unit) * unit
         high = self._row("high", config.high, self.arm.upper / unit) * unit
         self.middle = (low + high) / 2
         self.half = (high - low) / 2
         if self.physical:
-            unit = DEGREE if config.action == "deg" else 1.0
-            self.middle = np.zeros(len(self.arm))
-            self.half = np.full(len(self.arm), unit)
+            whole = np.full(len(self.arm), DEGREE if config.action == "deg" else 1.0)
+            self.half = self._row("unit", config.unit, whole)
+            self.middle = -self._row("zero", config.zero, np.zeros(len(self.arm))) * self.half
 
     def begin(self, q: Floats, width: Floats) -> Reference:
         """The reference of arms that stand at `q` [B, n] with hands `width` [B] m open."""
@@ -96,7 +109,7 @@ class JointPosition(Controller):
         arm = self.arm
         xp = namespace(q)
         n = len(self.arm)
-        target = constant(self.middle, q) + constant(self.half, q) * action[:, :n]
+        target = self.positions(action[:, :n])
         most = constant(config.speed * arm.velocity * config.dt, q)
         before = reference["q"]
         target = xp.clip(target, before - most, before + most)
@@ -105,18 +118,27 @@ class JointPosition(Controller):
         width = self._width(action, reference["width"])
         return target, width, {"place": arm.forward(target)[0], "q": target, "width": width}
 
+    def positions(self, action: Floats) -> Floats:
+        """Joint positions [B, n] (rad) that the actions [B, n] of the joints mean."""
+        return constant(self.middle, action) + constant(self.half, action) * action
+
+    def opening(self, action: Floats) -> Floats:
+        """Openings [B] (m) that the hand's actions [B] mean. ConfigError without a hand."""
+        hand = self.arm.hand
+        if hand is None:
+            raise ConfigError(f"{self.arm.name} has no hand")
+        (low, high) = self.config.width or (0.0, hand.open)
+        first, last = self.config.hand_values
+        return low + (action - first) / (last - first) * (high - low)
+
     def _width(self, action: Floats, before: Floats) -> Floats:
         """The hand's next opening [B] (m)."""
         hand = self.arm.hand
-        config = self.config
         if hand is None:
             return before
         xp = namespace(before)
-        (low, high) = config.width or (0.0, hand.open)
-        first, last = config.hand_values
-        aim = low + (action[:, -1] - first) / (last - first) * (high - low)
-        aim = xp.clip(aim, 0.0, hand.open)
-        change = hand.speed * config.dt
+        aim = xp.clip(self.opening(action[:, -1]), 0.0, hand.open)
+        change = hand.speed * self.config.dt
         return before + xp.clip(aim - before, -change, change)
 
     def _row(self, name: str, given: Sequence[float], otherwise: Floats) -> Floats:
@@ -184,6 +206,8 @@ class JointTargets(Controller):
     """Joint positions themselves, for programs that command them. Actions are rad (m for sliding
     joints), not numbers in [-1, 1], and the opening of the hand in m. Nothing is limited here: the
     safety chain does that."""
+
+    physical = True
 
     def __init__(self, config: JointTargetsConfig) -> None:
         self.config = config

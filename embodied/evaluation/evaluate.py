@@ -11,6 +11,7 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.device import forked
 from embodied.core.env import VecEnv, require_finite
+from embodied.core.env_contract import called, endless
 from embodied.core.errors import ContractError
 from embodied.core.policy import Policy
 from embodied.evaluation.episode_stats import EpisodeStats
@@ -102,14 +103,11 @@ def _play(
             change = change + (action - last).abs().flatten(1).mean(1) * ~first
             last = action
         step = env.step(action)
-        require_finite(step.reward, step.next_obs, type(env).__name__)
+        require_finite(step.reward, step.next_obs, called(env))
         obs, first = step.obs, step.ended
         quiet = 0 if bool(first.any()) else quiet + 1
         if quiet >= LONGEST:
-            raise ContractError(
-                f"{type(env).__name__}: no episode has ended in {LONGEST:,} steps: give a time "
-                "limit, env.horizon=N (in Python: gymnasium.wrappers.TimeLimit(env, N))"
-            )
+            raise ContractError(f"{called(env)}: {endless(LONGEST)}")
         sums = stats.add(step)
         mean_change = change / (sums[1] - 1).clamp(min=1)
         ended = (first & (played < quota)).nonzero().flatten()

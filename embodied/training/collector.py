@@ -12,7 +12,7 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.env import FiniteCheck, NotSavable, Step, VecEnv
-from embodied.core.env_contract import FirstSteps, is_users
+from embodied.core.env_contract import FirstSteps, called, is_users
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
@@ -64,7 +64,7 @@ class Collector:
         self.env, self.gamma, self.execute, self.device = env, gamma, execute, device
         self.n_step = NStepBuffer(n_step, keep_single) if n_step > 1 else None
         self.executed_steps = executed_steps
-        self.finite = FiniteCheck(type(env).__name__)
+        self.finite = FiniteCheck(called(env))
         self.obs = env.reset(seed)
         self.check = FirstSteps(env) if is_users(env) else None
         self.first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
@@ -176,10 +176,12 @@ class Collector:
             return False
         return True
 
-    def restart(self) -> None:
-        """Reset all parallel envs, after a resume without the environment's saved state."""
-        self.obs = self.env.reset()
+    def restart(self, seed: int | None = None) -> None:
+        """Reset all parallel envs and drop pending decisions: after a resume without the
+        environment's saved state, or where the environment was used for something else."""
+        self.obs = self.env.reset(seed)
         self.first = torch.ones_like(self.first)
+        self.act_with(self.actor.policy)
 
     def get_state(self) -> dict[str, Any]:
         """State of environment, actor and pending decisions; NotSavable if the env cannot save."""

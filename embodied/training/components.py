@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +14,7 @@ from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, build
 from embodied.core.device import pick_device, rng_state, set_rng_state
 from embodied.core.env import HasNativeCode, VecEnv
-from embodied.core.env_contract import require_start
+from embodied.core.env_contract import innermost, require_start
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.wrapper import find_protocol
@@ -37,6 +36,7 @@ BUILDERS = {
     "on_policy": "embodied.training.on_policy.build_on_policy",
 }
 """The function that builds the loop of a regime; a run imports its own only."""
+AFTER_EVALUATION = 7_000_003  # added to the seeds of the episodes after a shared evaluation
 
 
 class BestPolicy:
@@ -77,6 +77,16 @@ class RunComponents:
             saved = checkpoint.read_about(config.resume).get("kernels") or Kernels().saved()
         self.kernels = choose(self.device, config.deterministic, saved)
         self.env = None if config.env is None else make_env(config, self.kernels)
+        try:
+            self._build()
+        except BaseException:
+            if self.env is not None:
+                self.env.close()
+            raise
+
+    def _build(self) -> None:
+        """Policy, learner, loop and evaluation."""
+        config = self.config
         self.episodes: Episodes | None = None
         if config.demos is not None:
             from embodied.training.demonstrations import read_demonstrations
@@ -118,10 +128,15 @@ class RunComponents:
         return "; ".join(parts)
 
     def close(self) -> None:
-        """Close the environments of training and evaluation, if there are any."""
-        for env in (self.env, self.evaluation):
-            if env is not None:
-                env.close()
+        """Close the environments of training, evaluation and teacher, if there are any."""
+        second = getattr(self.loop, "second_agent", None)
+        estimator = getattr(self.loop.teacher, "student", None)
+        theirs = None if second is None else second.loop.collector.env
+        if theirs is not None and self.env is not None and innermost(theirs) is innermost(self.env):
+            theirs = None
+        for part in (theirs, estimator, self.evaluation, self.env):
+            if part is not None:
+                part.close()
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Success rate and return on held-out initial states, or held-out tasks; without an
@@ -139,18 +154,20 @@ class RunComponents:
         if isinstance(self.config.data, OffPolicy) and self.config.data.actors:
             loop = cast("OffPolicyLoop", self.loop)
             return cast("ActorPool", loop.collector).evaluate(step)
-        return self.evaluation(self.policy, step)
+        result = self.evaluation(self.policy, step)
+        if self.config.eval.shared:
+            self.loop.restart(AFTER_EVALUATION + self.config.seed + step)
+        return result
 
     def record_videos(self, folder: Path) -> None:
         """Write one successful and one failed evaluation episode as MP4, if the env renders."""
-        if self.config.env is None:
+        if self.evaluation is None:
             return
         from embodied.evaluation.evaluate import evaluate, film
         from embodied.evaluation.video import write_mp4
 
         settings, execute = self.config.eval, self.config.execute
-        node = self.config.environment | {"num_envs": min(8, settings.episodes)}
-        with closing(build(node, VecEnv)) as env:
+        with self.evaluation.another(min(8, settings.episodes)) as env:
             try:
                 env.reset(settings.seed)
                 env.render(0)
@@ -168,16 +185,15 @@ class RunComponents:
     def write_reward_components(self, folder: Path) -> None:
         """Write the reward's components over one evaluation episode, if it has components."""
         reward = None if self.loop.rewards is None else self.loop.rewards.reward
-        if self.config.env is None or not isinstance(reward, HasComponents):
+        if self.evaluation is None or not isinstance(reward, HasComponents):
             return
         from embodied.training.reward_components import write_terms
 
         settings = self.config.eval
-        env = build(self.config.environment | {"num_envs": min(8, settings.episodes)}, VecEnv)
         self.policy.eval()
         gamma, execute = self.learner.gamma, self.config.execute
-        write_terms(folder, reward, self.policy, env, gamma, settings.seed, execute)
-        env.close()
+        with self.evaluation.another(min(8, settings.episodes)) as env:
+            write_terms(folder, reward, self.policy, env, gamma, settings.seed, execute)
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
         """Save a checkpoint; older ones lose the loop state, which only resuming needs.
@@ -255,7 +271,7 @@ def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:
     data, node = config.data, config.environment
     if not isinstance(data, OffPolicy) or not data.actors:
         env = build(node, VecEnv)
-        require_start(env, config.seed)
+        require_start(env, config.seed, teaches=config.teacher is not None)
         return env
     if distributed.world() > 1:
         raise ConfigError("actor processes collect for one learner; with torchrun: data.actors=0")

@@ -30,6 +30,7 @@ class EvalConfig:
     episodes: Count = 200  # of one evaluation
     num_envs: Count = 50  # parallel envs of the evaluation
     seed: CountOrZero = 10_000  # of the initial states, the same in every evaluation
+    shared: bool = False  # in the training's environment: for a simulator of one instance
     grid: CountOrZero = 0  # values per task parameter: one episode per task of this grid (0: none)
 
 
@@ -199,6 +200,8 @@ class RunConfig:
                     )
         if isinstance(self.data, Offline) and self.data.fractions is not None:
             require_fractions(self.data.fractions, self.demos)
+        if self.eval.shared:
+            require_shared(self)
         if self.demos is None and self.weighting is not None:
             raise ConfigError("weighting needs demonstrations: demos=DIR")
 
@@ -224,6 +227,16 @@ class RunConfig:
     def plan(self, chunk: int) -> RunPlan:
         """What the learner may know of the run, whose policy decides `chunk` steps at once."""
         return RunPlan(self.total_steps, self.steps // (self.execute or chunk), self.execute)
+
+
+def require_shared(config: RunConfig) -> None:
+    """ConfigError where the training's environment cannot be used to evaluate in."""
+    if config.env is None:
+        raise ConfigError("eval.shared needs an environment: env=NAME")
+    actors = isinstance(config.data, OffPolicy) and config.data.actors
+    for name, used in {"teacher": config.teacher, "data.actors": actors}.items():
+        if used:
+            raise ConfigError(f"{name} needs another environment to evaluate in: eval.shared=false")
 
 
 def require_dataset(config: RunConfig) -> None:

@@ -16,6 +16,7 @@ from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
+from embodied.core.device import compared
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
@@ -146,6 +147,23 @@ def _new_replay(config: RunConfig, capacity: int, device: torch.device) -> Repla
     )
 
 
+def require_memory(config: RunConfig, replay: ReplayBuffer, env: VecEnv, policy: Policy) -> str:
+    """The line about the replay buffer's memory; ConfigError if what the run will store in it
+    cannot fit."""
+    steps = config.execute or policy.chunk
+    size = env.spec.transition_bytes(steps)
+    count = min(replay.capacity - len(replay), config.steps // steps // distributed.world())
+    there, where = replay.room()
+    instead = "" if "disk" in where else ", or replay=memmap (on disk)"
+    return compared(
+        f"the replay buffer ({count:,} transitions of {size:,} bytes)",
+        count * size,
+        there,
+        where,
+        f"data.replay_size={int(0.9 * there / size)}{instead}",
+    )
+
+
 def require_usable(config: RunConfig, learner: Learner) -> None:
     """Raises ConfigError if a setting of `config.data` has no effect in this run."""
     assert isinstance(config.data, OffPolicy)
@@ -180,6 +198,7 @@ class OffPolicyLoop:
     """
 
     held_out = None
+    memory = ""
 
     def __init__(
         self,
@@ -246,6 +265,12 @@ class OffPolicyLoop:
                 self._set_ratio(metrics)
                 metrics |= self.collector.metrics()
             trainer.advance(self.stride, metrics, step, done)
+
+    def restart(self, seed: int) -> None:
+        """Begin new episodes; what is held of the running ones is dropped."""
+        assert isinstance(self.collector, Collector)  # actors share no environment
+        self.collector.restart(seed)
+        self.buffers.forget(self.env_ids)
 
     def mean_reward(self) -> dict[str, Tensor]:
         """Mean rewards of the transitions that were stored since the last call."""
@@ -380,7 +405,8 @@ def build_off_policy(
         from embodied.training.update_ratio import UpdateRatio
 
         schedule = build(data.utd_ratio, UpdateRatio)
-    return OffPolicyLoop(
+    memory = require_memory(config, buffers.replay, rewards.env, acting)
+    loop = OffPolicyLoop(
         data,
         collector=_collector(config, env, rewards, acting, learner, device),
         policy=acting,
@@ -391,6 +417,8 @@ def build_off_policy(
         fit_after_warmup=data.normalize and episodes is None,
         schedule=schedule,
     )
+    loop.memory = memory
+    return loop
 
 
 def _demonstrations(

@@ -29,6 +29,8 @@ class OfflineLoop:
     `pairs`: the labelled pairs of segments in `source`, if it samples pairs.
     """
 
+    memory = ""
+
     def __init__(
         self,
         learner: Learner,
@@ -53,6 +55,9 @@ class OfflineLoop:
         while trainer.running:
             metrics = self.learner.update(self.source.sample(self.learner.batch_size))
             trainer.advance(1, metrics)
+
+    def restart(self, seed: int) -> None:
+        """Nothing: it steps no environment."""
 
     def get_state(self) -> dict[str, Any]:
         """The labels of pairs. There is nothing else: the dataset is read again, and sampling

@@ -12,6 +12,7 @@ from embodied.buffers.rollout import RolloutBuffer
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
+from embodied.core.device import compared, free_bytes
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
@@ -40,6 +41,7 @@ class OnPolicyLoop:
     """
 
     held_out = None
+    memory = ""
 
     def __init__(
         self,
@@ -93,6 +95,11 @@ class OnPolicyLoop:
             self._store(rows, made)
         self.age += 1
         return self._update(step) if self.age == self.steps else {}, made
+
+    def restart(self, seed: int) -> None:
+        """Begin new episodes and a new batch."""
+        self.collector.restart(seed)
+        self._start_batch()
 
     def mean_reward(self) -> dict[str, Tensor]:
         """Mean rewards of the last batch."""
@@ -191,11 +198,29 @@ def build_on_policy(
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
     acting = behaviour_of(learner, policy)
+    memory = require_memory(config, rewards.env, acting, learner, device)
     collector = Collector(
         rewards.env, acting, learner.gamma, 1, config.execute, seed, device=device
     )
     stateful, estimates, second = tasks.stateful, tasks.estimates, tasks.second_agent
-    return OnPolicyLoop(collector, learner, rewards, stateful, estimates, second)
+    loop = OnPolicyLoop(collector, learner, rewards, stateful, estimates, second)
+    loop.memory = memory
+    return loop
+
+
+def require_memory(
+    config: RunConfig, env: VecEnv, policy: Policy, learner: Learner, device: torch.device
+) -> str:
+    """The line about the memory of a batch; ConfigError if it cannot fit."""
+    size = env.spec.transition_bytes(config.execute or policy.chunk)
+    count = learner.horizon * env.num_envs * learner.keep_batches
+    return compared(
+        f"a batch ({count:,} decisions of {size:,} bytes)",
+        count * size,
+        free_bytes(device),
+        "memory" if device.type == "cpu" else "GPU memory",
+        "a smaller learner.horizon or env.num_envs",
+    )
 
 
 def _give_demonstrations(

@@ -23,7 +23,7 @@ from embodied.buffers.source import ENV_REWARD, Relabel, Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import FiniteCheck, Step, VecEnv
 from embodied.core.reward import (
     AugmentsEnv,
     AugmentsEpisodes,
@@ -69,6 +69,7 @@ class RewardPipeline:
         reward_only_keys: frozenset[str] = frozenset(),
     ) -> None:
         self.env, self.reward, self.reward_only_keys = env, reward, reward_only_keys
+        self.finite = FiniteCheck(f"the reward {type(reward).__name__}", "transitions")
         self.recent: deque[Tensors] = deque(maxlen=RECENT)
         self.new_rows = 0  # stored since `mean_of_stored` was called
         self.last_batch: tuple[Tensors, Tensor] | None = None  # transitions and their rewards
@@ -92,6 +93,13 @@ class RewardPipeline:
         if rows and isinstance(self.reward, ObservesSteps):
             self.reward.observe_step(rows, env_ids, step)
 
+    def rewarded(self, rows: Tensors) -> Tensor:
+        """The rewards of transitions; NotFinite names a reward that is not a number."""
+        assert self.reward is not None
+        rewards = self.reward(rows)
+        self.finite.add(rewards, {})
+        return rewards
+
     def before_storing(self, rows: Tensors) -> Tensors:
         """The transitions as they are stored."""
         if not rows or self.reward is None or not self.reward.frozen:
@@ -99,7 +107,7 @@ class RewardPipeline:
         if isinstance(self.reward, HasComponents):
             self.recent.append(tt.each(rows, torch.clone))
         kept = {key: value for key, value in rows.items() if key not in self.reward_only_keys}
-        return {**kept, "reward": self.reward(rows)}
+        return {**kept, "reward": self.rewarded(rows)}
 
     def augment_demonstrations(self, episodes: Episodes) -> Episodes:
         """The demonstrations with the observations that the reward adds to recorded ones."""
@@ -125,7 +133,7 @@ class RewardPipeline:
         parts: list[Tensor] = []
         for at in range(0, tt.length(rows), PIECE):
             piece = {key: leaf[at : at + PIECE].to(device) for key, leaf in rows.items()}
-            parts.append(self.reward(piece).to(rows["reward"]))
+            parts.append(self.rewarded(piece).to(rows["reward"]))
         kept = {key: value for key, value in rows.items() if key not in self.reward_only_keys}
         return {**kept, "reward": torch.cat(parts)}
 
@@ -138,7 +146,7 @@ class RewardPipeline:
         """The transitions of `source`, rewarded as they are sampled where the reward learns."""
         if self.reward is None or self.reward.frozen:
             return source
-        return Relabel(source, self.reward)
+        return Relabel(source, self.rewarded)
 
     def update(self, batch: Tensors, env_reward: Tensor | None) -> dict[str, Tensor]:
         """Update a learned reward from a sampled batch; returns its metrics."""
@@ -157,7 +165,8 @@ class RewardPipeline:
         grid = {k: v for k, v in batch.items() if not k.startswith("carry/")}
         rows = tt.each(grid, lambda value: value.flatten(0, 1)[at])
         rewards = torch.zeros_like(batch["reward"]).flatten()
-        rewards[at] = reward(rows).to(rewards.dtype)
+        rewards[at] = self.rewarded(rows).to(rewards.dtype)
+        self.finite.read()
         self.last_batch = rows, rewards[at]
         batch["reward"] = rewards.view_as(batch["reward"])
         return {} if reward.frozen else _named(reward.update(rows))
@@ -183,6 +192,7 @@ class RewardPipeline:
         return {**parts, reward_hacking.PROXY: rows["reward"].mean()}
 
     def get_state(self) -> dict[str, Any] | None:
+        self.finite.read()  # a checkpoint holds only finite rewards
         return self.reward.get_state() if isinstance(self.reward, Stateful) else None
 
     def set_state(self, state: dict[str, Any] | None) -> None:

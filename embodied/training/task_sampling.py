@@ -110,6 +110,11 @@ class TaskValueEstimator:
         parts = [self._some(env, tasks[at : at + size]) for at in range(0, len(tasks), size)]
         return np.concatenate(parts)
 
+    def close(self) -> None:
+        """Close the environment, if it was used."""
+        if self.env is not None:
+            self.env.close()
+
     @torch.no_grad()
     def _some(self, env: VecEnv, tasks: Floats) -> Floats:
         learner = self.learner

@@ -39,6 +39,8 @@ def train(node: dict[str, Any], log: Log) -> Path:
             (folder / "run.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
             run_packages.remember(folder)
         log.fact("kernels", components.describe_kernels())
+        if memory := components.loop.memory:
+            log.fact("memory", memory)
         with components.kernels.active(), _trainer(components, log, folder, first) as trainer:
             try:
                 components.loop.run(trainer)
@@ -64,6 +66,8 @@ def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> 
         if first:
             result = {f"eval/{k}": v for k, v in components.evaluate(step).items()}
             reward_hacking.log_evaluation(components.loop, log, step, result)
+            if config.eval.shared:  # the running episodes were lost
+                trainer.episodes.forget(torch.arange(stride))
 
     def save(step: int) -> None:
         if first:
@@ -71,7 +75,9 @@ def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> 
 
     if not step:
         log.write(step, dict(components.loop.data_metrics))
-    return Trainer(log, config.total_steps, every, evaluate, save, step, components.loop.teacher)
+    teacher = components.loop.teacher
+    trainer = Trainer(log, config.total_steps, every, evaluate, save, step, teacher)
+    return trainer
 
 
 def _finish(
@@ -86,9 +92,11 @@ def _finish(
         log.fact("complete", f"{trainer.step:,} steps; steps=N extends the run")
         return
     evaluate = trainer.every.evaluate
-    if not (evaluate and trainer.step % evaluate == 0 and trainer.step > trainer.first_step):
-        trainer.evaluate(trainer.step)
-    trainer.save_now()
+    try:
+        if not (evaluate and trainer.step % evaluate == 0 and trainer.step > trainer.first_step):
+            trainer.evaluate(trainer.step)
+    finally:  # what was trained is kept, also where an episode never ends
+        trainer.save_now()
     if components.config.video and first:
         components.record_videos(folder / "videos")
         components.write_reward_components(folder)

@@ -31,8 +31,11 @@ class Loop(Protocol):
 
     `data_metrics`: metrics of the dataset, logged before training. `rewards`: the run's reward
     pipeline (None: the rewards of the dataset). `held_out`: episodes of the dataset to evaluate on
-    (None: none). `teacher`: chooses the tasks (None: the environment does).
+    (None: none). `teacher`: chooses the tasks (None: the environment does). `memory`: a line about
+    the memory that the run needs, if it is much.
     """
+
+    memory: str
 
     @property
     def data_metrics(self) -> Mapping[str, float]: ...
@@ -43,6 +46,10 @@ class Loop(Protocol):
     @property
     def teacher(self) -> Curriculum | None: ...
     def run(self, trainer: Trainer, /) -> None: ...
+    def restart(self, seed: int, /) -> None:
+        """Begin new episodes from `seed`: the environment was used for something else."""
+        ...
+
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any]) -> None: ...
 

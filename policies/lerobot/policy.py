@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -129,6 +129,21 @@ class LeRobotPolicy(ObservesHistory):
         constant = scale.abs() < CONSTANT  # in the training data
         found = (actions - self.unnormalize.low) / torch.where(constant, 1.0, scale)
         return torch.where(constant, 0.0, found) - self.unnormalize.offset
+
+    def data_ranges(self) -> dict[str, Tensor]:
+        """See `policies.abilities.HasDataRanges`; empty for a policy that acts in [-1, 1]."""
+        if not self.physical:
+            return {}
+        found = {"action": _range_of(self.unnormalize)}
+        pairs = zip(self.inputs.values(), self.normalize, strict=True)
+        numbers = ((each.obs, norm) for each, norm in pairs if each.kind != "image")
+        return found | {f"obs/{name}": _range_of(cast(Normalization, n)) for name, n in numbers}
+
+
+def _range_of(map: Normalization) -> Tensor:
+    """The values [2, size] that are normalised to -1 and to +1."""
+    one = torch.ones_like(map.low)
+    return torch.stack([map.inverse(-one).flatten(), map.inverse(one).flatten()]).double()
 
 
 def require_inputs(inputs: Mapping[str, Input], spec: Spec) -> None:

@@ -90,7 +90,7 @@ def _differ(here: Leaf, there: Leaf) -> bool:
 
 def _require_mapped(spec: Spec, served: Spec, mapping: Mapping[str, Any], url: str) -> None:
     """SpecMismatch where shapes of mapped observations, the action or the control period differ."""
-    for name, (there, _, _) in Translation.of(spec, mapping, None).sources.items():
+    for name, (there, _) in Translation.of(spec, mapping, None).sources.items():
         leaf = served.obs.get(there)
         if leaf is None:
             known = nearest(there, served.obs)

@@ -10,19 +10,21 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.affine import Affine
-from embodied.core.spec import Spec, hidden
+from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
-from embodied.datasets.mapping import Mapping
+from embodied.datasets.mapping import Mapping, Source, permuted
 
 
 @dataclass(frozen=True)
 class Translation:
-    """`sources`: for each observation here, its name there, and here = there * scale + offset;
-    `action`: the values there that are -1 and +1 here (None: the same there); `prompt`."""
+    """`sources`: for each observation here, its name there as it was written, and its source;
+    `action`: the values there that are -1 and +1 here (None: the same there); `order`: for each
+    element of the action here its place there (empty: the same); `prompt`."""
 
-    sources: AbstractMapping[str, tuple[str, float, float]]
+    sources: AbstractMapping[str, tuple[str, Source]]
     action: Affine | None
     prompt: str | None
+    order: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -32,19 +34,21 @@ class Translation:
         parsed = Mapping() if mapping is None else Mapping.parse(mapping, "policy.mapping")
         names = [name for name in spec.obs if not hidden(name)]
         given = (mapping or {}).get("obs") or {}
-        sources: dict[str, tuple[str, float, float]] = {}
-        for name in names:
-            source = parsed.source(name)
-            sources[name] = (_full_name(given.get(name), name), source.scale, source.offset)
-        return cls(sources, parsed.action if isinstance(parsed.action, Affine) else None, prompt)
+        # A server names no elements: those that the mapping lists are its own.
+        own = {parsed.source(name).name: Leaf(spec.obs[name].shape) for name in names}
+        ordered = parsed.ordered(spec, Spec(own, Leaf(spec.act.shape), spec.dt))
+        sources = {
+            name: (_full_name(given.get(name), name), ordered.source(name)) for name in names
+        }
+        action = parsed.action if isinstance(parsed.action, Affine) else None
+        order = parsed.action_order(spec.act, Leaf(spec.act.shape))
+        return cls(sources, action, prompt, order)
 
     def observations(self, obs: Tensors) -> dict[str, Any]:
         """The arrays that are sent, by their names there."""
         sent: dict[str, Any] = {}
-        for name, (there, scale, offset) in self.sources.items():
-            value = obs[name]
-            if (scale, offset) != (1.0, 0.0):
-                value = (value - offset) / scale
+        for name, (there, source) in self.sources.items():
+            value = source.there(obs[name])
             sent[there] = np.ascontiguousarray(value.detach().cpu().numpy())
         return sent
 
@@ -54,7 +58,7 @@ class Translation:
 
     def actions(self, there: Tensor) -> Tensor:
         """Actions in units of here; nothing is clamped."""
-        return there if self.action is None else self.action.to_unit(there)
+        return permuted(there if self.action is None else self.action.to_unit(there), self.order)
 
 
 def _full_name(given: Any, name: str) -> str:

@@ -11,7 +11,7 @@ their business.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,13 +26,15 @@ from embodied.core.spec import Spec, SpecMismatch, hidden
 from embodied.core.tensors import HISTORY, Tensors, nest, under
 from embodied.datasets.mapping import (
     Mapping,
+    inverse_order,
     listed,
+    permuted,
     require_actions,
     require_fit,
     require_names,
     said,
 )
-from embodied.policies.abilities import with_real_time_chunking
+from embodied.policies.abilities import HasDataRanges, with_real_time_chunking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class Mapped(Policy):
         self.spec = spec
         self.config = config
         self.names = names_here(spec, there, self.mapping)
+        self.mapping = self.mapping.ordered(spec, there)
+        self.order = self.mapping.action_order(spec.act, there.act)
         if not isinstance(self.mapping.action, Affine):
             raise ConfigError("mapping: action should be {low: [...], high: [...]} here")
         self.action: Affine = self.mapping.action
@@ -74,6 +78,19 @@ class Mapped(Policy):
         policy = build(node, cls, spec=spec)
         policy.base = base
         return policy.train(base.training)
+
+    def data_ranges(self) -> dict[str, Tensor]:
+        """Those of the base, in the names and units of here."""
+        found = self.base.data_ranges() if isinstance(self.base, HasDataRanges) else {}
+        sources = {f"obs/{name}": self.mapping.source(name) for name in self.names}
+        made = {
+            name: source.here(found[f"obs/{source.name}"])
+            for name, source in sources.items()
+            if f"obs/{source.name}" in found
+        }
+        if "action" in found:
+            made["action"] = permuted(self.action.to_unit(found["action"]), self.order)
+        return made
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -97,13 +114,15 @@ class Mapped(Policy):
         kept = {**_without_history(carry), **nest(self.mapping.obs_there(past, past), "history")}
         seen, kept = self.base.observe(seen, kept, noise)
         actions, kept = self.base.act(seen, kept, noise)
-        unit = self.action.to_unit(actions).reshape(*actions.shape[:2], *self.spec.act.shape)
+        unit = permuted(self.action.to_unit(actions), self.order)
+        unit = unit.reshape(*actions.shape[:2], *self.spec.act.shape)
         return unit, {**_without_history(kept), **nest(past, "history")}
 
     def loss(self, batch: Tensors) -> Tensor:
         """The base's imitation loss [n] of a batch of here."""
         obs = self.mapping.obs_there(under(batch, "obs"), self.names)
-        action = self.action.to_physical(batch["action"])
+        action = permuted(batch["action"], inverse_order(self.order))
+        action = self.action.to_physical(action)
         shape = (*action.shape[: action.ndim - len(self.spec.act.shape)], *self.base.spec.act.shape)
         return self.base.loss({**batch, **nest(obs, "obs"), "action": action.reshape(shape)})
 
@@ -150,7 +169,7 @@ def with_range(mapping: Mapping, base: Policy) -> Mapping:
             f"the mapping says action: {mapping.action}, and the policy does not know its range: "
             "write action: {low: [...], high: [...]}, the physical values of -1 and +1"
         )
-    return Mapping(mapping.obs, known)
+    return replace(mapping, action=known)
 
 
 def names_here(here: Spec, there: Spec, mapping: Mapping) -> tuple[str, ...]:

@@ -78,6 +78,11 @@ class PhysicalUnits(Policy):
         """The physical values of the base's -1 and +1."""
         return self.config.action
 
+    def data_ranges(self) -> dict[str, Tensor]:
+        """See `policies.abilities.HasDataRanges`."""
+        seen = {f"obs/{name}": each.data_range for name, each in self.config.obs.items()}
+        return {"action": self.config.action.data_range, **seen}
+
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         self.chunk = self.base.chunk  # some policies replan every step outside of training

@@ -125,6 +125,7 @@ class BlackBoxSaver:
 
 ANSWER = 2.0  # s that the control process has for an answer
 MOST_QUEUED = 32
+STOPS = (Verb.STOP, Verb.ESTOP, Verb.QUIT)
 
 
 @dataclass
@@ -204,6 +205,9 @@ class Commands:
         if done is None:
             reason = f"no answer within {ANSWER:.0f} s; use the robot's own stop"
         self.answer(pending.client, pending.request, bool(done), reason)
+        if done is None and verb not in STOPS:
+            # Obeyed later, it would move an arm of which its operator was told that it does not.
+            self._forward(None, Request(1, self.clock(), Verb.STOP))
         self.quit = self.quit or (bool(done) and verb == Verb.QUIT)
 
 

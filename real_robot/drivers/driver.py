@@ -6,12 +6,13 @@ A driver knows nothing of policies.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from embodied.core.bounds import Bound
+from embodied.core.bounds import Bound, Count, Number
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 
 Wait = Annotated[float, Bound(above=0.0, high=3600.0)]
@@ -27,6 +28,43 @@ class DriverError(RuntimeError):
     def __init__(self, text: str, measured: ArmState | None = None) -> None:
         super().__init__(text)
         self.measured = measured
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What programs outside call a robot's joints and its hand, and the units they count them in:
+    rad (of the hand: m) = (value - zero) unit. One number each per joint, then of the hand."""
+
+    names: tuple[str, ...]  # as LeRobot's shoulder_pan.pos
+    zero: tuple[Number, ...]  # values of joints at 0 rad, and of a closed hand
+    unit: tuple[Number, ...]  # rad (m) of a value of 1, sign included
+    joints: Count  # number of joints: one less than names where there is a hand
+
+    @property
+    def hand(self) -> bool:
+        """Whether the last name is the hand's."""
+        return len(self.names) > self.joints
+
+    def values(self, q: Floats, width: float) -> Floats:
+        """Values outside [k] of joints at `q` [n] (rad) and a hand open by `width` (m)."""
+        ours = np.append(q, width) if self.hand else np.asarray(q)
+        return np.asarray(self.zero) + ours / np.asarray(self.unit)
+
+    def positions(self, values: Floats) -> Floats:
+        """The inverse: rad of each joint, then m of the hand [..., k]."""
+        return (np.asarray(values) - np.asarray(self.zero)) * np.asarray(self.unit)
+
+
+def in_degrees(joints: Sequence[str], opening: float = 0.0) -> Outside:
+    """Joints in degrees and, with an `opening` (m), a hand from 0 to 100, as LeRobot counts."""
+    names = tuple(f"{name.removesuffix('.pos')}.pos" for name in joints)
+    hand = 1 if opening else 0
+    return Outside(
+        (*names, *("gripper.pos",) * hand),
+        (0.0,) * (len(names) + hand),
+        (*(float(np.pi / 180),) * len(names), *(opening / 100,) * hand),
+        len(names),
+    )
 
 
 class Driver(ABC):
@@ -81,6 +119,16 @@ class Driver(ABC):
     @abstractmethod
     def width(self) -> float:
         """Measured opening of the hand, m (0 without a hand)."""
+
+    def outside(self) -> Outside | None:
+        """What programs outside call what this robot measures and takes; None where there are no
+        such names. ConfigError where a unit is not known before the robot is connected."""
+        return None
+
+    def calibration(self) -> str:
+        """What says where the joints are and which way they turn, as text that changes with it;
+        empty where the robot knows that itself. A calibration that is new is rehearsed."""
+        return ""
 
     def reach(self) -> tuple[Floats, Floats] | None:
         """Joint positions [n], low and high, that calibration found reachable; None where the

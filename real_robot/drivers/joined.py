@@ -15,7 +15,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
+from embodied.real_robot.drivers.driver import Driver, DriverError, Outside, droop_of, unloaded
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,22 @@ class JoinedDriver(Driver):
     def unloaded(self, stretch: Floats) -> None:
         for part in self.parts:
             unloaded(part.driver, stretch[part.at])
+
+    def outside(self) -> Outside | None:
+        """Each robot's own with its prefix, its hand after its joints; None where one has none."""
+        names, zero, unit = list[str](), list[float](), list[float]()
+        for part in self.parts:
+            own = part.driver.outside()
+            if own is None or (part.hand and not own.hand):
+                return None
+            kept = own.joints + part.hand
+            names += [f"{part.name}_{name}" for name in own.names[:kept]]
+            zero += own.zero[:kept]
+            unit += own.unit[:kept]
+        return Outside(tuple(names), tuple(zero), tuple(unit), len(names))
+
+    def calibration(self) -> str:
+        return "\n".join(filter(None, (part.driver.calibration() for part in self.parts)))
 
     def reach(self) -> tuple[Floats, Floats] | None:
         found = [part.driver.reach() for part in self.parts]

@@ -23,6 +23,7 @@ from embodied.policies import abilities
 from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import Outside
 from embodied.real_robot.ipc.messages import MOST_ACTION
 
 AXES = ("x", "y", "z")
@@ -34,7 +35,8 @@ class Observer:
     """Fills the vector leaves of `spec`; ConfigError for a name that nothing here can fill.
 
     `forward` is the tool's position [k, 3] (m) at joint positions [k, n]. `given` holds further
-    numbers by name and may be changed at any time. `pictures` are the leaves that cameras fill.
+    numbers by name and may be changed at any time. `pictures` are the leaves that cameras fill,
+    `outside` the driver's names and units of joints and hand (`shoulder_pan.pos`, degrees).
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class Observer:
         given: Mapping[str, float],
         sensed: Sequence[str] = (),
         pictures: Collection[str] = (),
+        outside: Outside | None = None,
     ) -> None:
         self.forward = forward
         self.given = dict(given)
         self.joints = joints
         self.sensed = tuple(sensed)
+        self.outside = outside
         self.names: dict[str, tuple[str, ...]] = {}
         for leaf, about in spec.obs.items():
             if hidden(leaf) or (about.is_image and leaf in pictures):
@@ -102,6 +106,9 @@ class Observer:
         given = {*self.given}
         pairs = zip(self.sensed, sensed, strict=True)
         known |= {name: float(value) for name, value in pairs if not _follows(name, given)}
+        if self.outside is not None:
+            values = self.outside.values(q, width).tolist()
+            known |= dict(zip(self.outside.names, values, strict=True))
         return {**known, "width": width, **self.given}
 
 
@@ -164,7 +171,15 @@ def observer(spec: Spec, deployment: Deployment) -> Observer:
     here, or for a picture without a camera."""
     forward, given = forward_kinematics(deployment), deployment.given
     images = tuple(deployment.cameras)
-    return Observer(spec, deployment.joints, forward, given, deployment.sensed, images)
+    return Observer(
+        spec,
+        deployment.joints,
+        forward,
+        given,
+        deployment.sensed,
+        images,
+        outside=deployment.outside,
+    )
 
 
 def require_rate(spec: Spec, deployment: Deployment) -> None:

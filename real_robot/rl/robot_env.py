@@ -34,6 +34,7 @@ from embodied.real_robot.emulators.process import SharedEmulator
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import Success, observer, require_actions, require_rate
+from embodied.real_robot.rl.rehearsal import require_rehearsed
 from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
@@ -91,6 +92,7 @@ class RealEnv(VecEnv):
         self.deployment = Deployment.parse({**robot, **own})
         require_rate(self.spec, self.deployment)
         require_actions(self.spec, self.deployment)
+        require_rehearsed(self.deployment)
         self.observer = observer(self.spec, self.deployment)
         self.success, self.target = Success(self.deployment), tool_target(self.deployment)
         self.names = build_chain(self.deployment).names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,15 +13,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
 import embodied as em
+from embodied.commands.train import next_lines
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
 from embodied.core.errors import ContractError
 from embodied.evaluation import evaluate
 from embodied.policies.gaussian import Config, Gaussian
+from embodied.training.logger import read_metrics
 from tests.builders import python
 
 SMALL = {"size": "debug", "verbose": False}
@@ -144,6 +149,93 @@ def test_one_object_is_stepped_itself_and_stays_open_and_copies_are_closed(tmp_p
     assert len(result.returns) == 4 and str(result).startswith("return -")
 
 
+def test_a_simulator_of_one_instance_is_enough(tmp_path: Path) -> None:
+    """Trained, evaluated in between and filmed, all in the one object."""
+    env, before = Counted(), Counted.made
+    with pytest.raises(ConfigError, match="log-probabilities"):  # a refused run gives it back, too
+        em.train(env=env, num_envs=1, learner="ppo", policy="gaussian", **SMALL)
+    for learner in ("ppo", "sac"):
+        steps = {"steps": 120, "eval_every": 50, "eval": {"episodes": 2}}
+        out = str(tmp_path / learner)
+        made = em.train(env=env, num_envs=1, learner=learner, out=out, **steps, **SMALL)
+        assert env.open and Counted.made == before, "no other one was made"
+        rows = read_metrics(Path(out))
+        assert [row["step"] for row in rows if "eval/return" in row] == [50, 100, 120]
+        assert all(row.get("train/length", 20) == 20 for row in rows), "no episode was cut"
+    assert len(em.evaluate(made, env, episodes=2, num_envs=1).returns) == 2
+    assert env.open and Counted.made == before
+    with pytest.raises(ConfigError, match=r"eval.shared .* has 2 parallel .*: eval.num_envs=2"):
+        shared = {"eval.shared": True, "eval.num_envs": 1, "env.num_envs": 2}
+        em.train(env=env, learner="ppo", out=str(tmp_path / "two"), **shared, **SMALL)
+
+
+class Tasked(Counted):
+    task_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    made = closed = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.x = self.x if options is None else float(options["task"][0])
+        return self._obs(), {}
+
+
+def test_a_teacher_chooses_tasks_of_a_gymnasium_environment_and_all_are_closed(
+    tmp_path: Path,
+) -> None:
+    teacher = {"name": "selfpaced", "value": "critic", "every": 2, "returns": [-20, 0]}
+    out = tmp_path / "run"
+    em.train(env=Tasked, num_envs=2, learner="ppo", teacher=teacher, out=str(out), **SMALL)
+    rows = [json.loads(line) for line in (out / "tasks.jsonl").read_text().splitlines()]
+    assert rows and all(0 <= row["task"][0] <= 1 and row["length"] == 20 for row in rows)
+    assert Tasked.made == Tasked.closed > 2
+
+
+def test_what_is_no_single_environment_is_said_in_one_line() -> None:
+    class Several:
+        possible_agents = ("a", "b")
+
+    class Plain:
+        reset = step = None
+
+    vector = gymnasium.make_vec("Pendulum-v1", num_envs=3)
+    cases: list[tuple[Any, str]] = [
+        (None, "env is NoneType: give a name"),
+        (int, "env is the class int: give a name"),
+        (Several(), "env is Several of several agents, and one policy acts here"),
+        (Plain, "env is the class Plain, which is no gymnasium.Env: derive its class"),
+        ([Slide, Slide], "env is list of 2 environments"),
+        (vector, "env is SyncVectorEnv of 3 environments: give a function that makes one of them"),
+        (lambda: vector, "env is SyncVectorEnv of 3 environments"),
+        (lambda: None, "env is NoneType"),
+        (DummyVecEnv([Slide]), "env is DummyVecEnv of 1 environments"),
+        (lambda: Slide(1), "python/lambda-v0 is not made: .*takes"),
+        ({"num_envs": 2}, 'env needs a name: env={"name": NAME, ...}'),
+    ]
+    for given, line in cases:
+        with pytest.raises(ValueError, match=re.escape(line).replace(r"\.\*", ".*")) as caught:
+            em.make_env(given)
+        assert "\n" not in str(caught.value)
+    # What the line about vectors says is right.
+    assert em.make_env(lambda: gymnasium.make("Pendulum-v1"), num_envs=3).num_envs == 3
+    assert em.make_env({"name": "Pendulum-v1", "num_envs": 4}).num_envs == 4
+    assert em.make_env({"name": "two_gap", "num_envs": 4}).num_envs == 4
+    for given, line in [(nn.Linear, "the class Linear"), (lambda obs: obs, "function")]:
+        with pytest.raises(ConfigError, match=f"policy is {line}: give a name .* torch module"):
+            em.train(env=Slide, learner="sac", policy=given)  # pyright: ignore
+        with pytest.raises(ConfigError, match=f"reward is {line}: give a name"):
+            em.train(env=Slide, learner="sac", reward=given)
+
+
+def test_what_to_type_next_is_what_works(agent: em.Agent, tmp_path: Path) -> None:
+    assert agent.folder is not None
+    (line,) = next_lines(agent.folder).splitlines()
+    assert line == f"next: em.evaluate(em.load({str(agent.folder)!r}, env=...)) in Python"
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    (folder / "run.yaml").write_text("env: {id: Pendulum-v1}\npolicy: {}\n")
+    assert next_lines(folder).startswith(f"next: embodied view '{folder}'\n")
+
+
 def test_an_environment_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Endless(Slide):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -159,7 +251,7 @@ def test_an_environment_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPa
 def test_an_object_that_cannot_be_copied_asks_for_a_function() -> None:
     env = Slide()
     env.handle = (each for each in ())  # generators refuse
-    with pytest.raises(ConfigError, match="give a function that makes it: env=lambda: MyEnv"):
+    with pytest.raises(ConfigError, match="give a function that makes it, env=lambda: MyEnv"):
         em.make_env(env, num_envs=2)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from embodied.evaluation import evaluate
 from tests.builders import exit_of
 from tests.checks import wrong_envs
 
@@ -27,9 +28,16 @@ REFUSED = [  # what training cannot go on with
 WARNED = [  # what it can live with
     (wrong_envs.Unseeded, "gives other observations the second time (from the reset)"),
     (wrong_envs.OneEpisode, "every seed gives the same episodes"),
+    (wrong_envs.NoMask, "reset(mask=...) changes envs that are not in the mask"),
+    (wrong_envs.SeedsUnmasked, "reset(seed, mask=...) does not begin the episodes of reset(seed)"),
+    (wrong_envs.NoTask, "two tasks give the same episodes (20 steps of random actions)"),
     (wrong_envs.Unbounded, "an action of 3 does more than 1, the bound: write action = action.cla"),
 ]
-ONLY_CHECKED = [(wrong_envs.SameBuffer, "changes the obs")]
+ONLY_CHECKED = [
+    (wrong_envs.SameBuffer, "changes the obs"),
+    (wrong_envs.ClocksUnmasked, "reset(mask=...) changes envs that are not in the mask"),
+    (wrong_envs.Endless, "no episode has ended in 2,000 steps: give a time limit"),
+]
 
 
 def says(line: str, num_envs: int) -> str:
@@ -40,13 +48,13 @@ def embodied(*words: str) -> int | str:
     return exit_of(*words, "allow=[tests]")
 
 
-def train(kind: type, folder: Path) -> int | str:
+def train(kind: type, folder: Path, *more: str) -> int | str:
     configs = folder / "configs" / "env"
     configs.mkdir(parents=True)
     (configs / "mine.yaml").write_text(f"_target_: tests.checks.wrong_envs.{kind.__name__}\n")
     words = ["env=mine", "policy=gaussian", "learner=sac", "size=debug", "video=false"]
     words += ["--config-dir", str(folder / "configs"), f"out={folder}/run", "steps=120"]
-    return embodied("train", *words)
+    return embodied("train", *words, *more)
 
 
 @pytest.mark.parametrize(("kind", "line"), [*REFUSED, *WARNED, *ONLY_CHECKED])
@@ -72,7 +80,7 @@ def test_check_finds_nothing_in_a_sound_one(kind: type, capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"{name}: sound"
     skipped = [line for line in lines if "skipped" in line]
-    assert len(skipped) == 2, "it has no get_state, and is not one of Gymnasium's"
+    assert len(skipped) == 3, "it has no get_state, no task, and is not one of Gymnasium's"
 
 
 @pytest.mark.parametrize(("kind", "line"), REFUSED)
@@ -91,6 +99,20 @@ def test_train_warns_of_it(
     assert train(kind, tmp_path) == 0
     err = capsys.readouterr().err.splitlines()
     assert sum(line in each for each in err) == 1, err
+
+
+def test_an_ignored_mask_ends_a_run_with_a_teacher_and_an_endless_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(wrong_envs.NoMask, tmp_path / "mask", "teacher=uniform") == 2
+    assert "NoMask: reset(mask=...) changes envs" in capsys.readouterr().err
+    monkeypatch.setattr(evaluate, "LONGEST", 100)
+    assert train(wrong_envs.Endless, tmp_path / "endless") == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert "Endless: no episode has ended in 2,000 steps: give a time limit" in first
+    assert "Endless: no episode has ended in 100 steps" in last
+    saved = tmp_path / "endless" / "run" / "checkpoints"
+    assert list(saved.glob("*/policy.safetensors")), "what was trained is kept"
 
 
 @pytest.mark.parametrize("kind", SOUND)

@@ -14,6 +14,7 @@ from tests.checks import wrong_gym_envs as wrong
 WRONG = [
     (wrong.RewardArray, "reward is of shape [1], should be a number: write reward.item()"),
     (wrong.RewardColumn, "reward is of shape [1, 1], should be a number"),
+    (wrong.RewardNone, "reward is None, should be a number"),
     (wrong.RewardNan, "reward is not finite"),
     (wrong.RewardText, "reward is str, should be a number"),
     (wrong.ObsNan, "state is not finite"),
@@ -21,6 +22,7 @@ WRONG = [
     (wrong.OldStep, "step returned 4 values: write return obs, reward, terminated, truncated"),
     (wrong.OldReset, "reset returned an array [2]: write return obs, info"),
     (wrong.NoSeed, "write def reset(self, seed=None, options=None)"),
+    (wrong.NoSpaces, "NoSpaces-v0 has no observation_space: write self.observation_space = gym"),
 ]
 CONVERTED = [  # trained in, with a warning
     (wrong.ObsDouble, "state is float64, observation_space says float32: write .as"),
@@ -52,6 +54,17 @@ def test_training_warns_of_it(
     code = exit_of("train", *words, "allow=[tests]")
     err = capsys.readouterr().err
     assert code == 0 and line in err and err.count("\n") == 1, err
+
+
+def test_a_random_one_is_not_told_to_clamp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["env=gym", f"env.id={wrong.__name__}:Random-v0", "env.num_envs=2", "policy=gaussian"]
+    words += ["learner=sac", "size=debug", "video=false", f"out={tmp_path}/run", "steps=120"]
+    assert exit_of("train", *words, "allow=[tests]") == 0
+    err = capsys.readouterr().err
+    assert f"{wrong.__name__}:Random-v0: seed 0 gives other observations" in err
+    assert err.count("\n") == 1 and "clamp" not in err, err
 
 
 def test_a_sound_one_is_trained_in(tmp_path: Path) -> None:

@@ -22,21 +22,24 @@ class Plane(VecEnv):
     """Push a point to the origin; an episode ends after `horizon` steps."""
 
     act = Leaf((2,), low=-1.0, high=1.0)
+    task: Leaf | None = None
 
     def __init__(self, config: Config) -> None:
         self.num_envs, self.horizon = config.num_envs, config.horizon
-        self.spec = Spec({"state": Leaf((2,))}, self.act, dt=0.1)
+        self.spec = Spec({"state": Leaf((2,))}, self.act, dt=0.1, task=self.task)
         self.generators = [torch.Generator() for _ in range(self.num_envs)]
+        self.age = torch.zeros(self.num_envs, dtype=torch.int64)
+        self.position = torch.zeros(self.num_envs, 2)
 
     def begin(self, index: int) -> torch.Tensor:
         return torch.rand(2, generator=self.generators[index]) * 10 - 5
 
     def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
-        if seed is not None:
-            for index, generator in enumerate(self.generators):
-                generator.manual_seed(seed * 10_007 + index)
-        self.age = torch.zeros(self.num_envs, dtype=torch.int64)
-        self.position = torch.stack([self.begin(i) for i in range(self.num_envs)])
+        self.position, self.age = self.position.clone(), self.age.clone()
+        for index in range(self.num_envs) if mask is None else mask.nonzero().flatten().tolist():
+            if seed is not None:
+                self.generators[index].manual_seed(seed * 10_007 + index)
+            self.position[index], self.age[index] = self.begin(index), 0
         return {"state": self.position}
 
     def step(self, action: torch.Tensor) -> Step:
@@ -70,7 +73,7 @@ class PlaneAndClock(Plane):
         self.spec = self.spec.with_obs(clock=Leaf((), "int64", 0, 10))
 
     def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
-        return super().reset(seed) | {"clock": self.age.clone()}
+        return super().reset(seed, task, mask) | {"clock": self.age.clone()}
 
     def step(self, action: torch.Tensor) -> Step:
         age = self.age + 1
@@ -124,6 +127,40 @@ class Unseeded(Plane):
 class OneEpisode(Plane):
     def begin(self, index: int) -> torch.Tensor:
         return torch.ones(2)
+
+
+class NoMask(Plane):
+    """Begins new episodes everywhere."""
+
+    def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
+        return super().reset(seed)
+
+
+class ClocksUnmasked(Plane):
+    """Sets the clocks of all envs back, which no observation shows."""
+
+    def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
+        obs = super().reset(seed, task, mask)
+        self.age = torch.zeros_like(self.age)
+        return obs
+
+
+class SeedsUnmasked(Plane):
+    """Seeds nothing where only some envs begin anew."""
+
+    def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
+        return super().reset(seed if mask is None else None, task, mask)
+
+
+class NoTask(Plane):
+    """Declares a task and ignores it."""
+
+    task = Leaf((2,), low=0.0, high=1.0)
+
+
+class Endless(Plane):
+    def __init__(self, config: Config) -> None:
+        super().__init__(replace(config, horizon=10**9))
 
 
 class Unbounded(Plane):

@@ -39,6 +39,7 @@ def wrong(name: str, **parts: Any) -> type[Sound]:
 RewardArray = wrong("RewardArray", reward=lambda self: np.array([-1.0]))
 RewardColumn = wrong("RewardColumn", reward=lambda self: np.array([[-1.0]]))
 RewardNan = wrong("RewardNan", reward=lambda self: float("nan"))
+RewardNone = wrong("RewardNone", reward=lambda self: None)
 RewardText = wrong("RewardText", reward=lambda self: "much")
 ObsNan = wrong("ObsNan", observe=lambda self: np.array([np.nan, 0], np.float32))
 ObsShape = wrong("ObsShape", observe=lambda self: np.zeros(3, np.float32))
@@ -63,10 +64,23 @@ class Unseeded(Sound):
         return self.observe(), {}
 
 
+class Random(Sound):
+    """Draws from a generator that no seed reaches in each step."""
+
+    def step(self, action: Any) -> Any:
+        self.place = self.place + np.random.uniform(-0.1, 0.1, 2)
+        return super().step(action)
+
+
+class NoSpaces(gym.Env[Any, Any]):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+
 class NoSeed(Sound):
     def reset(self) -> Any:  # type: ignore[override]
         return super().reset()
 
 
-for _kind in (Sound, *Sound.__subclasses__()):
+for _kind in (Sound, NoSpaces, *Sound.__subclasses__()):
     gym.register(f"{_kind.__name__}-v0", entry_point=f"{__name__}:{_kind.__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -134,8 +135,12 @@ def test_two_observations_of_one_name_are_refused() -> None:
         entries(spaces.Dict({"privileged_state": box, "state_privileged": box}), "state", "Env-v0")
 
 
-def test_envpool_playground() -> None:
+def test_envpool_playground(apart: ProcessPoolExecutor) -> None:
     pytest.importorskip("envpool")
+    apart.submit(_playground).result()
+
+
+def _playground() -> None:
     from embodied.envs import envpool
 
     env = envpool.EnvPool(envpool.Config("G1JoystickFlatTerrain-v1", 2, threads=1))

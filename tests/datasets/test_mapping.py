@@ -8,7 +8,16 @@ import torch
 
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError
-from embodied.datasets.mapping import Mapping, Source, Statistics, measured
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.mapping import (
+    Mapping,
+    Source,
+    Statistics,
+    inverse_order,
+    measured,
+    permuted,
+    require_names,
+)
 
 TEXT = """
 obs:
@@ -38,6 +47,57 @@ def test_observations_go_both_ways(tmp_path: Path) -> None:
     here = mapping.obs_here(there, ("front", "state"))
     assert here["state"].tolist() == [[3.0]] and here["front"].dtype == torch.uint8
     assert mapping.obs_there(here, ("front", "state"))["state"].tolist() == [[4.0]]
+
+
+def test_every_element_has_its_own_scale_sign_and_name() -> None:
+    """LeRobot's degrees and a gripper of 0 to 100, of which one joint turns the other way."""
+    degree = 0.0174533
+    node = {
+        "obs": {"joints": {"name": "observation.state", "scale": [degree, -degree, 7e-4],
+                           "offset": [0, 0.1, 0.0], "elements": ["q1", "q2", "width"]}},
+        "action": {"scale": [degree, -degree, 7e-4], "offset": [0.0, 0.1, 0.0],
+                   "elements": ["pan", "lift", "hand"]},
+    }  # fmt: skip
+    mapping = Mapping.parse(node)
+    assert Mapping.parse(mapping.to_json()) == mapping
+    here = Spec({"joints": Leaf((3,), names=("width", "q1", "q2"))}, act("hand", "lift", "pan"), 1)
+    there = Spec({"state": Leaf((3,), names=("a", "b", "c"))}, act("x", "y", "z"), 1)
+    require_names(here, mapping)
+    ordered = mapping.ordered(here, there)
+    values = torch.tensor([[90.0, 90.0, 50.0]])
+    seen = ordered.obs_here({"state": values}, here.obs)
+    radians = torch.tensor([[0.035, 1.5708, 0.1 - 1.5708]])
+    torch.testing.assert_close(seen["joints"], radians, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ordered.obs_there(seen, here.obs)["state"], values)
+    assert isinstance(mapping.action, Affine)
+    order = mapping.action_order(here.act, there.act)
+    torch.testing.assert_close(
+        permuted(mapping.action.to_unit(values), order),
+        torch.tensor([[0.035, 0.1 - 1.5708, 1.5708]]), rtol=1e-5, atol=1e-5,
+    )  # fmt: skip
+    assert permuted(permuted(values, order), inverse_order(order)).equal(values)
+
+
+def act(*names: str) -> Leaf:
+    return Leaf((len(names),), names=names)
+
+
+def test_actions_are_matched_by_name_and_never_by_place() -> None:
+    assert Mapping().action_order(act("a", "b", "c"), act("c", "a", "b")) == (1, 2, 0)
+    assert Mapping().action_order(act("a", "b"), act("a", "b")) == ()
+    assert Mapping().action_order(act("a", "b"), Leaf((2,))) == ()  # nobody says any: as they are
+    with pytest.raises(ConfigError, match=r"the action is a, b here and x, y there: .*elements"):
+        Mapping().action_order(act("a", "b"), act("x", "y"))
+    named = Mapping.parse({"action": {"elements": ["b", "a"]}})
+    assert named.action_order(act("a", "b"), act("x", "y")) == (1, 0)
+    assert named.action == "quantiles"
+    here = Spec({"state": act("q1", "q2")}, act("a"), 1)
+    with pytest.raises(ConfigError, match="scale has 3 numbers, the observation 2"):
+        require_names(here, Mapping.parse({"obs": {"state": {"name": "s", "scale": [1, 2, 3]}}}))
+    with pytest.raises(ConfigError, match="elements are q1, q3, the observation has q1, q2"):
+        require_names(
+            here, Mapping.parse({"obs": {"state": {"name": "s", "elements": ["q1", "q3"]}}})
+        )
 
 
 def test_the_range_is_measured_unless_it_is_given() -> None:
@@ -70,6 +130,10 @@ def test_what_only_noise_moved_keeps_its_scale(how: Statistics) -> None:
         ("obs: {front: {name: top, sclae: 2}}", 'did you mean "scale"'),
         ("obs: {front: {name: top, scale: 0}}", "not be 0"),
         ("obs: {front: {name: top, scale: yes}}", "numbers"),
+        ("obs: {front: {name: top, scale: [1, 0]}}", "not be 0"),
+        ("obs: {front: {name: top, elements: [a, a]}}", "different names"),
+        ("action: {scale: 2}", "list of numbers"),
+        ("action: {scale: [1, 2], offset: [1, 2, 3]}", "2 scales and 3 offsets"),
         ("- a", "should hold"),
         ("a: [", "not YAML"),
     ],

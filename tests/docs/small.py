@@ -19,9 +19,10 @@ ADDED: dict[str, tuple[str, ...]] = {
     ),
     "view": ("port=0",),
     "reward compare": ("episodes=2",),
+    "reward classifier": ("updates=60",),
     "reward design": (
         *("rounds=1", "samples=2", "finals=1", "tried=256", "controls=1", "budget.halving=false"),
-        *("budget.steps=512", "budget.eval_every=256"),
+        *("budget.steps=256", "budget.eval_every=256"),
     ),
 }
 """By verb: words that are added where the page does not set them; they never replace one."""
@@ -63,8 +64,9 @@ def command(words: Sequence[str], folder: str) -> list[str]:
     if resumes or (verb == "view" and not serves(words)):
         return short
     added = [word for word in ADDED.get(verb, ()) if word.partition("=")[0] not in given]
-    if "env=robot_reach" in words:
+    if "env=robot_reach" in words:  # in real time
         added.append("env.patience=5")  # s until it gives up on an arm that latched a fault
+        short = [re.sub(r"^episodes=\d+", "episodes=3", word) for word in short]
     return short + [w.replace("{folder}", folder).replace("{patient}", PATIENT) for w in added]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +57,11 @@ def test_seeds_repeat_and_rows_differ() -> None:
     assert torch.equal(wider.reset(seed=3)["state"][:2], first)
 
 
-def test_franka_kitchen_loads_with_its_nested_goals() -> None:
+def test_franka_kitchen_loads_with_its_nested_goals(apart: ProcessPoolExecutor) -> None:
+    apart.submit(_kitchen).result()
+
+
+def _kitchen() -> None:
     env = EnvPool(Config("FrankaKitchen-v1", 2, threads=1))
     goals = {"bottom burner", "hinge cabinet", "kettle", "light switch", "microwave"}
     assert {f"desired_goal/{goal}" for goal in goals} <= env.spec.obs.keys()
@@ -100,7 +106,11 @@ def test_some_rows_reset_alone() -> None:
         ),
     ],
 )
-def test_continuous_families(name: str, leaves: dict, act: int) -> None:
+def test_continuous_families(name: str, leaves: dict, act: int, apart: ProcessPoolExecutor) -> None:
+    apart.submit(_family, name, leaves, act).result()
+
+
+def _family(name: str, leaves: dict, act: int) -> None:
     env = EnvPool(Config(name, 2))
     assert {key: (leaf.shape, leaf.dtype) for key, leaf in env.spec.obs.items()} == leaves
     assert env.spec.act.shape == (act,)

@@ -10,7 +10,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import embodied as em
 from embodied.core.env import NotFinite, NotSavable, VecEnv
+from embodied.core.env_contract import require_masked_reset, require_start, require_tasks
+from embodied.core.errors import ContractError
 from embodied.envs.gym import Config, Gym
 from embodied.envs.spaces import row_noise
 
@@ -139,6 +142,75 @@ def test_ended_rows_begin_again_and_keep_their_true_successor() -> None:
     assert step.terminated.tolist() == [True, False]
     assert step.truncated.tolist() == [False, False], "terminated wins over truncated"
     assert step.log["success"].tolist() == [True, False]
+
+
+class Docks(Counter):
+    """Its task is where it counts from, in its own units."""
+
+    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
+    task_space = spaces.Box(np.array([10.0, 0.0]), np.array([30.0, 1.0]), dtype=np.float64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.begin = 50.0 if options is None else options["task"][0]
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def _obs(self) -> Any:
+        return np.array([self.begin + self.count], np.float32)
+
+
+gymnasium.register("Docks-v0", Docks, max_episode_steps=100)
+
+
+def test_tasks_of_a_task_space_come_as_options_in_its_own_units() -> None:
+    env = Gym(Config("Docks-v0", 2))
+    assert env.spec.task is not None and env.spec.task.shape == (2,)
+    assert env.reset(0, torch.tensor([[0.0, 0.0], [0.25, 1.0]]))["state"].tolist() == [[10], [15]]
+    env.step(torch.zeros(2, 2))
+    one = torch.tensor([False, True])
+    obs = env.reset(task=torch.ones(2, 2), mask=one)
+    assert obs["state"].flatten().tolist() == [11, 30]
+    step = [env.step(torch.zeros(2, 2)) for _ in range(2)][-1]
+    assert step.obs["state"].flatten().tolist() == [50, 32], "a task lasts for one episode"
+    require_tasks(env, 0, 2)
+    require_masked_reset(env, 0, 2)
+    Docks.task_space = spaces.Discrete(3)
+    with pytest.raises(ContractError, match=r"task_space is Discrete\(3\), should be vectors"):
+        Gym(Config("Docks-v0"))
+
+
+def test_wrappers_with_a_state_of_their_own_are_named_at_the_start() -> None:
+    def lines(wrapper: Any) -> list[str]:
+        said: list[str] = []
+        env = em.make_env(lambda: wrapper(gymnasium.make("Pendulum-v1")))
+        require_start(env, 0, said.append)
+        return said
+
+    (line,) = lines(gymnasium.wrappers.NormalizeObservation)
+    assert "-v0: NormalizeObservation has a state of its own, which is neither saved nor" in line
+    assert line.endswith("leave it out: policies normalise observations themselves")
+    (line,) = lines(lambda env: gymnasium.wrappers.StickyAction(env, 0.25))
+    assert line.endswith(
+        "StickyAction has a state of its own, which is neither saved nor shared with the evaluation"
+    )
+    assert lines(gymnasium.wrappers.RecordEpisodeStatistics) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gymnasium.wrappers.ClipAction(gymnasium.make("Pendulum-v1")),
+        lambda: gymnasium.make("Free-v0"),
+    ],
+)
+def test_the_advice_about_infinite_actions_works(make: Any) -> None:
+    with pytest.raises(ValueError, match="infinite bounds") as caught:
+        em.make_env(make)
+    code = str(caught.value).partition("env = ")[2]
+    assert "TransformAction" in code
+    env = em.make_env(lambda: eval(code, {"gymnasium": gymnasium, "env": make()}))
+    env.reset(0)
+    assert env.step(torch.zeros(1, env.spec.act.size)).reward.isfinite().all()
 
 
 def test_unknown_worlds_cannot_be_saved() -> None:

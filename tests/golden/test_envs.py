@@ -7,9 +7,7 @@ names of the observations, which may not change.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +89,6 @@ def record(stem: str) -> dict[str, Any]:
 def record_all() -> dict[str, Any]:
     stems = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
     return {stem: record(stem) for stem in stems if stem not in SKIPPED}
-
-
-@pytest.fixture(scope="module")
-def apart() -> Iterator[ProcessPoolExecutor]:
-    """A process for EnvPool, which keeps what it loads for each family: 1 GB for all of these."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("stem", sorted(RECORDED["records"]))

@@ -32,6 +32,8 @@ class AdversaryConfig(TeleoperatorConfig):
     seed: int = 0
     no_numbers: float = 0.0
     calm: bool = False
+    low: float = -100.0
+    high: float = 100.0
 
 
 class Adversary(Teleoperator):
@@ -61,7 +63,8 @@ class Adversary(Teleoperator):
         draw = self.random.uniform
         if self.actions % 20 == 1:
             self.kind = 1 if self.config.calm else self.random.randrange(6)
-            self.aim = {key: draw(-100, 100) for key in self.config.keys}
+            low, high = self.config.low, self.config.high
+            self.aim = {key: draw(low, high) for key in self.config.keys}
         action = {
             0: lambda key: draw(-180, 180),
             1: lambda key: self.aim[key],

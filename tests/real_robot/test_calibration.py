@@ -109,6 +109,21 @@ def test_a_motion_over_the_encoders_seam_is_refused(bus: FakeBus, tmp_path: Path
         Calibration(bus.path, IDS, tmp_path / "part", person.ask, lead).run()
 
 
+def test_a_range_of_a_whole_turn_is_refused(bus: FakeBus, tmp_path: Path) -> None:
+    """As LeRobot writes it for wrist_roll, which nobody moves: it would limit nothing."""
+    with pytest.raises(ConfigError, match=r"range of wrist_roll is a whole turn.* both ends"):
+        driver_settings({"wrist_roll": Motor(5)})
+    person = Person(bus)
+
+    def turn(line: str, look: Callable[[], bool]) -> None:
+        for tick in (2047, 1024, 0, 1024, 2047, 3070, 4095):  # as it is shown, 253 off
+            person.put((tick + 253) % 4096, MIDDLES[1] + tick // 20, MIDDLES[2] + tick // 20)
+            look()
+
+    with pytest.raises(DriverError, match=r"shoulder_pan was moved over .* \(ticks 0 to 4095"):
+        Calibration(bus.path, IDS, tmp_path / "part", person.ask, turn).run()
+
+
 def test_lerobots_file_both_ways(tmp_path: Path) -> None:
     motors = {"elbow_flex": Motor(3, 1, -12, 900, 3100), "gripper": Motor(6, 0, 5, 2000, 3400)}
     save_lerobot(motors, tmp_path / "arm.json")

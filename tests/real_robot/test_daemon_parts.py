@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,9 @@ from embodied.cli import main
 from embodied.commands import view
 from embodied.core.build import ConfigError
 from embodied.deploy.session import Session
+from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.daemon.child import last_words
+from embodied.real_robot.daemon.daemon import ANSWER, Commands
 from embodied.real_robot.daemon.requests import (
     MOST_BYTES,
     PROTOCOL,
@@ -45,7 +48,7 @@ from embodied.real_robot.daemon.server import (
     make_private,
     running,
 )
-from embodied.real_robot.daemon.status import Notifier
+from embodied.real_robot.daemon.status import Notifier, StatusMonitor
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Command
@@ -130,6 +133,7 @@ def test_a_second_deploy_of_the_same_robot_is_refused(
 ) -> None:
     monkeypatch.chdir(memory)
     one = RpcServer(make_private(default_folder("sim")))
+    one.server.close()  # nobody answers there, but its lock is held
     words = ["deploy", "robot=sim", "demonstrator=reach", "yes=true", "out=out"]
     with pytest.raises(SystemExit) as left:
         main(words)
@@ -140,6 +144,29 @@ def test_a_second_deploy_of_the_same_robot_is_refused(
 
 
 __all__ = ["deployment"]
+
+
+def test_a_command_without_an_answer_is_withdrawn(folder: Path, deployment: Deployment) -> None:
+    """Who heard "no answer" would be surprised by an arm that moves later."""
+    channels = open_channels(deployment, folder, create=True)
+    told, now = open_channels(deployment, folder).request, [0.0]
+    monitor = StatusMonitor(channels, ("q",), deque(), deployment.step, lambda: now[0])
+    heard: list[tuple[Verb, bool]] = []
+    commands = Commands(
+        channels, monitor, lambda _, it, ok, why="": heard.append((it.verb, ok)), lambda: now[0]
+    )
+    for verb, then in ((Verb.START, Command.STOP), (Verb.ESTOP, Command.ESTOP)):
+        commands.put(None, Request(1, now[0], verb))
+        commands.poll()
+        assert told.receive() and told.fields["command"] == Command[verb.name]
+        now[0] += ANSWER
+        commands.poll()
+        assert heard.pop(0) == (verb, False)
+        told.receive()
+        assert told.fields["command"] == then
+        now[0] += ANSWER
+        commands.poll()
+        heard.clear()
 
 
 @pytest.fixture

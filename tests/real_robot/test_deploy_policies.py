@@ -21,7 +21,7 @@ from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.deploy.site import mapped_checkpoint, trained_with
+from embodied.deploy.site import fitted, trained_with
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
@@ -155,7 +155,7 @@ THERE = Spec({"state": JOINT_STATE}, Leaf((4,), names=("x", "y", "z", "gripper")
 MAPPING = """
 obs:
   state: {name: observation.state, scale: 0.0174533, elements: [q1, q2, q3, q4, q5, q6, q7]}
-action: {low: [-20, -20, -20, 0], high: [20, 20, 20, 1]}
+action: {low: [-20, -20, -20, 0], high: [20, 20, 20, 1], elements: [dx, dy, dz, gripper]}
 """
 
 
@@ -179,7 +179,7 @@ def cloned(folder: Path, spec: Spec = THERE) -> Path:
 def test_the_robot_measures_and_moves_what_the_policy_means(tmp_path: Path) -> None:
     run, file = cloned(tmp_path), tmp_path / "map.yaml"
     file.write_text(MAPPING)
-    saved = mapped_checkpoint(run, str(file), robot(), tmp_path)
+    saved = fitted(run, str(file), robot(), tmp_path)[1]
     policy = checkpoint.load_policy(saved)
     deployment = Deployment.parse({**robot(), "policy": saved})
     require_rate(policy.spec, deployment)
@@ -198,6 +198,7 @@ def test_the_robot_measures_and_moves_what_the_policy_means(tmp_path: Path) -> N
     [
         (", q7]", "]", 0.05, r"robot's names of its 7 elements \(joint_1.pos"),
         (", 0], high: [20, 20, 20, 1]", "], high: [20, 20, 20]", 0.05, "have 4 numbers"),
+        (", elements: [dx, dy, dz, gripper]", "", 0.05, r"gripper here and x, y, z, .*elements"),
         ("", "", 0.1, "20 steps a second here and 10 there"),
     ],
 )
@@ -207,5 +208,5 @@ def test_what_does_not_fit_is_one_line(
     run, file = cloned(tmp_path, Spec(THERE.obs, THERE.act, dt=dt)), tmp_path / "map.yaml"
     file.write_text(MAPPING.replace(before, after))
     with pytest.raises(ConfigError, match=says) as caught:
-        mapped_checkpoint(run, str(file), robot(), tmp_path)
+        fitted(run, str(file), robot(), tmp_path)
     assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ from embodied.real_robot.safety.energy_stage import Config, Energy, tool_error
 from embodied.real_robot.safety.energy_tank import Held, Tank, TankConfig
 from tests.real_robot.springs import FilteredSprings, TwoLink
 from tests.real_robot.test_control import LIMITS as FR3
+from tests.tiers import only_all
 
 TANK: dict[str, Any] = {"start": 2.0, "most": 3.0, "least": 0.1, "power": 1000.0}
 ONE = Limits((-3.0,), (3.0,), (0.0,), (1.0,), (10.0,), (500.0,), (1e3,), (9.0,))
@@ -337,7 +338,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("tool, noise, 2 ms", "tool, noise, 5 ms", "late springs on the tool, 35 ms")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=only_all if name in SLOW else ()) for name in CASES]
+)
 def test_ten_thousand_arms(name: str) -> None:
     for seed in range(10):
         rose, least, _ = rollouts(CASES[name], 1000, seed=seed)

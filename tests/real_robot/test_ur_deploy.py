@@ -18,6 +18,7 @@ from embodied.real_robot.emulators.ur.controller import SPEED, Config, UrArm, Ur
 from tests.real_robot.operators import in_mode
 from tests.real_robot.test_daemon import until
 from tests.real_robot.test_deploy import said, start
+from tests.tiers import only_all
 
 HOME = (0.0, -1.5708, 1.5708, -1.5708, -1.5708, 0.0)
 # For a machine that does much else at the same time.
@@ -25,7 +26,9 @@ SLOW_WIRE = tuple(f"robot.driver.{name}=10.0" for name in ("watchdog", "silence"
 FAR = "robot.given={goal_x: -0.3, goal_y: 0.9, goal_z: 0.4}"  # nobody gets there
 
 
-@pytest.mark.parametrize("driver", ["driver.UR", "ur_rtde_driver.UrRtde"])
+@pytest.mark.parametrize(
+    "driver", ["driver.UR", pytest.param("ur_rtde_driver.UrRtde", marks=only_all)]
+)
 def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path, driver: str) -> None:
     if driver == "ur_rtde_driver.UrRtde":
         pytest.importorskip("rtde_control", reason="ur_rtde is not installed")

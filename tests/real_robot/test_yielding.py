@@ -28,6 +28,7 @@ from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.plate import FRANKA_DAMPING, FRANKA_STIFFNESS
 from tests.real_robot.test_control import DOWN, DT, LIMITS, Bench, within
 from tests.real_robot.test_daemon import Bridge, bridging, deployment
+from tests.tiers import only_all
 
 GAINS: dict[str, dict[str, Any]] = {
     "sim": {},
@@ -162,7 +163,7 @@ def push(bench: Pressing, down: float) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=only_all), 1e-4, 1e-3])
 def test_an_arm_that_hangs_in_the_air_stays_where_it_is(
     tmp_path: Path, gains: str, noise: float
 ) -> None:

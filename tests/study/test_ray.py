@@ -23,6 +23,7 @@ from embodied.study.study import STOPPED
 from embodied.study.sweep import launcher
 from tests.builders import exit_of, wait_until
 from tests.study.helper import WORDS, Interrupted, one_trial, pruned
+from tests.tiers import only_all
 from tests.training.actors.helper import alive, left_of
 
 ray: Any = pytest.importorskip("ray")
@@ -47,6 +48,7 @@ def test_each_trial_runs_on_the_cluster(tmp_path: Path) -> None:
     assert ray.is_initialized(), "a cluster that was there stays"
 
 
+@only_all  # on Slurm too
 def test_a_poor_trial_is_interrupted_and_saves(tmp_path: Path) -> None:
     pruned(tmp_path, launcher("ray", None), *LONG)
 
@@ -138,6 +140,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         launcher("ray", None)
 
 
+@only_all  # on Slurm too
 def test_an_interrupted_sweep_ends_its_cluster_and_goes_on(tmp_path: Path) -> None:
     """Without RAY_ADDRESS the sweep starts a cluster."""
     words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=4000", "rungs=8"]

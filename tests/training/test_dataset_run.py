@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,12 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.spec import SpecMismatch
 from embodied.datasets.lerobot import pictures
+from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from embodied.evaluation.held_out import HeldOut
 from embodied.reports.run_report import summary
 from embodied.training.logger import read_metrics
+from tests.builders import exit_of
+from tests.datasets.test_editing import DATA, rewrite
 from tests.foreign import DEGREES, MAPPING, SPEC, foreign_two_gap
 
 SMALL = ("policy.width=32", "policy.depth=1", "learner.batch_size=64", "log_every=20")
@@ -46,6 +51,28 @@ def cloned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "cloned"
     words = (f"demos={data}", "policy=flow", "learner=imitate", f"out={folder}", "steps=120")
     return train([*words, "eval_every=40", "save_every=40", *SMALL])
+
+
+def test_a_number_that_is_not_finite_is_named_and_the_advice_works(
+    tmp_path: Path, data: Path
+) -> None:
+    broken, mended = str(tmp_path / "broken"), tmp_path / "mended"
+    shutil.copytree(data, broken)
+    length = int(read_episodes(broken).length[0])
+
+    def spoil(rows: list[list[float]]) -> list[list[float]]:
+        rows[length + 3][1] = float("nan")
+        return rows
+
+    rewrite(tmp_path / "broken" / DATA, "action", spoil)
+    words = ["policy=flow", "learner=imitate", "steps=2", *SMALL]
+    where = r"broken: action\[1\] is not finite in episode 1, frame 3: embodied demos check"
+    with pytest.raises(DatasetError, match=where) as caught:
+        train([f"demos={broken}", f"out={tmp_path}/run", *words])
+    advice = re.search(r"embodied (demos check .* fix=)DIR", str(caught.value))
+    assert advice is not None
+    exit_of(*f"{advice[1]}{mended}".split())
+    train([f"demos={mended}", f"out={tmp_path}/run", *words])
 
 
 def test_the_spec_comes_from_the_dataset(cloned: Path) -> None:

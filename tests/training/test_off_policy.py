@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from embodied.buffers import memmap, replay
 from embodied.compose import compose
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
@@ -56,6 +59,37 @@ def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
     node["learner"] = node_of("learners.off_policy.td3.Td3", hidden=[8], batch_size=8)
     with pytest.raises(ConfigError, match="no TD error"):
         run(node)
+
+
+GIGABYTE = 10**9
+
+
+def test_memory_that_is_not_there_is_refused_with_advice_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs(**changes: Any) -> str:
+        changes = {"replay_size": 10**12, "steps": 10**11, **changes}
+        config = read_config(settings(tmp_path / "run", **changes))
+        with closing(RunComponents(config)) as components:
+            return components.loop.memory
+
+    monkeypatch.setattr(replay, "free_bytes", lambda device: 2 * GIGABYTE)
+    wanted = r"transitions of 32 bytes\) needs 3,200.00 GB, and 2.00 GB of memory are there: "
+    with pytest.raises(ConfigError, match=wanted) as caught:
+        needs()
+    size, _, other = str(caught.value).rpartition("data.replay_size=")[2].partition(", or ")
+    assert "1.80 GB, and 2.00 GB" in needs(replay_size=int(size))
+    assert needs(replay_size=100_000) == "", "little is not worth a line"
+    assert needs(steps=1000) == "", "a short run does not fill it"
+    assert other == "replay=memmap (on disk)"
+    mapped = KINDS["mapped"]
+    free = SimpleNamespace(free=GIGABYTE)
+    monkeypatch.setattr(memmap.shutil, "disk_usage", lambda path: free)
+    with pytest.raises(ConfigError, match=r"1.00 GB of disk \(.*replay\) are there: .*=\d+$"):
+        needs(**mapped)
+    assert needs(**mapped, replay_size=10_000_000).startswith("the replay buffer (10,000,000 tr")
+    with pytest.raises(ConfigError, match=r"a buffer of .* cannot be had .*: a smaller data"):
+        replay.empty((10**15,), torch.float32, "cpu")
 
 
 def make_sac() -> Sac:

@@ -18,6 +18,7 @@ from embodied.core.tensors import Tensors, each
 from embodied.learners.learner import UNPLANNED, Learner, RunPlan
 from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
+from embodied.training import on_policy as loops
 from embodied.training.collector import Collector
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
@@ -169,6 +170,18 @@ def test_demonstrations_are_refused(tmp_path: Path) -> None:
     node["data"] = "on_policy"
     with pytest.raises(ConfigError, match="demos have no effect in on-policy"):
         run(node)
+
+
+def test_a_batch_that_cannot_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = node_of("learners.on_policy.ppo.Ppo", horizon=8, epochs=1, batch_size=8)
+    node = settings(tmp_path / "run", learner=learner, policy=KINDS[0], steps=64)
+    monkeypatch.setattr(loops, "free_bytes", lambda device: 32 * 32 - 1)
+    with pytest.raises(ConfigError, match=r"a batch \(32 decisions of 32 bytes\).*learner.horizon"):
+        run(node)
+    node["learner"]["horizon"] = 4
+    run(node)
 
 
 SHIFT = 100.0  # of the behaviour policy's actions, before they are squashed or clipped

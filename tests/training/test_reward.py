@@ -13,6 +13,7 @@ from torch import Tensor
 from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow
+from embodied.core.env import NotFinite
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.reports import run_report
@@ -75,6 +76,28 @@ class Told(Reward):
         assert (rows["reward"] < 0).all() and not any("own" in key for key in rows)
         self.lessons += 1
         return {"lessons": torch.tensor(float(self.lessons))}
+
+
+class Broken(Reward):
+    """Not a number where the world paid little; it learns unless `frozen`."""
+
+    def __init__(self, config: Config) -> None:
+        self.frozen = config.start > 0
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        return torch.where(rows["reward"] < -0.5, torch.nan, 0.0)
+
+
+@pytest.mark.parametrize("start", [1.0, -1.0], ids=["frozen", "learned"])
+@pytest.mark.parametrize("learner", ["off_policy", "on_policy"])
+def test_a_reward_that_is_not_a_number_is_named(start: float, learner: str, tmp_path: Path) -> None:
+    node = settings(tmp_path / "run", reward={"_target_": f"{__name__}.Broken", "start": start})
+    if learner == "on_policy":
+        ppo = node_of("learners.on_policy.ppo.Ppo", horizon=8)
+        policy = node_of("policies.diagonal_gaussian.DiagonalGaussian")
+        node |= {"learner": ppo, "policy": policy, "data": {"regime": "on_policy"}}
+    with pytest.raises(NotFinite, match=r"the reward Broken: reward is not finite in transitions"):
+        run(node)
 
 
 def test_rewards_learn_from_what_the_world_paid(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,8 +34,9 @@ from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.daemon.child import last_words
-from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop, Wait
+from embodied.real_robot.drivers.driver import Driver, DriverError, Outside, RestDroop, Wait
 from embodied.real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, STATE
+from embodied.real_robot.drivers.servos.calibration import load_lerobot
 from embodied.real_robot.ipc.mailbox import memory_folder
 
 BRIDGE = Path(__file__).with_name("bridge.py")
@@ -367,6 +368,41 @@ class LeRobotDriver(RestDroop, Driver):
         if hand is None or not self.process.values:
             return 0.0
         return hand.opening(self.process.values[-1])
+
+    def outside(self) -> Outside:
+        """LeRobot's own keys and values."""
+        joints, hand = self.config.joints, self.config.hand
+        units = self._units or Units(joints, {"ranges": self._ranges()})
+        hands = () if hand is None else (hand,)
+        return Outside(
+            self.config.keys,
+            (*units.zero.tolist(), *(each.closed for each in hands)),
+            (*units.scale.tolist(), *(each.width / (each.open - each.closed) for each in hands)),
+            len(joints),
+        )
+
+    def calibration(self) -> str:
+        """Ours, and LeRobot's file of that robot."""
+        joints = json.dumps([asdict(joint) for joint in self.config.joints])
+        return "\n".join([joints, *(file.read_text() for file in self._files())])
+
+    def _files(self) -> list[Path]:
+        """LeRobot's calibration files of robots with that id."""
+        settings, environment = self.config.settings, os.environ
+        home = environment.get("HF_LEROBOT_HOME") or (
+            f"{environment.get('HF_HOME', '~/.cache/huggingface')}/lerobot"
+        )
+        usual = environment.get("HF_LEROBOT_CALIBRATION", f"{home}/calibration") + "/robots"
+        folder = Path(settings.get("calibration_dir") or usual).expanduser()
+        return sorted(folder.rglob(f"{settings.get('id')}.json"))
+
+    def _ranges(self) -> dict[str, list[float]]:
+        """Calibrated ranges (ticks) by motor, of LeRobot's only file of that robot; else none."""
+        files = self._files()
+        if len(files) != 1:
+            return {}
+        found = load_lerobot(files[0])
+        return {name: [each.range_min, each.range_max] for name, each in found.items()}
 
     def reach(self) -> tuple[Floats, Floats] | None:
         return None if self._units is None else self._units.reach()

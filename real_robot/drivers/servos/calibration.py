@@ -69,11 +69,17 @@ def driver_settings(
     zeros: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """`joints` and `hand` of the driver ServoBus. Without `zeros` a joint is at 0 rad in the middle
-    of its range."""
+    of its range. ConfigError for a range of a whole turn."""
     joints: list[dict[str, Any]] = []
     for name, each in motors.items():
         if name == hand:
             continue
+        if each.range_max - each.range_min == TICKS - 1:
+            raise ConfigError(
+                f"the range of {name} is a whole turn, so nobody moved it to its ends, and nothing "
+                "would limit it: write range_min and range_max of both ends (LeRobot does not ask "
+                "for those of wrist_roll), or calibrate with port="
+            )
         middle = round((each.range_min + each.range_max) / 2)
         about = {"name": name, "id": each.id, "low": each.range_min, "high": each.range_max}
         about["zero"] = (zeros or {}).get(name, middle)
@@ -226,7 +232,7 @@ class Calibration:
             low, high = ends[motor.id]
             if high - low < LEAST_RANGE:
                 raise DriverError(f"{name} was moved by {high - low} ticks only: calibrate again")
-            if low < 0 or high >= TICKS:
+            if low < 0 or high >= TICKS or high - low == TICKS - 1:
                 raise DriverError(
                     f"{name} was moved over the seam of its encoder (ticks {low} to {high}, of 0 "
                     f"to {TICKS - 1}): delete {self.file} and begin from the middle of its motion; "

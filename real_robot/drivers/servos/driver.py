@@ -8,11 +8,12 @@ and is not waited for again before a reset: the others are braked at the full ra
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats
-from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop
+from embodied.real_robot.drivers.driver import Driver, DriverError, Outside, RestDroop
 from embodied.real_robot.drivers.servos.bus import (
     MAKES,
     TICKS,
@@ -31,6 +32,7 @@ from embodied.real_robot.drivers.servos.bus import (
 )
 from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
 
+LEROBOT_TURN = 4095  # ticks that LeRobot counts as 360 degrees
 SLACK = 23  # ticks (2 degrees) outside of a joint's calibrated range that are not yet a mistake
 Ampere = Annotated[float, Bound(above=0.0, high=10.0)]
 
@@ -74,6 +76,7 @@ class Config:
     retries: Annotated[int, Bound(0, 100)] = 3  # times that an exchange is asked again
     watchdog: Annotated[float, Bound(0.02, 2.54)] = 0.2  # s of silence, then a Dynamixel stops
     ampere: Ampere | None = None  # A per unit; null: 2.69e-3 (X), 6.5e-3 (STS3215); XL330: 1e-3
+    units: Literal["degrees", "range"] = "degrees"  # how LeRobot counts joints; range: -100 to 100
 
     def __post_init__(self) -> None:
         ids = [joint.id for joint in self.joints] + [hand.id for hand in some(self.hand)]
@@ -172,6 +175,25 @@ class ServoBus(RestDroop, Driver):
             return 0.0
         share = (self._motion[hand.id].position - hand.closed) / (hand.open - hand.closed)
         return min(max(share, 0.0), 1.0) * hand.width
+
+    def outside(self) -> Outside:
+        """LeRobot's names and units: degrees from the middle of the calibrated range, or -100 to
+        100 over it; the hand from 0 to 100."""
+        joints = self.config.joints
+        middle = np.array([(joint.low + joint.high) / 2 for joint in joints])
+        ticks = np.full(len(joints), LEROBOT_TURN / 360)  # of a unit
+        if self.config.units == "range":
+            ticks = np.array([(joint.high - joint.low) / 200 for joint in joints])
+        hands = some(self.config.hand)
+        return Outside(
+            (*(f"{joint.name}.pos" for joint in joints), *("gripper.pos" for _ in hands)),
+            (*((self._zero - middle) / ticks).tolist(), *(0.0 for _ in hands)),
+            (*(ticks / self._gain).tolist(), *(hand.width / 100 for hand in hands)),
+            len(joints),
+        )
+
+    def calibration(self) -> str:
+        return json.dumps([asdict(joint) for joint in self.config.joints])
 
     def reach(self) -> tuple[Floats, Floats]:
         ends = [((j.low, j.high) if j.sign > 0 else (j.high, j.low)) for j in self.config.joints]

@@ -23,6 +23,7 @@ from embodied.core.env import NotFinite
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from tests.builders import wait_until
+from tests.tiers import only_all
 from tests.training.actors.helper import (
     CHUNKS,
     INTERVENED,
@@ -75,7 +76,8 @@ def parts_of(folder: Path, data: dict[str, Any], **changes: Any) -> RunComponent
     ("where", "more"),
     [
         *(("here", more) for more in ({}, CHUNKS, N_STEP, INTERVENED)),
-        *(("ray", more) for more in ({}, CHUNKS, INTERVENED)),
+        ("ray", {}),
+        *(pytest.param("ray", more, marks=only_all) for more in (CHUNKS, INTERVENED)),
     ],
     indirect=["where"],
     ids=["sac", "chunks", "n_step", "interventions", "ray-sac", "ray-chunks", "ray-interventions"],
@@ -100,6 +102,7 @@ def test_a_resume_in_lockstep_is_exact(tmp_path: Path, actors: int) -> None:
     assert equal(whole, resumed)
 
 
+@only_all
 @pytest.mark.usefixtures("cluster")
 def test_on_ray_a_resume_with_a_lag_is_exact(tmp_path: Path) -> None:
     """A step has the weights of when it was allowed, so speed changes nothing."""
