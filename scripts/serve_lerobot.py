@@ -1,18 +1,22 @@
-"""Serve a LeRobot policy (SmolVLA, pi0, pi0.5) from LeRobot's own Python environment.
+"""Serve a LeRobot policy of any type from LeRobot's own Python environment.
 
     PYTHON scripts/serve_lerobot.py CHECKPOINT [--port 8000] [--token-file FILE] [--device cuda]
 
 PYTHON has lerobot with the packages of the policy, websockets and PyYAML; this project need not be
-installed there. On our side the policy is `init=ws://127.0.0.1:8000` (docs/lerobot.md). The noise
-of a decision, [chunk, noise dimension], is an argument: same noise, same chunk. The observations
-are LeRobot's features in physical units, pictures uint8 [H, W, 3]; `prompt` is the task in words.
-The encoder's features are not offered, and policies that use past observations are not served.
+installed there. On our side the policy is `init=ws://127.0.0.1:8000` (docs/lerobot.md). The
+observations are LeRobot's features in physical units, pictures uint8 [H, W, 3]; `prompt` is the
+task in words. Past observations, of a policy that takes them, are in the carry of the protocol.
+
+When it starts, the script asks the policy for chunks: with equal noise twice, and with other noise.
+Where the noise, and nothing else, decides on the chunk, it is offered and can be chosen (SmolVLA,
+pi0, Diffusion with DDIM). The metadata hold the hash of the checkpoint; features are not offered.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 import threading
@@ -28,30 +32,44 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError
 from embodied.core.spec import Leaf, Spec
-from embodied.serve.protocol import NOISE, OURS, Offer, RequestError
+from embodied.serve.openpi_wrapper import weights_hash
+from embodied.serve.protocol import NOISE, OURS, RESET, Offer, RequestError
 from embodied.serve.server import Server
 
 PROMPT = "prompt"
-TYPES = ("smolvla", "pi0", "pi05")
-"""Types whose chunk is a function of the noise that is given."""
+FRESH, HISTORY = "fresh", "history/"
+ROWS = 2  # observations that a policy is tried with
+Array = np.ndarray[Any, Any]
 
 
 class LeRobotService:
-    """What a `Server` offers: LeRobot's policy with its processors; nothing is kept between two
-    requests. ConfigError for a policy whose noise cannot be chosen."""
+    """What a `Server` offers: LeRobot's policy with its processors. `weights`: the checkpoint's
+    hash. ConfigError for a policy that predicts no actions from an observation alone."""
 
-    def __init__(self, policy: Any, pre: Any, post: Any, dt: float = 0.1, text: str = "") -> None:
+    def __init__(
+        self,
+        policy: Any,
+        pre: Any,
+        post: Any,
+        dt: float = 0.1,
+        text: str = "",
+        weights: str | None = None,
+    ) -> None:
         self.policy, self.pre, self.post, self.text = policy.eval(), pre, post, text
+        self.weights = weights
         config = policy.config
-        if config.type not in TYPES:
-            raise ConfigError(f"{config.type} is not served; {', '.join(TYPES)} are")
         self.device = next(policy.parameters()).device
         self.shapes = {name: tuple(each.shape) for name, each in config.input_features.items()}
         self.images = {name for name, shape in self.shapes.items() if len(shape) == 3}
-        self.noise = (int(config.chunk_size), int(config.max_action_dim))
         obs = {name: self._leaf(name) for name in self.shapes}
         size = int(config.output_features["action"].shape[0])
         self.spec = Spec(obs, Leaf((size,)), dt, text=text)
+        policy.reset()
+        queues = getattr(policy, "_queues", None) or {}
+        self.queues = [name for name in queues if name != "action"]
+        self.past = max((queues[name].maxlen for name in self.queues), default=1) - 1
+        self.chunk = self._probed_chunk(size)
+        self.noise = self._probed_noise(size)
 
     def _leaf(self, name: str) -> Leaf:
         shape = self.shapes[name]
@@ -63,42 +81,168 @@ class LeRobotService:
     def metadata(self) -> Mapping[str, Any]:
         offer = Offer(
             batch=True,
-            chunk=self.noise[0],
+            chunk=self.chunk,
             noise=self.noise,
+            carry={name: value[0] for name, value in self._start(1).items()},
             spec=self.spec.to_json(),
+            policy=self.weights,
             software=f"lerobot {self.policy.config.type}",
         )
         return offer.to_metadata()
 
     @torch.no_grad()
-    def infer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def infer(self, request: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
         """The physical actions [chunk, A] (or [B, chunk, A]) of one request; RequestError."""
         extra = request.get(OURS) or {}
         batch = extra.get("batch") if isinstance(extra, dict) else None
-        n = 1 if batch is None else int(batch)
-        seen = {name: self._value(request, name, n, batch is not None) for name in self.shapes}
-        prompt = request.get(PROMPT) or self.text
-        given = self.pre({**seen, "task": [str(prompt)] * n})
-        more = {}
+        batched = batch is not None
+        n = int(batch) if batched else 1
+        seen = {name: self._value(request, name, n, batched) for name in self.shapes}
+        carry = self._start(n)
+        if OURS not in request and not request.get(RESET):
+            carry = memory.get("carry", carry)
+        elif isinstance(extra, dict) and extra.get("carry"):
+            carry = self._carry(extra["carry"], n, batched)
+        noise = None
         if request.get(NOISE) is not None:
-            noise = _array(request[NOISE], self.noise, n, batch is not None, NOISE)
-            more = {"noise": torch.from_numpy(noise).float().to(self.device)}
-        self.policy.reset()  # its queues of observations and actions
-        actions = self.post(self.policy.predict_action_chunk(given, **more))
+            if self.noise is None:
+                raise RequestError("the noise of this policy cannot be chosen")
+            noise = torch.from_numpy(_array(request[NOISE], self.noise, n, batched, NOISE))
+        actions = self._actions(seen, carry, str(request.get(PROMPT) or self.text), noise)
+        if OURS not in request:  # its requests are control steps
+            memory["carry"] = _remembered(carry, seen)
         found = actions.detach().float().cpu().numpy()
-        return {"actions": found if batch is not None else found[0], "carry": {}}
+        return {"actions": found if batched else found[0]}
 
-    def _value(self, request: Mapping[str, Any], name: str, n: int, batched: bool) -> torch.Tensor:
-        """An observation as LeRobot takes it: pictures as floats [n, 3, H, W] in [0, 1]."""
+    def _actions(
+        self, seen: dict[str, Array], carry: dict[str, Array], prompt: str, noise: Any
+    ) -> torch.Tensor:
+        """The physical actions [n, chunk, A] of observations and those before them."""
+        more = {} if noise is None else {"noise": noise.float().to(self.device)}
+        self.policy.reset()  # its queues of observations and actions
+        for back in range(self.past):
+            before: dict[str, Array] = {}
+            for name, now in seen.items():
+                wide = np.reshape(carry[FRESH], (-1, *[1] * (now.ndim - 1)))
+                before[name] = np.where(wide, now, carry[HISTORY + name][:, back])
+            self._queued(self._batch(before, prompt))
+        batch = self._queued(self._batch(seen, prompt))
+        try:
+            return self.post(self.policy.predict_action_chunk(batch, **more))
+        except NotImplementedError:  # a policy of single actions
+            return self.post(self.policy.select_action(batch))[:, None]
+
+    def _batch(self, seen: dict[str, Array], prompt: str) -> dict[str, Any]:
+        """Observations as LeRobot's policy takes them: pictures as floats [n, 3, H, W] in [0, 1],
+        normalised by its processors."""
+        given: dict[str, Any] = {"task": [prompt] * len(next(iter(seen.values())))}
+        for name, value in seen.items():
+            tensor = torch.from_numpy(value)
+            picture = name in self.images
+            given[name] = tensor.permute(0, 3, 1, 2).contiguous() / 255 if picture else tensor
+            given[name] = given[name].float()
+        return self.pre(given)
+
+    def _queued(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Put a step into the queues of a policy with past observations, as its `select_action`
+        does; the batch, with the pictures by the names of the queues."""
+        if not self.queues:
+            return batch
+        batch = {name: value for name, value in batch.items() if name != "action"}
+        pictures = [batch[name] for name in self.policy.config.image_features or ()]
+        if "observation.images" in self.queues:
+            batch["observation.images"] = torch.stack(pictures, dim=-4)
+        if "observation.image" in self.queues:
+            batch["observation.image"] = pictures[0]
+        utils = importlib.import_module("lerobot.policies.utils")
+        utils.populate_queues(self.policy._queues, batch, exclude_keys=["action"])
+        return batch
+
+    def _probed_chunk(self, action: int) -> int:
+        """The number of actions of a decision, found by asking for two; ConfigError."""
+        kind = self.policy.config.type
+        try:
+            rows, *shape = self._probe(None).shape
+        except Exception as error:  # of LeRobot, of any kind
+            line = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"{kind} cannot be served: it predicts no actions for observations of its "
+                f"input_features ({type(error).__name__}: {line})"
+            ) from error
+        if rows != ROWS or len(shape) != 2 or shape[1] != action:
+            raise ConfigError(
+                f"{kind} cannot be served: it predicts {[rows, *shape]} and not "
+                f"[{ROWS}, chunk, {action}] for {ROWS} observations"
+            )
+        return shape[0]
+
+    def _probed_noise(self, action: int) -> tuple[int, int] | None:
+        """The shape of the noise that decides on the chunk; None if nothing of the kind does."""
+        config = self.policy.config
+        kinds = inspect.signature(self.policy.predict_action_chunk).parameters.values()
+        if not any(each.name == "noise" or each.kind is each.VAR_KEYWORD for each in kinds):
+            return None
+        length = getattr(config, "horizon", None) or getattr(config, "chunk_size", self.chunk)
+        for width in (getattr(config, "max_action_dim", None), action):
+            if width is None:
+                continue
+            shape = (int(length), int(width))
+            generator = torch.Generator().manual_seed(0)
+            first, other = torch.randn(2, 1, *shape, generator=generator)
+            try:
+                said = [self._probe(noise) for noise in (first, first, other)]
+            except (RuntimeError, TypeError, ValueError, AssertionError):
+                continue  # of another shape
+            if torch.equal(said[0], said[1]) and not torch.equal(said[0], said[2]):
+                return shape
+        return None
+
+    @torch.no_grad()
+    def _probe(self, noise: torch.Tensor | None) -> torch.Tensor:
+        """The actions [ROWS, chunk, A] for observations of zeros, at the same `noise` [1, ...]."""
+        seen = {name: leaf.zeros(ROWS).numpy() for name, leaf in self.spec.obs.items()}
+        wide = None if noise is None else noise.expand(ROWS, *noise.shape[1:])
+        return self._actions(seen, self._start(ROWS), self.text, wide)
+
+    def _start(self, n: int) -> dict[str, Array]:
+        """What is carried at the start of an episode: no past observations."""
+        if not self.past:
+            return {}
+        past = {
+            HISTORY + name: leaf.zeros(n)[:, None].repeat(1, self.past, *[1] * len(leaf.shape))
+            for name, leaf in self.spec.obs.items()
+        }
+        return {FRESH: np.ones(n, bool), **{name: value.numpy() for name, value in past.items()}}
+
+    def _carry(self, given: Any, n: int, batched: bool) -> dict[str, Array]:
+        start = self._start(n)
+        if not isinstance(given, Mapping) or set(given) != set(start):
+            raise RequestError(f"carry is a map of {', '.join(start) or 'nothing'}")
+        return {
+            name: _array(given[name], value.shape[1:], n, batched, name)
+            for name, value in start.items()
+        }
+
+    def _value(self, request: Mapping[str, Any], name: str, n: int, batched: bool) -> Array:
         if name not in request:
             raise RequestError(f"the observation {name} is missing")
-        shape = self.spec.obs[name].shape
-        value = torch.from_numpy(_array(request[name], shape, n, batched, name))
-        if name not in self.images:
-            return value.float()
-        if value.dtype != torch.uint8:
+        value = _array(request[name], self.spec.obs[name].shape, n, batched, name)
+        if name in self.images and value.dtype != np.uint8:
             raise RequestError(f"{name} should be a picture of uint8, not {value.dtype}")
-        return value.permute(0, 3, 1, 2).contiguous().float() / 255
+        return value
+
+
+def _remembered(carry: dict[str, Array], seen: dict[str, Array]) -> dict[str, Array]:
+    """The carry after a control step at `seen`; at the start all past steps are that one."""
+    if not carry:
+        return carry
+    found = {FRESH: np.zeros_like(carry[FRESH])}
+    for name, now in seen.items():
+        past = carry[HISTORY + name]
+        wide = np.reshape(carry[FRESH], (-1, *[1] * now.ndim))
+        shifted = np.concatenate([past[:, 1:], now[:, None]], 1)
+        found[HISTORY + name] = np.where(wide, now[:, None], shifted)
+    return found
 
 
 def _array(value: Any, shape: tuple[int, ...], n: int, batched: bool, name: str) -> Any:
@@ -149,9 +293,11 @@ def main() -> None:
     )
     args = parser.parse_args()
     token = Path(args.token_file).read_text().strip() if args.token_file else None
-    service = LeRobotService(*load(args.folder, args.device), dt=1 / args.fps, text=args.task)
+    parts, weights = load(args.folder, args.device), weights_hash(args.folder)
+    service = LeRobotService(*parts, dt=1 / args.fps, text=args.task, weights=weights)
     with Server(service, args.host, args.port, token) as server:
-        print(f"serving {service.policy.config.type} at {server.url}; noise {service.noise}")
+        noise = "none that can be chosen" if service.noise is None else list(service.noise)
+        print(f"serving {service.policy.config.type} at {server.url}; noise {noise}")
         sys.stdout.flush()
         threading.Event().wait()  # until Ctrl-C
 

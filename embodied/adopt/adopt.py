@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import yaml
 from torch import Tensor
 
@@ -114,6 +115,20 @@ def scaled_inputs(
             raise ConfigError(f"{name} is a picture: it has no scale and offset")
         scale = replace(source, offset=0.0).here(each.scale)
         made[name] = Map(source.here(each.low), scale, each.offset)
+    return made
+
+
+def own_units(config: LeRobotConfig, names: Names, spec: Spec) -> dict[str, Affine]:
+    """Of the inputs that have other units here: the values here of -1 and +1 there."""
+    made: dict[str, Affine] = {}
+    for name, each in config.inputs.items():
+        match = names.here(short(name), spec)
+        if match is not None and not match[1].same_units:
+            scale, offset = (
+                torch.as_tensor(value, dtype=torch.float64).expand(each.shape)
+                for value in (match[1].scale, match[1].offset)
+            )
+            made[name] = Affine(tuple((offset - scale).tolist()), tuple((offset + scale).tolist()))
     return made
 
 
@@ -326,6 +341,8 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
     node = policy_node(
         config, weights, observation_names(config, names, spec), options.chunk, options.steps
     )
+    for name, units in own_units(config, names, spec).items():
+        node["inputs"][name]["units"] = units.to_json()
     if options.env is not None:
         require_units(config, found.stats, names, spec)
         units = action_units(names, found.stats.get("action", {}), config.action)
@@ -337,7 +354,7 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
     # The network's tensors keep LeRobot's names.
     state = {k: v for k, v in named.items() if not is_buffer(k) and not k.startswith(unused)}
     _load(policy, {**state, **normalization_weights(replace(found, inputs=inputs))}, folder)
-    _write(policy, folder, out, options)
+    _write(policy, folder, out, options, config.unread)
     return policy
 
 
@@ -375,11 +392,11 @@ def _load(policy: Policy, state: dict[str, Any], folder: Path) -> None:
     policy.load_state_dict(state)
 
 
-def _write(policy: Policy, folder: Path, out: Path, options: Options) -> None:
-    origin = {
-        "adopted": {"folder": str(folder.resolve()), "sha256": file_hash(folder / WEIGHTS)},
-        "metrics": {},
-    }
+def _write(
+    policy: Policy, folder: Path, out: Path, options: Options, unread: tuple[str, ...]
+) -> None:
+    source = {"folder": str(folder.resolve()), "sha256": file_hash(folder / WEIGHTS)}
+    origin = {"adopted": {**source, "unread": unread}, "metrics": {}}
     checkpoint.save(out / "checkpoints" / f"{0:08d}", policy, 0, about=origin)
     run: Node = {"format": formats.RUN, "name": out.name, "execute": None, "init": str(folder)}
     if options.env is not None:

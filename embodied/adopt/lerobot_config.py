@@ -38,8 +38,6 @@ FIELDS = {
     use_vae latent_dim n_vae_encoder_layers temporal_ensemble_coeff dropout kl_weight
     optimizer_lr_backbone""",
 }
-SERVED = ("smolvla", "pi0", "pi05")
-"""Types that run in LeRobot itself, in a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,8 @@ class Feature:
 @dataclass(frozen=True)
 class LeRobotConfig:
     """`inputs` by name, in the order of the file; `action`: its size; `norm`: the normalisation of
-    each type of feature; `settings`: the other fields."""
+    each type of feature; `settings`: the other fields; `unread`: features that the file lists and
+    LeRobot's policy does not read."""
 
     type: str
     inputs: Mapping[str, Feature]
@@ -61,6 +60,7 @@ class LeRobotConfig:
     obs_steps: int
     norm: Mapping[str, str]
     settings: Mapping[str, Any]
+    unread: tuple[str, ...] = ()
 
 
 def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
@@ -70,14 +70,14 @@ def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
         raise ConfigError(f"{folder} is not a folder; give one with config.json, model.safetensors")
     node = read_json(folder / "config.json")
     kind = node.get("type")
-    if kind in SERVED:
+    if not isinstance(kind, str):
+        raise ConfigError(f"{folder} holds a policy of type {shown(kind)}: it is damaged")
+    if kind not in FIELDS:
         raise ConfigError(
-            f"{folder} holds {kind}, which needs LeRobot: run `PYTHON scripts/serve_lerobot.py "
-            f"{folder}` with its interpreter, then use policy=remote (docs/lerobot.md)"
+            f"{folder} holds a policy of type {shown(kind)}; adopted are {', '.join(FIELDS)}. "
+            f"Others run in LeRobot: `PYTHON scripts/serve_lerobot.py {folder}` with its "
+            "interpreter, then init=ws://127.0.0.1:8000 (docs/lerobot.md)"
         )
-    if not isinstance(kind, str) or kind not in FIELDS:
-        known = ", ".join((*FIELDS, *SERVED))
-        raise ConfigError(f"{folder} holds a policy of type {shown(kind)}; adopted are {known}")
     if node.get("use_peft"):
         raise ConfigError(f"{folder} holds adapters only (use_peft): merge them into the model")
     known = {*WITHOUT_EFFECT.split(), *FIELDS[kind].split(), *ignore}
@@ -96,10 +96,13 @@ def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
             f"{folder}/config.json names no features (input_features, output_features.action): it "
             "is of a LeRobot before 0.2, or damaged"
         ) from error
+    # LeRobot's policies read one feature of this type, by its name.
+    unread = tuple(name for name, each in inputs.items() if each.kind == "state" and name != STATE)
+    inputs = {name: each for name, each in inputs.items() if name not in unread}
     _require_features(inputs, kind)
     steps = int(node.get("n_obs_steps", 1))
     norm = {str(k): str(v) for k, v in dict(node.get("normalization_mapping") or {}).items()}
-    return LeRobotConfig(kind, inputs, action, steps, norm, node)
+    return LeRobotConfig(kind, inputs, action, steps, norm, node, unread)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -131,11 +134,10 @@ def _require_features(inputs: Mapping[str, Feature], kind: str) -> None:
             raise ConfigError(f"{name} should be 3 x height x width, not {list(each.shape)}")
         if each.kind != "image" and len(each.shape) != 1:
             raise ConfigError(f"{name} should be a vector, not {list(each.shape)}")
-    kinds = [each.kind for each in inputs.values()]
-    for one in ("state", "env"):
-        if kinds.count(one) > 1:
-            raise ConfigError(f"the policy takes {kinds.count(one)} inputs of type {one}, not one")
-    if "state" not in kinds:  # LeRobot itself cannot run one without
+    envs = [name for name, each in inputs.items() if each.kind == "env"]
+    if envs not in ([], [ENV]):
+        raise ConfigError(f"the policy takes {', '.join(envs)} of type env, not {ENV} alone")
+    if STATE not in inputs:  # LeRobot itself cannot run one without
         raise ConfigError(f"the policy does not take {STATE}, which LeRobot's {kind} needs")
 
 

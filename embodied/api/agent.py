@@ -14,12 +14,14 @@ from torch import nn
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build, nearest
+from embodied.core.build import allow as allow_package
 from embodied.core.env import VecEnv
 from embodied.core.native import Native
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
-from embodied.core.spec import hidden
+from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors
+from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 
 if TYPE_CHECKING:
     import gymnasium
@@ -76,6 +78,15 @@ def env_node(env: EnvLike, allowed: Sequence[str] = (), **settings: Any) -> dict
 
     words = [*allowed, *env_words(env), *as_words("env", settings)]
     return compose("train", [*words, "learner=imitate"]).node["env"]
+
+
+def spec_of(env: EnvLike, allowed: Sequence[str] = ()) -> Spec:
+    """The spec of `env`; `allowed` as in `env_node`."""
+    if isinstance(env, VecEnv):
+        return env.spec
+    made = build(env_node(env, allowed, num_envs=1), VecEnv)
+    made.close()
+    return made.spec
 
 
 def _named(name: str) -> list[str]:
@@ -201,14 +212,26 @@ def load(
     env: EnvLike | None = None,
     module: nn.Module | None = None,
     device: str = "cpu",
+    allow: str | Sequence[str] = (),
 ) -> Agent:
-    """The newest policy of a run or checkpoint folder, ready to act.
+    """The newest policy of a run or checkpoint folder, or the one of a policy server, ready to act.
 
-    `env`: the environment of a run that was trained on a Python object, to evaluate it; `module`:
-    the torch module of a policy that was made of one. CheckpointError and ConfigError are one line.
+    `env`: the environment of a run that was trained on a Python object, to evaluate it; the one in
+    which the policy of a server acts. `module`: the torch module of a policy that was made of one;
+    `allow`: packages outside of this project whose classes may be built, and
+    `embodied.policies.remote` for a run that steers a served policy. CheckpointError and
+    ConfigError are one line.
 
         agent = em.load("outputs/pendulum_sac-0")
+        agent = em.load("ws://127.0.0.1:8000")
     """
+    for package in [allow] if isinstance(allow, str) else allow:
+        allow_package(package)
+    if is_address(str(run)):
+        if module is not None:
+            raise ConfigError(f"{run} is a policy server: leave module out")
+        allow_typed([str(run)])
+        return Agent(remote_policy(str(run), None if env is None else spec_of(env)).to(device))
     if module is not None:
         from embodied.policies import user_module
 

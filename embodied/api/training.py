@@ -13,11 +13,11 @@ from embodied.api.agent import (
     Agent,
     EnvLike,
     as_words,
-    env_node,
     env_words,
     load,
     make_env,
     named,
+    spec_of,
 )
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
@@ -29,6 +29,7 @@ from embodied.core.spec import Spec
 from embodied.evaluation import evaluate as evaluation
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
+from embodied.policies.remote.address import is_address
 
 OPTIONS = Path(__file__).parent / "options"
 """YAML of options that only Python can choose."""
@@ -182,7 +183,7 @@ def train(
         asked += choice_words("learner", learner)
     if policy is None and env is not None and learner is not None and "finetune" not in settings:
         allowed = [word for word in words if word.startswith("allow=")]
-        policy = usual_policy(learner, _spec_of(env, allowed))
+        policy = usual_policy(learner, spec_of(env, allowed))
     if policy is not None:
         asked += policy_words(policy)
     asked += _settings_words(settings)
@@ -204,12 +205,17 @@ def evaluate(
 ) -> evaluation.Evaluation:
     """Play `episodes` episodes from initial states that depend on `seed` only, without exploration.
 
-    `env`: by default the one that the agent was trained in. The result prints as one line, and has
+    `agent`: also the folder of a run, or the address of a policy server. `env`: by default the one
+    that the agent was trained in; a server needs it. The result prints as one line, and has
     `success`, `returns` and `lengths` [episodes].
 
         print(em.evaluate("outputs/pendulum_sac-0", episodes=100))
     """
-    agent = load(agent) if isinstance(agent, str | Path) else agent
+    if isinstance(agent, str | Path):
+        served = is_address(str(agent))
+        if served and env is None:
+            raise ConfigError(f'name the environment: em.evaluate("{agent}", env=...)')
+        agent = load(agent, env if served else None)
     policy = agent.policy if isinstance(agent, Agent) else agent
     count = min(num_envs, episodes)
     made = _trained_env(agent, count) if env is None else _several(env, count)
@@ -283,14 +289,6 @@ def _is_object(env: Any) -> bool:
         and hasattr(env, "step")
         and (not isinstance(env, type))
     )
-
-
-def _spec_of(env: EnvLike, allowed: list[str]) -> Any:
-    if isinstance(env, VecEnv):
-        return env.spec
-    made = build(env_node(env, allowed, num_envs=1), VecEnv)
-    made.close()
-    return made.spec
 
 
 def _trained_env(agent: Agent | Policy, num_envs: int) -> VecEnv:

@@ -143,6 +143,7 @@ def adopt_command(args: argparse.Namespace) -> None:
 
 def say_adopted(policy: object, out: Path, env: bool) -> None:
     """Print what was adopted and what can be typed next."""
+    from embodied.core import checkpoint
     from embodied.core.policy import Policy
 
     assert isinstance(policy, Policy)
@@ -151,6 +152,8 @@ def say_adopted(policy: object, out: Path, env: bool) -> None:
     print(f"policy    {type(policy).__name__}, {millions:.1f} million parameters")
     print(f"chunk     {policy.chunk} steps of {policy.spec.act.size} values; noise {shape}")
     print(f"units     {'actions in [-1, 1]' if env else 'physical, as in the training data'}")
+    if unread := checkpoint.read_about(out)["adopted"]["unread"]:
+        print(f"left out  {', '.join(unread)}: LeRobot's policy does not read it")
     print(f"wrote     {out}")
     if env:
         print(f"next      embodied eval {out}")
@@ -164,6 +167,8 @@ def export_command(args: argparse.Namespace) -> None:
     if unknown := [word for word in args.words if not word.startswith("allow=")]:
         raise ConfigError(f"{unknown[0]} has no place here: embodied export RUN --to DIR")
     require_folders([str(args.path)])
+    if (args.to is None) == (args.lerobot is None):
+        raise ConfigError("say where to write: --to DIR, or --lerobot DIR (a LeRobot checkpoint)")
     import torch
 
     from embodied.core import checkpoint
@@ -173,6 +178,9 @@ def export_command(args: argparse.Namespace) -> None:
     from embodied.export.onnx import write_onnx, write_torchscript
 
     allow_from(args.words)
+    if args.lerobot is not None:
+        to_lerobot(Path(args.path), empty_folder(args.lerobot))
+        return
     torch.manual_seed(0)
     torch.set_num_threads(1)
     decision = Decision(checkpoint.load_policy(args.path))
@@ -191,12 +199,33 @@ def export_command(args: argparse.Namespace) -> None:
     if args.crazyflie:
         made.append(write_crazyflie(decision, about, trained_on(Path(args.path)), folder))
     print(f"inputs    {', '.join(inputs_of(decision))}; noise: {about['noise']}")
-    print(f"output    actions [n, {about['chunk']}, {decision.policy.spec.act.size}] in [-1, 1]")
+    act = decision.policy.spec.act
+    units = "in [-1, 1]" if act.is_unit else "in its own units"
+    print(f"output    actions [n, {about['chunk']}, {act.size}] {units}")
     for export in made:
         size = f"{export.path.stat().st_size / 1000:,.0f} kB"
         found = "not compared" if export.difference is None else f"{export.difference:.1e}"
         print(f"wrote     {export.path} ({size})")
         print(f"          largest difference to PyTorch: {found} ({export.checked_by})")
+
+
+def to_lerobot(run: Path, folder: Path) -> None:
+    """Write the policy of `run` as a LeRobot checkpoint, and print where it is."""
+    from embodied.adopt.give_back import give_back
+    from embodied.core import checkpoint
+
+    give_back(checkpoint.load_policy(run), folder)
+    print(f"wrote     {folder}: config.json, model.safetensors, processors")
+    print("units     those of the adopted checkpoint; actions are not clipped")
+    print(f"next      lerobot-eval --policy.path={folder} --env.type=NAME")
+
+
+def empty_folder(path: str) -> Path:
+    """A folder to write a checkpoint to; ConfigError if there is something in it."""
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--lerobot {folder} exists already: give another folder")
+    return folder
 
 
 def inputs_of(decision: Decision) -> list[str]:

@@ -166,7 +166,7 @@ class Mapping:
         obs: dict[str, Source] = dict(self.obs)
         for name, leaf in here.obs.items():
             source = self.source(name)
-            if source.name in there.obs and not leaf.is_image:
+            if source.name in there.obs and not leaf.is_picture:
                 theirs = source.elements or there.obs[source.name].names
                 if sorted(theirs) == sorted(leaf.names) and theirs != leaf.names:
                     obs[name] = replace(source, order=order_of(leaf.names, theirs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +19,11 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
-from embodied.core.spec import hidden
+from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import HISTORY, is_history
 
-TOLERANCE = 1e-5
+TOLERANCE = 1e-5  # of half an action's range
+ROUNDING = 4 * torch.finfo(torch.float32).eps  # of a number in physical units
 SIZES = (1, 2, 64)  # batch sizes of the comparison; 2 is traced
 
 
@@ -78,8 +80,10 @@ class Export:
 
 
 def compare(decision: Decision, other: Callable[[tuple[Tensor, ...]], Tensor]) -> float:
-    """The largest difference over a few random batches; ConfigError if above TOLERANCE."""
+    """The largest difference over a few random batches, in half ranges of the action's elements
+    ([-1, 1]: as it is); ConfigError if above TOLERANCE."""
     worst = 0.0
+    radius = half_range(decision.policy.spec.act)
     for n in SIZES:
         given = decision.example(n)
         expected, found = decision(*given), other(given)
@@ -88,13 +92,31 @@ def compare(decision: Decision, other: Callable[[tuple[Tensor, ...]], Tensor]) -
                 f"the exported policy gives {found.dtype} {list(found.shape)} where PyTorch gives "
                 f"{expected.dtype} {list(expected.shape)}: it is not written"
             )
-        worst = max(worst, (found - expected).abs().max().item())
+        found, expected = found.flatten(0, 1).double(), expected.flatten(0, 1).double()
+        largest = expected.abs().nan_to_num(0.0)
+        # Unclipped actions are beyond their bounds; the range is then what is seen of them.
+        spread = (expected.amax(0) - expected.amin(0)).nan_to_num(0.0) / 2
+        unit = torch.maximum(radius, spread)
+        apart = ((found - expected).abs() - ROUNDING * largest).clamp(min=0) / unit
+        apart[found.isnan() & expected.isnan()] = 0
+        worst = max(worst, apart.nan_to_num(math.inf).max().item())
     if not worst <= TOLERANCE:
         raise ConfigError(
             f"the exported policy differs from PyTorch by {worst:.1e}, more than {TOLERANCE}: "
             "it is not written"
         )
     return worst
+
+
+def half_range(act: Leaf) -> Tensor:
+    """Half the range of each element of an action, [*shape]; 1 where it has no bounds."""
+    ends: list[Tensor] = []
+    for bound in (act.low, act.high):
+        values = bound if isinstance(bound, tuple) else (bound,)
+        known = [math.nan if value is None else float(value) for value in values]
+        ends.append(torch.tensor(known, dtype=torch.float64).expand(act.size).view(act.shape))
+    half = (ends[1] - ends[0]) / 2
+    return torch.where(half.isfinite() & (half > 0), half, 1.0)
 
 
 def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:

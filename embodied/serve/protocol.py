@@ -12,8 +12,10 @@ Where they are offered, a request may have, beside the observations,
                "verb": "act" or "features": the frozen encoder's features [size] of the observation,
                "carry": {name: array}: what the policy carries between decisions}
 
-and an answer then also has `carry`, or `features` in place of `actions`. A server keeps nothing
-between two requests, so a request can be sent again after a server was lost.
+and an answer then also has `carry`, or `features` in place of `actions`. Between two such requests
+a server keeps nothing, so one can be sent again after a server was lost. For a client that sends no
+`embodied`, a server keeps what the policy carries, from one request of its connection to the next,
+each of which is a control step; `reset` (true) begins a new episode.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ VERSION = 1
 PORT = 8000
 """Where openpi's servers listen by default, and ours."""
 MAX_MESSAGE = 64 * 2**20  # bytes
-OURS, NOISE = "embodied", "noise"
+OURS, NOISE, RESET = "embodied", "noise", "reset"
 """Keys of a request that are no observations."""
 ACT, FEATURES = "act", "features"
 HEADER, SCHEME = "Authorization", "Api-Key"

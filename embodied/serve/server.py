@@ -42,8 +42,9 @@ class Service(Protocol):
         """What is sent to each client first."""
         ...
 
-    def infer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request; RequestError for one that cannot be answered."""
+    def infer(self, request: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request; RequestError for one that cannot be answered. `memory`: of its
+        connection, empty at first."""
         ...
 
 
@@ -158,6 +159,7 @@ class Server:
 
     async def _talk(self, connection: ServerConnection) -> None:
         self.connected += 1
+        memory: dict[str, Any] = {}
         try:
             await connection.send(encode(self.service.metadata))
             async for message in connection:
@@ -165,21 +167,22 @@ class Server:
                 answer: bytes | str = "a request is one binary message"
                 if not isinstance(message, str):
                     loop = asyncio.get_running_loop()
-                    answer = await loop.run_in_executor(self._worker, self._infer, message, started)
+                    asked = (self._infer, message, started, memory)
+                    answer = await loop.run_in_executor(self._worker, *asked)
                 await connection.send(answer)
         except ConnectionClosed:
             pass
         finally:
             self.connected -= 1
 
-    def _infer(self, message: bytes, started: float) -> bytes | str:
+    def _infer(self, message: bytes, started: float, memory: dict[str, Any]) -> bytes | str:
         """The answer to one message, or one line that says why there is none."""
         try:
             request = decode(message)
             if not isinstance(request, dict):
                 raise RequestError("a request is a map of observations")
             before = time.perf_counter()
-            answer = self.service.infer(request)
+            answer = self.service.infer(request, memory)
             now = time.perf_counter()
             timing = {"infer_ms": 1e3 * (now - before), "total_ms": 1e3 * (now - started)}
             return encode({**answer, "server_timing": timing})

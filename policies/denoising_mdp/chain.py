@@ -47,7 +47,7 @@ class DenoisingMDP(PolicyWrapper):
     """
 
     requires_base = True
-    inner: Any  # Policy; also `encoder`, `size` and `to_actions`
+    inner: Any  # Policy; also `size` and `to_actions`; `first`: elements before the first action
     links: int
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -60,6 +60,7 @@ class DenoisingMDP(PolicyWrapper):
         self.inner = self.inside(config, {**config.base, **chunk})
         self.chunk = self.inner.chunk
         self.size = self.inner.size
+        self.first = getattr(self.inner, "first", 0)
 
     def inside(self, config: Any, base: Node) -> Policy:
         """Build `inner`; ConfigError if `base` is not a policy of the right kind."""
@@ -89,8 +90,8 @@ class DenoisingMDP(PolicyWrapper):
         raise NotImplementedError
 
     @property
-    def encoder(self) -> Encoder:
-        return self.inner.encoder
+    def encoder(self) -> Encoder | None:
+        return getattr(self.inner, "encoder", None)
 
     @property
     def feature_size(self) -> int:
@@ -139,7 +140,7 @@ class DenoisingMDP(PolicyWrapper):
         self, obs: Tensors, chain: Tensor, played: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-density and entropy [n] of whole chains [n, K + 1, size], averaged over the K + 1
-        samples and over the first `played` elements (the executed ones; None: all)."""
+        samples and over the elements of the first `played` of an action chunk (None: all)."""
         n, draws = chain.shape[:2]
         k = torch.arange(self.links, device=chain.device).repeat(n)
         seen = self.features(obs).repeat_interleave(self.links, 0)
@@ -149,7 +150,13 @@ class DenoisingMDP(PolicyWrapper):
         total = log_prob.sum(1) + first
         spread = std.log().expand_as(mean).view(n, self.links, -1).sum(1)
         entropy = spread + draws * (HALF_LOG_2PI + 0.5)
-        return total[:, :played].mean(1) / draws, entropy[:, :played].mean(1) / draws
+        part = self.executed(played)
+        return total[:, part].mean(1) / draws, entropy[:, part].mean(1) / draws
+
+    def executed(self, played: int | None) -> slice:
+        """The elements of a sample that are the first `played` of an action chunk (None: all)."""
+        count = self.chunk * self.spec.act.size if played is None else played
+        return slice(self.first, self.first + count)
 
     def fit(self, rows: Tensors) -> None:
         self.inner.fit(rows)

@@ -21,9 +21,9 @@ from embodied.core.build import Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.policies.abilities import Step
 from embodied.policies.denoising_mdp import chain
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
-from embodied.policies.generative.diffusion import steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class NoisyDiffusion(chain.DenoisingMDP):
         least = config.floor if config.density_floor is None else config.density_floor
         self.links = config.last
         self.calm = self.inner.grid[-self.links :]
-        self.noisy = steps(self.inner.base.sampler, eta=1.0)[-self.links :]
+        self.noisy = self.inner.base.ddim_steps(eta=1.0)[-self.links :]
         sigma = torch.tensor([step.sigma for step in self.noisy])
         for name, value in {
             "numbers": torch.tensor(self.noisy),
@@ -93,8 +93,6 @@ class NoisyDiffusion(chain.DenoisingMDP):
         self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `link`, with a different step `k` [n] per sample, and the std of densities."""
-        _, keep, remain, next_keep, next_remain, _ = self.numbers[k][..., None].unbind(1)
-        x0 = (x - remain * self.inner.tuned.net.at(x, time, seen)) / keep
-        x0 = x0.clamp(-1, 1)  # bounded: `DenoisingMDP` refuses actions that a wrapper normalises
-        e = (x - keep * x0) / remain
-        return next_keep * x0 + next_remain * e, self.density[k][:, None]
+        each = Step._make(self.numbers[k][..., None].unbind(1))
+        x0, e = self.inner.tuned.split(x, each, time, seen)
+        return each.next_keep * x0 + each.next_remain * e, self.density[k][:, None]

@@ -21,8 +21,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.nn.networks import mlp
+from embodied.policies.abilities import HasVelocity
 from embodied.policies.denoising_mdp import chain
-from embodied.policies.generative.flow import Flow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,6 @@ class NoisyFlow(chain.DenoisingMDP):
     """Flow policy whose Euler steps are all trainable links with learned noise."""
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
-    inner: Flow
     high: Tensor
     limits: Tensor
 
@@ -52,7 +51,7 @@ class NoisyFlow(chain.DenoisingMDP):
         if config.low > config.high:
             raise ConfigError(f"low={config.low} must be at most high={config.high}")
         self.links = self.inner.steps
-        size = self.inner.net.time_dim + self.inner.feature_size
+        size = self.inner.embedded().shape[1] + self.inner.feature_size
         self.noise = mlp(size, config.hidden, self.size, "tanh")
         self.register_buffer("high", torch.tensor(config.high))  # may be annealed during training
         limits = torch.tensor([config.clip] * (self.links - 1) + [1.0])
@@ -60,10 +59,10 @@ class NoisyFlow(chain.DenoisingMDP):
 
     def inside(self, config: Config, base: Node) -> Policy:
         inner = build(base, Policy, spec=self.spec)
-        if not isinstance(inner, Flow):
+        if not isinstance(inner, HasVelocity):
             raise ConfigError(
                 "policy=noisy_flow needs a flow or shortcut base policy (init=RUN), not "
-                f"{type(inner).__name__}"
+                f"{type(inner).__name__}; finetune=dppo trains diffusion policies"
             )
         return inner
 
@@ -76,7 +75,7 @@ class NoisyFlow(chain.DenoisingMDP):
     def link(
         self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        mean = x + self.inner.net.at(x, time, seen) / self.links
+        mean = x + self.inner.velocity_at(x, time, seen) / self.links
         limit = self.limits[k]
         if explores is not None:
             limit = torch.where(explores, limit, torch.inf)

@@ -6,7 +6,9 @@ The result of fine-tuning with DPPO (Ren et al., 2024): the frozen `base` does t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +18,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.normalizers import MinMaxNormalizer
+from embodied.policies.abilities import Denoises
 from embodied.policies.generative.chunk_sampler import ObservesHistory
-from embodied.policies.generative.diffusion import Diffusion, steps
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
 
@@ -32,15 +33,15 @@ class Config:
 
 
 class PartialFinetune(ObservesHistory):
-    """Partially fine-tuned diffusion policy. Noise [n, chunk * A] is the initial sample."""
+    """Partially fine-tuned diffusion policy. Noise [n, size] is the initial sample."""
 
-    base: Diffusion
-    tuned: Diffusion
+    base: Any  # Policy, Denoises; also `past` and `names`
+    tuned: Any  # the same
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         base, tuned = (build(config.base, Policy, spec=spec) for _ in range(2))
-        if not (isinstance(base, Diffusion) and isinstance(tuned, Diffusion)):
+        if not isinstance(base, Denoises):
             raise ConfigError(
                 "only the denoising steps of a diffusion policy (init=RUN) can be fine-tuned, not "
                 f"{type(base).__name__}"
@@ -48,19 +49,20 @@ class PartialFinetune(ObservesHistory):
         self.spec = spec
         self.chunk = base.chunk
         self.size = base.size
+        self.first = getattr(base, "first", 0)
         self.base = base.requires_grad_(False)
         self.tuned = tuned
-        self.past = base.past
-        self.names = base.names
-        self.grid = steps(base.sampler, eta=0.0)
+        self.past = self.base.past
+        self.names = self.base.names
+        self.grid = base.ddim_steps()
         if config.last > len(self.grid):
             raise ConfigError(f"last={config.last} is not in 1..{len(self.grid)} (its steps)")
         self.last = config.last
 
     @property
-    def encoder(self) -> Encoder:
-        """The encoder of the fine-tuned copy."""
-        return self.tuned.encoder
+    def encoder(self) -> Encoder | None:
+        """The encoder of the fine-tuned copy; None if it has one of its own kind."""
+        return getattr(self.tuned, "encoder", None)
 
     @property
     def feature_size(self) -> int:
@@ -71,7 +73,7 @@ class PartialFinetune(ObservesHistory):
         return self.tuned.features(obs)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.randn(n, self.size, device=self.base.range.radius.device)
+        return torch.randn(n, self.size, device=next(self.parameters()).device)
 
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
         """The base's denoising steps: from noise to the input [n, size] of the fine-tuned copy."""
@@ -84,7 +86,18 @@ class PartialFinetune(ObservesHistory):
         x = self._denoise(self.tuned, obs, x, slice(-self.last, None))
         return self.to_actions(x), carry
 
-    def _denoise(self, policy: Diffusion, obs: Tensors, x: Tensor, some: slice) -> Tensor:
+    def acts_as(self) -> Policy:
+        """The fine-tuned copy, where it makes all denoising steps; ConfigError if the base makes
+        the first ones."""
+        if self.last < len(self.grid):
+            raise ConfigError(
+                f"the base makes the first {len(self.grid) - self.last} of {len(self.grid)} "
+                "denoising steps and its copy the others, so this is no single policy; train with "
+                f"finetune.last={len(self.grid)} for one"
+            )
+        return self.tuned
+
+    def _denoise(self, policy: Any, obs: Tensors, x: Tensor, some: slice) -> Tensor:
         features = policy.features(obs)
         for step, time in zip(self.grid[some], policy.embedded()[some], strict=True):
             x0, e = policy.split(x, step, time, features)
@@ -99,18 +112,21 @@ class PartialFinetune(ObservesHistory):
             features = policy.features(obs)
             times = policy.embedded()[some]
             strides += [
-                policy.stride(step, time, features, None)
+                policy.stride(step, time, features)
                 for step, time in zip(self.grid[some], times, strict=True)
             ]
         return noise, strides
 
     @property
-    def range(self) -> MinMaxNormalizer:
-        """The base's action normaliser."""
+    def range(self) -> Callable[[Tensor], Tensor]:
+        """The base's map from actions to the network's."""
         return self.base.range
 
+    def goal(self, plan: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.base.goal(plan, weight)
+
     def to_actions(self, x: Tensor) -> Tensor:
-        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
+        """Map samples [n, size] to actions [n, chunk, A] in [-1, 1]."""
         return self.base.to_actions(x)
 
     def fit(self, rows: Tensors) -> None:

@@ -11,8 +11,9 @@ from it, and returns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
+from embodied.policies.abilities import Step
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
@@ -36,18 +38,6 @@ class Config(chunk_sampler.Config):
     eta: Fraction = 0.0  # 0: the initial noise decides the chunk; 1: new noise at every step
 
 
-class Step(NamedTuple):
-    """Coefficients of one DDIM step from level `t`. `keep`, `remain`: sqrt(abar), sqrt(1 - abar)
-    at `t`; `next_keep`, `next_remain`, `sigma`: factors of x_0, e and z at the next level."""
-
-    t: int
-    keep: float
-    remain: float
-    next_keep: float
-    next_remain: float
-    sigma: float
-
-
 class Diffusion(ChunkSampler):
     """Diffusion policy. Noise [n, chunk * A] is the initial sample; with eta > 0,
     [n, steps * chunk * A]: also the noise of later steps."""
@@ -58,7 +48,7 @@ class Diffusion(ChunkSampler):
         if config.eta > 0:
             self.noise_steps = 0
         self.forward_process, self.sampler = schedulers(config)
-        self.grid = steps(self.sampler, config.eta)
+        self.grid = self.ddim_steps(config.eta)
         self.set_times(torch.tensor([step.t for step in self.grid]) / config.train_steps)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
@@ -75,11 +65,16 @@ class Diffusion(ChunkSampler):
                 x = x + step.sigma * fresh[i]
         return self.to_actions(x), carry
 
+    def ddim_steps(self, eta: float = 0.0) -> list[Step]:
+        """The sampler's steps."""
+        abar = self.sampler.alphas_cumprod.tolist()
+        return steps(abar, self.sampler.timesteps.tolist(), eta)
+
     def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The predicted chunk x_0, clipped, and noise e, [n, size] each, for `x` [n, size]."""
         e = self.net.at(x, time, features)
-        x0 = self.clip(torch.add(x, e, alpha=-step.remain) / step.keep, step)
-        return x0, torch.add(x, x0, alpha=-step.keep) / step.remain
+        x0 = self.clip(_minus(x, step.remain, e) / step.keep, step)
+        return x0, _minus(x, step.keep, x0) / step.remain
 
     def clip(self, x0: Tensor, step: Step) -> Tensor:
         """The predicted chunk as the next step uses it: in [-1, 1].
@@ -103,7 +98,7 @@ class Diffusion(ChunkSampler):
         ]
 
     def stride(
-        self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None
+        self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None = None
     ) -> SamplerStep:
         """One sampler step, for guidance."""
 
@@ -161,23 +156,20 @@ def schedulers(config: Config) -> tuple[Any, Any]:
     return DDPMScheduler(**settings), sampler
 
 
-def steps(sampler: Any, eta: float) -> list[Step]:
-    """The sampler's coefficients as floats; its own `step` takes longer than a small network."""
-    levels = sampler.timesteps.tolist()
-    stride = sampler.config.num_train_timesteps // len(levels)
-    result = []
+def _minus(x: Tensor, factor: float | Tensor, y: Tensor) -> Tensor:
+    """Return x - factor * y; one kernel where the factor is a number."""
+    return x - factor * y if isinstance(factor, Tensor) else torch.add(x, y, alpha=-factor)
+
+
+def steps(abar: Sequence[Any], levels: Sequence[int], eta: float) -> list[Step]:
+    """The DDIM steps through the evenly spaced `levels`, the last one 0, of a schedule of numbers
+    (or of float32 scalars, with their rounding); a scheduler's own `step` is slower than a small
+    network."""
+    stride = len(abar) // len(levels)
+    result: list[Step] = []
     for t in levels:
-        here = float(sampler.alphas_cumprod[t])
-        there = float(sampler.alphas_cumprod[t - stride]) if t >= stride else 1.0
+        here, there = abar[t], abar[t - stride] if t >= stride else 1.0
         variance = eta**2 * (1 - there) / (1 - here) * (1 - here / there)
-        result.append(
-            Step(
-                t,
-                here**0.5,
-                (1 - here) ** 0.5,
-                there**0.5,
-                max(1 - there - variance, 0.0) ** 0.5,
-                variance**0.5,
-            )
-        )
+        ends = (here, 1 - here, there, max(1 - there - variance, 0.0), variance)
+        result.append(Step(t, *(float(value**0.5) for value in ends)))
     return result

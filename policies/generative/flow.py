@@ -47,6 +47,10 @@ class Flow(ChunkSampler):
             x = torch.add(x, self.net.at(x, time, features), alpha=1 / self.steps)
         return self.to_actions(x), carry
 
+    def velocity_at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """The velocity [n, size] of samples at embedded times [time_dim] or [n, time_dim]."""
+        return self.net.at(x, time, features)
+
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The initial sample and the sampler's steps, for guidance."""
         features = self.features(obs)

@@ -235,9 +235,8 @@ class Network(nn.Module):
 
     def tokens(self, given: list[tuple[str, Tensor]]) -> tuple[Tensor, Tensor]:
         """Tokens [T, n, width] and their places [T, 1, width], of normalised inputs."""
-        n = len(given[0][1])
         some = given[0][1]
-        z = torch.zeros(n, self.config.latent, dtype=some.dtype, device=some.device)
+        z = some.new_zeros(some.shape[0], self.config.latent)  # `len` would be a number in a graph
         vectors = [self.encoder_latent_input_proj(z)]
         vectors += [self.encoder_robot_state_input_proj(x) for kind, x in given if kind == "state"]
         vectors += [self.encoder_env_state_input_proj(x) for kind, x in given if kind == "env"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
+from embodied.policies.abilities import Step
+from embodied.policies.generative.diffusion import steps
 from embodied.policies.lerobot.policy import Input, LeRobotPolicy
 from embodied.policies.networks.resnet import channels_of, group_norm, resnet
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
@@ -54,7 +56,16 @@ class ImageEncoder(nn.Module):
         norm = group_norm if config.groups else nn.BatchNorm2d
         # By their numbers, as LeRobot has them.
         self.backbone = nn.Sequential(*resnet(config.backbone, norm).children())
-        height, width = config.crop or config.resize or shape[1:]
+        size = shape[1:]
+        self.resize = None
+        if config.resize is not None and config.resize != size:
+            size = config.resize
+            self.resize = Resize(shape[1:], size)
+        # The middle of the picture, by numbers that an exported graph holds.
+        high, wide = config.crop or size
+        top, left = round((size[0] - high) / 2), round((size[1] - wide) / 2)
+        self.crop = slice(top, top + high), slice(left, left + wide)
+        height, width = high, wide
         for _ in range(5):  # five layers with stride 2
             height, width = (height + 1) // 2, (width + 1) // 2
         self.pool = SpatialSoftmax(channels_of(config.backbone), height, width, config.keypoints)
@@ -62,16 +73,32 @@ class ImageEncoder(nn.Module):
         self.out = nn.Linear(self.size, self.size)
 
     def forward(self, x: Tensor) -> Tensor:
-        config = self.config
-        if config.resize is not None and x.shape[-2:] != config.resize:
-            x = functional.interpolate(
-                x, list(config.resize), mode="bilinear", align_corners=False, antialias=True
-            )
-        if config.crop is not None:
-            high, wide = config.crop
-            top, left = round((x.shape[-2] - high) / 2), round((x.shape[-1] - wide) / 2)
-            x = x[..., top : top + high, left : left + wide]  # the middle
+        if self.resize is not None:
+            x = self.resize(x)
+        if self.config.crop is not None:
+            x = x[..., self.crop[0], self.crop[1]]
         return self.out(self.pool(self.backbone(x)).flatten(1)).relu()
+
+
+class Resize(nn.Module):
+    """Bilinear resizing with antialiasing, [n, C, H, W] to [n, C, *size], as two products with
+    matrices: exporters do not know torch's own."""
+
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(self, before: tuple[int, ...], size: tuple[int, ...]) -> None:
+        super().__init__()
+        for name, old, new in zip(("rows", "columns"), before, size, strict=True):
+            eye = torch.eye(old, dtype=torch.float64)[None, None]
+            weights = functional.interpolate(
+                eye, [new, old], mode="bilinear", align_corners=False, antialias=True
+            )
+            kind = torch.get_default_dtype()
+            self.register_buffer(name, weights[0, 0].to(kind), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows @ x @ self.columns.mT
 
 
 class SpatialSoftmax(nn.Module):
@@ -103,7 +130,8 @@ class UNetConfig:
 
 
 class UNet(nn.Module):
-    """Maps noisy chunks [n, H, A], levels [n] (int64) and a condition [n, C] to chunks.
+    """Maps noisy chunks [n, H, A], embedded levels ([time_dim] or [n, time_dim]) and a condition
+    [n, C] to chunks.
 
     LeRobot's, with its tensor names (Chi et al., 2023). It differs from
     `embodied.policies.generative.denoisers.UNet`: two residual blocks per level, transposed
@@ -138,9 +166,13 @@ class UNet(nn.Module):
             ConvBlock(widths[0], widths[0], config.kernel, 8), nn.Conv1d(widths[0], action, 1)
         )
 
-    def forward(self, x: Tensor, level: Tensor, condition: Tensor) -> Tensor:
+    def embed(self, level: Tensor) -> Tensor:
+        """Embeddings [n, time_dim] of levels [n]."""
+        return self.diffusion_step_encoder(level)
+
+    def forward(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
         h = x.transpose(1, 2)
-        c = torch.cat([self.diffusion_step_encoder(level), condition], -1)
+        c = torch.cat([time.expand(condition.shape[0], -1), condition], -1)
         kept: list[Tensor] = []
         for first, second, resize in self.down_modules:  # pyright: ignore[reportGeneralTypeIssues]
             h = second(first(h, c), c)
@@ -236,19 +268,10 @@ class Config:
             raise ConfigError(f"steps={self.steps} is not in 1..{self.train_steps} (train_steps)")
 
 
-class Level(NamedTuple):
-    """A sampler step from level `t`. `keep`, `remain`: sqrt(abar), sqrt(1 - abar) there; `then`,
-    `rest`: the same at the next level."""
-
-    t: int
-    keep: float
-    remain: float
-    then: float
-    rest: float
-
-
 class LeRobotDiffusion(LeRobotPolicy):
     """Noise [n, horizon, A] is the initial sample, in the network's units."""
+
+    levels: Tensor
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(spec, config.inputs, config.action, config.obs_steps)
@@ -267,7 +290,11 @@ class LeRobotDiffusion(LeRobotPolicy):
             size += made[0].size * len(cameras)
         self.condition_size = size * config.obs_steps
         self.diffusion.unet = UNet(config.unet, spec.act.size, self.condition_size)
-        self.levels = levels(config)
+        self.size = config.horizon * spec.act.size
+        self.first = self.past * spec.act.size
+        self.grid = self.ddim_steps()
+        levels = torch.tensor([step.t for step in self.grid])
+        self.register_buffer("levels", levels, persistent=False)
         self.eval()
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
@@ -291,64 +318,82 @@ class LeRobotDiffusion(LeRobotPolicy):
             return []
         encoder = cast(nn.Module, self.diffusion.rgb_encoder)
         each = list(encoder) if isinstance(encoder, nn.ModuleList) else [encoder] * len(images)
+        size = 2 * self.config.images.keypoints
         return [
-            cast(Tensor, net(seen.flatten(0, 1))).unflatten(0, seen.shape[:2])
+            cast(Tensor, net(seen.flatten(0, 1))).view(-1, self.past + 1, size)
             for net, seen in zip(each, images, strict=True)
         ]
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         condition = self.features(obs)
-        x = noise
-        for level in self.levels:
-            x0, e = self.split(x, level, condition)
-            x = level.then * x0 + level.rest * e
+        x = noise.flatten(1)
+        for step, time in zip(self.grid, self.embedded().unbind(), strict=True):
+            x0, e = self.split(x, step, time, condition)
+            x = step.next_keep * x0 + step.next_remain * e
         return self.to_actions(x), carry
 
-    def split(self, x: Tensor, level: Level, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """The predicted chunk x_0, clipped, and the noise e, [n, horizon, A] each."""
-        out = self.net(x, level.t, condition)
+    def ddim_steps(self, eta: float = 0.0) -> list[Step]:
+        """The sampler's steps; the levels are evenly spaced from 0."""
+        stride = self.config.train_steps // self.config.steps
+        levels = range((self.config.steps - 1) * stride, -1, -stride)
+        return steps(list(alphas(self.config)), levels, eta)
+
+    def embedded(self) -> Tensor:
+        """The network's embeddings [K, time_dim] of the sampler's levels."""
+        return self.unet.embed(self.levels)
+
+    @property
+    def unet(self) -> UNet:
+        return cast(UNet, self.diffusion.unet)
+
+    def split(
+        self, x: Tensor, step: Step, time: Tensor, condition: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The predicted chunk x_0, clipped, and the noise e, [n, size] each."""
+        out = self.net(x, time, condition)
         if self.config.prediction == "sample":
             x0 = out
-            e = (x - level.keep * out) / level.remain
+            e = (x - step.keep * out) / step.remain
         else:
-            x0 = (x - level.remain * out) / level.keep
+            x0 = (x - step.remain * out) / step.keep
             e = out
         return self._clipped(x0), e
 
-    def net(self, x: Tensor, level: int | Tensor, condition: Tensor) -> Tensor:
-        """The network's output for chunks [n, horizon, A] at noise level(s) `level`."""
-        if isinstance(level, int):
-            level = torch.full(x.shape[:1], level, device=x.device)
-        return cast(nn.Module, self.diffusion.unet)(x, level, condition)
+    def net(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
+        """The network's output [n, size] for samples [n, size] at embedded levels `time`."""
+        x = x.reshape(-1, self.config.horizon, self.spec.act.size)
+        return self.unet(x, time, condition).flatten(1)
 
     def _clipped(self, x0: Tensor) -> Tensor:
         bound = self.config.clip_sample
         return x0 if bound is None else x0.clamp(-bound, bound)
 
     def to_actions(self, x: Tensor) -> Tensor:
-        """The chunk [n, chunk, A] of samples [n, horizon, A] (or flat)."""
-        x = x.reshape(x.shape[0], self.config.horizon, -1)
+        """The chunk [n, chunk, A] of samples [n, horizon * A]."""
+        x = x.reshape(-1, self.config.horizon, self.spec.act.size)
         return self.units(x[:, self.past : self.past + self.chunk])
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The initial sample [n, horizon * A] and the sampler's steps, for guidance."""
         condition = self.features(obs)
-        return noise.flatten(1), [self.stride(level, condition) for level in self.levels]
+        times = self.embedded().unbind()
+        steps = zip(self.grid, times, strict=True)
+        return noise.flatten(1), [self.stride(step, time, condition) for step, time in steps]
 
-    def stride(self, level: Level, condition: Tensor) -> SamplerStep:
+    def stride(self, step: Step, time: Tensor, condition: Tensor) -> SamplerStep:
         """One sampler step, for guidance."""
 
         def clean(x: Tensor) -> Tensor:
-            out = self.net(x.unflatten(1, (self.config.horizon, -1)), level.t, condition).flatten(1)
+            out = self.net(x, time, condition)
             if self.config.prediction == "sample":
                 return out
-            return (x - level.remain * out) / level.keep
+            return (x - step.remain * out) / step.keep
 
         def onward(x: Tensor, x0: Tensor) -> Tensor:
             x0 = self._clipped(x0)
-            return level.then * x0 + level.rest * (x - level.keep * x0) / level.remain
+            return step.next_keep * x0 + step.next_remain * (x - step.keep * x0) / step.remain
 
-        return SamplerStep(level.keep, level.remain, clean, onward)
+        return SamplerStep(step.keep, step.remain, clean, onward)
 
     def goal(self, plan: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         after = self.config.horizon - self.past - self.chunk
@@ -374,7 +419,8 @@ class LeRobotDiffusion(LeRobotPolicy):
         e = torch.randn_like(target)
         level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
         abar = alphas(self.config).to(target)[level][:, None, None]
-        out = self.net(abar.sqrt() * target + (1 - abar).sqrt() * e, level, condition)
+        noisy = abar.sqrt() * target + (1 - abar).sqrt() * e
+        out = self.unet(noisy, self.unet.embed(level), condition)
         wanted = e if self.config.prediction == "epsilon" else target
         return per_row((out - wanted).square(), valid)
 
@@ -397,15 +443,3 @@ def alphas(config: Config) -> Tensor:
     else:
         betas = torch.linspace(start**0.5, end**0.5, total, dtype=torch.float32) ** 2
     return (1 - betas).cumprod(0)
-
-
-def levels(config: Config) -> list[Level]:
-    """The sampler's steps; the levels are evenly spaced from 0."""
-    stride = config.train_steps // config.steps
-    abar = alphas(config)
-    result: list[Level] = []
-    for t in range((config.steps - 1) * stride, -1, -stride):
-        following = abar[t - stride] if t >= stride else torch.tensor(1.0)
-        ends = (abar[t], 1 - abar[t], following, 1 - following)
-        result.append(Level(t, *((value**0.5).item() for value in ends)))
-    return result

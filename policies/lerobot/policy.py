@@ -39,6 +39,7 @@ class Input:
     obs: str  # name of our observation
     kind: Literal["state", "env", "image"]  # what the feature is
     shape: tuple[Count, ...]  # LeRobot's (of an image: channels, height, width)
+    units: Affine | None = None  # values here of LeRobot's -1 and +1 (null: the same units)
 
 
 class Normalization(nn.Module):

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
+from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.spec import INSTRUCTION, Leaf, Spec, SpecMismatch, require_same
+from embodied.core.spec import INSTRUCTION, Leaf, Spec, SpecMismatch, hidden, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping as NamesAndUnits
 from embodied.policies.remote.translation import Translation
@@ -145,6 +146,46 @@ def require_noise(policy: Policy, shape: tuple[int, ...], obs: Tensors, url: str
             f"the policy at {url} does not depend on its noise: finetune=residual corrects its "
             "actions"
         )
+
+
+FIXED = 3  # observations of a fingerprint
+NEAR = 0.01  # of the largest answer: what other kernels and precisions may change
+
+
+def fingerprint(policy: Policy) -> list[float] | None:
+    """The first and last actions of `policy` for three fixed observations and noises, rounded; None
+    if it does not answer the same twice."""
+    with forked(SEED):
+        obs = {name: leaf.sample(FIXED) for name, leaf in visible(policy.spec).items()}
+        noise = policy.sample_noise(FIXED)
+    said = [policy.act(obs, policy.initial(FIXED), noise)[0].float() for _ in range(2)]
+    ends = [each[:, (0, -1)].flatten() for each in said]
+    if (ends[0] - ends[1]).abs().max() > NEAR * _size(ends[0]):
+        return None
+    return [float(f"{value:.6g}") for value in ends[0].tolist()]
+
+
+def require_fingerprint(policy: Policy, wanted: tuple[float, ...], url: str) -> None:
+    """ConfigError if `policy` does not answer as one with the fingerprint `wanted`."""
+    found = fingerprint(policy)
+    expected = torch.tensor(wanted)
+    if found is not None and len(found) == len(wanted):
+        apart = (torch.tensor(found) - expected).abs().max()
+        if apart <= NEAR * _size(expected):
+            return
+    raise ConfigError(
+        f"{url} serves another policy than this run was trained with: its answers to "
+        f"{FIXED} fixed observations are others. Serve that one, or start a new run"
+    )
+
+
+def _size(actions: Tensor) -> float:
+    return max(float(actions.abs().max()), 1e-3)
+
+
+def visible(spec: Spec) -> dict[str, Leaf]:
+    """The observations that a policy acts on."""
+    return {name: leaf for name, leaf in spec.obs.items() if not hidden(name)}
 
 
 def within(leaf: Leaf) -> Tensor:

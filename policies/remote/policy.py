@@ -9,20 +9,22 @@ and corrected by a residual policy, but not steered in its noise (docs/remote.md
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, NonNegative, Positive
+from embodied.core.bounds import Count, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec, hidden
-from embodied.core.tensors import Tensors, length
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, is_history, length
 from embodied.policies.remote import checks
 from embodied.policies.remote.connection import Connection
 from embodied.policies.remote.translation import Translation
@@ -45,6 +47,7 @@ class Config:
     prompt: str | None = None  # the task in words, sent with each observation (null: none is sent)
     chunk: Count | None = None  # actions that the server should send (null: whatever it sends)
     policy_hash: str | None = None  # SHA-256 of the served weights; a run refuses another one
+    fingerprint: tuple[Number, ...] | None = None  # of a server without a hash: what it answered
 
 
 class RemotePolicy(Policy):
@@ -68,12 +71,30 @@ class RemotePolicy(Policy):
         self.noise_shape = (0,) if self.offer.noise is None else self.offer.noise
         self.noise_steps = self.offer.noise_steps
         self.chunk = self._probed_chunk()
+        if config.fingerprint is not None:
+            checks.require_fingerprint(self, config.fingerprint, config.url)
 
     @property
     def node(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The settings, with the hash of the policy that is served."""
-        known = {} if self.offer.policy is None else {"policy_hash": self.offer.policy}
-        return {**self._node, **known}
+        """The settings, with the hash of the policy that is served; without one, with what it
+        answers to fixed observations and noise, if it answers the same twice."""
+        if self.offer.policy is not None:
+            return {**self._node, "policy_hash": self.offer.policy}
+        return {**self._node, "fingerprint": self._fingerprint}
+
+    @cached_property
+    def _fingerprint(self) -> list[float] | None:
+        if self.config.fingerprint is not None:
+            return list(self.config.fingerprint)
+        found = checks.fingerprint(self)
+        if found is None:
+            print(
+                f"embodied: {self.config.url} does not say which policy it serves, and does not "
+                "answer the same twice: a run that uses it cannot tell another one",
+                file=sys.stderr,
+                flush=True,
+            )
+        return found
 
     @node.setter
     def node(self, value: Mapping[str, Any]) -> None:
@@ -85,7 +106,8 @@ class RemotePolicy(Policy):
 
     def initial(self, n: int) -> Tensors:
         start = {name: _tensor(value) for name, value in self.offer.carry.items()}
-        return {name: value.expand(n, *value.shape).clone() for name, value in start.items()}
+        rows = {name: value.expand(n, *value.shape).clone() for name, value in start.items()}
+        return self.translation.carry_here(rows)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         """Noise [n, *shape]; [n, 0] if the server lets nobody choose it."""
@@ -99,12 +121,15 @@ class RemotePolicy(Policy):
         checks.require_noise(self, self.noise_shape, self._probe_obs(), self.config.url)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        answer = self._ask(obs, {"carry": _arrays(carry)}, noise)
+        sent = _arrays(self.translation.carry_there(carry))
+        answer = self._ask(obs, {"carry": sent}, noise)
         actions = self._actions(answer["actions"])
         kept = cast(Mapping[str, Any], answer.get("carry") or {})
         home = next(iter(obs.values())).device
         found = {str(name): _tensor(value).to(home) for name, value in kept.items()}
-        return actions.to(home), found
+        # Past observations are the caller's; a server does not change them.
+        own = {name: value for name, value in carry.items() if is_history(name)}
+        return actions.to(home), {**self.translation.carry_here(found), **own}
 
     def features(self, obs: Tensors) -> Tensor:
         if not self.offer.features:
@@ -153,14 +178,14 @@ class RemotePolicy(Policy):
 
     def _probe_obs(self) -> Tensors:
         """One observation within its bounds, to try the server with."""
-        seen = {k: v for k, v in self.spec.obs.items() if not hidden(k)}
-        return {name: checks.within(leaf) for name, leaf in seen.items()}
+        return {name: checks.within(leaf) for name, leaf in checks.visible(self.spec).items()}
 
     def _probed_chunk(self) -> int:
         """The number of actions that the server sends, found by asking it once; ConfigError."""
         obs = self._probe_obs()
         noise = torch.zeros(1, *self.noise_shape)
-        actions = _tensor(self._ask(obs, {"carry": _arrays(self.initial(1))}, noise).get("actions"))
+        carry = _arrays(self.translation.carry_there(self.initial(1)))
+        actions = _tensor(self._ask(obs, {"carry": carry}, noise).get("actions"))
         checks.require_actions(actions, self.spec, self.translation, self.config.url)
         chunk = actions.shape[1]
         wanted = self.config.chunk if self.config.chunk is not None else self.offer.chunk

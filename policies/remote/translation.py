@@ -10,8 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.affine import Affine
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec, hidden
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import HISTORY, Tensors
 from embodied.datasets.mapping import Mapping, Source, permuted
 
 
@@ -51,6 +52,33 @@ class Translation:
             value = source.there(obs[name])
             sent[there] = np.ascontiguousarray(value.detach().cpu().numpy())
         return sent
+
+    def carry_there(self, carry: Tensors) -> Tensors:
+        """A carry as it is sent: past observations by their names and in the units there."""
+        found: Tensors = {}
+        for key, value in carry.items():
+            start, history, name = key.rpartition(HISTORY)
+            if not history:
+                found[key] = value
+                continue
+            there, source = self.sources[name]
+            found[start + history + there] = source.there(value)
+        return found
+
+    def carry_here(self, carry: Tensors) -> Tensors:
+        """The inverse of `carry_there`; an observation that is not used here is refused."""
+        names = {there: name for name, (there, _) in self.sources.items()}
+        found: Tensors = {}
+        for key, value in carry.items():
+            start, history, there = key.rpartition(HISTORY)
+            if not history:
+                found[key] = value
+                continue
+            if there not in names:
+                raise ConfigError(f"the policy needs {there}, and nothing here is mapped to it")
+            name = names[there]
+            found[start + history + name] = self.sources[name][1].here(value)
+        return found
 
     def text(self) -> dict[str, str]:
         """The task in words, as openpi's policies take it."""

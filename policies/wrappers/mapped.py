@@ -23,7 +23,7 @@ from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, SpecMismatch, hidden
-from embodied.core.tensors import HISTORY, Tensors, nest, under
+from embodied.core.tensors import HISTORY, Tensors, nest, under, with_history
 from embodied.datasets.mapping import (
     Mapping,
     inverse_order,
@@ -109,18 +109,22 @@ class Mapped(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         """Actions [n, chunk, A] of here, and the base's carry."""
-        seen = self.mapping.obs_there(obs, self.names)
-        past = under(carry, "history")
-        kept = {**_without_history(carry), **nest(self.mapping.obs_there(past, past), "history")}
-        seen, kept = self.base.observe(seen, kept, noise)
+        seen = self._there(with_history(obs, carry))
+        seen, kept = self.base.observe(seen, _without_history(carry), noise)
         actions, kept = self.base.act(seen, kept, noise)
         unit = permuted(self.action.to_unit(actions), self.order)
         unit = unit.reshape(*actions.shape[:2], *self.spec.act.shape)
-        return unit, {**_without_history(kept), **nest(past, "history")}
+        return unit, {**_without_history(kept), **nest(under(carry, "history"), "history")}
+
+    def _there(self, obs: Tensors) -> Tensors:
+        """Observations, past ones too, by the names and in the units of there."""
+        past = under(obs, "history")
+        past = self.mapping.obs_there(past, past)
+        return {**self.mapping.obs_there(obs, self.names), **nest(past, "history")}
 
     def loss(self, batch: Tensors) -> Tensor:
         """The base's imitation loss [n] of a batch of here."""
-        obs = self.mapping.obs_there(under(batch, "obs"), self.names)
+        obs = self._there(under(batch, "obs"))
         action = permuted(batch["action"], inverse_order(self.order))
         action = self.action.to_physical(action)
         shape = (*action.shape[: action.ndim - len(self.spec.act.shape)], *self.base.spec.act.shape)

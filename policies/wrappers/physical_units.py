@@ -20,7 +20,7 @@ from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import NORMALIZED, Leaf, Spec
-from embodied.core.tensors import Tensors, nest, under
+from embodied.core.tensors import HISTORY, Tensors, nest, under, with_history
 from embodied.policies.abilities import with_real_time_chunking
 
 
@@ -96,14 +96,20 @@ class PhysicalUnits(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         """Physical actions [n, chunk, *shape], and the base's carry."""
-        seen, carry = self.base.observe(self.normalized(obs), carry, noise)
+        # Past observations in the carry are physical too.
+        given = self.normalized(with_history(obs, carry))
+        seen, carry = self.base.observe(given, carry, noise)
         actions, carry = self.base.act(seen, carry, noise)
         return self.config.action.to_physical(actions), carry
 
     def normalized(self, obs: Tensors) -> Tensors:
-        """Physical observations as the base sees them."""
-        maps = self.config.obs
-        return {k: maps[k].to_unit(v).float() if k in maps else v for k, v in obs.items()}
+        """Physical observations, past ones too, as the base sees them."""
+        found = dict(obs)
+        for key, value in obs.items():
+            units = self.config.obs.get(key.removeprefix(HISTORY))
+            if units is not None:
+                found[key] = units.to_unit(value).float()
+        return found
 
     def loss(self, batch: Tensors) -> Tensor:
         """The base's imitation loss [n] of a batch in physical units."""

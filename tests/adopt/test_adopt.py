@@ -16,7 +16,13 @@ from torch import Tensor
 
 from embodied import cli
 from embodied.adopt.adopt import UNUSED, Names, Options, adopt, own_spec, policy_node, scaled_inputs
-from embodied.adopt.lerobot_config import Feature, LeRobotConfig, Map, read_config
+from embodied.adopt.lerobot_config import (
+    Feature,
+    LeRobotConfig,
+    Map,
+    read_config,
+    read_normalization,
+)
 from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
@@ -27,6 +33,7 @@ from embodied.core.saved_file import file_hash
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping, Source, short
+from embodied.export.decision import Decision
 from embodied.policies.wrappers.mapped import Mapped
 from tests.adopt.checkpoints import (
     DATA,
@@ -34,10 +41,13 @@ from tests.adopt.checkpoints import (
     STATE,
     adopted,
     embodied,
+    random_weights,
+    resized,
     two_gap_checkpoint,
     two_gap_mapping,
 )
 from tests.adopt.formula_weights import weights
+from tests.tiers import only_all
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +181,8 @@ def test_units_of_observations() -> None:
 
 LINES: dict[str, tuple[dict[str, Any], str]] = {
     "newer field": ({"denoise_harder": True}, r"denoise_harder.*newer.*ignore=\[denoise_harder\]"),
-    "other type": ({"type": "xvla"}, "type 'xvla'; adopted are diffusion, act"),
-    "served type": ({"type": "smolvla"}, "serve_lerobot.py.*policy=remote"),
+    "other type": ({"type": "xvla"}, r"type 'xvla'; adopted are diffusion, act\. .*serve_lerobot"),
+    "served type": ({"type": "smolvla"}, "serve_lerobot.py.*init=ws://"),
     "no type": ({"type": None}, "type None"),
     "adapters": ({"use_peft": True}, "adapters only"),
     "damaged": ({"horizon": None}, "config.json is damaged"),
@@ -230,6 +240,52 @@ def test_units_that_do_not_match(base: Path, tmp_path: Path) -> None:
     assert "observation.state is in [0, 90]" in line
 
 
+def test_states_that_the_policy_does_not_read_are_left_out(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a dataset with velocities, which LeRobot lists as an input and its policy does not read;
+    with our own privileged state."""
+    config = json.loads((base / "config.json").read_text())
+    more = {f"observation.{n}": {"type": "STATE", "shape": [7]} for n in ("velocity", "effort")}
+    inputs = {**more, **config["input_features"]}
+    folder = changed(base, tmp_path / "more", input_features=inputs)
+    run = adopted(folder, tmp_path / "run", "two_gap", "steps=2")
+    assert "observation.velocity, observation.effort: LeRobot's" in capsys.readouterr().out
+    plain = checkpoint.load_policy(adopted(base, tmp_path / "plain", "two_gap", "steps=2"))
+    obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
+    found = checkpoint.load_policy(run).act(obs, {}, noise)[0]
+    assert torch.equal(found, plain.act(obs, {}, noise)[0])
+
+
+def test_given_back_in_the_units_of_the_checkpoint(tmp_path: Path) -> None:
+    """Observations of here are 0.5 there + 0.25, and actions of 1 here 0.5 there."""
+    folder = resized("act_numbers", tmp_path / "lerobot", {STATE: 2, "action": 2})
+    config = json.loads((folder / "config.json").read_text())
+    del config["input_features"][ENV]
+    (folder / "config.json").write_text(json.dumps(config))
+    random_weights(folder)
+    state = f"{{name: {STATE}, scale: 0.5, offset: 0.25}}"
+    names = tmp_path / "names.yaml"
+    names.write_text(f"obs: {{state: {state}}}\naction: {{low: [-0.5, -0.5], high: [0.5, 0.5]}}\n")
+    words = ("env=two_gap", f"mapping={names}")
+    embodied("adopt", str(folder), *words, f"out={tmp_path / 'run'}")
+    embodied("export", str(tmp_path / "run"), "--lerobot", str(tmp_path / "back"))
+    embodied("adopt", str(tmp_path / "back"), *words, f"out={tmp_path / 'again'}")
+    found = [
+        read_normalization(each, read_config(each), {}) for each in (folder, tmp_path / "back")
+    ]
+    for one, other in zip(*[[*each.inputs.values(), each.action] for each in found], strict=True):
+        assert torch.allclose(
+            one.low + one.offset * one.scale, other.low + other.offset * other.scale
+        )
+        assert torch.allclose(one.scale, other.scale)
+    obs = {"state": torch.rand(4, 2)}
+    first, second = (checkpoint.load_policy(tmp_path / name) for name in ("run", "again"))
+    assert torch.allclose(
+        *(each.act(obs, {}, torch.zeros(4, 1))[0] for each in (first, second)), atol=1e-6
+    )
+
+
 def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
     settings = {"temporal_ensemble_coeff": 0.01, "n_action_steps": 1}
     folder = changed(
@@ -242,6 +298,7 @@ def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
     assert checkpoint.load_policy(tmp_path / "run").chunk == 4
 
 
+TWICE = ("act_numbers", "diffusion_ddpm")  # whose lines other cases run
 CASES = sorted(folder.name for folder in DATA.iterdir())
 TOLERANCE = 1e-6  # of the largest action; an unclipped sampler with random weights reaches 1,000
 
@@ -290,6 +347,26 @@ def test_same_actions_as_lerobot(case: str, tmp_path: Path) -> None:
     assert actions.std() > 0.05
     size = played["actions"].abs().max().clamp(min=1)
     assert (actions - played["actions"]).abs().max() <= TOLERANCE * size
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=only_all if c in TWICE else ()) for c in CASES]
+)
+def test_every_case_is_exported(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One and two cameras, crops, resizing, past observations, actions of degrees."""
+    monkeypatch.setattr("embodied.export.decision.SIZES", (1, 2, 5))
+    folder = with_weights(case, tmp_path)
+    file = next(folder.glob("policy_postprocessor*.safetensors"))
+    save_file({name: 60 * value for name, value in load_file(file).items()}, file)
+    embodied("adopt", str(folder), "fps=10", f"out={tmp_path / 'run'}")
+    embodied("export", str(tmp_path / "run"), "--to", str(tmp_path), "--onnx", "--torchscript")
+    policy = checkpoint.load_policy(tmp_path / "run")
+    traced = torch.jit.load(str(tmp_path / "policy.pt"))
+    *seen, noise = given = Decision(policy).example(3)
+    obs = dict(zip(Decision(policy).leaves, seen, strict=True))
+    expected = policy.act(obs, {}, noise)[0]
+    assert expected.abs().max() > 30
+    torch.testing.assert_close(traced(*given), expected, rtol=1e-5, atol=1e-3)
 
 
 def test_the_run_loads_as_it_was_adopted(tmp_path: Path) -> None:

@@ -8,17 +8,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied.adopt.adopt import own_spec, policy_node
+from embodied.adopt.lerobot_config import read_config
 from embodied.commands.eval import asked_for, trained_with
 from embodied.commands.train import train
 from embodied.compose import compose
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf
+from embodied.datasets.mapping import short
+from embodied.learners.learner import RunPlan
 from embodied.policies.abilities import with_real_time_chunking
+from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.lerobot.diffusion import LeRobotDiffusion
 from embodied.policies.steering.dsrl import Dsrl
 from embodied.policies.wrappers.best_of_n import BestOfN
 from embodied.viewer.launch import open_session
-from tests.adopt.checkpoints import adopted, embodied, two_gap_checkpoint
+from tests.adopt.checkpoints import DATA, adopted, embodied, two_gap_checkpoint
+from tests.builders import make_learner
+from tests.learners.finetune.test_ppo_on_chain import batch_of
 
 DEBUG = ["size=debug", "steps=60", "save_every=0", "eval.episodes=2", "device=cpu"]
 SMALL = ["data.warmup_steps=24", "data.utd_ratio=0.2"]
@@ -29,6 +38,7 @@ CASES = {
     "features": ["experiment=two_gap_dsrl", "finetune=dsrl_features", *SMALL],
     "residual": ["experiment=two_gap_dsrl", "finetune=residual", *SMALL],
     "expo": ["experiment=two_gap_expo", "demo_episodes=null", "data.pretrain_steps=0", *SMALL],
+    "dppo": ["experiment=two_gap_dppo", "env.num_envs=4", "finetune.steps=null", "finetune.last=1"],
 }
 
 
@@ -57,10 +67,14 @@ def test_finetuned_by(name: str, diffusion: Path, tmp_path: Path) -> None:
     out = tmp_path / name
     train([*CASES[name], *DEBUG, f"init={diffusion}", f"out={out}", "copy_base_mb=0"])
     saved = checkpoint.find(out)
-    assert (saved / "references.json").exists() == (name != "expo")  # EXPO trains the base too
-    state = checkpoint.load_state(out, "learner")["module"]
-    assert not any("base.diffusion" in key for key in state) or name == "expo"
+    if name != "dppo":
+        assert (saved / "references.json").exists() == (name != "expo")  # EXPO trains the base too
+        state = checkpoint.load_state(out, "learner")["module"]
+        assert not any("base.diffusion" in key for key in state) or name == "expo"
     evaluated(out)
+    with pytest.raises(ConfigError, match=r"LeRobot has no policy like|finetune.last=2 for one"):
+        embodied("export", str(out), "--lerobot", str(tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
 
 
 def test_shared_noise_is_that_of_one_step(diffusion: Path, tmp_path: Path) -> None:
@@ -124,13 +138,57 @@ def test_demonstrations_are_mixed_in(name: str, diffusion: Path, tmp_path: Path)
     evaluated(out)
 
 
-@pytest.mark.parametrize("name", ["dppo", "reinflow"])
-def test_training_the_denoising_steps_is_refused(
-    name: str, diffusion: Path, tmp_path: Path
-) -> None:
-    words = [f"experiment=two_gap_{name}", *DEBUG, f"init={diffusion}", f"out={tmp_path / name}"]
-    with pytest.raises(ConfigError, match="not LeRobotDiffusion"):
+def test_reinflow_names_what_trains_a_diffusion_policy(diffusion: Path, tmp_path: Path) -> None:
+    words = ["experiment=two_gap_reinflow", *DEBUG, f"init={diffusion}", f"out={tmp_path / 'run'}"]
+    with pytest.raises(ConfigError, match="not LeRobotDiffusion; finetune=dppo"):
         train(words)
+
+
+def test_dppo_of_all_steps_goes_back_to_lerobot(diffusion: Path, tmp_path: Path) -> None:
+    """The whole way: adopted, trained, given back, adopted again; and it acts the same."""
+    words = ["experiment=two_gap_dppo", "finetune.steps=null", "finetune.last=2", "env.num_envs=4"]
+    train([*words, *DEBUG, f"init={diffusion}", f"out={tmp_path / 'run'}"])
+    embodied("export", str(tmp_path / "run"), "--lerobot", str(tmp_path / "back"))
+    again = checkpoint.load_policy(adopted(tmp_path / "back", tmp_path / "again", "two_gap"))
+    own, base = (checkpoint.load_policy(run) for run in (tmp_path / "run", diffusion))
+    obs, noise = (
+        {"state": torch.rand(4, 2), "history/state": torch.rand(4, 1, 2)},
+        torch.randn(4, 16),
+    )
+    found, expected, before = (policy.act(obs, {}, noise)[0] for policy in (again, own, base))
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not torch.allclose(found, before, atol=1e-4), "it has learned something"
+    with pytest.raises(ConfigError, match="exists already"):
+        embodied("export", str(tmp_path / "run"), "--lerobot", str(tmp_path / "back"))
+
+
+def test_dppo_from_pictures() -> None:
+    """Two cameras and two steps of them: without noise the base bit for bit; the copy's encoders
+    learn; the actions that are executed are the ones after the oldest observation."""
+    config = read_config(DATA / "diffusion_pictures")
+    names = {name: short(name) for name in config.inputs}
+    node = policy_node(config, {"diffusion.rgb_encoder.0.": torch.zeros(())}, names, 3, 4)
+    node["action"] = {"low": [-2.0] * 3, "high": [2.0] * 3}
+    spec = own_spec(config, {}, 10.0, "").with_act(Leaf((3,), low=-1.0, high=1.0))
+    torch.manual_seed(0)
+    base = build(node, Policy, spec=spec).eval()
+    target = "embodied.policies.denoising_mdp.noisy_diffusion.NoisyDiffusion"
+    policy = NoisyDiffusion.wrap(base, {"_target_": target, "last": 2})
+    assert policy.executed(6) == slice(3, 9)
+    batch = batch_of(policy, times=3, rows=2)
+    obs, noise = {k: leaf.sample(3) for k, leaf in spec.obs.items()}, policy.sample_noise(3)
+    plain = base.act(obs, {}, noise[:, : policy.size])[0]
+    assert torch.equal(policy.act(obs, {}, noise)[0], plain)
+    plan = RunPlan(decisions=100)
+    learner = make_learner("finetune.dppo.Dppo", policy, plan, warm_up=0, epochs=1)
+    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    metrics = learner.update(batch)
+    after = policy.state_dict()
+    moved = {key for key in before if not torch.equal(before[key], after[key])}
+    assert metrics["kl"].isfinite()
+    assert all(key.startswith("inner.tuned.diffusion.") for key in moved)
+    assert any("rgb_encoder.1.backbone" in key for key in moved)
+    assert any("unet" in key for key in moved)
 
 
 def test_guidance_joins_the_previous_chunk(diffusion: Path) -> None:

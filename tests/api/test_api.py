@@ -18,12 +18,16 @@ from torch import nn
 
 import embodied as em
 from embodied.commands.train import next_lines
+from embodied.core import build as core_build
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
 from embodied.core.errors import ContractError
 from embodied.evaluation import evaluate
 from embodied.policies.gaussian import Config, Gaussian
+from embodied.policies.steering.dsrl import Dsrl
+from embodied.serve.policy_service import PolicyService
+from embodied.serve.server import Server
 from embodied.training.logger import read_metrics
 from tests.builders import python
 
@@ -309,6 +313,34 @@ def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:
     assert len(result.returns) == 2
     with pytest.raises(ConfigError, match="belongs to no run: give the environment"):
         em.evaluate(policy)
+
+
+def test_an_address_where_a_run_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_build, "ASKED", [])
+    env = em.make_env("two_gap", num_envs=2)
+    policy = em.make_policy("flow", env, width=16, chunk=4).eval()
+    folder = em.save(policy, tmp_path / "mine")
+    with Server(PolicyService(policy), port=0) as server:
+        served, own = (
+            em.evaluate(run, env="two_gap", episodes=4, num_envs=2) for run in (server.url, folder)
+        )
+        assert torch.equal(served.returns, own.returns)
+        seen = {"state": np.zeros(2, np.float32)}
+        agents = [em.load(server.url), em.load(server.url, env="two_gap"), em.load(folder)]
+        acted = []
+        for agent in agents:
+            torch.manual_seed(0)
+            acted.append(agent.predict(seen))
+        assert np.array_equal(acted[0], acted[1]) and np.array_equal(acted[0], acted[2])
+        with pytest.raises(ConfigError, match="name the environment"):
+            em.evaluate(server.url)
+        inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
+        node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
+        steered = em.save(Dsrl.wrap(agents[0].policy, node, inner), tmp_path / "steered")
+        monkeypatch.setattr(core_build, "ASKED", [])
+        with pytest.raises(ConfigError, match=r'allow=\["embodied.policies.remote"\]'):
+            em.load(steered)
+        assert em.load(steered, allow=["embodied.policies.remote"]).policy.chunk == 4
 
 
 def test_the_package_imports_without_torch_and_says_its_version() -> None:

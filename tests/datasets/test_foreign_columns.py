@@ -111,9 +111,9 @@ def test_distances_are_metres(
     whole, lazy = read_episodes(deep), read_episodes(deep, memory_mb=1e-4)
     assert whole.spec.obs["eye"] == Leaf((H, W, 1), low=0.0, unit=DEPTH)
     torch.testing.assert_close(whole.steps["obs/eye"][:LENGTH], DISTANCES[:LENGTH].contiguous())
-    torch.testing.assert_close(lazy.steps["obs/eye"][LENGTH:].load(), DISTANCES[:LENGTH])
-    assert isinstance(lazy.steps["obs/eye"], LazyPictures)
-    assert lazy.steps["obs/eye"].dtype == torch.float32
+    pictures = lazy.steps["obs/eye"]
+    assert isinstance(pictures, LazyPictures) and pictures.dtype == torch.float32
+    torch.testing.assert_close(pictures.load()[LENGTH:], DISTANCES[:LENGTH])
     assert "eye float32[6, 8, 1]" in info_says(deep, capsys)
     assert checked(deep, CheckConfig())[0] == []
     assert salvage(deep, tmp_path / "copy") == 2

@@ -19,14 +19,15 @@ import yaml
 from torch import Tensor
 
 from embodied.core import checkpoint
+from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors, nest
+from embodied.core.tensors import Tensors, is_history, nest
 from embodied.export.c_header import FLAGS, number, write_header
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx, write_torchscript
-from tests.tiers import once_per_class
+from tests.tiers import once_per_class, only_all
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
 ACT = Leaf((2,), low=-1.0, high=1.0, names=("left", "right"))
@@ -36,11 +37,18 @@ OBS = {
     "state": Leaf((4,), unit="m", names=("x", "y", "vx", "vy")),
 }
 IMAGES = {**OBS, "wrist": Leaf((16, 24, 3), "uint8")}
+CAMERAS = {**IMAGES, "front": Leaf((20, 16, 3), "uint8")}
 SPECS = {
     "vectors": Spec(OBS, ACT, dt=0.05, text="go there"),
     "images": Spec(IMAGES, ACT, dt=0.05),
+    "cameras": Spec(CAMERAS, ACT, dt=0.05),
     "discrete": Spec(OBS, Leaf((), "int64", 0, 3), dt=0.05),
+    "history": Spec(CAMERAS, ACT, dt=0.05),
+    "degrees": Spec(OBS, Leaf((2,), low=(-90.0, 0.1), high=(60.0, 0.2)), dt=0.05),
+    "degrees, history": Spec(IMAGES, Leaf((2,)), dt=0.05),
 }
+
+TWICE = ("images", "degrees")  # worlds that are parts of others
 
 
 def make(node: dict[str, Any], spec: Spec) -> Policy:
@@ -63,18 +71,33 @@ def rows(policy: Policy, n: int) -> tuple[Tensors, Tensor]:
     )
 
 
+def of_world(node: dict[str, Any], world: str) -> Policy:
+    """The policy of a YAML file in a world of SPECS; ConfigError if it is not for that world."""
+    if "history" in world:
+        node = {**node, "obs_steps": 2}
+    if "degrees" in world:  # as training on a dataset makes it
+        units = {"state": Affine((-90.0,) * 4, (90.0,) * 4).to_json()}
+        action = Affine((-90.0, 0.1), (60.0, 0.2)).to_json()
+        target = "embodied.policies.wrappers.physical_units.PhysicalUnits"
+        node = {"_target_": target, "base": node, "action": action, "obs": units, "reach": 1.5}
+    return make(node, SPECS[world])
+
+
 def open_session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("world", SPECS)
+@pytest.mark.parametrize(
+    "world", [pytest.param(world, marks=only_all if world in TWICE else ()) for world in SPECS]
+)
 @pytest.mark.parametrize("file", once_per_class(FILES))
 def test_every_policy_acts_the_same_elsewhere(file: Path, world: str, tmp_path: Path) -> None:
     try:
-        policy = make(yaml.safe_load(file.read_text()), SPECS[world]).inference_policy()
+        policy = of_world(yaml.safe_load(file.read_text()), world).inference_policy()
     except ConfigError:
         pytest.skip("not for this world")
-    if any(not key.startswith(("row/", "explore/")) for key in policy.initial(1)):
+    carried = [key for key in policy.initial(1) if not key.startswith(("row/", "explore/"))]
+    if not all(map(is_history, carried)):
         with pytest.raises(ConfigError, match="no memory"):
             Decision(policy)
         return
@@ -85,14 +108,15 @@ def test_every_policy_acts_the_same_elsewhere(file: Path, world: str, tmp_path: 
     session = open_session(tmp_path / "policy.onnx")
     traced = torch.jit.load(str(tmp_path / "policy.pt"))
     for n in (1, 5):
-        obs, noise = rows(policy, n)
+        *seen, noise = given = decision.example(n)
+        obs = dict(zip(decision.leaves, seen, strict=True))
+        assert ("history" in world) == any(map(is_history, obs))
         expected = policy.act(obs, {}, noise)[0]
-        seen = {f"obs/{k}": v for k, v in obs.items() if not k.startswith("critic/")}
-        feed = {k: v.numpy() for k, v in {**seen, "noise": noise}.items()}
+        feed = {k: v.numpy() for k, v in zip(decision.inputs, given, strict=True)}
         found = torch.from_numpy(session.run(None, feed)[0])
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-        again = traced(*seen.values(), noise)
-        torch.testing.assert_close(again, expected, atol=1e-5, rtol=0)
+        near = {"atol": 1e-5, "rtol": 0} if "degrees" not in world else {"atol": 1e-3, "rtol": 1e-5}
+        torch.testing.assert_close(found, expected, **near)
+        torch.testing.assert_close(traced(*given), expected, **near)
         # What it is given matters: the comparison above is not one of constants.
         still = session.run(None, {**feed, "noise": np.zeros_like(feed["noise"])})[0]
         assert n == 1 or not torch.equal(torch.from_numpy(still), found)

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from openpi_client import base_policy, msgpack_numpy  # noqa: E402
 from openpi_client.websocket_client_policy import WebsocketClientPolicy  # noqa: E402
 
 from embodied.core import build as core_build  # noqa: E402
+from embodied.core import checkpoint  # noqa: E402
+from embodied.core.actor import Actor  # noqa: E402
 from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec  # noqa: E402
@@ -34,6 +37,7 @@ from embodied.serve import codec  # noqa: E402
 from embodied.serve.openpi_wrapper import Steerable  # noqa: E402
 from embodied.serve.policy_service import PolicyService  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
+from tests.adopt.checkpoints import adopted, two_gap_checkpoint  # noqa: E402
 
 SPEC = Spec(
     {"state": Leaf((7,)), "image": Leaf((64, 64, 3), "uint8")},
@@ -90,6 +94,31 @@ def test_openpis_client_asks_our_server() -> None:
         with pytest.raises(RuntimeError, match="the observation state is missing"):
             client.infer({"image": observation()["image"]})
         assert client.infer(observation())["actions"].shape == (5, 6), "it goes on"
+
+
+def test_openpis_client_asks_a_policy_that_sees_two_steps(tmp_path: Path) -> None:
+    """LeRobot's Diffusion as it is by default (n_obs_steps=2): its past is that of the connection,
+    and a new one, or the key `reset`, begins an episode."""
+    base = two_gap_checkpoint(tmp_path / "lerobot")
+    policy = checkpoint.load_policy(adopted(base, tmp_path / "base", "two_gap", "steps=2"))
+    service, noise = PolicyService(policy), np.full((8, 2), 0.1, np.float32)
+    steps = [np.full(2, 0.2 * i, np.float32) for i in range(3)]
+    policy.sample_noise = lambda n, explore=False: torch.full((n, 8, 2), 0.1)  # pyright: ignore
+    actor, wanted = Actor(policy, 1, execute=1), list[Any]()
+    for i, seen in enumerate(steps):
+        actor({"state": torch.from_numpy(seen)[None]}, torch.tensor([i == 0]))
+        wanted.append(actor.plan[0].numpy())
+    with Server(service, port=0, token=TOKEN) as server:
+        for _ in range(2):
+            client = WebsocketClientPolicy("127.0.0.1", server.port, api_key=TOKEN)
+            for again in range(2):
+                for i, seen in enumerate(steps):
+                    begins = {"reset": True} if again and i == 0 else {}
+                    got = client.infer({"state": seen, "noise": noise, **begins})["actions"]
+                    np.testing.assert_allclose(got, wanted[i], atol=1e-6)
+        fresh = WebsocketClientPolicy("127.0.0.1", server.port, api_key=TOKEN)
+        alone = fresh.infer({"state": steps[2], "noise": noise})["actions"]
+        assert np.abs(alone - wanted[2]).max() > 1e-4
 
 
 def test_openpis_client_is_refused_without_the_token() -> None:

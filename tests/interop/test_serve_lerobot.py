@@ -4,14 +4,18 @@ that LeRobot wrote, loaded by LeRobot; their noise is an argument, and DSRL choo
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from tests.interop import need
 
@@ -19,14 +23,18 @@ need("lerobot", "transformers", "websockets")
 
 from embodied.commands.train import train  # noqa: E402
 from embodied.core import checkpoint  # noqa: E402
+from embodied.core.actor import Actor  # noqa: E402
 from embodied.core.build import ConfigError, allow, build  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec, SpecMismatch  # noqa: E402
 from embodied.core.tensors import Tensors  # noqa: E402
+from embodied.policies.remote.connection import Connection  # noqa: E402
 from embodied.policies.steering.dsrl import Dsrl  # noqa: E402
+from embodied.serve.openpi_wrapper import weights_hash  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
 from scripts.serve_lerobot import LeRobotService, load  # noqa: E402
 from tests.interop.tiny_vlas import CAMERAS, STATE, TASK, small_pi, write_pi, write_smolvla  # noqa: E402
+from tests.interop.write_lerobot_checkpoints import cases, write  # noqa: E402
 
 KINDS = ["smolvla", "pi0", "pi05"]
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
@@ -146,6 +154,74 @@ def test_from_the_command_line(smolvla: Path, tmp_path: Path) -> None:
             steered(said.split()[3].rstrip(";"), tmp_path)
         finally:
             process.terminate()
+
+
+def test_another_checkpoint_is_refused(smolvla: Path, tmp_path: Path) -> None:
+    """The hash is of the weights and the processors: a steered run accepts no other base."""
+    copied = Path(shutil.copytree(smolvla, tmp_path / "policy"))
+    hashes = [weights_hash(str(folder)) for folder in (smolvla, copied)]
+    assert hashes[0] == hashes[1]
+    service = LeRobotService(*load(str(copied), "cpu"), dt=0.05, text=TASK, weights=hashes[0])
+    allow("embodied.policies.remote")
+    with Server(service, port=0) as running:
+        node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "shared_noise": True}
+        saved = checkpoint.save(tmp_path / "0", Dsrl.wrap(asked(running.url), node, INNER), 0)
+        assert checkpoint.load_policy(saved).node["base"]["policy_hash"] == hashes[0]
+    weights = load_file(copied / "model.safetensors")
+    save_file({k: 1.3 * v for k, v in weights.items()}, copied / "model.safetensors")
+    service.weights = weights_hash(str(copied))
+    with Server(service, port=running.port) as again:
+        Connection.known.clear()
+        with pytest.raises(ConfigError, match="serves another policy"):
+            checkpoint.load_policy(saved)
+        assert again.url == running.url
+
+
+OTHERS = {
+    "act": ("act_pictures", None),
+    "ddim": ("diffusion_pictures", (8, 3)),
+    "ddpm": ("diffusion_ddpm", None),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_types_with_their_past_and_the_noise_that_matters(name: str, tmp_path: Path) -> None:
+    """ACT, whose chunk has no noise; Diffusion, which sees two or three steps, with DDIM, where the
+    noise of the first sample decides, and with DDPM, where it does not."""
+    case, noise = OTHERS[name]
+    write(case, cases()[case], tmp_path, with_weights=True)
+    torch.set_default_dtype(torch.float32)
+    service = LeRobotService(*load(str(tmp_path / case), "cpu"), dt=0.1)
+    assert service.noise == noise
+    seen = {k: leaf.sample(5).numpy() for k, leaf in service.spec.obs.items()}
+    chosen = {} if noise is None else {"noise": np.ones(noise, np.float32)}
+    memory: dict[str, Any] = {}
+    got = [service.infer({k: v[i] for k, v in seen.items()} | chosen, memory) for i in range(5)]
+    allow("embodied.policies.remote")
+    with Server(service, port=0) as running:
+        node = {"_target_": "embodied.policies.remote.policy.RemotePolicy", "url": running.url}
+        there = build({**node, "wait": 0.0}, Policy)
+        if noise is not None:
+            there.sample_noise = lambda n, explore=False: torch.ones(n, *noise)  # pyright: ignore
+        actor = Actor(there, 1, execute=1)
+        for i in range(5):
+            obs = {k: torch.from_numpy(v[i : i + 1]) for k, v in seen.items()}
+            actor(obs, torch.tensor([i == 0]))
+            if name != "ddpm":
+                wanted = torch.from_numpy(got[i]["actions"])
+                torch.testing.assert_close(actor.plan[0], wanted, atol=1e-6, rtol=0)
+    if name == "act":
+        return
+    # As LeRobot's own episode: its queues begin with the first observation.
+    policy = service.policy
+    policy.reset()
+    for i in range(5):
+        batch = service._batch({k: v[i : i + 1] for k, v in seen.items()}, "")
+        policy._queues["action"].clear()
+        more = {"noise": torch.ones(1, *noise)} if noise else {}
+        said = service.post(policy.select_action(batch, **more))
+        if noise:
+            torch.testing.assert_close(said[0], torch.from_numpy(got[i]["actions"])[0])
 
 
 def test_a_folder_without_weights_is_refused(smolvla: Path, tmp_path: Path) -> None:

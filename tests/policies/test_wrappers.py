@@ -246,8 +246,8 @@ ACTION = Affine((-90.0, 0.0), (90.0, 100.0))
 STATE = Affine((-10.0,) * 3, (10.0,) * 3)
 
 
-def arm(reach: float | None = None) -> PhysicalUnits:
-    base = node_of("policies.generative.flow.Flow", chunk=4, width=16, depth=1)
+def arm(reach: float | None = None, **more: Any) -> PhysicalUnits:
+    base = node_of("policies.generative.flow.Flow", chunk=4, width=16, depth=1, **more)
     maps = {"action": ACTION.to_json(), "obs": {"state": STATE.to_json()}, "reach": reach}
     node = node_of("policies.wrappers.physical_units.PhysicalUnits", base=base, **maps)
     return build(node, PhysicalUnits, spec=ARM)
@@ -260,6 +260,28 @@ def test_actions_and_observations_are_physical() -> None:
     inner, _ = policy.base.act({"state": state / 10}, {}, noise)
     assert actions.shape == (5, 4, 2) and policy.chunk == 4
     torch.testing.assert_close(actions, ACTION.to_physical(inner))
+
+
+def test_past_observations_are_physical_too() -> None:
+    """Those in the carry, as an actor remembers them, and those of a batch."""
+    policy = arm(obs_steps=3)
+    actors = [Actor(policy, 4, execute=2), Actor(policy.base, 4, execute=2)]
+    for step in range(5):
+        state, first = 10 * torch.randn(4, 3), torch.full((4,), step == 0)
+        acted: list[torch.Tensor] = []
+        for actor, scale in zip(actors, (1, 10), strict=True):
+            torch.manual_seed(step)
+            acted.append(actor({"state": state / scale}, first))
+        torch.testing.assert_close(acted[0], ACTION.to_physical(acted[1]))
+    past = 10 * torch.randn(6, 2, 3)
+    batch = {"obs/state": 10 * torch.randn(6, 3), "obs/history/state": past}
+    batch |= {"action": torch.randn(6, 4, 2), "valid": torch.ones(6, 4, dtype=torch.bool)}
+    inner = {**batch, "obs/state": batch["obs/state"] / 10, "obs/history/state": past / 10}
+    torch.manual_seed(0)
+    here = policy.loss(batch)
+    torch.manual_seed(0)
+    inner["action"] = ACTION.to_unit(batch["action"])
+    torch.testing.assert_close(here, policy.base.loss(inner))
 
 
 def test_the_base_sees_a_spec_in_normalised_values() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
@@ -176,14 +177,37 @@ def test_one_observation_and_a_batch_of_them() -> None:
     np.testing.assert_allclose(one["actions"], many["actions"][2], atol=1e-6)
 
 
-def test_a_policy_that_remembers_is_served_with_its_carry() -> None:
-    served = service(GRU)
-    assert served.remembers
-    with pytest.raises(RequestError, match="carries values between decisions"):
-        served.infer({"state": state()})
-    first = served.infer({"state": state(), "embodied": {}})
-    again = served.infer({"state": state(), "embodied": {"carry": first["carry"]}})
-    assert not np.array_equal(first["carry"]["h"], again["carry"]["h"])
+PAST = FLOW | {"obs_steps": 3}
+CHUNKS = node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=FLOW, delay=1)
+
+
+@pytest.mark.parametrize("node", [GRU, PAST])
+def test_a_connection_remembers_what_a_client_does_not_send(node: dict[str, Any]) -> None:
+    """The answers of an episode are those to a client that sends its carry; a new connection, or
+    the key `reset`, begins an episode."""
+    served, noise = service(node), np.full(8 if node is PAST else 2, 0.1)
+    steps = [state() + 0.1 * i for i in range(5)]
+    actor = Actor(served.policy, 1, execute=1)
+    served.policy.sample_noise = lambda n, explore=False: torch.full((n, len(noise)), 0.1)  # pyright: ignore
+    wanted: list[Any] = []
+    for i, seen in enumerate(steps):
+        actor({"state": torch.tensor(seen).float()[None]}, torch.tensor([i == 0]))
+        wanted.append(actor.plan[0].numpy())
+    memory: dict[str, Any] = {}
+    for again in range(2):
+        for i, seen in enumerate(steps):
+            begins = {"reset": True} if again and i == 0 else {}
+            answer = served.infer({"state": seen, "noise": noise, **begins}, memory)
+            np.testing.assert_allclose(answer["actions"], wanted[i], atol=1e-6)
+    other = served.infer({"state": steps[4], "noise": noise}, {})["actions"]
+    assert np.abs(other - wanted[4]).max() > 1e-4, "the past matters"
+    with pytest.raises(RequestError, match="reset is true or false"):
+        served.infer({"state": state(), "reset": 1}, memory)
+
+
+def test_a_client_that_says_not_what_it_executed_gets_no_joined_chunks() -> None:
+    with pytest.raises(RequestError, match="how many actions were executed: use policy=remote"):
+        service(CHUNKS).infer({"state": state()}, {})
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Double:
 
     metadata: dict[str, Any] = {"name": "double"}  # noqa: RUF012
 
-    def infer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def infer(self, request: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
         if "sleep" in request:
             time.sleep(request["sleep"])
         if (request["x"] < 0).any():

@@ -66,10 +66,10 @@ def test_a_number_that_is_not_finite_is_named_and_the_advice_works(
 
     rewrite(tmp_path / "broken" / DATA, "action", spoil)
     words = ["policy=flow", "learner=imitate", "steps=2", *SMALL]
-    where = r"broken: action\[1\] is not finite in episode 1, frame 3: embodied demos check"
+    where = r"episode 1, step 3: action\[y.vel\] is not finite; embodied demos check"
     with pytest.raises(DatasetError, match=where) as caught:
         train([f"demos={broken}", f"out={tmp_path}/run", *words])
-    advice = re.search(r"embodied (demos check .* fix=)DIR", str(caught.value))
+    advice = re.search(r"embodied (demos check .* fix=)NEW_FOLDER", str(caught.value))
     assert advice is not None
     exit_of(*f"{advice[1]}{mended}".split())
     train([f"demos={mended}", f"out={tmp_path}/run", *words])

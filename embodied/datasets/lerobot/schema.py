@@ -228,7 +228,7 @@ def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
             continue
         shape: tuple[int, ...] = tuple(feature["shape"])
         names = _element_names(feature)
-        key = keys.get(name, name)
+        key = str(keys.get(name, name))
         if name.startswith("observation."):
             key = f"obs/{name.split('.', 1)[1]}"
         elif name.startswith(HIDDEN):

@@ -94,7 +94,8 @@ class Dppo(ppo_on_chain.PpoOnChain):
         each_element = self.policy.log_prob(
             under(minibatch, "obs"), x, following, minibatch["step"]
         )
-        log_prob = each_element[:, : self.part].clamp(*self.config.limits).mean(1)
+        part = self.policy.executed(self.part)
+        log_prob = each_element[:, part].clamp(*self.config.limits).mean(1)
         return log_prob, torch.zeros_like(log_prob)
 
     def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:

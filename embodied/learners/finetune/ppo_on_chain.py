@@ -70,7 +70,7 @@ class PpoOnChain(ppo.Ppo):
     def _critic(self, spec: Spec) -> Value:
         value = Value(self.config.value, spec)
         clone = self.policy.encoder
-        if value.encoder.vectors == clone.vectors:
+        if clone is not None and value.encoder.vectors == clone.vectors:
             value.encoder.norm.load_state_dict(clone.norm.state_dict())
         return value
 

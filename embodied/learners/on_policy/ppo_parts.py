@@ -176,14 +176,14 @@ class Moments(nn.Module):
 
 
 class ObservationStats(Moments):
-    """Running statistics for an encoder's observation normaliser; `given`: the normaliser was
-    already set, for example by a base policy."""
+    """Running statistics for an encoder's observation normaliser (None: the policy has its own
+    kind); `given`: the normaliser was already set, for example by a base policy."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__(len(encoder.norm.mean))
-        norm = encoder.norm
-        self.given = bool(norm.limit.isfinite())
-        if self.given:
+    def __init__(self, encoder: Encoder | None) -> None:
+        super().__init__(0 if encoder is None else len(encoder.norm.mean))
+        self.given = encoder is not None and bool(encoder.norm.limit.isfinite())
+        if encoder is not None and self.given:
+            norm = encoder.norm
             self.count.fill_(GIVEN)
             self.mean.copy_(norm.mean)
             self.squares.copy_(norm.std.double().square() * GIVEN)

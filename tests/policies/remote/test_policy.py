@@ -47,6 +47,7 @@ NODES: dict[str, dict[str, Any]] = {
     ),
     "residual": node_of("policies.steering.residual.Residual", base=FLOW, inner=INNER),
     "dsrl": {"_target_": "embodied.policies.steering.dsrl.Dsrl", "base": FLOW, "inner": INNER},
+    "past": {**FLOW, "obs_steps": 3},
 }
 
 
@@ -205,6 +206,25 @@ def test_units_are_converted_by_a_mapping(flow: tuple[Policy, str]) -> None:
     torch.testing.assert_close(got, (wanted - torch.tensor([0.0, 1.0])) / 2)
 
 
+def test_past_observations_go_through_a_mapping() -> None:
+    """By their names and in the units there, from the carry of the policy here."""
+    here = policy_of("past")
+    spec = Spec({"joints": Leaf((3,), unit="mm"), "critic/mass": Leaf((1,))}, ACT, dt=0.1)
+    with served(here) as server:
+        joints = {"name": "state", "scale": 1000.0, "offset": 5.0}
+        there = remote_policy(server.url, spec, mapping={"obs": {"joints": joints}})
+        assert there.initial(2)["history/joints"].shape == (2, 2, 3)
+        acted: list[torch.Tensor] = []
+        for policy, name, scale, offset in ((here, "state", 1, 0), (there, "joints", 1000, 5)):
+            torch.manual_seed(1)
+            actor = Actor(policy, 4, execute=2)
+            seen = [torch.randn(4, 3) for _ in range(6)]
+            obs = [{name: scale * each + offset, "critic/mass": torch.zeros(4, 1)} for each in seen]
+            first = [torch.rand(4) < 0.2 for _ in seen]
+            acted.append(torch.stack([actor(o, f) for o, f in zip(obs, first, strict=True)]))
+        torch.testing.assert_close(*acted, atol=1e-5, rtol=0)
+
+
 class Stock:
     """A policy of another project: state and prompt in, six actions out, its own noise."""
 
@@ -246,6 +266,27 @@ def test_a_stock_server_is_asked_row_by_row_and_offers_no_noise() -> None:
 
 def offering(shape: tuple[int, ...]) -> dict[str, Any]:
     return {"embodied": {"version": 1, "noise": {"shape": list(shape), "normal": True}}}
+
+
+def test_a_base_without_a_hash_is_known_by_its_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a VLA behind openpi's server: weights of 1.3 times the size are another policy."""
+    node, policy = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}, Stock(follows=True)
+    with stock(policy, offering((6, 2))) as url:
+        steered = Dsrl.wrap(remote_policy(url, SPEC, **STOCK), node, INNER)
+        folder = checkpoint.save(tmp_path / "0", steered, 0)
+        saved = yaml.safe_load((folder / "policy.yaml").read_text())["base"]
+        assert len(saved["fingerprint"]) == 3 * 2 * 2 and "policy_hash" not in saved
+        assert checkpoint.load_policy(folder).chunk == 6
+        policy.scale *= 1.3
+        with pytest.raises(ConfigError, match=r"another policy than this run .*fixed observations"):
+            checkpoint.load_policy(folder)
+    assert not capsys.readouterr().err
+    with stock(Stock()) as url:  # with noise of its own
+        there = remote_policy(url, SPEC, **STOCK)
+        assert there.node["fingerprint"] is None
+        assert "cannot tell another one" in capsys.readouterr().err
 
 
 def test_a_server_that_promises_noise_and_ignores_it_is_found_out() -> None:
