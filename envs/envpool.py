@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from embodied.envs.spaces import (
-    action_of,
+    array_action_of,
     entries,
     replace_rows,
     require_finite_arrays,
@@ -71,7 +71,7 @@ class EnvPool(VecEnv):
         self.num_envs = config.num_envs
         self._every = np.arange(config.num_envs, dtype=np.int32)
         self._connect(config.seed)
-        self._action = action_of(self._pool.action_space, config.id)
+        self._action = array_action_of(self._pool.action_space, config.id)
         self._entries = entries(self._pool.observation_space, config.obs_key, config.id)
         self._slots = [(entry, _slot(self._keys, entry)) for entry in self._entries]
         self.spec = Native(self._entries, self._action).spec(config.dt, config.text)

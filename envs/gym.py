@@ -18,10 +18,11 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
+from embodied.core.choices import Choices
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.errors import ContractError
 from embodied.core.native import OBJECT_PREFIX, Native, NativeLeaf
-from embodied.core.spec import Leaf
+from embodied.core.spec import MASK, Leaf
 from embodied.core.tensors import Tensors
 
 try:
@@ -37,10 +38,11 @@ from embodied.envs.spaces import (
     achieved,
     action_of,
     entries,
+    mask_in_info,
     replace_rows,
     require_finite_arrays,
     require_known_id,
-    reset_observation,
+    reset_result,
     row_noise,
     warn_of_dtypes,
     wrong_observation,
@@ -79,10 +81,11 @@ class Gym(VecEnv):
     """Separate Gymnasium environments; env i is seeded with (seed, i).
 
     Box observations become float32 (images stay uint8 [H, W, C]), Dict observations one leaf per
-    key. Box actions are rescaled from [-1, 1] to the native bounds. `get_state` is exact for
-    Gymnasium's own MuJoCo and classic-control environments, and raises NotSavable for others. An
-    environment with an attribute `task_space` (a Box of vectors) has tasks: it gets the vector, in
-    its own units, as `reset(options={"task": vector})`.
+    key. Box actions are rescaled from [-1, 1] to the native bounds. What `action_mask` of an
+    observation or an info forbids is not chosen.
+    `get_state` is exact for Gymnasium's own MuJoCo and classic-control environments, and raises
+    NotSavable for others. An environment with an attribute `task_space` (a Box of vectors) has
+    tasks: it gets the vector, in its own units, as `reset(options={"task": vector})`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -105,19 +108,23 @@ class Gym(VecEnv):
         self._action = action_of(first.action_space, config.id)
         self._entries = self.named_entries(first.observation_space)
         self._plans = [(e.name, e, e.leaf.shape, np.dtype(e.leaf.dtype)) for e in self._entries]
-        self._single = self._entries[0].name if not self._entries[0].path else ""
         spec = Native(self._entries, self._action).spec(control_period(first), config.text)
         self._tasks = task_space(first, config.id)
         task = None if self._tasks is None else Leaf(self._tasks.shape, low=0.0, high=1.0)
         self.spec = replace(spec, task=task)
+        self._choices = Choices(self.spec)
 
     def make_one(self) -> gymnasium.Env:
         """One of the environments."""
         return make(self.config)
 
     def named_entries(self, space: gymnasium.Space) -> tuple[NativeLeaf, ...]:
-        """The leaves of the observations."""
-        return entries(space, self.config.obs_key, self.config.id)
+        """The leaves of the observations, and of the mask of choices where the info has one."""
+        found = entries(space, self.config.obs_key, self.config.id)
+        if any(entry.name == MASK for entry in found) or self._action.leaf.is_continuous:
+            return found
+        _, info = reset_result(self.config.id, self.envs[0], None)
+        return found + mask_in_info(info, self._action)
 
     def added(self, rows: np.ndarray) -> Tensors:
         """Further observations [n, ...] of `rows` [n]; default: none."""
@@ -128,14 +135,14 @@ class Gym(VecEnv):
         known = [info[key] for key in SUCCESS if key in info]
         return known[-1] if known else None
 
-    def begin_one(self, row: int, seed: int | None, task: Tensor | None) -> Any:
-        """Start an episode in one env; its first observation."""
+    def begin_one(self, row: int, seed: int | None, task: Tensor | None) -> tuple[Any, Any]:
+        """Start an episode in one env; its first observation and info."""
         given: dict[str, Any] | None = None
         if task is not None and (space := self._tasks) is not None:
             share = task[row].double().numpy()
             vector = space.low + share * (space.high.astype(np.float64) - space.low)
             given = {"task": vector.astype(space.dtype)}
-        return reset_observation(self.config.id, self.envs[row], seed, given)
+        return reset_result(self.config.id, self.envs[row], seed, given)
 
     def read_one(self, row: int) -> saved_state.Arrays:
         """The state of one env; NotSavable."""
@@ -155,6 +162,7 @@ class Gym(VecEnv):
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask.numpy())
         fresh = self._reset_rows(rows, seed, task)
         self._now = fresh if mask is None else replace_rows(self._now, rows, fresh)
+        self._require_a_choice()
         return self._now
 
     def step(self, action: Tensor) -> Step:
@@ -164,7 +172,7 @@ class Gym(VecEnv):
         reward = np.empty(n, np.float32)
         terminated, truncated, success = np.zeros((3, n), np.bool_)
         for row, env in enumerate(self.envs):
-            result: Any = env.step(native[row])
+            result: Any = env.step(self._action.one(native, row))
             try:
                 obs, gain, over, late, info = result
                 if gain is None:  # numpy takes it for NaN
@@ -174,7 +182,7 @@ class Gym(VecEnv):
                 truncated[row] = late and not over
             except (TypeError, ValueError) as error:
                 raise wrong_step(self.config.id, result) from error
-            self._write(rows, row, obs)
+            self._write(rows, row, obs, info, last=bool(over or late))
             won = self.succeeded(row, over, info)
             if won is not None:
                 success[row] = achieved(self.config.id, won)
@@ -188,6 +196,7 @@ class Gym(VecEnv):
             done = np.flatnonzero(ended)
             now = replace_rows(following, done, self._reset_rows(done, None))
         self._now = now
+        self._require_a_choice()
         return Step(
             obs=self._now,
             next_obs=following,
@@ -260,21 +269,40 @@ class Gym(VecEnv):
         arrays = self._arrays(len(rows))
         for place, row in enumerate(rows):
             begin = None if seed is None and self._now else row_noise(seed, int(row))
-            obs = self.begin_one(int(row), begin, task)
+            obs, info = self.begin_one(int(row), begin, task)
             if not self._dtypes_checked:
                 # The first only: conversions cost little, but a wrong type may lose digits.
                 self._dtypes_checked = True
-                warn_of_dtypes(self.config.id, self.envs[0].observation_space, self._entries, obs)
-            self._write(arrays, place, obs)
+                seen = [entry for entry in self._entries if not entry.in_info]
+                warn_of_dtypes(self.config.id, self.envs[0].observation_space, seen, obs)
+            self._write(arrays, place, obs, info)
         return {name: torch.from_numpy(array) for name, array in arrays.items()} | self.added(rows)
 
     def _arrays(self, n: int) -> dict[str, np.ndarray]:
         return {name: np.empty((n, *shape), dtype) for name, _, shape, dtype in self._plans}
 
-    def _write(self, arrays: dict[str, np.ndarray], row: int, obs: Any) -> None:
+    def _require_a_choice(self) -> None:
+        """ContractError where `action_mask` allows no class of a choice that has to be made now."""
+        if self._choices.masked and not self._choices.allowed(self._now).any(3).all():
+            raise ContractError(
+                f"{self.config.id}: {MASK} allows nothing: leave at least one class of each choice"
+            )
+
+    def _write(
+        self, arrays: dict[str, np.ndarray], row: int, obs: Any, info: Any, last: bool = False
+    ) -> None:
         for entry in self._entries:
-            value = obs if self._single else entry.pick(obs)
+            if entry.in_info and MASK not in info:
+                if not last:  # nothing is chosen after the last step
+                    raise ContractError(
+                        f"{self.config.id}: the info of this step has no {MASK}, and that of the "
+                        "first reset had one: write it in every step"
+                    )
+                arrays[MASK][row] = 1.0
+                continue
+            value = info[MASK] if entry.in_info else entry.pick(obs)
             try:
+                value = self._action.mask(value) if entry.in_info else value
                 arrays[entry.name][row] = value if entry.plain else entry.converted(value)
             except ValueError as error:
                 raise wrong_observation(self.config.id, entry.name, entry.shape, value) from error

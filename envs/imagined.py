@@ -75,7 +75,7 @@ class Imagined(VecEnv):
 
     @torch.no_grad()
     def step(self, action: Tensor) -> Step:
-        action = action if self.spec.act.dtype == "int64" else action.clamp(-1, 1)
+        action = action.clamp(-1, 1) if self.spec.act.is_continuous else action
         noise = self.rng.normal(self.model.noise_size).T
         following = self.model.step(self.obs, action, noise)
         self.obs, self.age = following.next_obs, self.age + 1
@@ -115,7 +115,7 @@ class Imagined(VecEnv):
 def initial_states(config: Config, spec: Spec) -> Tensors:
     """The observations [N, ...] of the dataset at which episodes may begin. SpecMismatch if it is
     not of the model's environment, ConfigError if actions are in units of the dataset's own."""
-    if spec.act.dtype != "int64" and not spec.act.is_unit:
+    if spec.act.is_continuous and not spec.act.is_unit:
         raise ConfigError(
             f"the model {config.model} has actions in [{spec.act.low}, {spec.act.high}]: an "
             "environment needs [-1, 1], so fit it to episodes of an environment of this project"

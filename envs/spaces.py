@@ -19,11 +19,12 @@ from embodied.core.errors import ContractError, ContractWarning
 from embodied.core.native import (
     NativeAction,
     NativeLeaf,
+    NestedAction,
     discrete_action,
     native_action,
     native_leaf,
 )
-from embodied.core.spec import SYMBOL, Bound, Leaf
+from embodied.core.spec import MASK, SYMBOL, Bound, Leaf
 from embodied.core.tensors import Tensors
 from embodied.envs.process.worker.memory import flat_name, is_true
 
@@ -75,20 +76,51 @@ def _leaf(space: spaces.Space, named: str, path: tuple[str | int, ...], name: st
     return native_leaf(named, path, space.shape, str(space.dtype), space.low, space.high)
 
 
-def action_of(space: spaces.Space, name: str) -> NativeAction:
+def action_of(space: spaces.Space, name: str) -> NativeAction | NestedAction:
     """The environment's own action. ValueError for an infinite bound or another kind of space."""
+    if not isinstance(space, spaces.Tuple | spaces.Dict):
+        return array_action_of(space, name)
+    parts = tuple(_action_parts(space, (), name))
+    if not parts:
+        raise ValueError(f"{name}: the action space {space} is empty")
+    return NestedAction(parts)
+
+
+def array_action_of(space: spaces.Space, name: str) -> NativeAction:
+    """As `action_of`; ValueError for a Tuple and a Dict too."""
+    dtype = str(space.dtype or "int64")
     if isinstance(space, spaces.Discrete):
-        return discrete_action(int(space.start), int(space.n), str(space.dtype or "int64"))
+        return discrete_action(int(space.start), int(space.n), dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        return discrete_action(space.start, space.nvec, dtype, space.shape)
+    if isinstance(space, spaces.MultiBinary):
+        return discrete_action(0, 2, dtype, space.shape)
     if not isinstance(space, spaces.Box):
         raise ValueError(
-            f"{name}: actions of type {type(space).__name__} are not supported; "
-            "wrap the environment so that they are one Box or Discrete"
+            f"{name}: actions of type {type(space).__name__} are not supported; wrap the "
+            "environment so that they are Box, Discrete, MultiDiscrete, MultiBinary, or (env=gym) "
+            "a Tuple or Dict of them"
         )
     return native_action(space.shape, str(space.dtype), space.low, space.high, name)
 
 
+def _action_parts(
+    space: spaces.Space, path: tuple[str | int, ...], name: str
+) -> Iterator[tuple[tuple[str | int, ...], NativeAction]]:
+    if not isinstance(space, spaces.Tuple | spaces.Dict):
+        yield path, array_action_of(space, name)
+        return
+    below = space.spaces
+    for key, part in below.items() if isinstance(below, Mapping) else enumerate(below):
+        yield from _action_parts(part, (*path, key), name)
+
+
 def space_of(leaf: Leaf) -> spaces.Space:
     """The Gymnasium space of one leaf, in the leaf's own dtype."""
+    if leaf.classes:
+        if 0 in leaf.classes:
+            raise ValueError("an action of choices and numbers is no single Gymnasium space")
+        return spaces.MultiDiscrete([*leaf.classes])
     if leaf.dtype == "int64" and not leaf.shape:
         low, high = leaf.low, leaf.high
         if not isinstance(low, int | float) or not isinstance(high, int | float):
@@ -147,13 +179,13 @@ def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:
             require_allowed(module, f"the module of the environment {text}")
 
 
-def reset_observation(
+def reset_result(
     name: str,
     env: gymnasium.Env[Any, Any],
     seed: int | None,
     options: dict[str, Any] | None = None,
-) -> Any:
-    """The observation of a reset; ContractError where `reset` is not as in Gymnasium."""
+) -> tuple[Any, dict[str, Any]]:
+    """Observation and info of a reset; ContractError where `reset` is not as in Gymnasium."""
     try:
         given = {} if options is None else {"options": options}
         result: Any = env.reset(seed=seed, **given)
@@ -165,7 +197,17 @@ def reset_observation(
         ) from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise ContractError(f"{name}: reset returned {_what(result)}: write return obs, info")
-    return result[0]
+    return result
+
+
+def mask_in_info(info: Any, action: NativeAction | NestedAction) -> tuple[NativeLeaf, ...]:
+    """The leaf of the mask of choices that an environment's `info` holds; none where it does not,
+    or where there are no choices."""
+    size = sum(action.leaf.choices)
+    if MASK not in info or not size:
+        return ()
+    leaf = Leaf((size,), "float32", 0.0, 1.0)
+    return (NativeLeaf(MASK, (MASK,), (size,), leaf, in_info=True),)
 
 
 def achieved(name: str, value: Any) -> bool:

@@ -27,11 +27,10 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError
-from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import Feedforward
-from embodied.policies.encoded import EncodedConfig, EncodedPolicy
+from embodied.policies.encoded import EncodedConfig, EncodedPolicy, require_continuous
 from embodied.policies.gaussian import Gaussian
 
 

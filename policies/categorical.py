@@ -1,7 +1,12 @@
-"""Categorical: policy for discrete actions, sampled from logits with Gumbel noise.
+"""Categorical: policy for actions with choices, sampled from logits with Gumbel noise.
 
 a = argmax_k (logit_k(o) + g_k), g_k = -log(-log u): a is a sample of softmax(logits) (Gumbel, 1954;
-Maddison et al., 2014); without noise it is the most likely action.
+Maddison et al., 2014); without noise it is the most likely action. Several choices (MultiDiscrete,
+MultiBinary, Tuple, Dict) are independent given the observation, and so are numbers beside them,
+which are Gaussian as in diagonal_gaussian: log p(a|o) is the sum over all elements.
+
+The logits of classes that the observation `action_mask` forbids are set to a large negative number,
+so that their probability is 0 and no gradient flows through them (Huang and Ontanon, 2022).
 """
 
 from __future__ import annotations
@@ -9,16 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import NonNegative
+from embodied.core.bounds import NonNegative, Number
 from embodied.core.build import ConfigError
+from embodied.core.choices import Choices
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import orthogonal, per_row
+from embodied.policies.diagonal_gaussian import LOG_2PI
 from embodied.policies.encoded import MlpConfig, MlpPolicy
+
+FORBIDDEN = -1e9  # finite: a mask that allows nothing, at the end of an episode, gives no NaN
 
 
 @dataclass(frozen=True)
@@ -27,58 +36,110 @@ class Config(MlpConfig):
 
     head: NonNegative | None = None  # gain of the last layer (0: all equally likely; null: torch's)
     sampled: bool = False  # sample in evaluation too, where the most likely action could loop
+    log_std: Number = 0.0  # initial log std of numbers beside choices, of half the action range
 
 
 class Categorical(MlpPolicy):
-    """Categorical policy. Noise [n, chunk, K] is standard Gumbel to explore (`sampled`: always),
-    zero for the most likely action."""
+    """Categorical policy of m choices of at most K classes, and c numbers beside them.
+
+    Noise [n, chunk, m K + c]: standard Gumbel to explore (`sampled`: always), zero for the most
+    likely action; then standard normal to explore, zero for the mean.
+    """
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        high = spec.act.high
-        if spec.act.dtype != "int64" or spec.act.shape or not isinstance(high, int | float):
+        if spec.act.is_continuous or not any(spec.act.choices):
             raise ConfigError("this policy needs discrete actions, not continuous ones")
-        self.count = int(high) + 1
-        super().__init__(config, spec, config.chunk * self.count)
+        choices = Choices(spec, config.chunk)
+        self.logits = len(choices.counts) * choices.most
+        self.width = self.logits + choices.numbers
+        super().__init__(config, spec, config.chunk * self.width)
+        self.choices = choices
+        start = torch.full((config.chunk, choices.numbers), config.log_std)
+        self.log_std = nn.Parameter(start) if choices.numbers else None
         if config.head is not None:
             orthogonal(self.net, config.head)
 
-    def forward(self, obs: Tensors) -> Tensor:
-        """Log-probabilities [n, chunk, K] of all actions."""
-        logits = self.net(self.encoder(obs)).view(-1, self.chunk, self.count)
-        return functional.log_softmax(logits, 2)
+    def forward(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [n, chunk, m, K] of all classes, and means [n, chunk, c]."""
+        logits, mean = self._parts(self.net(self.encoder(obs)).view(-1, self.chunk, self.width))
+        if self.choices.limited:
+            logits = logits.masked_fill(~self.choices.allowed(obs), FORBIDDEN)
+        return functional.log_softmax(logits, 3), mean
+
+    def initial(self, n: int) -> Tensors:
+        if self.log_std is None:
+            return {}
+        return {"row/action": torch.zeros(n, self.size, device=self.log_std.device)}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        noise = torch.zeros(n, self.chunk, self.count, device=self.encoder.norm.mean.device)
-        return noise.exponential_().log_().neg_() if explore or self.config.sampled else noise
+        noise = torch.zeros(n, self.chunk, self.width, device=self.encoder.norm.mean.device)
+        if explore or self.config.sampled:
+            noise[..., : self.logits].exponential_().log_().neg_()
+        if explore:
+            noise[..., self.logits :].normal_()
+        return noise
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        return (self(obs) + noise).argmax(2), carry
+        logs, mean = self(obs)
+        gumbel, normal = self._parts(noise)
+        choice = (logs + gumbel).argmax(3)
+        if self.log_std is None:
+            return self.choices.join(choice, mean), carry
+        u = torch.addcmul(mean, self.log_std.exp(), normal)
+        stored = self.choices.join(choice, u).flatten(1)  # the density is that of u, not clipped
+        return self.choices.join(choice, u.clamp(-1, 1)), {**carry, "row/action": stored}
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats), [n] each, of actions [n] or [n, k] (the first k of
-        the chunk)."""
-        played = 1 if action.ndim == 1 else action.shape[1]
-        logs = self(obs)[:, :played]
-        chosen = logs.gather(2, action.long().view(-1, played, 1))
-        return chosen.sum((1, 2)), -(logs.exp() * logs).sum((1, 2))
+        """Log-probability and entropy (nats), [n] each, of actions [n], [n, k] or [n, k A] (the
+        first k of the chunk), whose numbers are not clipped."""
+        choice, number = self.choices.split(self._steps(action))
+        logs, mean = (part[:, : choice.shape[1]] for part in self(obs))
+        log_prob = _chosen(logs, choice).sum((1, 2))
+        entropy = -(logs.exp() * logs).sum((1, 2, 3))
+        if self.log_std is None:
+            return log_prob, entropy
+        log_std = self.log_std[: choice.shape[1]]
+        z = (number - mean) * torch.exp(-log_std)
+        total = log_std.sum() + 0.5 * LOG_2PI * log_std.numel()
+        normal = -0.5 * z.square().sum((1, 2)) - total
+        return log_prob + normal, entropy + total + 0.5 * log_std.numel()
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Log-probability [n] of given actions ([n] or [n, chunk], int64), differentiable."""
-        return self._log_prob_of(self(obs), action).sum(1)
+        """Log-probability [n] of given actions, as `evaluate_actions` takes them."""
+        return self.evaluate_actions(obs, action)[0]
 
     def entropy(self, obs: Tensors) -> Tensor:
         """Entropy [n] in nats, summed over the chunk, differentiable."""
-        logs = self(obs)
-        return -(logs.exp() * logs).sum((1, 2))
+        logs, _ = self(obs)
+        entropy = -(logs.exp() * logs).sum((1, 2, 3))
+        if self.log_std is None:
+            return entropy
+        return entropy + (self.log_std + 0.5 * LOG_2PI + 0.5).sum()
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Cross-entropy, averaged over the valid steps, [n]."""
-        logs = self(under(batch, "obs"))
-        return per_row(-self._log_prob_of(logs, batch["action"])[..., None], batch["valid"])
-
-    def _log_prob_of(self, logs: Tensor, action: Tensor) -> Tensor:
-        return logs.gather(2, action.long().view(-1, self.chunk, 1)).squeeze(2)
+        """Cross-entropy of the choices and squared error of the numbers, per element, averaged over
+        the valid steps, [n]."""
+        logs, mean = self(under(batch, "obs"))
+        choice, number = self.choices.split(self._steps(batch["action"]))
+        error = -_chosen(logs, choice)
+        if self.log_std is not None:
+            error = torch.cat([error, (mean - number).square()], 2)
+        return per_row(error, batch["valid"])
 
     def warmup_policy(self) -> Policy:
         """A policy with uniform actions."""
         return self.uniform()
+
+    def _parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Of numbers [n, chunk, m K + c], those of classes [n, chunk, m, K] and the others."""
+        shape = (-1, self.chunk, len(self.choices.counts), self.choices.most)
+        return values[..., : self.logits].reshape(shape), values[..., self.logits :]
+
+    def _steps(self, action: Tensor) -> Tensor:
+        """Stored actions as steps [n, k, *shape]."""
+        return action.reshape(action.shape[0], -1, *self.spec.act.shape)
+
+
+def _chosen(logs: Tensor, choice: Tensor) -> Tensor:
+    """The entries `choice` [n, k, m] of `logs` [n, k, m, K]."""
+    return logs.gather(3, choice[..., None]).squeeze(3)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import NonNegative
-from embodied.core.policy import Policy, require_continuous
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, per_row
-from embodied.policies.encoded import MlpConfig, MlpPolicy
+from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
 from embodied.policies.gaussian import require_squashed
 
 

@@ -23,11 +23,10 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
-from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import orthogonal, per_row
-from embodied.policies.encoded import MlpConfig, MlpPolicy
+from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
 
 TRIES = 6
 EDGE = 1e-6  # least distance of x to 0 and 1 at which densities are evaluated

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative, Number
-from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import orthogonal, per_row
-from embodied.policies.encoded import MlpConfig, MlpPolicy
+from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
 
 LOG_2PI = math.log(2 * math.pi)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count
+from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -77,3 +78,12 @@ class MlpPolicy(EncodedPolicy):
     def __init__(self, config: MlpConfig, spec: Spec, out: int) -> None:
         super().__init__(config, spec)
         self.net = mlp(self.encoder.size, config.hidden, out, config.activation, config.layer_norm)
+
+
+def require_continuous(spec: Spec) -> None:
+    """Raise ConfigError if actions, or some of their elements, are choices."""
+    if not spec.act.is_continuous:
+        raise ConfigError(
+            "this policy needs continuous actions, not choices: policy=categorical, with "
+            "learner=ppo or learner=imitate"
+        )

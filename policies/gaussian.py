@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy, require_continuous
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, per_row
-from embodied.policies.encoded import MlpConfig, MlpPolicy
+from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
 
 LOG_2PI = math.log(2 * math.pi)
 

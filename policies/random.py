@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, NonNegative
+from embodied.core.build import ConfigError
+from embodied.core.choices import Choices
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, length
@@ -22,13 +24,16 @@ class Config:
 
 
 class Random(Policy):
-    """Random policy; discrete actions are sampled uniformly."""
+    """Random policy; each allowed class of a choice is as likely."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
+        if config.clip > 0 and not spec.act.is_continuous:
+            raise ConfigError("clip needs continuous actions: leave it out")
         self.config = config
         self.spec = spec
         self.chunk = config.chunk
+        self.choices = Choices(spec, config.chunk)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         shape = (n, self.chunk, *self.spec.act.shape)
@@ -39,9 +44,8 @@ class Random(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         noise = noise.to(next(iter(obs.values())).device)
         assert len(noise) == length(obs)
-        high = self.spec.act.high
-        if self.spec.act.dtype == "int64" and isinstance(high, int | float):
-            return (noise * (high + 1)).long().clamp(max=int(high)), carry
+        if self.choices.counts:
+            return self.choices.to(noise.device).random(noise, obs), carry
         if self.config.clip > 0:
             return noise.clamp(-self.config.clip, self.config.clip) / self.config.clip, carry
         return 2 * noise - 1, carry

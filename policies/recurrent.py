@@ -3,7 +3,8 @@
     x = f(encoder(o)),  r, z = sigma(W x + U h),  n = tanh(W x + r U h),  h' = (1 - z) n + z h
 
 The hidden state is the observation `memory` of the inner policy, which may be any policy with
-log-probabilities: diagonal_gaussian (continuous actions) or categorical (discrete).
+log-probabilities: diagonal_gaussian (continuous actions) or categorical (choices). It also observes
+the mask of choices, where there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.nn import functional
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import MASK, Leaf, Spec
 from embodied.core.tensors import Tensors, each
 from embodied.policies.networks import gru
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
@@ -95,7 +96,7 @@ class Recurrent(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         h = self.memory(obs, carry["h"])
-        actions, kept = self.inner.act({"memory": h}, {}, noise)
+        actions, kept = self.inner.act(inner_obs(self.inner, h, obs), {}, noise)
         return actions, {"h": h, **kept}
 
     def evaluate_sequence(
@@ -103,12 +104,14 @@ class Recurrent(Policy):
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [T, B] of sequences of actions [T, B, ...], from the `carry`
         [B, ...] before the first action."""
-        return self.evaluate_memory(self.memory.along(obs, carry["h"], first), action)
+        return self.evaluate_memory(self.memory.along(obs, carry["h"], first), obs, action)
 
-    def evaluate_memory(self, memory: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of actions [T, B, ...] taken with the hidden states
-        `memory` [T, B, width]."""
-        return evaluate_inner(self.inner, memory, action)
+    def evaluate_memory(
+        self, memory: Tensor, obs: Tensors, action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy [T, B] of actions [T, B, ...] taken at `obs` [T, B, ...] with
+        the hidden states `memory` [T, B, width]."""
+        return evaluate_inner(self.inner, memory, obs, action)
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)
@@ -116,7 +119,8 @@ class Recurrent(Policy):
 
 def build_inner(node: Node, chunk: int, width: int, spec: Spec) -> Policy:
     """Build the policy on the memory [n, width]; ConfigError if it has no log-probabilities."""
-    inside = Spec({"memory": Leaf((width,))}, spec.act, spec.dt)
+    seen = {name: leaf for name, leaf in spec.obs.items() if name == MASK}
+    inside = Spec({"memory": Leaf((width,)), **seen}, spec.act, spec.dt)
     inner = build({**node, "chunk": chunk}, Policy, spec=inside)
     if not callable(getattr(inner, "evaluate_actions", None)):
         raise ConfigError(
@@ -126,9 +130,16 @@ def build_inner(node: Node, chunk: int, width: int, spec: Spec) -> Policy:
     return inner
 
 
-def evaluate_inner(inner: Policy, memory: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy [T, B] of actions taken with `memory` [T, B, width]."""
-    flat = {"memory": memory.flatten(0, 1)}
+def inner_obs(inner: Policy, memory: Tensor, obs: Tensors) -> Tensors:
+    """What the inner policy observes: `memory`, and of `obs` the mask of choices."""
+    return {"memory": memory, **{name: obs[name] for name in inner.spec.obs if name == MASK}}
+
+
+def evaluate_inner(
+    inner: Policy, memory: Tensor, obs: Tensors, action: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy [T, B] of actions taken at `obs` with `memory` [T, B, width]."""
+    flat = each(inner_obs(inner, memory, obs), lambda leaf: leaf.flatten(0, 1))
     log_prob, entropy = inner.evaluate_actions(flat, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
     shape = memory.shape[:2]
     return log_prob.view(shape), entropy.reshape(shape)

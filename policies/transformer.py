@@ -28,7 +28,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
-from embodied.policies.recurrent import build_inner, evaluate_inner
+from embodied.policies.recurrent import build_inner, evaluate_inner, inner_obs
 
 KEYS = "keys"
 VALUES = "values"
@@ -175,7 +175,7 @@ class Transformer(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         memory, cache = self.past.step(self.enter(self.encoder(obs)), carry)
-        actions, kept = self.inner.act({"memory": memory}, {}, noise)
+        actions, kept = self.inner.act(inner_obs(self.inner, memory, obs), {}, noise)
         return actions, {**cache, **kept}
 
     def evaluate_sequence(
@@ -186,7 +186,7 @@ class Transformer(Policy):
         flat = each(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))
         inputs = self.enter(self.encoder(flat)).view(*first.mT.shape, self.width)
         memory, _ = self.past(inputs, carry, first.mT)
-        return evaluate_inner(self.inner, memory.transpose(0, 1), action)
+        return evaluate_inner(self.inner, memory.transpose(0, 1), obs, action)
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)

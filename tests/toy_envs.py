@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 from torch import Tensor
 
 from embodied.core.env import Step, VecEnv
+from embodied.core.native import NestedAction, nested
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.spaces import action_of
 
 
 @dataclass(frozen=True)
@@ -109,3 +116,67 @@ class Reach(VecEnv):
         for generator, words in zip(self.generators, state["generator"], strict=True):
             generator.set_state(words.clone())
         return {"state": self.place}
+
+
+class Forbidden(Exception):
+    """A class was chosen that the mask forbids."""
+
+
+def batched(space: spaces.Space[Any], actions: list[Any]) -> Any:
+    """Actions of `space` as one batch, as Gymnasium's vector environments have them."""
+    return concatenate(space, actions, create_empty_array(space, len(actions)))
+
+
+class Lock(gymnasium.Env[Any, Any]):
+    """One action of `action_space`, `right`, opens it; the reward is minus the distance to it.
+
+    With `mask`, `action_mask` is in the observation or in the info, one mask for each choice: in
+    each step other wrong classes are forbidden, half of them, and choosing one raises Forbidden.
+    An episode has 5 steps.
+    """
+
+    def __init__(self, space: spaces.Space[Any], mask: Literal["", "obs", "info"] = "") -> None:
+        space.seed(1)
+        self.action_space, self.mask, self.right = space, mask, space.sample()
+        self.act = action_of(space, "lock")
+        self.counts = [count for count in self.act.leaf.choices if count]
+        parts: dict[str, spaces.Space[Any]] = {"state": spaces.Box(-1, 1, (1,), np.float32)}
+        if mask == "obs":
+            parts["action_mask"] = spaces.Box(0, 1, (sum(self.counts),), np.int8)
+        self.observation_space = spaces.Dict(parts)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.age = 0
+        return self._shown()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action in self.action_space, action
+        if self.mask and not self.allowed[self._classes(action)].all():
+            raise Forbidden(action)
+        self.age += 1
+        ours, right = (spaces.flatten(self.action_space, each) for each in (action, self.right))
+        obs, info = self._shown()
+        return obs, -float(np.abs(ours - right).mean()), False, self.age == 5, info
+
+    def _classes(self, action: Any) -> list[int]:
+        """The places of an action's classes in the mask."""
+        unit = self.act.unit(batched(self.action_space, [action])).reshape(-1).tolist()
+        chosen = [int(k) for k, n in zip(unit, self.act.leaf.choices, strict=True) if n]
+        return [k + sum(self.counts[:i]) for i, k in enumerate(chosen)]
+
+    def _shown(self) -> tuple[Any, dict[str, Any]]:
+        self.allowed = self.np_random.random(sum(self.counts)) < 0.5
+        self.allowed[self._classes(self.right)] = True
+        obs: dict[str, Any] = {"state": self.np_random.uniform(-1, 1, 1).astype(np.float32)}
+        flat = self.allowed.astype(np.int8)
+        if self.mask == "obs":
+            obs["action_mask"] = flat
+        if self.mask != "info":
+            return obs, {}
+        if not isinstance(self.act, NestedAction):
+            return obs, {"action_mask": tuple(np.split(flat, np.cumsum(self.counts)[:-1]))}
+        parts = [(path, sum(part.classes)) for path, part in self.act.parts if part.discrete]
+        each = np.split(flat, np.cumsum([size for _, size in parts])[:-1])
+        masks = zip([path for path, _ in parts], each, strict=True)
+        return obs, {"action_mask": nested(list(masks))}

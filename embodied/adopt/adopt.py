@@ -369,7 +369,7 @@ def _spec(config: LeRobotConfig, found: Normalization, options: Options) -> Spec
     env = build({**options.env, "num_envs": 1}, VecEnv)
     spec = env.spec
     env.close()
-    if spec.act.dtype != "float32" or spec.act.size != config.action:
+    if not spec.act.is_continuous or spec.act.size != config.action:
         raise ConfigError(
             f"the policy has {config.action} action values, and the environment "
             f"{spec.act.size} ({spec.act.dtype}): choose another env="

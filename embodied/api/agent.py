@@ -19,7 +19,7 @@ from embodied.core.env import VecEnv
 from embodied.core.native import Native
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
-from embodied.core.spec import Spec, hidden
+from embodied.core.spec import MASK, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 
@@ -155,18 +155,19 @@ class Agent:
         """Forget the plan and the memory of the episode: call it where a new episode begins."""
         self._actor = None
 
-    def predict(self, obs: Any) -> Any:
+    def predict(self, obs: Any, info: Any = None) -> Any:
         """The action for `obs`, and the next one at the next call.
 
         `obs`: one observation, or a batch [n, ...] of them (always of the same n): an array, or a
-        mapping of arrays by name. Returns an array of the environment's own shape (an int where
-        actions are discrete); for a batch, one row each. ConfigError for an observation that does
-        not fit.
+        mapping of arrays by name; `info`: that of the environment, needed only where it holds the
+        `action_mask`. Returns an action of the environment's own space (an int where it is
+        Discrete); for a batch, its arrays have one row each. ConfigError for an observation that
+        does not fit.
 
             obs, _ = env.reset()
             obs, reward, terminated, truncated, _ = env.step(agent.predict(obs))
         """
-        batch, single = self._batched(obs)
+        batch, single = self._batched(obs, info)
         n = len(next(iter(batch.values())))
         first = torch.full((n,), self._actor is None)
         if self._actor is None:
@@ -176,22 +177,27 @@ class Agent:
                 f"{n} observations after {self._actor.n}: call reset() to begin with another number"
             )
         unit = self._actor(batch, first).cpu()
-        action = unit.numpy() if self._native is None else self._native.act.native(unit)
-        if not single:
-            return action
-        return action[0].item() if action.ndim == 1 else action[0]
+        if self._native is None:
+            action = unit.numpy()[0] if single else unit.numpy()
+        else:
+            action = self._native.act.native(unit)
+            action = self._native.act.one(action, 0) if single else action
+        return action.item() if isinstance(action, np.generic) else action
 
-    def _batched(self, obs: Any) -> tuple[Tensors, bool]:
+    def _batched(self, obs: Any, info: Any) -> tuple[Tensors, bool]:
         """The observation by name as tensors [n, ...], and whether it was a single one."""
         leaves = {name: leaf for name, leaf in self.policy.spec.obs.items() if not hidden(name)}
         if self._native is not None:
             try:
-                return self._native.tensors(obs, list(leaves))
+                return self._native.tensors(obs, list(leaves), info)
             except (KeyError, IndexError, TypeError):
                 pass  # not the environment's own observation: one by name
             except ValueError as error:
                 raise ConfigError(f"the observation does not fit: {error}") from error
-        if not isinstance(obs, Mapping):
+        named = isinstance(obs, Mapping)
+        if MASK in leaves and not (named and MASK in obs) and MASK not in (info or {}):
+            raise ConfigError(f"this policy needs the {MASK}: agent.predict(obs, info)")
+        if not named:
             if len(leaves) != 1:
                 raise ConfigError(f"this policy needs observations by name: {', '.join(leaves)}")
             obs = {next(iter(leaves)): obs}
@@ -223,7 +229,6 @@ def load(
     ConfigError are one line.
 
         agent = em.load("outputs/pendulum_sac-0")
-        agent = em.load("ws://127.0.0.1:8000")
     """
     for package in [allow] if isinstance(allow, str) else allow:
         allow_package(package)

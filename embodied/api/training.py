@@ -128,7 +128,7 @@ def usual_policy(learner: Choice, spec: Spec) -> str:
     """The usual policy of `learner` for the actions of `spec`; ConfigError if it has none."""
     node = _composed(choice_words("learner", learner))["learner"]
     kind = resolve(node["_target_"], Learner)
-    discrete = spec.act.dtype != "float32"
+    discrete = not spec.act.is_continuous
     usual = kind.usual_policy
     if name := DISCRETE.get(usual) if discrete else usual:
         return name

@@ -14,12 +14,14 @@ from torch import Tensor
 from embodied.checks.check import checks_of, require, skip
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.choices import Choices
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec, hidden
+from embodied.core.spec import MASK, Leaf, Spec, hidden, mixed_leaf
 from embodied.core.tensors import Tensors, each, nest
 
 ACT = Leaf((3,), low=-1.0, high=1.0)
 CHOICE = Leaf((), "int64", 0, 3)
+MIXED = mixed_leaf((3, 0, 2))  # two choices, and a number between them
 STATE = Spec({"state": Leaf((5,))}, ACT, dt=0.05)
 SPECS = {
     "state": STATE,
@@ -286,17 +288,38 @@ def steps_that_are_not_valid_teach_nothing(subject: PolicySubject) -> None:
     require(torch.equal(policy.loss(none), torch.zeros(8)), "steps that are not valid have a loss")
 
 
-def discrete_actions_are_refused_or_played(subject: PolicySubject) -> None:
-    """For discrete actions it raises ConfigError in one line, or returns int64 [n, chunk]."""
-    spec = subject.spec.with_act(CHOICE)
-    try:
-        policy = build(subject.node, Policy, spec=spec)
-    except ConfigError as error:
-        require("\n" not in str(error), "its refusal of discrete actions has several lines")
-        return
-    actions = decide(policy, observations(spec, 4), policy.sample_noise(4))
-    fine = actions.dtype == torch.int64 and actions.shape == (4, policy.chunk)
-    require(fine, f"discrete actions are {actions.dtype}{list(actions.shape)}, int64 [n, chunk]")
+def choices_are_refused_or_played(subject: PolicySubject) -> None:
+    """For discrete actions, and for choices beside numbers, it raises ConfigError in one line, or
+    acts: int64 [n, chunk], or [n, chunk, A]; never what a mask forbids."""
+    for act in (CHOICE, MIXED):
+        mask = Leaf((sum(act.choices),), low=0.0, high=1.0)
+        for spec in (
+            subject.spec.with_act(act),
+            subject.spec.with_act(act).with_obs(**{MASK: mask}),
+        ):
+            try:
+                policy = build({**subject.node}, Policy, spec=spec)
+            except ConfigError as error:
+                require("\n" not in str(error), "its refusal of choices has several lines")
+                continue
+            _require_choices(policy)
+
+
+def _require_choices(policy: Policy) -> None:
+    obs, act, choices = observations(policy.spec, 40), policy.spec.act, Choices(policy.spec)
+    if MASK in obs:
+        obs[MASK] = (obs[MASK] > 0.7).float()
+        obs[MASK][:, choices.index[:, 0]] = 1.0  # one is always allowed
+    actions = decide(policy, obs, policy.sample_noise(40, explore=True))
+    shape, kind = list(actions.shape), str(actions.dtype).removeprefix("torch.")
+    fine = shape == [40, policy.chunk, *act.shape] and kind == act.dtype
+    require(fine, f"choices are {kind}{shape}, should be {act.dtype}[n, chunk, *spec.act.shape]")
+    chosen, numbers = choices.split(actions)
+    require(torch.equal(choices.join(chosen, numbers), actions), "a choice is not a whole number")
+    inside = bool((chosen >= 0).all() and (chosen < choices.count).all())
+    require(inside and bool((numbers.abs() <= 1).all()), "an action is outside its bounds")
+    allowed = choices.allowed(obs).expand(40, policy.chunk, -1, -1)
+    require(bool(allowed.gather(3, chosen[..., None]).all()), "it chooses what the mask forbids")
 
 
 def it_stays_on_the_device(subject: PolicySubject) -> None:

@@ -201,7 +201,9 @@ def export_command(args: argparse.Namespace) -> None:
     print(f"inputs    {', '.join(inputs_of(decision))}; noise: {about['noise']}")
     act = decision.policy.spec.act
     units = "in [-1, 1]" if act.is_unit else "in its own units"
-    print(f"output    actions [n, {about['chunk']}, {act.size}] {units}")
+    units = units if act.is_continuous else f"of {list(act.choices)} classes (0: a number)"
+    shape = ", ".join(map(str, ("n", about["chunk"], *act.shape)))
+    print(f"output    actions [{shape}] {units}")
     for export in made:
         size = f"{export.path.stat().st_size / 1000:,.0f} kB"
         found = "not compared" if export.difference is None else f"{export.difference:.1e}"

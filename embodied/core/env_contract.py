@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -19,9 +20,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.core.choices import Choices
 from embodied.core.device import rng_state, set_rng_state
 from embodied.core.env import HasLevels, HasUnsharedState, NotFinite, Step, VecEnv, require_finite
 from embodied.core.errors import ContractError, ContractWarning, NotApplicable, RobotError
+from embodied.core.spec import mixed_leaf
 from embodied.core.tensors import Tensors, each
 from embodied.core.wrapper import Wrapper, find_protocol
 
@@ -59,13 +62,26 @@ def is_users(env: VecEnv) -> bool:
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> list[Tensor]:
-    """`steps` actions [B, A] in [-1, 1], or int64 [B]."""
+    """`steps` actions [B, A] in [-1, 1], or int64 [B]; `playable` ones where there is a mask."""
     random, act = torch.Generator().manual_seed(seed), env.spec.act
     shape = (steps, env.num_envs, *act.shape)
     if act.dtype == "int64":
         assert isinstance(act.high, int | float)
         return list(torch.randint(int(act.high) + 1, shape, generator=random).to(env.device))
-    return list((torch.rand(shape, generator=random) * 2 - 1).to(env.device))
+    uniform = torch.rand(shape, generator=random)
+    if not act.is_continuous:
+        return list(Choices(replace(env.spec, obs={})).random(uniform, {}).to(env.device))
+    return list((uniform * 2 - 1).to(env.device))
+
+
+def playable(env: VecEnv, action: Tensor, obs: Tensors) -> Tensor:
+    """`action` [B, A], its choices replaced by ones that the mask in `obs` allows."""
+    choices = Choices(env.spec).to(env.device)
+    if not choices.masked:
+        return action
+    chosen, numbers = choices.split(action[:, None])
+    uniform = choices.join((chosen + 0.5) / choices.count, numbers / 2 + 0.5)
+    return choices.random(uniform, obs)[:, 0]
 
 
 def wrong(env: VecEnv, line: str) -> NoReturn:
@@ -74,13 +90,16 @@ def wrong(env: VecEnv, line: str) -> NoReturn:
 
 
 def require_spec(env: VecEnv) -> None:
-    """The action is in [-1, 1] or a choice of 0 to high; `dt` is positive; JSON keeps the spec."""
+    """The action is in [-1, 1] or of choices; `dt` is positive; JSON keeps the spec."""
     spec, act = env.spec, env.spec.act
     ends = [end if isinstance(end, tuple) else (end,) for end in (act.low, act.high)]
     unit = set(ends[0]) == {-1} and set(ends[1]) == {1}
     if act.dtype == "int64":
         if act.shape != () or act.low not in (None, 0) or not isinstance(act.high, int | float):
             wrong(env, 'discrete actions are Leaf((), "int64", 0, HIGH), HIGH included')
+    elif act.classes:
+        if replace(mixed_leaf(act.classes, act.names), unit=act.unit) != act:
+            wrong(env, "an action of choices and numbers is mixed_leaf(classes) of core.spec")
     elif act.dtype != "float32" or len(act.shape) != 1 or not unit:
         wrong(
             env,
@@ -243,15 +262,17 @@ def _episode(
     env: VecEnv, seed: int, plan: list[Tensor], task: Tensor | None = None
 ) -> list[Tensors]:
     """Copies of the observations of a reset; then of each step's, its rewards and its ends."""
-    return [each(dict(env.reset(seed, task)), torch.clone), *_played(env, plan)]
+    obs = each(dict(env.reset(seed, task)), torch.clone)
+    return [obs, *_played(env, plan, obs)]
 
 
-def _played(env: VecEnv, plan: list[Tensor]) -> list[Tensors]:
+def _played(env: VecEnv, plan: list[Tensor], obs: Tensors) -> list[Tensors]:
     seen: list[Tensors] = []
     for action in plan:
-        step = env.step(action)
+        step = env.step(playable(env, action, obs))
         ends = {"the reward": step.reward, "the end": step.ended}
         seen.append(each({**step.next_obs, **ends}, torch.clone))
+        obs = step.obs
     return seen
 
 
@@ -274,12 +295,12 @@ def require_masked_reset(env: VecEnv, seed: int, steps: int) -> None:
     begun = each(dict(env.reset(seed)), torch.clone)
     before = begun
     for action in plan[:PROBED]:
-        before = each(dict(env.step(action).obs), torch.clone)
+        before = each(dict(env.step(playable(env, action, before)).obs), torch.clone)
     try:
         after = each(dict(env.reset(seed, mask=mask)), torch.clone)
     except (ConfigError, ValueError):  # EnvPool seeds all together only
         after, repeats = each(dict(env.reset(mask=mask)), torch.clone), False
-    later = _played(env, plan[PROBED:])
+    later = _played(env, plan[PROBED:], after)
     kept = _alike([before], [after], others)
     if not kept or (repeats and not _alike(whole[1 + PROBED :], later, others)):
         wrong(
@@ -318,11 +339,13 @@ def require_tasks(env: VecEnv, seed: int, steps: int) -> None:
 
 def require_ends(env: VecEnv, seed: int, steps: int, seconds: float) -> None:
     """An episode ends in `steps` steps of random actions; at most `seconds` are spent on it."""
-    env.reset(seed)
+    obs = env.reset(seed)
     since = time.monotonic()
     for at in range(steps):
         (action,) = random_actions(env, 1, seed=at)
-        if env.step(action).ended.any() or time.monotonic() - since > seconds:
+        step = env.step(playable(env, action, obs))
+        obs = step.obs
+        if step.ended.any() or time.monotonic() - since > seconds:
             return
     wrong(env, endless(steps))
 
@@ -330,7 +353,7 @@ def require_ends(env: VecEnv, seed: int, steps: int, seconds: float) -> None:
 def require_bounded_actions(env: VecEnv, seed: int) -> None:
     """An action beyond [-1, 1] is refused, or does what the bound does. Of an environment that is
     random in spite of its seed this cannot be told."""
-    if env.spec.act.dtype != "float32":
+    if not env.spec.act.is_continuous:
         return
     ones = torch.ones(env.num_envs, *env.spec.act.shape, device=env.device)
     for sign in (1.0, -1.0):
@@ -395,9 +418,12 @@ def require_start(
     require_spec(env)
     before = rng_state()
     with errors_in_one_line(env, "a step"):
-        require_obs(env, env.reset(seed), "the reset's obs")
+        obs = env.reset(seed)
+        require_obs(env, obs, "the reset's obs")
         for action in random_actions(env, PROBED):
-            require_step(env, env.step(action))
+            step = env.step(playable(env, action, obs))
+            require_step(env, step)
+            obs = step.obs
         for check in (require_same_with_same_seed, require_other_with_other_seed):
             _noted(note, check, env, seed, PROBED)
         _noted(note, require_bounded_actions, env, seed)

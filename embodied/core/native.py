@@ -11,14 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.env import NotFinite
-from embodied.core.spec import Bound, Leaf, Spec
+from embodied.core.spec import MASK, Bound, Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors
 
 OBJECT_PREFIX = "python/"  # of ids that stand for objects of a Python program
@@ -33,7 +34,8 @@ class NativeLeaf:
     """One observation: where it lies in a nested observation, and how it becomes the leaf `name`.
 
     `shape` and numpy `dtype` are its own. Axes are put in the order `axes` (empty: as they are) and
-    joined to the leaf's shape; numbers lose `offset` and are multiplied by `scale`.
+    joined to the leaf's shape; numbers lose `offset` and are multiplied by `scale`. `in_info`: it
+    lies in a step's info, not in its observation.
     """
 
     name: str
@@ -44,6 +46,7 @@ class NativeLeaf:
     axes: tuple[int, ...] = ()
     scale: float = 1.0
     offset: int = 0
+    in_info: bool = False
 
     @property
     def plain(self) -> bool:
@@ -52,9 +55,7 @@ class NativeLeaf:
 
     def pick(self, obs: Any) -> Any:
         """This observation's array in a nested observation. KeyError, IndexError."""
-        for key in self.path:
-            obs = obs[key]
-        return obs
+        return picked(obs, self.path)
 
     def converted(self, values: Any) -> np.ndarray:
         """Arrays [*batch, *shape] as the leaf's [*batch, *leaf.shape]. ValueError where the shape
@@ -138,9 +139,10 @@ def bound(values: Any) -> Bound:
 @dataclass(frozen=True)
 class NativeAction:
     """An action of `shape` and numpy `dtype` between `low` and `high` (one number each per element,
-    in row-major order); `discrete`: one integer from `low[0]` to `high[0]`.
+    in row-major order); `discrete`: integers without an order, which are chosen.
 
-    Policies act in `leaf`: float32 [A] in [-1, 1], affine to the bounds, or int64 from 0.
+    Policies act in `leaf`: float32 [A] in [-1, 1], affine to the bounds; choices count from 0, and
+    a single one is int64 [].
     """
 
     shape: tuple[int, ...]
@@ -149,26 +151,32 @@ class NativeAction:
     high: tuple[float, ...]
     discrete: bool = False
 
-    @property
+    @cached_property
     def leaf(self) -> Leaf:
-        if self.discrete:
+        if self.discrete and not self.shape:
             return Leaf((), "int64", 0, int(self.high[0] - self.low[0]))
-        return Leaf((math.prod(self.shape),), "float32", -1.0, 1.0)
+        return mixed_leaf(self.classes)
 
-    def native(self, action: Tensor, name: str = "the environment") -> np.ndarray:
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """Classes of each element, 0 for a number."""
+        ends = zip(self.low, self.high, strict=True)
+        return tuple(int(high - low) + 1 if self.discrete else 0 for low, high in ends)
+
+    def native(self, action: Tensor, name: str = "the environment") -> Any:
         """Policy actions [B, A] (or int64 [B]) as the own array [B, *shape] of `name`.
 
         Values outside [-1, 1] are clipped, so that the native bounds always hold, and integers are
         rounded. NotFinite where one is NaN, which simulators would take for zero.
         """
-        if self.discrete:
-            return (action.numpy() + int(self.low[0])).astype(self.dtype, copy=False)
         values = action.detach().numpy()
         if not math.isfinite(values.sum()):
             raise NotFinite(f"{name}: the action is not finite; the run stops here")
+        low, high, middle, half = self._bounds
+        if self.discrete:
+            return (np.rint(values).reshape(-1, *self.shape) + low).astype(self.dtype)
         # Twice as fast as np.clip on a few numbers.
         values = np.minimum(np.maximum(values, -1.0), 1.0).reshape(-1, *self.shape)
-        low, high, middle, half = self._bounds
         values = values.astype(middle.dtype, copy=False)
         if self._is_unit:
             return values
@@ -177,16 +185,31 @@ class NativeAction:
             return np.rint(values).astype(self.dtype)
         return values
 
+    def one(self, native: Any, row: int) -> Any:
+        """The action of env `row` out of those of `native`."""
+        return native[row] if self.discrete else native[row, ...]
+
     def unit(self, native: Any) -> Tensor:
         """The environment's own actions [B, *shape] as policy actions [B, A] (or int64 [B]);
         beyond the bounds they are beyond [-1, 1]."""
         values = np.asarray(native)
-        if self.discrete:
-            return torch.from_numpy(values.astype(np.int64).reshape(-1) - int(self.low[0]))
         low, high = (np.asarray(end, np.float64) for end in (self.low, self.high))
-        half = np.where(high > low, (high - low) / 2, 1.0)
         flat = values.reshape(len(values), -1).astype(np.float64)
-        return torch.from_numpy(((flat - (low + high) / 2) / half).astype(np.float32))
+        if self.discrete:
+            chosen = torch.from_numpy(flat - low)  # pyright: ignore[reportUnknownMemberType]
+            return chosen.float() if self.shape else chosen[:, 0].long()
+        half = np.where(high > low, (high - low) / 2, 1.0)
+        unit = ((flat - (low + high) / 2) / half).astype(np.float32)
+        return torch.from_numpy(unit)  # pyright: ignore[reportUnknownMemberType]
+
+    def mask(self, given: Any) -> NDArray[Any]:
+        """A mask of the classes, one array or one for each choice, as [*batch, classes].
+        ValueError for another size."""
+        parts = cast(Sequence[Any], given)
+        several = isinstance(given, tuple | list) and np.ndim(parts[0])
+        array: NDArray[Any] = np.concatenate(parts, -1) if several else np.asarray(parts)
+        total = sum(self.classes)
+        return array if array.shape[-1] == total else array.reshape(*array.shape[:-2], total)
 
     @cached_property
     def _bounds(self) -> tuple[np.ndarray, ...]:
@@ -204,6 +227,73 @@ class NativeAction:
         return float_kind and set(self.low) == {-1.0} and set(self.high) == {1.0}
 
 
+@dataclass(frozen=True)
+class NestedAction:
+    """An action of several `parts`, each at a path of keys (of a dict) and places (of a tuple).
+
+    Policies act in one vector `leaf` of the elements of all parts, in their order. Native actions
+    of B envs are one nested structure of arrays [B, ...].
+    """
+
+    parts: tuple[tuple[tuple[str | int, ...], NativeAction], ...]
+
+    @cached_property
+    def leaf(self) -> Leaf:
+        classes = tuple(count for _, part in self.parts for count in part.classes)
+        named = [("/".join(map(str, path)), len(part.classes)) for path, part in self.parts]
+        names = (
+            name if size == 1 else f"{name}/{place}"
+            for name, size in named
+            for place in range(size)
+        )
+        return mixed_leaf(classes, tuple(names))
+
+    def native(self, action: Tensor, name: str = "the environment") -> Any:
+        """As `NativeAction.native`, nested."""
+        sizes = [len(part.classes) for _, part in self.parts]
+        columns = cast(tuple[Tensor, ...], action.split(sizes, 1))  # pyright: ignore
+        return self._nested(
+            [part.native(c, name) for (_, part), c in zip(self.parts, columns, strict=True)]
+        )
+
+    def one(self, native: Any, row: int) -> Any:
+        """The action of env `row` out of those of `native`."""
+        return self._nested([part.one(picked(native, path), row) for path, part in self.parts])
+
+    def unit(self, native: Any) -> Tensor:
+        """As `NativeAction.unit`, of nested arrays."""
+        parts = [part.unit(picked(native, path)) for path, part in self.parts]
+        return torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)
+
+    def mask(self, given: Any) -> NDArray[Any]:
+        """As `NativeAction.mask`; masks of several parts are nested as the action is."""
+        if isinstance(given, np.ndarray):
+            return cast(NDArray[Any], given)
+        masks = [part.mask(picked(given, path)) for path, part in self.parts if part.discrete]
+        return np.concatenate(masks, -1)
+
+    def _nested(self, values: Sequence[Any]) -> Any:
+        return nested([(path, value) for (path, _), value in zip(self.parts, values, strict=True)])
+
+
+def picked(values: Any, path: Sequence[str | int]) -> Any:
+    """What lies at `path` of nested mappings and tuples. KeyError, IndexError."""
+    for key in path:
+        values = values[key]
+    return values
+
+
+def nested(parts: Sequence[tuple[tuple[str | int, ...], Any]]) -> Any:
+    """Values by their path as nested dicts (keys) and tuples (places)."""
+    if len(parts) == 1 and not parts[0][0]:
+        return parts[0][1]
+    inside: dict[str | int, list[tuple[tuple[str | int, ...], Any]]] = {}
+    for (key, *rest), value in parts:
+        inside.setdefault(key, []).append((tuple(rest), value))
+    found = {key: nested(below) for key, below in inside.items()}
+    return tuple(found.values()) if isinstance(next(iter(found)), int) else found
+
+
 def native_action(shape: Sequence[int], dtype: str, low: Any, high: Any, name: str) -> NativeAction:
     """The action of a box between `low` and `high`. ValueError where one is infinite: nothing says
     what 1.0 should mean."""
@@ -218,9 +308,13 @@ def native_action(shape: Sequence[int], dtype: str, low: Any, high: Any, name: s
     return NativeAction(tuple(shape), str(np.dtype(dtype)), low, high)
 
 
-def discrete_action(first: int, count: int, dtype: str = "int64") -> NativeAction:
-    """One of `count` integers from `first`."""
-    return NativeAction((), str(np.dtype(dtype)), (first,), (first + count - 1,), discrete=True)
+def discrete_action(
+    first: Any, count: Any, dtype: str = "int64", shape: Sequence[int] = ()
+) -> NativeAction:
+    """Choices [*shape], each of `count` integers from `first` (numbers, or arrays of them)."""
+    low, many = (np.broadcast_to(each, shape).flatten().tolist() for each in (first, count))
+    high = tuple(start + size - 1 for start, size in zip(low, many, strict=True))
+    return NativeAction(tuple(shape), str(np.dtype(dtype)), tuple(low), high, discrete=True)
 
 
 @dataclass(frozen=True)
@@ -228,51 +322,70 @@ class Native:
     """The foreign side of a Spec."""
 
     obs: tuple[NativeLeaf, ...]
-    act: NativeAction
+    act: NativeAction | NestedAction
 
     @classmethod
     def of(cls, spec: Spec) -> Native | None:
         """The foreign side of `spec`; None where it has none, or its actions are others by now."""
         if not spec.native:
             return None
-        obs = tuple(
-            NativeLeaf(
-                **{
-                    **data,
-                    "path": tuple(data["path"]),
-                    "shape": tuple(data["shape"]),
-                    "axes": tuple(data["axes"]),
-                    "leaf": Leaf.from_json(data["leaf"]),
-                }
-            )
-            for data in spec.native["obs"]
-        )
-        data = spec.native["act"]
-        lists = {key: tuple(data[key]) for key in ("shape", "low", "high")}
-        act = NativeAction(**{**data, **lists})
+        obs = tuple(map(_leaf, spec.native["obs"]))
+        act = _action(spec.native["act"])
         return cls(obs, act) if act.leaf == spec.act else None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for `Spec.native`."""
         obs = [{**vars(entry), "leaf": entry.leaf.to_json()} for entry in self.obs]
-        fields = ("shape", "dtype", "low", "high", "discrete")
-        return {"obs": obs, "act": {key: getattr(self.act, key) for key in fields}}
+        return {"obs": obs, "act": _described(self.act)}
 
     def spec(self, dt: float, text: str = "") -> Spec:
         """The Spec of this environment, with control period `dt` (s)."""
         obs = {entry.name: entry.leaf for entry in self.obs}
         return Spec(obs, self.act.leaf, dt, text=text, native=self.to_json())
 
-    def tensors(self, obs: Any, names: Sequence[str]) -> tuple[Tensors, bool]:
-        """The leaves `names` of one of the environment's own observations, or of a batch, as
-        tensors [n, ...]; and whether it was a single one. KeyError for one that is not there,
-        ValueError for a shape that does not fit."""
+    def tensors(self, obs: Any, names: Sequence[str], info: Any = None) -> tuple[Tensors, bool]:
+        """The leaves `names` of one of the environment's own observations and its `info`, or of a
+        batch, as tensors [n, ...]; and whether it was a single one. KeyError for one that is not
+        there, ValueError for a shape that does not fit."""
         entries = {entry.name: entry for entry in self.obs}
-        values = {name: np.asarray(entries[name].pick(obs)) for name in names}
-        single = all(value.ndim == len(entries[name].shape) for name, value in values.items())
-        return {
-            name: torch.from_numpy(
-                np.ascontiguousarray(entries[name].converted(value[None] if single else value))
+        values = {
+            name: np.asarray(
+                self.act.mask(info[MASK]) if entries[name].in_info else entries[name].pick(obs)
             )
-            for name, value in values.items()
-        }, single
+            for name in names
+        }
+        single = all(value.ndim == len(entries[name].shape) for name, value in values.items())
+        batch: Tensors = {}
+        for name, value in values.items():
+            rows = np.ascontiguousarray(entries[name].converted(value[None] if single else value))
+            batch[name] = torch.from_numpy(rows)  # pyright: ignore[reportUnknownMemberType]
+        return batch, single
+
+
+def _described(action: NativeAction | NestedAction) -> dict[str, Any]:
+    if isinstance(action, NestedAction):
+        return {"parts": [[path, _described(part)] for path, part in action.parts]}
+    fields = ("shape", "dtype", "low", "high", "discrete")
+    return {key: getattr(action, key) for key in fields}
+
+
+def _action(data: dict[str, Any]) -> NativeAction | NestedAction:
+    """The inverse of `_described`."""
+    if "parts" in data:
+        parts = [(tuple(path), _array_action(part)) for path, part in data["parts"]]
+        return NestedAction(tuple(parts))
+    return _array_action(data)
+
+
+def _array_action(data: dict[str, Any]) -> NativeAction:
+    return NativeAction(**_tuples(data, "shape", "low", "high"))
+
+
+def _leaf(data: dict[str, Any]) -> NativeLeaf:
+    fields = _tuples(data, "path", "shape", "axes")
+    fields["leaf"] = Leaf.from_json(data["leaf"])
+    return NativeLeaf(**fields)
+
+
+def _tuples(data: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {**data, **{key: tuple(data[key]) for key in keys}}

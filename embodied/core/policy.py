@@ -83,7 +83,8 @@ class Policy(nn.Module):
         return obs, carry
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """Actions [n, chunk, A] in [-1, 1] (int64 [n, chunk] if discrete), and the next carry."""
+        """Actions [n, chunk, A] in [-1, 1] (int64 [n, chunk] if discrete), and the next carry.
+        Elements that are choices (`Leaf.classes`) are the number of a class."""
         raise NotImplementedError(f"{type(self).__name__} does not implement act")
 
     def loss(self, batch: Tensors) -> Tensor:
@@ -174,9 +175,3 @@ def policies_in(policy: Policy) -> list[tuple[str, Policy]]:
     """The policy itself and those inside of it, by the name of their submodule."""
     modules = cast(list[tuple[str, nn.Module]], list(policy.named_modules()))  # pyright: ignore
     return [(name, part) for name, part in modules if isinstance(part, Policy)]
-
-
-def require_continuous(spec: Spec) -> None:
-    """Raise ConfigError if actions are discrete."""
-    if spec.act.dtype != "float32":
-        raise ConfigError("this policy needs continuous actions, not discrete ones")

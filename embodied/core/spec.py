@@ -18,6 +18,8 @@ DEPTH = "depth"  # unit of pictures of distances in metres
 INSTRUCTION = "instruction"  # observation: which of `Spec.tasks` a policy is to do
 SENTENCE = "sentence"  # unit of a sentence's vector (embodied.nn.sentences)
 NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
+MASK = "action_mask"
+"""An observation that says which choices of the action are allowed now (`core.choices`)."""
 DEMONSTRATOR = "privileged/demonstrator"
 """An observation that only a demonstrator reads; it is left out of the dataset it makes."""
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
@@ -37,7 +39,9 @@ class Leaf:
     "rad"); `names`: one per element of a vector, if known (joint names, "x", "y").
 
     Continuous actions are in [-1, 1]; discrete actions are shape `()`, dtype "int64", from 0 to
-    `high` inclusive. Images are uint8, height x width x channels.
+    `high` inclusive. An action of several choices, or of choices and numbers, is float32 [A] with
+    `classes`: how many classes each element chooses from, 0 for a number in [-1, 1] (`mixed_leaf`).
+    Images are uint8, height x width x channels.
 
     An integer leaf with the unit "symbol" is categorical (the kind of a cell, a word, a direction):
     integers from 0 to `high` inclusive, with one `high` for all elements or one per element of the
@@ -65,6 +69,7 @@ class Leaf:
     high: Bound = None
     unit: str = ""
     names: tuple[str, ...] = ()
+    classes: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -102,6 +107,18 @@ class Leaf:
         low, high = (end if isinstance(end, tuple) else (end,) for end in (self.low, self.high))
         return set(low) == {-1} and set(high) == {1}
 
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Of an action: the number of classes of each element, 0 for a number."""
+        if self.dtype == "int64" and isinstance(self.high, int | float):
+            return (int(self.high) + 1,) * self.size
+        return self.classes or (0,) * self.size
+
+    @property
+    def is_continuous(self) -> bool:
+        """Of an action: whether every element is a number."""
+        return self.dtype == "float32" and not any(self.classes)
+
     def bounded(self, x: Tensor) -> Tensor:
         """`x`, clamped to [-1, 1] as an action of a policy is; normalised values are not clamped
         (a wrapper turns them into physical ones)."""
@@ -136,6 +153,9 @@ class Leaf:
             count = torch.tensor(self.symbols)
             values = (torch.rand(n, self.size) * count).long().clamp(max=count - 1)
             return values.view(n, *self.shape).to(kind)
+        if self.classes:
+            count, uniform = torch.tensor(self.classes), torch.rand(n, self.size)
+            return torch.where(count > 0, (uniform * count).floor(), 2 * uniform - 1)
         if self.is_image:
             return torch.randint(256, (n, *self.shape)).to(torch.uint8)
         low, high = (
@@ -155,6 +175,7 @@ class Leaf:
             "high": _listed(self.high),
             "unit": self.unit,
             "names": list(self.names),
+            "classes": list(self.classes),
         }
 
     @classmethod
@@ -166,7 +187,18 @@ class Leaf:
             high=_tupled(data["high"]),
             unit=data["unit"],
             names=tuple(data["names"]),
+            classes=tuple(data.get("classes", ())),
         )
+
+
+def mixed_leaf(classes: tuple[int, ...], names: tuple[str, ...] = ()) -> Leaf:
+    """An action whose element i chooses from `classes[i]` classes, or is a number where that is 0;
+    an ordinary continuous action where all are numbers."""
+    if not any(classes):
+        return Leaf((len(classes),), "float32", -1.0, 1.0, names=names)
+    low = tuple(0.0 if count else -1.0 for count in classes)
+    high = tuple(float(count - 1) if count else 1.0 for count in classes)
+    return Leaf((len(classes),), "float32", low, high, names=names, classes=classes)
 
 
 @dataclass(frozen=True)
@@ -264,8 +296,9 @@ def _difference(name: str, here: Leaf | None, there: Leaf | None) -> list[str]:
     same = (
         here is not None
         and there is not None
-        and (here.shape, here.dtype, here.low, here.high, here.is_symbol, here.is_depth)
-        == (there.shape, there.dtype, there.low, there.high, there.is_symbol, there.is_depth)
+        and (here.shape, here.dtype, here.low, here.high, here.classes)
+        == (there.shape, there.dtype, there.low, there.high, there.classes)
+        and (here.is_symbol, here.is_depth) == (there.is_symbol, there.is_depth)
     )
     return [] if same else [f"{name}: {_shown(here)} | {_shown(there)}"]
 
@@ -275,6 +308,7 @@ def _shown(leaf: Leaf | None) -> str:
         return "absent"
     bounds = "" if leaf.low is None and leaf.high is None else f" in [{leaf.low}, {leaf.high}]"
     kind = " (symbols)" if leaf.is_symbol else ""
+    kind = f" (choices of {list(leaf.classes)})" if leaf.classes else kind
     return f"{leaf.dtype}{list(leaf.shape)}{kind}{bounds}"
 
 

@@ -341,15 +341,18 @@ def require_fit(name: str, here: Spec, source: str, there: Spec) -> None:
 
 
 def require_actions(here: Spec, there: Spec, mapping: Mapping) -> None:
-    """ConfigError unless actions have the same size, names and rate, and the mapping's range fits
+    """ConfigError unless actions have the same size, choices, names and rate, and the range fits
     them."""
     ours, theirs = here.act, there.act
     names = f" ({', '.join(theirs.names)})" if theirs.names else ""
-    if ours.size != theirs.size or ours.dtype != theirs.dtype:
+    kinds = [(act.size, act.dtype, act.classes) for act in (ours, theirs)]
+    if kinds[0] != kinds[1]:
         raise ConfigError(
             f"the action is {said(ours)} here and {said(theirs)}{names} there: no mapping can join "
             "them"
         )
+    if isinstance(mapping.action, Affine) and not ours.is_continuous:
+        raise ConfigError("mapping: action has no range where it is a choice: leave it out")
     if isinstance(mapping.action, Affine) and mapping.action.size != ours.size:
         raise ConfigError(
             f"mapping: action.low and action.high should have {ours.size} numbers{names}, not "
@@ -376,8 +379,9 @@ def required_source(name: str, here: Spec, there: Spec, mapping: Mapping) -> str
 
 
 def said(leaf: Leaf) -> str:
-    """A leaf's type and shape: `float32[6]`."""
-    return f"{leaf.dtype}{list(leaf.shape)}"
+    """A leaf's type and shape, and the classes of its choices: `float32[6]`."""
+    classes = f" of {list(leaf.classes)} classes (0: a number)" if leaf.classes else ""
+    return f"{leaf.dtype}{list(leaf.shape)}{classes}"
 
 
 def listed(spec: Spec) -> str:

@@ -23,7 +23,7 @@ class Evaluation:
     """Results per episode [N].
 
     `success` and `violated` are None if the environment does not report them. `change` is the mean
-    change of an action's elements from one step to the next (None for discrete actions).
+    change of an action's elements from one step to the next (None where some are choices).
     """
 
     success: Tensor | None
@@ -94,7 +94,7 @@ def _play(
     obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=device)
     played = torch.zeros(n, dtype=torch.int64, device=device)
     table = torch.zeros(quota, n, 5, device=device)
-    continuous = env.spec.act.dtype == "float32"
+    continuous = env.spec.act.is_continuous
     last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
     quiet = 0  # steps since an episode ended
     while (played < quota).any():

@@ -22,6 +22,7 @@ from torch.nn import functional
 from embodied.core import tensors as tt
 from embodied.core.bounds import Bound, Count, NonNegative, Positive
 from embodied.core.build import ConfigError, nearest
+from embodied.core.choices import Choices
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.models.dynamics import Dynamics, Fit, OutputError, Prediction, Progress
@@ -74,10 +75,12 @@ class MlpEnsemble(Dynamics):
         size = sum(leaf.size for leaf in self.spec.obs.values())
         self.outputs = size + 1  # the changes of the observations, and the reward
         self.noise_size = 1 + self.outputs + 1  # the network, the outputs, the termination
-        self.normalizer = MeanStdNormalizer(size + action_size(spec.act))
+        self.choices = Choices(self.spec)
+        inputs = size + self.choices.width
+        self.normalizer = MeanStdNormalizer(inputs)
         self.net = Ensemble(
             config.networks,
-            size + action_size(spec.act),
+            inputs,
             config.hidden,
             2 * self.outputs,
             activation=config.activation,
@@ -86,7 +89,7 @@ class MlpEnsemble(Dynamics):
         # thousands of times as large, and a shared network would learn no terminations.
         self.end_net = Ensemble(
             config.networks,
-            size + action_size(spec.act),
+            inputs,
             config.hidden,
             1,
             activation=config.activation,
@@ -135,10 +138,8 @@ class MlpEnsemble(Dynamics):
         }
 
     def inputs(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Observations and actions (one-hot if discrete), [n, size]."""
-        if self.spec.act.dtype == "int64":
-            action = functional.one_hot(action, action_size(self.spec.act))
-        return torch.cat([self.flat(obs), action.flatten(1).float()], 1)
+        """Observations and actions (choices one-hot), [n, size]."""
+        return torch.cat([self.flat(obs), self.choices.one_hot(action)], 1)
 
     def fit(self, transitions: Tensors, progress: Progress = lambda *_: None) -> Fit:
         obs, following = tt.under(transitions, "obs"), tt.under(transitions, "next_obs")
@@ -303,14 +304,6 @@ def predicted(spec: Spec, names: tuple[str, ...] | None) -> dict[str, Leaf]:
     if not chosen:
         raise ConfigError("model.obs is empty: a model needs an observation")
     return chosen
-
-
-def action_size(act: Leaf) -> int:
-    """Elements of an action as the networks see it: one per choice of a discrete one."""
-    if act.dtype != "int64":
-        return act.size
-    assert isinstance(act.high, int | float)
-    return int(act.high) + 1
 
 
 def ends_of(leaf: Leaf) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.choices import Choices
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -239,7 +240,7 @@ def _play(
     parts: list[Tensors] = []
     flags: list[Tensor] = []
     for _ in range(-(-count // env.num_envs)):
-        action = actor(obs, first) if actor is not None else _random(env, generator)
+        action = actor(obs, first) if actor is not None else _random(env, obs, generator)
         step = env.step(action.to(env.device))
         row = {**tt.nest(obs, "obs"), ACTION: action, **tt.nest(step.next_obs, "next_obs")}
         parts.append({key: value.clone().cpu() for key, value in row.items()})
@@ -249,12 +250,9 @@ def _play(
     return tt.cat(parts), torch.cat(flags) if flags else None
 
 
-def _random(env: VecEnv, generator: torch.Generator) -> Tensor:
-    act = env.spec.act
-    if act.dtype == "float32":
-        return 2 * torch.rand(env.num_envs, *act.shape, generator=generator) - 1
-    assert isinstance(act.high, int | float), "discrete actions need an upper bound"
-    return torch.randint(0, int(act.high) + 1, (env.num_envs, *act.shape), generator=generator)
+def _random(env: VecEnv, obs: Tensors, generator: torch.Generator) -> Tensor:
+    uniform = torch.rand(env.num_envs, 1, *env.spec.act.shape, generator=generator)
+    return Choices(env.spec).random(uniform, tt.to(obs, uniform.device))[:, 0]
 
 
 def _gates(report: dict[str, Any], total: Tensor, parts: Tensors) -> tuple[str, str]:

@@ -16,10 +16,20 @@ from embodied.buffers.trajectory_columns import columns_of_episodes
 from embodied.buffers.weighted import Weighted, Weights
 from embodied.core import distributed
 from embodied.core.build import ConfigError, build
+from embodied.core.choices import Choices
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import extra_columns
-from embodied.core.spec import INSTRUCTION, SENTENCE, SYMBOL, Leaf, Spec, SpecMismatch, require_same
+from embodied.core.spec import (
+    INSTRUCTION,
+    MASK,
+    SENTENCE,
+    SYMBOL,
+    Leaf,
+    Spec,
+    SpecMismatch,
+    require_same,
+)
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -82,6 +92,7 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         own = torch.full((int(part.length.sum()),), number)
         parts.append(with_steps(part, {SOURCE: own}))
     episodes = joined(parts)
+    _require_allowed(episodes)
     if config.demo_policy_steps:
         if INTERVENED not in episodes.steps:
             raise ConfigError(
@@ -125,6 +136,22 @@ def instructed(episodes: Episodes, how: str) -> Episodes:
         steps={**episodes.steps, f"obs/{INSTRUCTION}": said},
         final={**episodes.final, INSTRUCTION: said[last]},
     )
+
+
+def _require_allowed(episodes: Episodes) -> None:
+    """ConfigError where a recorded action is one that its mask forbids: no policy can take it."""
+    choices, steps = Choices(episodes.spec), episodes.steps
+    if not choices.masked:
+        return
+    chosen, _ = choices.split(steps["action"][:, None])
+    allowed = choices.allowed(under(steps, "obs")).gather(3, chosen[..., None])
+    wrong = (~allowed).flatten(1).any(1).nonzero().flatten()
+    if len(wrong):
+        episode = int((episodes.length.cumsum(0) <= wrong[0]).sum())
+        raise ConfigError(
+            f"{len(wrong)} recorded actions are ones that obs/{MASK} of their step forbids, the "
+            f"first in episode {episode}: record the mask that was there before the action"
+        )
 
 
 def _is_told(spec: Spec) -> bool:

@@ -112,8 +112,8 @@ def physical_policy(node: Node, episodes: Episodes, statistics: Statistics) -> P
 
     Images, symbols, points and observations of critics are not normalised.
     """
-    if episodes.spec.act.dtype != "float32":
-        return build(node, Policy, spec=episodes.spec)  # discrete actions have no units
+    if not episodes.spec.act.is_continuous:
+        return build(node, Policy, spec=episodes.spec)  # choices have no units
     action = measured(episodes.steps["action"], statistics)
     whole: dict[str, Any] = {
         "_target_": PHYSICAL,

@@ -24,7 +24,7 @@ from embodied.core.tensors import Tensors
 from embodied.envs.maniskill.factory import Settings, horizon_of, task_text
 from embodied.envs.maniskill.observations import leaves
 from embodied.envs.maniskill.pool import Batch, Pool, Rows
-from embodied.envs.spaces import action_of
+from embodied.envs.spaces import array_action_of
 
 Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
 
@@ -87,7 +87,7 @@ class ManiSkill(VecEnv):
         self.device = pick_device("cuda" if self.on_gpu else "cpu")
         self.rows = _rows(settings, config)
         space, obs, names, period = self.rows.about()
-        self._action = action_of(space, config.id)
+        self._action = array_action_of(space, config.id)
         seen = [name for name in obs if name.startswith("sensor_data_")]
         for camera in config.cameras:
             if not any(name.startswith(f"sensor_data_{camera}_") for name in seen):

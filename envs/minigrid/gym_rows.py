@@ -421,13 +421,13 @@ class Rows(Gym):
     def succeeded(self, row: int, terminated: bool, info: Any) -> bool:
         return terminated and self.taps[row].paid
 
-    def begin_one(self, row: int, seed: int | None, task: Tensor | None) -> Any:
+    def begin_one(self, row: int, seed: int | None, task: Tensor | None) -> tuple[Any, Any]:
         options = {} if task is None else {"options": {"task": task[row].numpy()}}
         # BabyAI prints each rejected level.
         quiet = contextlib.redirect_stdout(io.StringIO())
         try:
             with quiet if self._noisy else contextlib.nullcontext():
-                return self.envs[row].reset(seed=seed, **options)[0]
+                return self.envs[row].reset(seed=seed, **options)
         except FileNotFoundError as error:
             raise ValueError(
                 f"the installed MiniGrid package lacks files of {self.config.id}: "

@@ -45,6 +45,7 @@ from embodied.core.native import (
     Native,
     NativeAction,
     NativeLeaf,
+    NestedAction,
     discrete_action,
     native_action,
     native_leaf,
@@ -348,7 +349,7 @@ class ProcessEnv(VecEnv):
         if not torch.isfinite(action).all():
             raise NotFinite(f"{self.name}: the action is not finite; the run stops here")
         values = action.detach().cpu()
-        return (values.clamp(-1, 1) if values.is_floating_point() else values).numpy()
+        return (values.clamp(-1, 1) if self.spec.act.is_continuous else values).numpy()
 
     def _read(self, kind: str) -> Tensors:
         own = {name: self._arrays[f"{kind}/{name}"].copy() for name in self.spec.obs}
@@ -358,6 +359,7 @@ class ProcessEnv(VecEnv):
 
     def _layout(self) -> list[tuple[str, str, list[int]]]:
         n, act = self.num_envs, self.spec.act if self.native is None else self.native.act
+        assert not isinstance(act, NestedAction)  # a worker describes one array
         parts = {name: (leaf.dtype, leaf.shape) for name, leaf in self.spec.obs.items()}
         if self.native is not None:
             parts = {each.name: (each.dtype, each.shape) for each in self.native.obs}
@@ -411,8 +413,8 @@ def _native_leaf(name: str, data: Mapping[str, Any]) -> NativeLeaf:
 def _native_action(data: Mapping[str, Any]) -> NativeAction:
     shape, dtype = _checked_array(data)
     if data["discrete"]:
-        first, last = int(data["low"][0]), int(data["high"][0])
-        return discrete_action(first, last - first + 1)
+        first, last = (np.array(data[end], np.int64).reshape(shape) for end in ("low", "high"))
+        return discrete_action(first, last - first + 1, dtype, shape)
     return native_action(shape, dtype, data["low"], data["high"], "the environment")
 
 
@@ -440,7 +442,8 @@ class GymnasiumConfig:
 
 
 class GymnasiumProcess(ProcessEnv):
-    """Box, Discrete and Dict observations; bounded Box or Discrete actions."""
+    """Box, Discrete and Dict observations; bounded Box, Discrete, MultiDiscrete or MultiBinary
+    actions, of which `action_mask` (of the observation or the info) may forbid some."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         super().__init__(

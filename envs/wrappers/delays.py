@@ -78,7 +78,7 @@ class ActionDelay(EpisodeWrapper):
     def __init__(self, config: ActLateConfig, env: VecEnv) -> None:
         act = env.spec.act
         spec = env.spec
-        if config.show and act.dtype != "float32":
+        if config.show and not act.is_continuous:
             raise ConfigError("ActionDelay: show=true needs continuous actions")
         if config.show and config.high:
             spec = spec.with_obs(sent=Leaf((config.high * act.size,), low=-1.0, high=1.0))

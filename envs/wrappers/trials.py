@@ -9,15 +9,14 @@ episode neither terminates nor truncates. The lifetime terminates with its last 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
+from embodied.core.choices import Choices
 from embodied.core.env import HasLevels, HasTaskParameters, NotSavable, StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
@@ -37,16 +36,15 @@ class Config:
 
 
 class Trials(Wrapper):
-    """Adds the observations `last_action` [A] (one-hot if discrete) and `last_reward` [1], zero
+    """Adds the observations `last_action` [A] (choices one-hot) and `last_reward` [1], zero
     at the start of a lifetime, and `first` [1], 1 at the start of each inner episode. `log` gains
     `trial` [B], the number of the inner episode, from 0.
     """
 
     def __init__(self, config: Config, env: VecEnv) -> None:
-        act = env.spec.act
-        self.choices = 0 if act.dtype == "float32" else int(cast(float, act.high)) + 1
-        size = self.choices or act.size
-        low = 0.0 if self.choices else -1.0
+        self.choices = Choices(env.spec).to(env.device)
+        size = self.choices.width
+        low = -1.0 if self.choices.numbers else 0.0
         more = {ACTION: Leaf((size,), low=low, high=1.0), REWARD: Leaf((1,))}
         spec: Spec = env.spec.with_obs(**more, **{FIRST: Leaf((1,), low=0.0, high=1.0)})
         super().__init__(env, spec)
@@ -88,8 +86,7 @@ class Trials(Wrapper):
         memory = self.memory
         trial = memory["trial"]
         ended = step.ended
-        given = functional.one_hot(action, self.choices) if self.choices else action.flatten(1)
-        memory[ACTION] = given.to(memory[ACTION].dtype)
+        memory[ACTION] = self.choices.one_hot(action)
         memory[REWARD] = step.reward[:, None].to(memory[REWARD].dtype)
         memory[FIRST] = torch.zeros_like(memory[FIRST])
         log = {**step.log, "trial": trial}

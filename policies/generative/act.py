@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative
-from embodied.core.policy import Policy, require_continuous
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.nn.networks import per_row
 from embodied.nn.normalizers import MinMaxNormalizer
+from embodied.policies.encoded import require_continuous
 from embodied.policies.networks.attention import Layer
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import Node
-from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import FRESH, HISTORY, Tensors, each, with_history
 from embodied.nn.networks import sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
+from embodied.policies.encoded import require_continuous
 from embodied.policies.generative.denoisers import denoiser
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler

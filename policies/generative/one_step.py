@@ -19,10 +19,11 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper, require_continuous
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, per_row
+from embodied.policies.encoded import require_continuous
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 

@@ -76,7 +76,7 @@ class LeRobotPolicy(ObservesHistory):
         self, spec: Spec, inputs: Mapping[str, Input], action: Affine | None, obs_steps: int
     ) -> None:
         super().__init__()
-        if spec.act.dtype != "float32" or len(spec.act.shape) != 1:
+        if not spec.act.is_continuous or len(spec.act.shape) != 1:
             raise ConfigError("a LeRobot policy needs a vector of continuous actions")
         require_inputs(inputs, spec)
         self.spec = spec

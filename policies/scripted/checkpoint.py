@@ -37,7 +37,7 @@ class CheckpointDemonstrator(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32" and (config.noise or config.random):
+        if not spec.act.is_continuous and (config.noise or config.random):
             raise ConfigError("noise and random need continuous actions")
         base = checkpoint.load_policy(config.run, spec)
         settings = config.settings

@@ -17,6 +17,7 @@ from torch import Tensor
 from embodied.core.bounds import CountOrZero, Positive
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
+from embodied.policies.encoded import require_continuous
 from embodied.policies.steering import steered
 
 
@@ -34,6 +35,7 @@ class Residual(steered.Steered):
     chunk = 1
 
     def __init__(self, config: Config, spec: Spec) -> None:
+        require_continuous(spec)
         super().__init__(config, spec)
         self.scale = config.scale
         self.execute = config.execute or self.base.chunk

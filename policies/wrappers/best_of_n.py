@@ -19,10 +19,11 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import Node, build
-from embodied.core.policy import Policy, PolicyWrapper, require_continuous
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, take
 from embodied.nn.networks import QFunction
+from embodied.policies.encoded import require_continuous
 
 Judge = Callable[[Tensors, Tensor], Tensor]
 

@@ -143,7 +143,7 @@ def normalized_spec(spec: Spec, config: Config) -> Spec:
     """The base's spec: `spec` with normalised actions and observations; ConfigError."""
     act = spec.act
     size = config.action.size
-    if act.size != size or act.dtype != "float32":
+    if act.size != size or not act.is_continuous:
         raise ConfigError(
             f"action.low has {size} numbers, but the action is {act.dtype}{list(act.shape)}"
         )

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper, require_continuous
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
+from embodied.policies.encoded import require_continuous
 
 
 class SamplerStep(NamedTuple):

@@ -76,7 +76,7 @@ class ReflexOverride(PolicyWrapper):
         """Calls of `act` that a decision lasts."""
         self.min_calls = -(-config.min_duration_steps // self.chunk)
         self.base = build(config.base, Policy, spec=task_spec(spec, config))
-        if self.base.chunk != 1 or self.base.initial(1) or spec.act.dtype != "float32":
+        if self.base.chunk != 1 or self.base.initial(1) or not spec.act.is_continuous:
             raise ConfigError("the reflex needs single continuous actions: policy=gaussian")
         self.encoder = Encoder(reflex_leaves(spec, config))
         self.encoder.only_vectors()  # the robot process evaluates it without torch

@@ -12,11 +12,14 @@ import minari
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces.utils import flatten
 from minari.data_collector import EpisodeBuffer
 
 from embodied.core.spec import Leaf
 from embodied.datasets.importers import Bounds, convert, formats
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, read_episodes
+from embodied.envs.spaces import action_of
+from tests.toy_envs import batched
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 RNG = np.random.default_rng(0)
@@ -287,6 +290,50 @@ def test_minari_bounds_pictures_and_words(tmp_path: Path, monkeypatch: pytest.Mo
     # (a - 2) / 4, (a - 5) / 5, and a / 8 where the bounds are the user's
     same(rows["action"], [[-1, -1, 0.5], [1, 1, -1], [0, 0, 0], [-0.5, 0, 0.25], [0.5, -1, 0.25]])
     assert rows["success"].tolist() == end.tolist() == rows["truncated"].tolist()
+
+
+ACTIONS = gymnasium.spaces.Dict(
+    {
+        "gear": gymnasium.spaces.Discrete(3, start=1),
+        "keys": gymnasium.spaces.MultiDiscrete([2, 4]),
+        "pair": gymnasium.spaces.Tuple(
+            [gymnasium.spaces.MultiBinary(2), gymnasium.spaces.Box(0, 8, (1,), np.float32)]
+        ),
+    }
+)
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+@pytest.mark.parametrize("space", [ACTIONS, *ACTIONS.values()], ids=str)
+def test_minari_actions_of_every_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: Any, data_format: str
+) -> None:
+    """They come out of the dataset as its own environment's actions."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    space.seed(0)
+    actions = [space.sample() for _ in range(6)]
+    ends = np.arange(6) == 5
+    buffer = EpisodeBuffer(
+        observations=np.zeros((7, 1), np.float32),
+        actions=batched(space, actions),
+        rewards=[0.0] * 6,
+        terminations=ends.tolist(),
+        truncations=(~ends & ends).tolist(),
+    )
+    minari.create_dataset_from_buffers(
+        "own/all-v0",
+        [buffer],
+        observation_space=gymnasium.spaces.Box(-1, 1, (1,), np.float32),
+        action_space=space,
+        data_format=data_format,
+    )
+    assert convert("minari", tmp_path / "minari/own/all-v0", tmp_path / "out") == (1, 0)
+    ours, native = read_episodes(tmp_path / "out"), action_of(space, "it")
+    assert (ours.spec.act.shape, ours.spec.act.classes) == (native.leaf.shape, native.leaf.classes)
+    again = native.native(ours.episode(0)["action"])
+    for row, action in enumerate(actions):
+        one, given = (flatten(space, each) for each in (native.one(again, row), action))
+        np.testing.assert_allclose(one, given, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["robomimic", "maniskill"])

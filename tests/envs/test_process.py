@@ -11,9 +11,11 @@ import pytest
 import torch
 import yaml
 
+import embodied as em
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.saved_node import require_inside
+from embodied.core.spec import mixed_leaf
 from embodied.core.tensors import take
 from embodied.envs.process import env as process_env
 from embodied.envs.process.env import (
@@ -27,6 +29,7 @@ from embodied.envs.process.env import (
     interpreter,
 )
 from embodied.envs.process.worker.memory import mapped, total
+from tests.builders import make_policy
 
 
 def made(**settings) -> GymnasiumProcess:
@@ -74,6 +77,25 @@ def test_discrete_actions_and_terminations() -> None:
     ends = [env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(12)]
     assert any(step.terminated.any() for step in ends)
     assert not any(step.truncated.any() for step in ends)
+    env.close()
+
+
+def test_several_choices_and_their_mask(tmp_path: Path) -> None:
+    """In the info, one mask for each choice; `Lock` refuses what is masked."""
+    places = f"{tmp_path}:{Path(__file__).parents[2]}"
+    python = tmp_path / "python"  # without -I, so that it finds the module
+    python.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={places} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "locks.py").write_text(
+        "import gymnasium\nfrom gymnasium import spaces\nfrom tests.toy_envs import Lock\n"
+        "space = spaces.MultiDiscrete([3, 4], start=[0, -2])\n"
+        'gymnasium.register("Lock-v0", entry_point=lambda: Lock(space, "info"))\n'
+    )
+    env = made(id="Lock-v0", module="locks", num_envs=2, python=str(python))
+    assert env.spec.act == mixed_leaf((3, 4)) and env.spec.obs["action_mask"].shape == (7,)
+    played = em.rollout(make_policy("random.Random", env.spec), env, steps=30)
+    assert set(played["action"].flatten().tolist()) == {0.0, 1.0, 2.0, 3.0}
+    assert played["obs/action_mask"].unique().tolist() == [0.0, 1.0]
     env.close()
 
 

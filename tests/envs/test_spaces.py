@@ -12,9 +12,10 @@ import torch
 from gymnasium import spaces
 
 from embodied.core.errors import ContractError
-from embodied.core.native import Native
+from embodied.core.native import Native, NestedAction, picked
 from embodied.core.spec import Spec
 from embodied.envs.spaces import achieved, action_of, entries
+from tests.toy_envs import batched
 
 F32, F64, I64, U8 = np.float32, np.float64, np.int64, np.uint8
 
@@ -41,6 +42,14 @@ ACTIONS: list[spaces.Space[Any]] = [
     spaces.Discrete(5),
     spaces.Discrete(3, start=-1),
     spaces.Discrete(2, start=5),
+    spaces.MultiDiscrete([3, 1, 4]),
+    spaces.MultiDiscrete([[3, 4], [2, 5]], start=[[0, -1], [2, 7]]),
+    spaces.MultiBinary(5),
+    spaces.MultiBinary((2, 3)),
+    spaces.Tuple([spaces.Discrete(3, start=1), box(-2, 5, (2,)), spaces.MultiBinary(2)]),
+    spaces.Tuple([box(-1, 1), spaces.Tuple([box(0, 9, (), I64), box(-1, 4, (2, 2), F64)])]),
+    spaces.Dict({"gear": spaces.Discrete(4), "steer": box(-30, 30, (1,))}),
+    spaces.Dict({"b": spaces.Dict({"z": spaces.Discrete(2), "a": box(0, 255, (2,), U8)})}),
 ]
 
 
@@ -48,7 +57,7 @@ ACTIONS: list[spaces.Space[Any]] = [
 def test_an_imported_action_comes_out_as_it_was(space: spaces.Space[Any]) -> None:
     action = action_of(space, "it")
     space.seed(0)
-    given = np.stack([np.asarray(space.sample()) for _ in range(200)])
+    given = batched(space, [space.sample() for _ in range(200)])
     if isinstance(space, spaces.Box):
         given = np.concatenate([given, [space.low, space.high]])
     if (
@@ -62,11 +71,17 @@ def test_an_imported_action_comes_out_as_it_was(space: spaces.Space[Any]) -> Non
     unit = action.unit(given)
     assert unit.dtype == getattr(torch, action.leaf.dtype) and unit.shape[1:] == action.leaf.shape
     again = action.native(unit)
-    assert again.dtype == space.dtype and all(each in space for each in again)
-    reach = 1.0 if action.discrete else float(np.max(np.abs([*action.low, *action.high])))
-    assert np.abs(again.astype(F64) - given.astype(F64)).max() <= (
-        0 if np.dtype(action.dtype).kind in "iu" else 1e-6 * max(reach, 1.0)
-    )
+    assert all(action.one(again, row) in space for row in range(len(unit)))
+    parts = action.parts if isinstance(action, NestedAction) else (((), action),)
+    for path, part in parts:
+        came, went = picked(again, path), picked(given, path)
+        assert came.dtype == went.dtype
+        reach = 1.0 if part.discrete else float(np.max(np.abs([*part.low, *part.high])))
+        assert np.abs(came.astype(F64) - went.astype(F64)).max() <= (
+            0 if np.dtype(part.dtype).kind in "iu" else 1e-6 * max(reach, 1.0)
+        )
+    native = Native((), action)
+    assert Native.of(Spec.from_json(json.loads(json.dumps(native.spec(0.1).to_json())))) == native
 
 
 def test_integers_are_rounded_after_scaling() -> None:

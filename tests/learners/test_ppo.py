@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import MASK, Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
@@ -25,6 +25,7 @@ from embodied.learners.on_policy.ppo_parts import (
     clip_norm,
     value_loss,
 )
+from embodied.policies.recurrent import inner_obs
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer
@@ -32,11 +33,16 @@ from tests.builders import make_learner, node_of
 from tests.toy_envs import Config, Counter
 from tests.training.test_on_policy import Silent
 
-BOX, CHOICE = Leaf((2,), low=-1.0, high=1.0), Leaf((), "int64", 0, 3)
 OBS = {"state": Leaf((3,)), "critic/truth": Leaf((2,))}
+SPECS = {
+    "normal": Spec(OBS, Leaf((2,), low=-1.0, high=1.0), dt=0.1),
+    "categorical": Spec(OBS, Leaf((), "int64", 0, 3), dt=0.1),
+    "masked": Spec({**OBS, MASK: Leaf((5,), low=0.0, high=1.0)}, mixed_leaf((3, 0, 2)), dt=0.1),
+}
 NODES: dict[str, dict[str, Any]] = {
     "normal": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8], head=1.0),
     "categorical": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
+    "masked": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8], "head": 1.0},
 }
 MEMORY = {"_target_": "embodied.policies.recurrent.Recurrent", "width": 5}
 ALL = [(name, memory) for name in NODES for memory in (False, True)]
@@ -44,7 +50,7 @@ ALL = [(name, memory) for name in NODES for memory in (False, True)]
 
 def make(name: str = "normal", memory: bool = False, seed: int = 0, **settings: Any) -> Ppo:
     torch.manual_seed(seed)
-    spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
+    spec = SPECS[name]
     node = {**MEMORY, "inner": NODES[name]} if memory else NODES[name]
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **settings}
     return make_learner(
@@ -59,6 +65,9 @@ def played(learner: Ppo, times: int = 6, rows: int = 4, padded: bool = False) ->
     actor.carry = each(actor.carry, lambda leaf: 0.5 * torch.randn(leaf.shape))
     carry = {k: v for k, v in actor.carry.items() if not k.startswith("row/")}
     obs = {"state": torch.randn(times, rows, 3), "critic/truth": torch.randn(times, rows, 2)}
+    if MASK in learner.policy.spec.obs:
+        obs[MASK] = (torch.rand(times, rows, 5) < 0.5).float()
+        obs[MASK][..., [1, 3]] = 1.0
     first = torch.rand(times, rows) < 0.3
     action = []
     for t in range(times):
@@ -121,13 +130,14 @@ def densities(learner: Ppo, batch: Tensors) -> Tensor:
     found = []
     h = batch.get("carry/h")
     for t in range(len(batch["reward"])):
-        obs = {"state": batch["obs/state"][t]}
+        obs = {name: batch[f"obs/{name}"][t] for name in policy.spec.obs}
         if h is None:
             found.append(policy.evaluate_actions(obs, batch["action"][t])[0])
             continue
         h = torch.where(batch["first"][t][:, None], torch.zeros_like(h), h)
         h = policy.memory(obs, h)
-        found.append(policy.inner.evaluate_actions({"memory": h}, batch["action"][t])[0])
+        inside = inner_obs(policy.inner, h, obs)
+        found.append(policy.inner.evaluate_actions(inside, batch["action"][t])[0])
     return torch.stack(found)
 
 
@@ -340,7 +350,7 @@ def test_a_new_normaliser_is_used_at_once_and_changes_after_updates_only() -> No
 
 def test_deviation_that_does_not_learn() -> None:
     node = {**NODES["normal"], "learn_std": False, "log_std": -1.0}
-    policy = build(node, Policy, spec=Spec(OBS, BOX, dt=0.1))
+    policy = build(node, Policy, spec=SPECS["normal"])
     fixed = make_learner("on_policy.ppo.Ppo", policy, horizon=6, batch_size=12, epochs=1)
     fixed.update(played(fixed))
     assert (fixed.policy.log_std == -1).all()

@@ -14,7 +14,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
-from embodied.core.spec import NORMALIZED, Leaf, Spec
+from embodied.core.spec import MASK, NORMALIZED, Leaf, Spec, mixed_leaf
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.transitions import chunks
 from embodied.learners.acceleration import accelerate, native_obstacle
@@ -300,7 +300,7 @@ def test_probabilities_are_those_of_torch(discrete: Categorical) -> None:
 def test_gumbel_noise_draws_from_the_distribution(discrete: Categorical) -> None:
     one = {"cells": cells(1)["cells"].expand(40_000, 2, 2)}
     action, _ = discrete.act(one, {}, discrete.sample_noise(40_000, explore=True))
-    probability = discrete(one)[0].exp()
+    probability = discrete(one)[0][0, :, 0].exp()
     for step in range(2):
         share = torch.bincount(action[:, step], minlength=5) / 40_000
         assert (share - probability[step]).abs().max() < 0.012  # over four deviations
@@ -311,6 +311,28 @@ def test_gumbel_noise_draws_from_the_distribution(discrete: Categorical) -> None
 def test_who_is_sampled_draws_in_evaluation_too() -> None:
     policy = Categorical(CategoricalConfig(hidden=(4,), sampled=True), CATEGORICAL_SPEC)
     assert policy.sample_noise(5).abs().min() > 0 and policy.sample_noise(5).shape == (5, 1, 5)
+
+
+def test_choices_beside_numbers_have_torchs_density_under_a_mask() -> None:
+    spec = Spec({"state": Leaf((4,)), MASK: Leaf((5,))}, mixed_leaf((3, 0, 2)), dt=0.1)
+    policy = make_policy("categorical.Categorical", spec, hidden=[16], log_std=-0.5, head=2.0)
+    obs = {"state": torch.randn(30, 4), MASK: (torch.rand(30, 5) < 0.5).float()}
+    obs[MASK][:, [2, 3]] = 1.0
+    _, kept = policy.act(obs, policy.initial(30), 2 * policy.sample_noise(30, explore=True))
+    action = kept["row/action"]
+    assert action[:, 1].abs().max() > 1, "numbers are stored before they are clipped"
+    out = policy.net(policy.encoder(obs))
+    forbidden = torch.where(obs[MASK] > 0, 0.0, -torch.inf)
+    parts = [  # three classes, two of the three places of the second choice, a number
+        Theirs(logits=out[:, :3] + forbidden[:, :3]),
+        Normal(out[:, 6], math.exp(-0.5)),
+        Theirs(logits=out[:, 3:5] + forbidden[:, 3:]),
+    ]
+    logs = sum(part.log_prob(action[:, i]) for i, part in enumerate(parts))
+    spread = sum(part.entropy() for part in parts)
+    found = policy.evaluate_actions(obs, action)
+    torch.testing.assert_close(found, (logs, spread))
+    torch.testing.assert_close(policy.entropy(obs), spread)
 
 
 def test_loss_by_hand(discrete: Categorical) -> None:

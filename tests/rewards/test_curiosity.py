@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf
+from embodied.core.spec import Leaf, mixed_leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import RunningMeanStd
 from embodied.rewards.intrinsic.features import ObservationFeatures
@@ -124,12 +124,14 @@ def test_an_unforeseen_outcome_is_a_surprise() -> None:
     assert odd > 2 * usual
 
 
-def test_discrete_actions() -> None:
-    spec = replace(SPEC, act=Leaf((), "int64", 0, 3))
+@pytest.mark.parametrize("act", [Leaf((), "int64", 0, 3), mixed_leaf((0, 4))])
+def test_choices(act: Leaf) -> None:
+    spec = replace(SPEC, act=act)
     reward = make(ICM, spec)
     which = torch.randint(4, (256,), generator=torch.Generator().manual_seed(0))
     moves = torch.tensor([[0.0, 1.0], [0.0, -1.0], [1.0, 0.0], [-1.0, 0.0]])
-    rows = caused(256, 0) | {"action": which}
+    action = torch.stack([0 * which, which], 1).float() if act.shape else which
+    rows = caused(256, 0) | {"action": action}
     rows["next_obs/state"][:, :2] = rows["obs/state"][:, :2] + moves[which]
     first = reward.update(rows)
     for _ in range(120):

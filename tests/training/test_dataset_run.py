@@ -204,12 +204,18 @@ def wrong(tmp_path: Path, text: str) -> Path:
     return file
 
 
+ELEMENTS = "action: {elements: [x, y]}"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("action: {low: [-1, -1], high: [1, 1]}", r"beyond the mapping's action.low.*45"),
+        (
+            "action: {low: [-1, -1], high: [1, 1], elements: [x, y]}",
+            r"beyond the mapping's action.low.*45",
+        ),
         ("action: {low: [-1], high: [1]}", "should have 2 numbers"),
-        ("obs: {state: observation.tip}", "there is no tip for state float32.*NAME_THERE"),
+        (f"obs: {{state: observation.tip}}\n{ELEMENTS}", "there is no tip .* float32.*NAME_THERE"),
         ("obs: {stat: observation.state}", 'obs.stat is no observation here.*"state"'),
     ],
 )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.native import NativeAction, native_action
+from embodied.core.native import NativeAction, NestedAction, native_action
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
@@ -102,15 +102,20 @@ def with_actions(
             yield Recorded(rows, text, {note: name, **notes})
 
 
-def into_unit(action: NativeAction, native: Tensor) -> tuple[Tensor, dict[str, int]]:
-    """Recorded actions [T, *shape] as policy actions in [-1, 1], and a note: what goes beyond the
-    bounds is clipped, as the environment did when it was recorded."""
-    unit = action.unit(native.numpy())
-    if action.discrete:
-        return unit, {}
-    beyond = (unit.abs() > 1 + 1e-6).any(1)
-    notes = {"clipped_actions": int(beyond.sum())} if beyond.any() else {}
-    return unit.clamp(-1, 1), notes
+def into_unit(action: NativeAction | NestedAction, native: Any) -> tuple[Tensor, dict[str, int]]:
+    """Recorded actions [T, *shape] as policy actions, and a note: numbers beyond the bounds are
+    clipped, as the environment did when it was recorded. DatasetError for a choice beyond them."""
+    unit = action.unit(native)
+    low, high = (torch.tensor(end) for end in (action.leaf.low, action.leaf.high))
+    inside = torch.maximum(torch.minimum(unit, high), low)
+    beyond = ((unit - inside).abs() > 1e-6).reshape(len(unit), -1)
+    if (beyond & (torch.tensor(action.leaf.choices) > 0)).any():
+        raise DatasetError(
+            f"an action is a choice beyond its {action.leaf.choices} classes (0: a number): the "
+            "file does not fit its action space"
+        )
+    clipped = int(beyond.any(1).sum())
+    return inside, {"clipped_actions": clipped} if clipped else {}
 
 
 def numbered(group: Any, prefix: str) -> list[str]:

@@ -3,7 +3,8 @@ terminations, truncations, infos}` (Younis et al. 2024), or its Arrow files thro
 
 Continuous actions are mapped from the bounds of the action space, which `data/metadata.json`
 holds (or `--low` and `--high`), to [-1, 1]; what goes beyond is clipped and counted in `info`.
-Discrete actions count from 0. Dictionaries of observations are flattened with `_`, a single array
+Choices (Discrete, MultiDiscrete, MultiBinary) count from 0; actions of a Tuple or Dict are joined
+in the order of their parts. Dictionaries of observations are flattened with `_`, a single array
 is called `state`; a text observation becomes the episode's task.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError
-from embodied.core.native import NativeAction, discrete_action, native_action
+from embodied.core.native import NativeAction, NestedAction, discrete_action, native_action
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.importers import (
@@ -49,20 +50,33 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
             raise DatasetError(f"{path} holds no episodes")
         observations, text = _observations(first)
     space = json.loads(about["action_space"]) if "action_space" in about else {}
-    if space.get("type") not in ("Box", "Discrete"):
-        raise DatasetError(
-            f"{folder / 'metadata.json'}: the action space is {space.get('type', 'not given')}; "
-            "only Box and Discrete can be converted"
-        )
     name = str(about.get("dataset_id", ""))
     action = _action(space, bounds, folder)
     spec = Spec(leaves(observations), action.leaf, dt or CONTROL_PERIOD, text=text or name)
     return spec, _recorded(folder, about, action, name)
 
 
-def _action(space: Mapping[str, Any], bounds: Bounds, folder: Path) -> NativeAction:
-    if space["type"] == "Discrete":
+def _action(space: Mapping[str, Any], bounds: Bounds, folder: Path) -> NativeAction | NestedAction:
+    if space.get("type") in ("Tuple", "Dict"):
+        return NestedAction(tuple(_parts(space, (), bounds, folder)))
+    return _array_action(space, bounds, folder)
+
+
+def _array_action(space: Mapping[str, Any], bounds: Bounds, folder: Path) -> NativeAction:
+    if space.get("type") == "Discrete":
         return discrete_action(int(space.get("start", 0)), int(space["n"]))
+    if space.get("type") == "MultiDiscrete":
+        many = np.array(space["nvec"])
+        first = np.array(space.get("start", 0))
+        return discrete_action(first, many, str(space.get("dtype", "int64")), many.shape)
+    if space.get("type") == "MultiBinary":
+        size = space["n"]
+        return discrete_action(0, 2, "int8", tuple(size) if isinstance(size, list) else (size,))
+    if space.get("type") != "Box":
+        raise DatasetError(
+            f"{folder / 'metadata.json'}: the action space is {space.get('type', 'not given')}; "
+            "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict can be converted"
+        )
     shape = tuple(space["shape"])
     if bounds.given:
         return bounds.action(int(np.prod(shape)), str(folder))
@@ -74,6 +88,31 @@ def _action(space: Mapping[str, Any], bounds: Bounds, folder: Path) -> NativeAct
             f"{folder / 'metadata.json'}: the action space has no finite bounds: --low and "
             "--high, one number per element"
         ) from error
+
+
+def _parts(
+    space: Mapping[str, Any], path: tuple[str | int, ...], bounds: Bounds, folder: Path
+) -> Iterator[tuple[tuple[str | int, ...], NativeAction]]:
+    """The parts of a Tuple or Dict of actions, by their path."""
+    if space.get("type") not in ("Tuple", "Dict"):
+        yield path, _array_action(space, bounds, folder)
+        return
+    below = space["subspaces"]
+    for key, part in below.items() if isinstance(below, Mapping) else enumerate(below):
+        yield from _parts(part, (*path, key), bounds, folder)
+
+
+def _native(node: Any) -> Any:
+    """Recorded actions as nested mappings and arrays; Minari calls places `_index_0`, ..."""
+    if isinstance(node, tuple):
+        return tuple(map(_native, node))
+    if not hasattr(node, "keys"):
+        return tensor(node)
+    prefix = "_index_"
+    return {
+        int(name.removeprefix(prefix)) if name.startswith(prefix) else name: _native(node[name])
+        for name in node
+    }
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -101,13 +140,13 @@ def _episodes(folder: Path, about: Mapping[str, Any]) -> Iterator[Iterator[Episo
 
 
 def _recorded(
-    folder: Path, about: Mapping[str, Any], action: NativeAction, name: str
+    folder: Path, about: Mapping[str, Any], action: NativeAction | NestedAction, name: str
 ) -> Iterator[Recorded]:
     with _episodes(folder, about) as episodes:
         for number, one in enumerate(episodes):
             observations, text = _observations(one)
             rows = split(observations)
-            rows["action"], notes = into_unit(action, tensor(one["actions"]))
+            rows["action"], notes = into_unit(action, _native(one["actions"]))
             rows["reward"] = tensor(one["rewards"]).float()
             # Terminated wins where both are set; an episode that merely stops was cut.
             ended = rows["terminated"] = tensor(one["terminations"]).bool()

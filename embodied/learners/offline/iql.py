@@ -72,8 +72,8 @@ class Iql(ActorCritic):
     target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
-        if spec.act.dtype != "float32":
-            raise ConfigError("this learner needs continuous actions")
+        if not spec.act.is_continuous:
+            raise ConfigError("this learner needs continuous actions: learner=ppo takes choices")
         if type(policy).loss is Policy.loss:
             raise ConfigError(
                 "learner=iql extracts the policy by imitation: the policy needs a loss"

@@ -29,8 +29,11 @@ class MemoryPolicy(Protocol):
 
     memory: Memory
 
-    def evaluate_memory(self, memory: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of actions taken with `memory` [T, B, width]."""
+    def evaluate_memory(
+        self, memory: Tensor, obs: Tensors, action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy [T, B] of actions taken at `obs` [T, B, ...] with `memory`
+        [T, B, width]."""
         ...
 
 
@@ -72,13 +75,14 @@ class PpoShared(Ppo):
         h = self.actor.memory.along(under(batch, "obs"), carry["h"], batch["first"])
         flat = each(under(batch, "next_obs"), lambda leaf: leaf.flatten(0, 1))
         after = self.actor.memory(flat, h.flatten(0, 1)).view_as(h)
-        old, _ = self.actor.evaluate_memory(h, batch["action"])
+        old, _ = self.actor.evaluate_memory(h, under(batch, "obs"), batch["action"])
         return old, self._value(h), self._value(after), nest(carry, "carry")
 
     def _evaluate_minibatch(self, minibatch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         obs = each(under(minibatch, "obs"), lambda leaf: leaf.transpose(0, 1))
         h = self.actor.memory.along(obs, minibatch["carry/h"], minibatch["first"].mT)
-        log_prob, entropy = self.actor.evaluate_memory(h, minibatch["action"].transpose(0, 1))
+        action = minibatch["action"].transpose(0, 1)
+        log_prob, entropy = self.actor.evaluate_memory(h, obs, action)
         return log_prob.mT, entropy.mT, self._value(h).mT
 
     def state_values(self, obs: Tensors) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.spec import Leaf, Spec, hidden
+from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors, under
 from embodied.nn.normalizers import RunningMeanStd
 from embodied.policies.networks.encoders import OneHot
@@ -72,12 +72,3 @@ class ObservationFeatures:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.moments.set_state(state)
-
-
-def _kinds(spec: Spec) -> int:
-    """Number of discrete actions; 0 if they are continuous."""
-    if spec.act.dtype != "int64":
-        return 0
-    if not isinstance(spec.act.high, int | float):
-        raise ConfigError("ICM needs the number of discrete actions (spec.act.high)")
-    return int(spec.act.high) + 1

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Fraction, Number, Positive
 from embodied.core.build import ConfigError
+from embodied.core.choices import Choices
 from embodied.core.device import forked
 from embodied.core.env import Step
 from embodied.core.remembered import Remembered
@@ -28,7 +29,7 @@ from embodied.core.tensors import Tensors
 from embodied.nn.fit import gradient_step, minibatches
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import RunningMeanStd
-from embodied.rewards.intrinsic.features import ObservationFeatures, _kinds
+from embodied.rewards.intrinsic.features import ObservationFeatures
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Icm(Remembered, SummedReward):
     def __init__(self, config: IcmConfig, spec: Spec, device: torch.device, seed: int) -> None:
         self.config = config
         self.features = ObservationFeatures(spec.obs, config.leaves, device)
-        self.actions = _kinds(spec)
-        self.width = self.actions or spec.act.size
+        self.act = spec.act
+        self.choices = Choices(spec).to(device)
+        self.width = self.choices.width
         with forked(seed):
             size, hidden = config.features, config.hidden
             self.nets = nn.ModuleDict(
@@ -87,21 +89,21 @@ class Icm(Remembered, SummedReward):
         before = self.nets["phi"](self.features(transitions, "obs"))
         after = self.nets["phi"](self.features(transitions, "next_obs"))
         guess = self.nets["inverse"](torch.cat([before, after], 1))
-        given = torch.cat([before.detach(), self._action(transitions)], 1)
+        action = self.choices.one_hot(self._steps(transitions))
+        given = torch.cat([before.detach(), action], 1)
         predicted = self.nets["forward_model"](given)
         return guess, 0.5 * (predicted - after.detach()).square().sum(1)
 
-    def _action(self, transitions: Tensors) -> Tensor:
-        """Actions [N, width], one-hot if discrete."""
+    def _steps(self, transitions: Tensors) -> Tensor:
+        """Actions of single steps, [N, A] ([N] if discrete)."""
         action = transitions["action"]
-        if self.actions:
-            return functional.one_hot(action.flatten().long(), self.actions).float()
-        if action.flatten(1).shape[1] != self.width:
+        size = action.shape[1:].numel()
+        if size != self.act.size:
             raise ConfigError(
-                f"ICM predicts single steps, but actions have {action.flatten(1).shape[1]} values "
-                f"instead of {self.width}: set policy.chunk=1"
+                f"ICM predicts single steps, but actions have {size} values instead of "
+                f"{self.act.size}: set policy.chunk=1"
             )
-        return action.flatten(1).float()
+        return action.reshape(len(action), *self.act.shape)
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
         used = {key: transitions[key] for key in transitions if key == "action" or "obs/" in key}
@@ -109,10 +111,12 @@ class Icm(Remembered, SummedReward):
 
     def _learn(self, transitions: Tensors) -> dict[str, Tensor]:
         guess, wrong = self._parts(transitions)
-        if self.actions:
-            inverse = functional.cross_entropy(guess, transitions["action"].flatten().long())
-        else:
-            inverse = functional.mse_loss(guess, self._action(transitions))
+        choice, numbers = self.choices.split(self._steps(transitions))
+        *logits, means = guess.split([*self.choices.counts, self.choices.numbers], 1)
+        errors = [functional.cross_entropy(each, choice[:, i]) for i, each in enumerate(logits)]
+        if self.choices.numbers:
+            errors.append(functional.mse_loss(means, numbers))
+        inverse = torch.stack(errors).sum()
         forward = wrong.mean()
         gradient_step(self.adam, (1 - self.config.beta) * inverse + self.config.beta * forward)
         return {"inverse_loss": inverse.detach(), "forward_loss": forward.detach()}

@@ -43,6 +43,8 @@ class Plots:
         bounds, named = (-1.05, 1.05), tuple[str, ...]()
         if is_discrete(act) and isinstance(act.high, int | float):
             bounds, named = (-0.5, act.high + 0.5), act.names[:NAMED]
+        elif act.classes:
+            bounds = (-1.05, max(act.classes) - 0.95)
         height = max(160, 50 + 17 * len(named))
         self.actions = plot(
             server, titled("action", act), curve_names("action", act), height, bounds, named
