@@ -29,7 +29,7 @@ SPEC = Spec(
 MAPPING = f"""
 obs:
   state: {{name: observation.state, scale: {1 / MILLIMETRES}}}
-action: {{low: [-{DEGREES}, -{DEGREES}], high: [{DEGREES}, {DEGREES}]}}
+action: {{low: [-{DEGREES}, -{DEGREES}], high: [{DEGREES}, {DEGREES}], elements: [x, y]}}
 """
 
 

@@ -63,7 +63,7 @@ class RandomShift:
     def __init__(self, source: Source, spec: Spec, pad: int) -> None:
         if pad < 0:
             raise ValueError(f"random shift: pad={pad} should be at least 0")
-        names = [name for name, leaf in spec.obs.items() if leaf.is_image]
+        names = [name for name, leaf in spec.obs.items() if leaf.is_picture]
         self.keys = {f"{when}/{name}" for name in names for when in ("obs", "next_obs")}
         self.source, self.pad = source, pad
 
@@ -88,7 +88,7 @@ def augmented(source: Source, spec: Spec, pad: int) -> Source:
     """
     if not pad:
         return source
-    if not any(leaf.is_image for leaf in spec.obs.values()):
+    if not any(leaf.is_picture for leaf in spec.obs.values()):
         raise ConfigError(
             "data.random_shift needs image observations; this environment has none: "
             "data.random_shift=0"

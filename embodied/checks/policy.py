@@ -69,7 +69,7 @@ def observations(spec: Spec, n: int) -> Tensors:
     found: Tensors = {}
     for name, leaf in spec.obs.items():
         bounded = leaf.low is not None and leaf.high is not None
-        if leaf.is_image or leaf.is_symbol or leaf.is_text or bounded:
+        if leaf.is_picture or leaf.is_symbol or leaf.is_text or bounded:
             found[name] = leaf.sample(n)
         else:
             found[name] = (3 * torch.randn(n, *leaf.shape) + 1).to(getattr(torch, leaf.dtype))

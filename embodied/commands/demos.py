@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,8 +96,10 @@ def info_command(args: argparse.Namespace) -> None:
     require_datasets([args.folder])
     from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.datasets.lerobot.schema import read_info, skipped
 
-    episodes = read_episodes(local_folder(args.folder))
+    folder = local_folder(args.folder)
+    episodes = read_episodes(folder)
     length, spec = episodes.length, episodes.spec
     print(f"{args.folder}: {len(episodes)} episodes, {int(length.sum()):,} steps")
     print(
@@ -113,8 +116,10 @@ def info_command(args: argparse.Namespace) -> None:
             for a, b in zip(episodes.start.tolist(), ends.tolist(), strict=True)
         )
         print(f"  success  {won} of {len(episodes)}")
-    if spec.text:
-        print(f"  task     {spec.text}")
+    for text, count in Counter(episodes.words()).most_common():
+        print(f"  task     {count:,} steps: {text}")
+    for name in skipped(read_info(folder)):
+        print(f"  not read {name}")
 
 
 def edit_command(args: argparse.Namespace) -> None:

@@ -282,7 +282,7 @@ def _copy(out: Path, episodes: Episodes, rewards: Tensor) -> None:
             episode["env_reward"] = episode["reward"]
             episode["reward"] = rewards[begin : begin + length]
             info = dict(episodes.info[number]) if episodes.info else {}
-            writer.add(episode, episodes.texts[number] if episodes.texts else None, info)
+            writer.add(episode, episodes.text(number), info)
 
 
 def _print_report(out: Path, report: dict[str, float]) -> None:

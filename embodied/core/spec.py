@@ -14,6 +14,9 @@ Bound = float | tuple[float, ...] | None
 SYMBOL = "symbol"  # unit of categorical integers
 TEXT = "text"  # unit of sentences as UTF-8 bytes (embodied.core.text)
 POINTS = "points"  # unit of point clouds: positions in metres, optional colours in [0, 1]
+DEPTH = "depth"  # unit of pictures of distances in metres
+INSTRUCTION = "instruction"  # observation: which of `Spec.tasks` a policy is to do
+SENTENCE = "sentence"  # unit of a sentence's vector (embodied.nn.sentences)
 NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
 MASK = "action_mask"
 """An observation that says which choices of the action are allowed now (`core.choices`)."""
@@ -51,6 +54,9 @@ class Leaf:
     A float32 leaf [N, 3 or 6] with the unit "points" is a point cloud: x, y, z in metres, then
     optionally red, green, blue in [0, 1]. Encoders ignore the order of points.
 
+    A float32 leaf [H, W, 1] with the unit "depth" is a picture of distances in metres, 0 where none
+    was measured.
+
     A leaf with the unit "normalized" holds values that a wrapper normalised
     (embodied.policies.wrappers. physical_units): most of them are in [-1, 1], but not all. Encoders
     do not normalise them again, and policies do not clamp such actions; `low` and `high` then tell
@@ -81,6 +87,15 @@ class Leaf:
     @property
     def is_points(self) -> bool:
         return self.unit == POINTS and self.dtype == "float32" and self.shape[1:] in ((3,), (6,))
+
+    @property
+    def is_depth(self) -> bool:
+        return self.unit == DEPTH and self.dtype == "float32" and len(self.shape) == 3
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is what a camera gives: colours or grey (`is_image`), or distances."""
+        return self.is_image or self.is_depth
 
     @property
     def is_normalized(self) -> bool:
@@ -190,7 +205,11 @@ def mixed_leaf(classes: tuple[int, ...], names: tuple[str, ...] = ()) -> Leaf:
 class Spec:
     """Observations by name, the action, the control period `dt` (s), the task vector (if any), and
     `text`, the task instruction. `native` describes a foreign environment's own side
-    (`embodied.core.native`)."""
+    (`embodied.core.native`).
+
+    `tasks`: the sentences of data with more than one. The observation `instruction` is the number
+    of one of them, or its vector, if the policy is to tell them apart.
+    """
 
     obs: Mapping[str, Leaf]
     act: Leaf
@@ -198,6 +217,15 @@ class Spec:
     task: Leaf | None = None
     text: str = field(default="", compare=False)
     native: Mapping[str, Any] | None = field(default=None, compare=False)
+    tasks: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def listens(self) -> bool:
+        """Whether the observation `instruction` chooses among `tasks`."""
+        leaf = self.obs.get(INSTRUCTION)
+        number = leaf is not None and leaf.is_symbol and leaf.shape == ()
+        vector = leaf is not None and leaf.unit == SENTENCE
+        return bool(self.tasks) and (number or vector)
 
     def with_act(self, act: Leaf) -> Spec:
         """This spec with another action space (latent noise, residual)."""
@@ -221,6 +249,7 @@ class Spec:
             "task": None if self.task is None else self.task.to_json(),
             "text": self.text,
             "native": self.native,
+            "tasks": list(self.tasks),
         }
 
     @classmethod
@@ -233,6 +262,7 @@ class Spec:
             task=None if task is None else Leaf.from_json(task),
             text=data.get("text", ""),
             native=data.get("native"),
+            tasks=tuple(data.get("tasks", ())),
         )
 
 
@@ -253,6 +283,8 @@ def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> No
     lines += _difference("act", here.act, there.act)
     if not math.isclose(here.dt, there.dt, rel_tol=1e-6):
         lines.append(f"dt: {here.dt} s | {there.dt} s")
+    if here.listens and there.listens and here.tasks != there.tasks:
+        lines.append(f"tasks: {list(here.tasks)} | {list(there.tasks)}")
     if lines:
         sides = "; ".join(lines)
         raise SpecMismatch(
@@ -264,8 +296,9 @@ def _difference(name: str, here: Leaf | None, there: Leaf | None) -> list[str]:
     same = (
         here is not None
         and there is not None
-        and (here.shape, here.dtype, here.low, here.high, here.is_symbol, here.classes)
-        == (there.shape, there.dtype, there.low, there.high, there.is_symbol, there.classes)
+        and (here.shape, here.dtype, here.low, here.high, here.classes)
+        == (there.shape, there.dtype, there.low, there.high, there.classes)
+        and (here.is_symbol, here.is_depth) == (there.is_symbol, there.is_depth)
     )
     return [] if same else [f"{name}: {_shown(here)} | {_shown(there)}"]
 

@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError
 SCHEME = "hf://"
 NAME = re.compile(r"(?:datasets/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 NO_NETWORK = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout")
-FILES = ("meta/*", "meta/**/*", "data/**/*", "videos/**/*", "collect.yaml")
+FILES = ("meta/*", "meta/**/*", "data/**/*", "videos/**/*", "images/**/*", "collect.yaml")
 
 
 def local_folder(given: str) -> Path:

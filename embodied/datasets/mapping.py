@@ -166,7 +166,7 @@ class Mapping:
         obs: dict[str, Source] = dict(self.obs)
         for name, leaf in here.obs.items():
             source = self.source(name)
-            if source.name in there.obs and not leaf.is_image:
+            if source.name in there.obs and not leaf.is_picture:
                 theirs = source.elements or there.obs[source.name].names
                 if sorted(theirs) == sorted(leaf.names) and theirs != leaf.names:
                     obs[name] = replace(source, order=order_of(leaf.names, theirs))
@@ -324,13 +324,15 @@ def require_names(here: Spec, mapping: Mapping) -> None:
 def require_fit(name: str, here: Spec, source: str, there: Spec) -> None:
     """ConfigError unless the observation `source` of `there` can be `name` of `here`."""
     ours, theirs = here.obs[name], there.obs[source]
-    if ours.is_image and theirs.is_image and ours.shape != theirs.shape:
+    if ours.is_picture and theirs.is_picture and ours.shape != theirs.shape:
         height, width = theirs.shape[:2]
         raise ConfigError(
             f"mapping: obs.{name} is a picture {said(ours)} here and {source} is {said(theirs)} "
             f"there: render it as {height} x {width} here, or choose another picture"
         )
-    kinds = [(leaf.is_image, leaf.is_symbol, leaf.is_points) for leaf in (ours, theirs)]
+    kinds = [
+        (leaf.is_image, leaf.is_depth, leaf.is_symbol, leaf.is_points) for leaf in (ours, theirs)
+    ]
     if ours.size != theirs.size or kinds[0] != kinds[1]:
         raise ConfigError(
             f"mapping: obs.{name} is {said(ours)} here and {source} is {said(theirs)} there; write "
@@ -476,6 +478,6 @@ def _unit_action(values: Tensor, mapping: Mapping, here: Spec) -> Tensor:
 def _shaped(obs: Tensors, here: Spec) -> Tensors:
     """Numbers in the shape of here's leaves; pictures have it already."""
     return {
-        name: value if here.obs[name].is_image else value.reshape(-1, *here.obs[name].shape)
+        name: value if here.obs[name].is_picture else value.reshape(-1, *here.obs[name].shape)
         for name, value in obs.items()
     }

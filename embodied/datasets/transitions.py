@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.core.tensors import HISTORY, Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
@@ -160,7 +161,85 @@ def joined(parts: Sequence[Episodes]) -> Episodes:
         tt.cat([part.final for part in parts]),
         sum((part.texts for part in parts), ()),
         sum((part.info for part in parts), ()),
+        _step_texts(parts),
     )
+
+
+def _step_texts(parts: Sequence[Episodes]) -> tuple[str, ...]:
+    """The sentences of all steps where one of `parts` has them."""
+    if not any(part.step_texts for part in parts):
+        return ()
+    return sum((part.words() for part in parts), ())
+
+
+def element_order(here: Leaf, there: Leaf, what: str) -> list[int] | None:
+    """The place there of each element here, by their names; None where they are the same, or one
+    side has none. SpecMismatch, which names `what`, for other names."""
+    ours, theirs = here.names, there.names
+    if ours == theirs or not len(ours) == len(theirs) == here.size == there.size:
+        return None
+    if set(ours) != set(theirs) or len(set(ours)) < len(ours):
+        raise SpecMismatch(
+            f"{what} has the elements {', '.join(theirs)}, and {', '.join(ours)} are needed"
+        )
+    return [theirs.index(name) for name in ours]
+
+
+def unnamed(here: Spec, there: Spec) -> str:
+    """The vectors of both specs whose elements have no names on one side, listed."""
+    ours, theirs = {**here.obs, "action": here.act}, {**there.obs, "action": there.act}
+    pairs = [(name, ours[name], theirs[name]) for name in theirs if name in ours]
+    return ", ".join(
+        name
+        for name, one, other in pairs
+        if len(one.shape) == 1 and one.size > 1 and not (one.names and other.names)
+    )
+
+
+def spec_in_order_of(there: Spec, here: Spec, where: str = "the other side") -> Spec:
+    """`there` with the elements of observations and actions, and their ranges, in the order of
+    `here`, by their names; SpecMismatch for other names."""
+    obs = {
+        name: _reordered(leaf, element_order(here.obs[name], leaf, f"{where}: {name}"))
+        if name in here.obs
+        else leaf
+        for name, leaf in there.obs.items()
+    }
+    act = _reordered(there.act, element_order(here.act, there.act, f"{where}: action"))
+    return replace(there, obs=obs, act=act)
+
+
+def in_order_of(episodes: Episodes, here: Spec, where: str) -> Episodes:
+    """`episodes` with the elements of observations and actions in the order of `here`, as
+    `spec_in_order_of`; `where` begins the line of a SpecMismatch."""
+    there = episodes.spec
+    spec = spec_in_order_of(there, here, where)
+    steps, final = dict(episodes.steps), dict(episodes.final)
+    for name, leaf in there.obs.items():
+        order = element_order(spec.obs[name], leaf, name)
+        steps[f"obs/{name}"] = permuted(steps[f"obs/{name}"], order)
+        final[name] = permuted(final[name], order)
+    order = element_order(spec.act, there.act, "action")
+    steps["action"] = permuted(steps["action"], order)
+    return replace(episodes, spec=spec, steps=steps, final=final)
+
+
+def permuted(values: Tensor, order: list[int] | None) -> Tensor:
+    """Values [N, *shape] with the elements of the flattened leaf in another order."""
+    if order is None:
+        return values
+    return values.reshape(len(values), -1)[:, order].reshape(values.shape)
+
+
+def _reordered(leaf: Leaf, order: list[int] | None) -> Leaf:
+    if order is None:
+        return leaf
+    low, high = (
+        tuple(end[place] for place in order) if isinstance(end, tuple) else end
+        for end in (leaf.low, leaf.high)
+    )
+    names = tuple(leaf.names[place] for place in order)
+    return replace(leaf, low=low, high=high, names=names)
 
 
 def with_steps(episodes: Episodes, columns: Tensors) -> Episodes:

@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError, Node, build, named_function
 from embodied.core.config_fields import complete
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
-from embodied.core.spec import Leaf, Spec, hidden
+from embodied.core.spec import INSTRUCTION, Leaf, Spec, hidden
 from embodied.datasets.mapping import Mapping
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.joint_position import JointPosition
@@ -257,9 +257,14 @@ def robot_spec(there: Spec, mapping: Mapping, robot: Node, where: str) -> Spec:
     for name, leaf in there.obs.items():
         if hidden(name):
             continue
+        if name == INSTRUCTION and there.listens:
+            raise ConfigError(
+                "the policy is told what to do: embodied serve RUN, and then policy=FILE.yaml with "
+                "url: and prompt: (docs/remote.md)"
+            )
         ours = here.get(name, name)
-        if leaf.is_image:
-            obs[ours] = Leaf(leaf.shape, "uint8")
+        if leaf.is_picture:
+            obs[ours] = Leaf(leaf.shape, leaf.dtype, unit=leaf.unit)
             continue
         elements = mapping.source(ours).elements or leaf.names
         if not elements and leaf.size == len(outside):

@@ -290,7 +290,9 @@ def predicted(spec: Spec, names: tuple[str, ...] | None) -> dict[str, Leaf]:
             )
     chosen = {name: leaf for name, leaf in spec.obs.items() if names is None or name in names}
     able = [
-        name for name, leaf in spec.obs.items() if leaf.dtype == "float32" and not leaf.is_points
+        name
+        for name, leaf in spec.obs.items()
+        if leaf.dtype == "float32" and not (leaf.is_points or leaf.is_depth)
     ]
     for name in chosen:
         if name not in able:

@@ -29,7 +29,7 @@ from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
-from embodied.datasets.lerobot.schema import columns_of_info, read_info
+from embodied.datasets.lerobot.schema import columns_of_info, images_of, read_info
 from embodied.datasets.transitions import observations
 from embodied.llm.chat import ServerUnusable
 from embodied.nn.statistics import auc, spearman
@@ -122,15 +122,14 @@ def label(
     about = provenance(source, node, origin, gamma)
     _require_same(out, about)
     info = read_info(source)
-    images = "png" if any(c.stored == "image" for c in columns_of_info(info)) else "mp4"
-    with EpisodeWriter(out, episodes.spec, str(info.get("robot_type")), images) as writer:
+    robot, images = str(info.get("robot_type")), images_of(columns_of_info(info))
+    with EpisodeWriter(out, episodes.spec, robot, images) as writer:
         for number in range(len(writer), len(episodes)):
             episode = episodes.episode(number)
             known = dict(episodes.info[number]) if episodes.info else {}
-            text = episodes.texts[number] if episodes.texts else None
             rewards = labels(reward, episode, gamma)
             kept = {RECORDED: episode["reward"], **episode, "reward": rewards}
-            writer.add(kept, text, known | {"reward": about["hash"]})
+            writer.add(kept, episodes.text(number), known | {"reward": about["hash"]})
             progress(number + 1, len(episodes))
     return about
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, hidden
+from embodied.core.spec import INSTRUCTION, SENTENCE, Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, each, remembered
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.serve.protocol import ACT, FEATURES, NOISE, OURS, RESET, Offer, RequestError
@@ -113,11 +113,18 @@ class PolicyService:
                 raise RequestError(
                     f"the policy has no observation {name!s:.60}{nearest(str(name), self.leaves)}"
                 )
-        prompt, text = request.get(PROMPT), self.policy.spec.text
-        if prompt is not None and text and prompt != text:
-            raise RequestError(f"this policy does one task, {text!r}: send no other prompt")
+        spec = self.policy.spec
+        prompt, tasks = request.get(PROMPT), spec.tasks or ((spec.text,) if spec.text else ())
+        if prompt is not None and tasks and prompt not in tasks:
+            known = ", ".join(repr(task) for task in tasks[:20])
+            raise RequestError(f"this policy never saw the prompt {prompt!r:.80}, it knows {known}")
         obs: Tensors = {}
         for name, leaf in self.leaves.items():
+            if name == INSTRUCTION and name not in request and spec.listens:
+                if prompt is None:
+                    raise RequestError(f"say what to do: {PROMPT}={' or '.join(map(repr, tasks))}")
+                obs[name] = told(spec, prompt).expand(n, *leaf.shape).to(self.device)
+                continue
             if name not in request:
                 raise RequestError(f"the observation {name} is missing")
             value = _tensor(request[name], leaf.shape, n, batched, name)
@@ -144,6 +151,15 @@ class PolicyService:
                 raise RequestError(f"{name} is {value.dtype}, and should be {start.dtype}")
             found[name] = _finite(value, name).to(self.device)
         return found
+
+
+def told(spec: Spec, sentence: str) -> Tensor:
+    """The observation `instruction` [1, ...] of one of `spec.tasks`."""
+    if spec.obs[INSTRUCTION].unit != SENTENCE:
+        return torch.tensor([spec.tasks.index(sentence)])
+    from embodied.nn.sentences import sentence_vectors
+
+    return sentence_vectors([sentence])
 
 
 def _begins(request: Mapping[str, Any]) -> bool:
@@ -205,7 +221,9 @@ def _tensor(value: Any, shape: tuple[int, ...], n: int, batched: bool, name: str
 def _as(value: Tensor, leaf: Leaf, name: str) -> Tensor:
     """`value` with the dtype of `leaf`; RequestError where that would change numbers."""
     wanted: torch.dtype = getattr(torch, leaf.dtype)
-    if value.dtype == wanted or (wanted.is_floating_point and not leaf.is_image):
+    if leaf.is_depth and not value.is_floating_point():
+        raise RequestError(f"{name} is {value.dtype}, and should be distances in m, float32")
+    if value.dtype == wanted or wanted.is_floating_point:
         return _finite(value.to(wanted), name)
     if not value.dtype.is_floating_point and torch.equal(value.to(wanted).to(value.dtype), value):
         return value.to(wanted)

@@ -132,7 +132,9 @@ class RunConfig:
     docs/remote.md); with `finetune`, it is the frozen base policy, and with a policy that wraps
     others, the one that it wraps. A frozen base whose file is larger than `copy_base_mb` is saved
     in checkpoints by path and hash. `demo_policy_steps` is for recordings that say which steps were
-    a person's. A teacher chooses the tasks of training episodes; evaluation never uses it.
+    a person's. Demos of several tasks without `env` add the observation `instruction`: the number
+    of a step's sentence, or its vector (`embodied.nn.sentences`). A teacher chooses the tasks
+    of training episodes; evaluation never uses it.
     """
 
     learner: Node  # how the policy is trained
@@ -153,6 +155,7 @@ class RunConfig:
     demos: str | tuple[str, ...] | None = None  # dataset folder(s), or hf://owner/name@revision
     demo_episodes: Count | None = None  # episodes read of each dataset (null: all)
     demo_memory_mb: Annotated[float, Bound(0.01)] = 1500.0  # decoded pictures kept in memory, MB
+    instruction: Literal["number", "vector", "ignore"] = "number"  # how several tasks are observed
     demo_policy_steps: bool = False  # imitate also what a policy did, where people took over
     seed: CountOrZero = 0  # of initial parameters, environments and exploration
     device: str = "auto"  # auto | cpu | cuda
@@ -175,6 +178,11 @@ class RunConfig:
             raise ConfigError("demo_episodes limits the episodes read of each dataset: demos=DIR")
         if self.demos is None and self.demo_memory_mb != RunConfig.demo_memory_mb:
             raise ConfigError("demo_memory_mb is for pictures of demonstrations: demos=DIR")
+        if self.instruction != "number" and (self.env is not None or self.demos is None):
+            raise ConfigError(
+                f"instruction={self.instruction} is for demos= without env=: an environment says "
+                "itself what a policy observes"
+            )
         if self.demo_policy_steps and self.demos is None:
             raise ConfigError("demo_policy_steps is for recordings with interventions: demos=DIR")
         if self.demo_policy_steps and not resolve(self.learner["_target_"], Learner).imitates():

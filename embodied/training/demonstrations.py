@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,20 @@ from embodied.core.choices import Choices
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import extra_columns
-from embodied.core.spec import MASK, Spec, SpecMismatch, require_same
+from embodied.core.spec import (
+    INSTRUCTION,
+    MASK,
+    SENTENCE,
+    SYMBOL,
+    Leaf,
+    Spec,
+    SpecMismatch,
+    require_same,
+)
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
-from embodied.datasets.lerobot.reader import DatasetError, Episodes, read_episodes
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.lerobot.schema import read_info, skipped
 from embodied.datasets.mapping import Mapping, remapped
 from embodied.datasets.transitions import (
     INTERVENED,
@@ -32,10 +42,13 @@ from embodied.datasets.transitions import (
     chunks,
     flags,
     human_steps,
+    in_order_of,
     joined,
     past_observations,
     source_numbers,
+    spec_in_order_of,
     transitions,
+    unnamed,
     with_steps,
 )
 from embodied.learners.learner import Learner
@@ -55,15 +68,21 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     paths = [config.demos] if isinstance(config.demos, str) else config.demos
     for number, path in enumerate(paths):
         memory_mb = config.demo_memory_mb / len(paths)
-        part = read_episodes(local_folder(path), config.demo_episodes, memory_mb)
-        require_numbers(part, path)
+        folder = local_folder(path)
+        part = read_episodes(folder, config.demo_episodes, memory_mb)
+        if left_out := skipped(read_info(folder)):
+            say(f"{path}: {', '.join(left_out)} are no numbers or pictures and are not read")
         if env is None:
             if parts:
+                if trusted := unnamed(parts[0].spec, part.spec):
+                    say(f"{path}: {trusted} have no names: their order is trusted to be the same")
+                part = in_order_of(part, parts[0].spec, path)
                 require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
         elif mapping is not None and not is_same(env.spec, part.spec):
             part = remapped(part, env.spec, mapping, path)
         else:
             try:
+                part = in_order_of(part, env.spec, path)
                 require_same(env.spec, part.spec, "environment", f"dataset {path}")
             except SpecMismatch as error:
                 raise SpecMismatch(
@@ -82,7 +101,41 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
             )
         steps = {key: value for key, value in episodes.steps.items() if key != INTERVENED}
         episodes = replace(episodes, steps=steps)
-    return episodes if env is not None else replace(episodes, spec=own_spec(episodes))
+    if env is None:
+        return instructed(episodes, config.instruction)
+    tasks = set(episodes.words())
+    if len(tasks) > 1 and not _is_told(env.spec):
+        say(f"demos have {len(tasks)} tasks, and no observation of env= tells them apart")
+    return episodes
+
+
+def instructed(episodes: Episodes, how: str) -> Episodes:
+    """`episodes` with their task in words, or of several tasks with their sentences and the
+    observation `instruction`, which says `how` ("number", "vector", "ignore": not at all) what the
+    sentence of each step is."""
+    words = episodes.words()
+    tasks = tuple(sorted(set(words)))
+    if not tasks:
+        return episodes
+    if len(tasks) == 1:
+        return replace(episodes, spec=replace(episodes.spec, text=tasks[0]))
+    spec = replace(episodes.spec, text="", tasks=tasks)
+    if how == "ignore" or _is_told(spec):
+        return replace(episodes, spec=spec)
+    number = {text: place for place, text in enumerate(tasks)}
+    said = torch.tensor([number[text] for text in words])
+    leaf = Leaf((), "int64", 0, len(tasks) - 1, SYMBOL)
+    if how == "vector":
+        from embodied.nn.sentences import SIZE, sentence_vectors
+
+        said, leaf = sentence_vectors(tasks)[said], Leaf((SIZE,), unit=SENTENCE)
+    last = episodes.start + episodes.length - 1
+    return replace(
+        episodes,
+        spec=spec.with_obs(**{INSTRUCTION: leaf}),
+        steps={**episodes.steps, f"obs/{INSTRUCTION}": said},
+        final={**episodes.final, INSTRUCTION: said[last]},
+    )
 
 
 def _require_allowed(episodes: Episodes) -> None:
@@ -101,30 +154,21 @@ def _require_allowed(episodes: Episodes) -> None:
         )
 
 
-def require_numbers(episodes: Episodes, path: str) -> None:
-    """DatasetError for a number that is not finite, with its column, episode and frame."""
-    for key, value in episodes.steps.items():
-        if not value.is_floating_point() or math.isfinite(value.sum()):
-            continue
-        for step, element in (~value.reshape(len(value), -1).isfinite()).nonzero()[:1].tolist():
-            episode = int((episodes.start <= step).sum()) - 1
-            frame = step - int(episodes.start[episode])
-            raise DatasetError(
-                f"{path}: {key}[{element}] is not finite in episode {episode}, frame {frame}: "
-                f"embodied demos check {path} fix=DIR copies the dataset without such episodes"
-            )
+def _is_told(spec: Spec) -> bool:
+    """Whether a policy of `spec` observes what its task is."""
+    return INSTRUCTION in spec.obs or any(leaf.is_text for leaf in spec.obs.values())
 
 
-def own_spec(episodes: Episodes) -> Spec:
-    """The Spec of a dataset, with its instruction where all its episodes have the same."""
-    texts = set(episodes.texts)
-    return replace(episodes.spec, text=texts.pop()) if len(texts) == 1 else episodes.spec
+def say(line: str) -> None:
+    """One line for who trains, on the first process."""
+    if distributed.rank() == 0:
+        print(f"embodied: {line}", file=sys.stderr, flush=True)
 
 
 def is_same(here: Spec, there: Spec) -> bool:
-    """Whether `require_same` accepts the two."""
+    """Whether `require_same` accepts the two, whose elements have the same names in any order."""
     try:
-        require_same(here, there, "", "")
+        require_same(here, spec_in_order_of(there, here), "", "")
     except SpecMismatch:
         return False
     return True

@@ -122,7 +122,7 @@ def physical_policy(node: Node, episodes: Episodes, statistics: Statistics) -> P
         "obs": {
             name: measured(episodes.steps[f"obs/{name}"], statistics).to_json()
             for name, leaf in episodes.spec.obs.items()
-            if not (leaf.is_image or leaf.is_symbol or leaf.is_points)
+            if not (leaf.is_picture or leaf.is_symbol or leaf.is_points)
         },
         "reach": max(1.0, reach(episodes.steps["action"], action)),
     }

@@ -6,6 +6,8 @@ feature map h[c, y, x]: flatten; spatial softmax, the expected position of each 
 al., 2016); or spatial embeddings, sums over y and x of h[c] w[c, e] with learned w, e = 1 .. E
 (SERL; Luo et al., 2024). Then one linear layer.
 
+Depth pictures (m) go through the same bodies as d / (1 + d), which tells near things apart best.
+
 Point clouds: PointNet (Qi et al., 2017), permutation-invariant, in the variant of the 3D diffusion
 policy (Ze et al., 2024): a shared MLP per point, max pooling over points, one linear layer.
 
@@ -47,14 +49,16 @@ class ImageConfig:
 
 
 class Camera(nn.Module):
-    """Image encoder, uint8 [n, H, W, C] to [n, features]: a body, a head, and one linear layer.
+    """Image encoder, [n, H, W, C] uint8, or float32 in m where `depth`, to [n, features]: a body, a
+    head, and one linear layer.
 
     The feature map keeps its height and width up to the head, so positions are preserved.
     """
 
-    def __init__(self, shape: tuple[int, ...], config: ImageConfig) -> None:
+    def __init__(self, leaf: Leaf, config: ImageConfig) -> None:
         super().__init__()
-        height, width, channels = shape
+        self.depth = leaf.is_depth
+        height, width, channels = leaf.shape
         layers: list[nn.Module] = []
         for i, out in enumerate(config.channels):
             layers += (
@@ -73,17 +77,23 @@ class Camera(nn.Module):
         self.size = config.features
 
     def forward(self, picture: Tensor) -> Tensor:
-        pixels = picture.permute(0, 3, 1, 2).float() / 255 - 0.5
-        return self.project(self.convolve(pixels))
+        values = picture.permute(0, 3, 1, 2).float()
+        if self.depth:
+            metres = values.clamp(min=0)
+            unit = metres / (1 + metres)
+        else:
+            unit = values / 255
+        return self.project(self.convolve(unit - 0.5))
 
 
-def cameras(shapes: list[tuple[int, ...]], config: ImageConfig) -> list[Camera]:
-    """One image encoder for each of `shapes`, or (`config.shared`) one for all."""
-    if not config.shared or not shapes:
-        return [Camera(shape, config) for shape in shapes]
-    if len(set(shapes)) > 1:
-        raise ConfigError(f"images.shared=true needs cameras of one shape, got {shapes}")
-    return [Camera(shapes[0], config)] * len(shapes)
+def cameras(leaves: list[Leaf], config: ImageConfig) -> list[Camera]:
+    """One image encoder for each of `leaves`, or (`config.shared`) one for all."""
+    if not config.shared or not leaves:
+        return [Camera(leaf, config) for leaf in leaves]
+    shapes = [leaf.shape for leaf in leaves]
+    if len({(leaf.shape, leaf.is_depth) for leaf in leaves}) > 1:
+        raise ConfigError(f"images.shared=true needs cameras of one shape and kind, got {shapes}")
+    return [Camera(leaves[0], config)] * len(leaves)
 
 
 def strided(channels: int, out: int) -> list[nn.Module]:
@@ -220,14 +230,14 @@ class Encoder(nn.Module):
         seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
         named = {name: leaf for name, leaf in seen.items() if leaf.is_symbol}
         self.vectors = [k for k, v in seen.items() if _is_vector(v)]
-        self.images = [name for name, leaf in seen.items() if leaf.is_image]
+        self.images = [name for name, leaf in seen.items() if leaf.is_picture]
         self.names = [name for name, leaf in seen.items() if not leaf.is_text]
         flat = sum(seen[name].size for name in self.vectors)
         self.norm = MeanStdNormalizer(flat)
         self.normalized = [seen[name].is_normalized for name in self.vectors]
         if not seen:
             raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
-        made = cameras([seen[name].shape for name in self.images], images or ImageConfig())
+        made = cameras([seen[name] for name in self.images], images or ImageConfig())
         self.cameras = nn.ModuleList(made)
         self.symbols = OneHot(named) if named else None
         self.sets = [name for name, leaf in seen.items() if leaf.is_points]
@@ -308,7 +318,7 @@ class OneHot(nn.Module):
 
 
 def _is_vector(leaf: Leaf) -> bool:
-    return not (leaf.is_image or leaf.is_symbol or leaf.is_points or leaf.is_text)
+    return not (leaf.is_picture or leaf.is_symbol or leaf.is_points or leaf.is_text)
 
 
 def _flat_vectors(values: Tensor) -> Tensor:

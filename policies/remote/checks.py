@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec, SpecMismatch, hidden, require_same
+from embodied.core.spec import INSTRUCTION, Leaf, Spec, SpecMismatch, hidden, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping as NamesAndUnits
 from embodied.policies.remote.translation import Translation
@@ -54,6 +55,16 @@ def require_fit(
     else:
         _require_mapped(spec, served, mapping, url)
     return spec
+
+
+def told(served: Spec, prompt: str | None, url: str) -> Spec:
+    """The served spec without `instruction`, which the `prompt` stands for; ConfigError
+    where there is none, or one that the policy never saw."""
+    if prompt not in served.tasks:
+        known = ", ".join(repr(task) for task in served.tasks[:20])
+        raise ConfigError(f"the policy at {url} is told what to do: policy.prompt=one of {known}")
+    obs = {name: leaf for name, leaf in served.obs.items() if name != INSTRUCTION}
+    return replace(served, obs=obs)
 
 
 def _require_units(spec: Spec, served: Spec, mapping: Mapping[str, Any] | None, url: str) -> None:

@@ -64,6 +64,8 @@ class RemotePolicy(Policy):
         self.offer = self.connection.offer
         checks.require_policy(self.offer, config.policy_hash, config.url)
         served = None if self.offer.spec is None else Spec.from_json(self.offer.spec)
+        if served is not None and served.listens:
+            served = checks.told(served, config.prompt, config.url)
         self.spec = checks.require_fit(spec, served, config.mapping, config.url)
         self.translation = Translation.of(self.spec, config.mapping, config.prompt)
         self.noise_shape = (0,) if self.offer.noise is None else self.offer.noise

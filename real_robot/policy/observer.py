@@ -58,6 +58,10 @@ class Observer:
         for leaf, about in spec.obs.items():
             if hidden(leaf) or (about.is_image and leaf in pictures):
                 continue
+            if about.is_depth:
+                raise ConfigError(
+                    f"the policy has the depth picture {leaf}, and no camera here measures depth"
+                )
             if about.is_image:
                 raise ConfigError(
                     f"the policy has image observations ({leaf}): name a camera for it, "

@@ -238,8 +238,11 @@ def test_numbers_that_are_wrong_are_found(source: Path) -> None:
 def test_gaps_in_time_are_found(source: Path) -> None:
     assert findings(source) == []
     rewrite(source / DATA, "timestamp", lambda a: [t + (i > 11 + 8) for i, t in enumerate(a)])
-    # A constant shift is no gap.
-    assert findings(source) == [(1, 9, "timestamp: 1.100 s after the step before")]
+    # A constant shift is no gap. The last steps have no picture at their time any more.
+    assert findings(source) == [
+        (1, 9, "timestamp: 1.100 s after the step before"),
+        (3, None, "observation.images.front: it has no picture at 8.200 s, it ends before"),
+    ]
 
 
 def test_missing_steps_are_found(source: Path) -> None:

@@ -13,12 +13,15 @@ from tests.interop import need
 
 need("lerobot", "av")
 
+from embodied.core.spec import Leaf, Spec  # noqa: E402
 from embodied.datasets.editing.check import CheckConfig  # noqa: E402
 from embodied.datasets.editing.edit import Split, checked, drop, merge, numbered, split  # noqa: E402
 from embodied.datasets.editing.rotations import to_matrix  # noqa: E402
 from embodied.datasets.editing.transform import Rotation, rotate  # noqa: E402
-from embodied.datasets.lerobot.reader import read_episodes  # noqa: E402
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
+from embodied.datasets.lerobot.schema import read_info  # noqa: E402
 from embodied.importers import convert  # noqa: E402
+from tests.builders import recorded  # noqa: E402
 from tests.foreign import as_version_2  # noqa: E402
 from tests.interop.datasets import write_with_lerobot  # noqa: E402
 
@@ -80,6 +83,28 @@ def test_statistics_are_those_lerobot_computes(theirs: Path, tmp_path: Path) -> 
     assert np.allclose(kept.stats["action"]["mean"], rows.mean(0), rtol=1e-4, atol=1e-4)
     assert np.allclose(kept.stats["action"]["max"], rows.max(0))
     assert kept.total_episodes == 3 and kept.total_frames == len(rows)
+
+
+def test_what_policies_do_not_see_stays_hidden_in_lerobot(tmp_path: Path) -> None:
+    """Its training does not list it as an input, and its editing, which drops our key, keeps it."""
+    from lerobot.datasets.dataset_tools import delete_episodes
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    from lerobot.utils.feature_utils import dataset_to_policy_features
+
+    numbers = torch.rand(6, 2)
+    obs = {"state": numbers, "privileged/state": numbers + 1}
+    spec = Spec({name: Leaf((2,)) for name in obs}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+    with EpisodeWriter(tmp_path / "ours", spec) as writer:
+        for _ in range(3):
+            writer.add(recorded(obs, numbers[:5] / 2), "push")
+    theirs = LeRobotDataset("me/ours", root=tmp_path / "ours")
+    inputs = dataset_to_policy_features(theirs.meta.features)
+    assert set(inputs) == {"observation.state", "action"}
+    delete_episodes(theirs, [1], tmp_path / "edited", "me/edited")
+    edited = read_episodes(tmp_path / "edited")
+    assert "embodied" not in read_info(tmp_path / "edited") and len(edited) == 2
+    assert set(edited.spec.obs) == set(obs)
+    assert torch.equal(edited.steps["obs/privileged/state"][:5], numbers[:5] + 1)
 
 
 def test_a_good_dataset_of_lerobots_has_no_findings(theirs: Path) -> None:

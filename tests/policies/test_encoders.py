@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, build, parse
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import DEPTH, Leaf, Spec
 from embodied.core.text import encode, text_leaf
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx, write_torchscript
@@ -145,7 +145,7 @@ CONFIG = ImageConfig(channels=(8, 16), features=12)
 def make(body: str, head: str, shape: tuple[int, ...] = (21, 30, 3), **settings: Any) -> Camera:
     torch.manual_seed(0)
     node = {"channels": [8, 16], "features": 12, "body": body, "head": head, **settings}
-    return Camera(shape, parse(ImageConfig, node, "images"))
+    return Camera(Leaf(shape, "uint8"), parse(ImageConfig, node, "images"))
 
 
 def pictures(n: int, shape: tuple[int, ...] = (21, 30, 3)) -> Tensor:
@@ -231,6 +231,30 @@ def test_camera_policies_export(body: str, head: str, shared: bool, tmp_path: Pa
     written = write_onnx(decision, facts(decision), tmp_path / "policy.onnx")
     assert written.difference is not None and written.difference <= 1e-5
     write_torchscript(decision, facts(decision), tmp_path / "policy.pt")
+
+
+def test_distances_are_a_picture_and_near_ones_count_most() -> None:
+    torch.manual_seed(0)
+    depth = Leaf((20, 16, 1), low=0.0, unit=DEPTH)
+    encoder = Encoder({"depth": depth, "state": Leaf((3,))}, CONFIG)
+    assert (encoder.images, encoder.vectors, encoder.norm.mean.shape) == (
+        ["depth"],
+        ["state"],
+        (3,),
+    )
+    obs = {"depth": torch.full((1, 20, 16, 1), 0.3), "state": torch.zeros(1, 3)}
+    before = encoder(obs)
+    changes = []
+    for far in (0.3, 3.0):
+        obs["depth"] = torch.full((1, 20, 16, 1), far)
+        base = encoder(obs)
+        obs["depth"] = obs["depth"] + 0.05
+        changes.append((encoder(obs) - base).abs().max())
+    assert changes[0] > 3 * changes[1] > 0 and before.isfinite().all()
+    assert encoder({**obs, "depth": torch.full((1, 20, 16, 1), -1.0)}).isfinite().all()
+    with pytest.raises(ConfigError, match="one shape and kind"):
+        eyes = {"depth": depth, "grey": Leaf((20, 16, 1), "uint8")}
+        Encoder(eyes, ImageConfig(channels=(8,), shared=True))
 
 
 POINTS_OBS = {"points": Leaf((20, 6), unit="points"), "state": Leaf((3,))}

@@ -229,7 +229,7 @@ def test_a_client_that_says_not_what_it_executed_gets_no_joined_chunks() -> None
         ({"state": state(), "embodied": {"bach": 2}}, "batch, verb, carry"),
         ({"state": state(), "embodied": 3}, "is a map"),
         ({"state": state(), "embodied": {"carry": {"h": 1}}}, "carry is a map of nothing"),
-        ({"state": state(), "prompt": "jump"}, "does one task, 'go'"),
+        ({"state": state(), "prompt": "jump"}, "never saw the prompt 'jump', it knows 'go'"),
     ],
 )
 def test_what_cannot_be_answered_is_one_line(request_: dict[str, Any], line: str) -> None:

@@ -66,10 +66,10 @@ def test_a_number_that_is_not_finite_is_named_and_the_advice_works(
 
     rewrite(tmp_path / "broken" / DATA, "action", spoil)
     words = ["policy=flow", "learner=imitate", "steps=2", *SMALL]
-    where = r"broken: action\[1\] is not finite in episode 1, frame 3: embodied demos check"
+    where = r"episode 1, step 3: action\[y.vel\] is not finite; embodied demos check"
     with pytest.raises(DatasetError, match=where) as caught:
         train([f"demos={broken}", f"out={tmp_path}/run", *words])
-    advice = re.search(r"embodied (demos check .* fix=)DIR", str(caught.value))
+    advice = re.search(r"embodied (demos check .* fix=)NEW_FOLDER", str(caught.value))
     assert advice is not None
     exit_of(*f"{advice[1]}{mended}".split())
     train([f"demos={mended}", f"out={tmp_path}/run", *words])
@@ -204,12 +204,18 @@ def wrong(tmp_path: Path, text: str) -> Path:
     return file
 
 
+ELEMENTS = "action: {elements: [x, y]}"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("action: {low: [-1, -1], high: [1, 1]}", r"beyond the mapping's action.low.*45"),
+        (
+            "action: {low: [-1, -1], high: [1, 1], elements: [x, y]}",
+            r"beyond the mapping's action.low.*45",
+        ),
         ("action: {low: [-1], high: [1]}", "should have 2 numbers"),
-        ("obs: {state: observation.tip}", "there is no tip for state float32.*NAME_THERE"),
+        (f"obs: {{state: observation.tip}}\n{ELEMENTS}", "there is no tip .* float32.*NAME_THERE"),
         ("obs: {stat: observation.state}", 'obs.stat is no observation here.*"state"'),
     ],
 )

@@ -65,6 +65,7 @@ ELSEWHERE = {
     "test_train.py": "resume",
     "test_logger.py": "wandb",
     "test_imitated_steps.py": "finetune init demo_policy_steps",
+    "test_foreign_columns.py": "instruction",
     "test_task_grid.py": "eval",
     "test_a_shift_is_for_images": "data.random_shift",
     "test_dataset_run.py": "demo_memory_mb mapping data.statistics data.held_out",

@@ -8,11 +8,12 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,12 @@ from embodied.datasets.editing.write import (
     open_source,
     write_dataset,
 )
-from embodied.datasets.lerobot.schema import OURS, DatasetError
+from embodied.datasets.lerobot.schema import (
+    OURS,
+    DatasetError,
+    columns_of_info,
+    spec_of_info,
+)
 
 
 @contextmanager
@@ -88,7 +94,7 @@ def merge(paths: Sequence[Path | str], out: Path | str) -> Copied:
                 found = differences(here.info, there.info)
                 if (OURS in here.info) != (OURS in there.info):
                     found.append("one was recorded by LeRobot, the other by embodied")
-                elif OURS in here.info and here.info[OURS] != there.info[OURS]:
+                elif OURS in here.info and _layout(here.info) != _layout(there.info):
                     found.append("their Specs differ (bounds, names or period)")
                 if found:
                     line = f"{here.path} and {there.path} cannot be merged"
@@ -108,6 +114,11 @@ def drop(path: Path | str, out: Path | str, choose: Choose) -> Copied:
                 raise DatasetError(f"all {len(source)} episodes would be dropped; nothing is left")
             result = write_dataset(partial, [Chosen(source, kept)])
         return result
+
+
+def _layout(info: Mapping[str, Any]) -> Any:
+    """What two datasets of ours must agree in."""
+    return spec_of_info(info), columns_of_info(info), info[OURS]["spec"].get("text")
 
 
 @dataclass(frozen=True)

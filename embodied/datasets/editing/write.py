@@ -38,6 +38,7 @@ from embodied.datasets.lerobot.schema import (
     place_in_film,
     read_index,
     read_info,
+    read_tasks,
     tasks_table,
 )
 from embodied.datasets.lerobot.video import open_film, open_sink
@@ -99,17 +100,6 @@ class Source:
     def texts(self) -> list[list[str]]:
         """The tasks of every episode in words."""
         return [list(texts or [""]) for texts in self.index["tasks"].to_pylist()]
-
-    def number_to_text(self) -> dict[int, str]:
-        """meta/tasks.parquet: the sentence of every task_index."""
-        file = self.folder / "meta" / "tasks.parquet"
-        try:
-            table = pq.read_table(file)
-            names = [n for n in table.column_names if n != "task_index"]
-            words = table[names[0]].to_pylist()
-            return dict(zip(table["task_index"].to_pylist(), words, strict=True))
-        except (*DAMAGE, IndexError) as error:
-            raise damaged(file, error) from error
 
     def table(self, file: Path) -> pa.Table:
         """All rows of a data file, all its columns."""
@@ -302,7 +292,7 @@ def _copy_data(
 
 def _episodes(chosen: Chosen, texts: dict[str, int]) -> Any:
     """The steps of every chosen episode with the new numbers of their tasks, which `texts` gets."""
-    source, words = chosen.source, chosen.source.number_to_text()
+    source, words = chosen.source, read_tasks(chosen.source.folder)
     file: Path | None = None
     table: pa.Table | None = None
     for episode in chosen.episodes:

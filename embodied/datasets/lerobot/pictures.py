@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +23,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.schema import DatasetError
-from embodied.datasets.lerobot.video import decode_image, decode_jobs, run_jobs
+from embodied.datasets.lerobot.schema import DAMAGE, Column, DatasetError
+from embodied.datasets.lerobot.video import SAY_DEPTH, decode_jobs, decode_numbers, run_jobs
 
 Jobs = list[Callable[[], None]]
 Put = Callable[[int, np.ndarray], None]
@@ -59,9 +60,11 @@ class FrameCache:
 
 
 class Pictures(Protocol):
-    """N pictures of one shape [H, W, C] uint8. `parts` says which store holds which of `rows`."""
+    """N pictures of one shape [H, W, C], uint8 or distances (float32, m). `parts` says which store
+    holds which of `rows`."""
 
-    shape: tuple[int, ...]
+    @property
+    def column(self) -> Column: ...
 
     def __len__(self) -> int: ...
 
@@ -70,11 +73,85 @@ class Pictures(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class EpisodeFiles:
+    """The rows of E episodes, one after the other: `length[e]` of them, which `files[e]` holds.
+    `folder` is that of the dataset."""
+
+    folder: Path
+    files: Sequence[Path]
+    length: np.ndarray
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        """The first row of each episode."""
+        return np.cumsum(self.length) - self.length
+
+    def episode(self, rows: Any) -> Any:
+        """The episode of each row."""
+        return np.searchsorted(self.start, rows, side="right") - 1
+
+    def where(self, row: int) -> str:
+        """File, episode and step of a row, to begin an error with."""
+        episode = int(self.episode(row))
+        return f"{self.files[episode]}: episode {episode}, step {row - int(self.start[episode])}"
+
+
+def film_pixels(column: Column) -> str:
+    """The pixels that a film of `column` is decoded to."""
+    if column.depth is not None:
+        return "gray12le"
+    return "gray" if column.shape[2] == 1 else "rgb24"
+
+
+def bytes_of(cell: Any, folder: Path) -> bytes:
+    """The file in a cell of a picture column: bytes, or {bytes, path} as LeRobot's are, where a
+    path without bytes is one below `folder`. OSError, ValueError."""
+    if isinstance(cell, Mapping):
+        if cell["bytes"] is None and cell["path"]:
+            return (folder / cell["path"]).read_bytes()
+        cell = cell["bytes"]
+    if cell is None:
+        raise ValueError("the cell holds no picture")
+    return cell
+
+
+def fitted(picture: np.ndarray, column: Column) -> np.ndarray:
+    """A decoded picture as `column` says: without alpha, distances in m. ValueError where it has
+    another shape or type."""
+    if picture.shape[2:] == (4,) and column.shape[2] == 3:
+        picture = picture[..., :3]
+    if picture.shape != column.shape:
+        raise ValueError(f"{column.name} is {list(picture.shape)}, not {list(column.shape)}")
+    if column.depth is not None:
+        coded = column.stored == "video"
+        return column.depth.of_film(picture) if coded else column.depth.of_picture(picture)
+    if picture.dtype != np.uint8:
+        raise ValueError(
+            f"{column.name} has numbers of the type {picture.dtype}, and meta/info.json does not "
+            f"say what they are: {SAY_DEPTH}"
+        )
+    return picture
+
+
+def fitted_in(episodes: EpisodeFiles, row: int, picture: np.ndarray, column: Column) -> np.ndarray:
+    """`fitted`; DatasetError names file, episode and step."""
+    try:
+        return fitted(picture, column)
+    except ValueError as error:
+        raise DatasetError(f"{episodes.where(row)}: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 @dataclass(eq=False)
 class Stored:
-    """Pictures that one store can decode."""
+    """Pictures of `column` that one store can decode."""
 
-    shape: tuple[int, ...]
+    column: Column
     cache: FrameCache
 
     def parts(self, rows: np.ndarray) -> list[tuple[Stored, np.ndarray, np.ndarray]]:
@@ -87,51 +164,63 @@ class Stored:
 
 @dataclass(eq=False)
 class Filmed(Stored):
-    """The rows of E episodes one after the other: episode e has `length[e]` of them, in film
-    `file[e]` from `begin[e]` s on, row r at `clock[r]` s of its episode, about `fps` a second."""
+    """The rows of E `episodes` in films: episode e from `begin[e]` s on, row r at `clock[r]` s of
+    its episode, about `fps` a second."""
 
-    files: Sequence[Path]
+    episodes: EpisodeFiles
     begin: np.ndarray
-    length: np.ndarray
     clock: np.ndarray
     fps: float
-    start: np.ndarray = field(init=False)
     film: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.start = np.cumsum(self.length) - self.length
-        number = {file: i for i, file in enumerate(dict.fromkeys(self.files))}
-        self.film = np.array([number[file] for file in self.files], np.int64)
+        files = self.episodes.files
+        number = {file: i for i, file in enumerate(dict.fromkeys(files))}
+        self.film = np.array([number[file] for file in files], np.int64)
 
     def __len__(self) -> int:
-        return int(self.length.sum())
+        return len(self.clock)
 
     def jobs(self, rows: np.ndarray, put: Put) -> Jobs:
-        episode = np.searchsorted(self.start, rows, side="right") - 1
+        def fitted(row: int, place: int, picture: np.ndarray) -> None:
+            put(place, fitted_in(self.episodes, row, picture, self.column))
+
+        episode = self.episodes.episode(rows)
+        pixels = film_pixels(self.column)
         times = self.begin[episode] + self.clock[rows]
         jobs: Jobs = []
         for film in np.unique(self.film[episode]):
             here = np.flatnonzero(self.film[episode] == film)
             here = here[times[here].argsort(kind="stable")]
-            file = self.files[int(episode[here[0]])]
+            file = self.episodes.files[int(episode[here[0]])]
             jobs += decode_jobs(
-                file, self.fps, times[here], lambda i, p, here=here: put(int(here[i]), p)
+                file,
+                self.fps,
+                times[here],
+                lambda i, p, here=here: fitted(int(rows[here[i]]), int(here[i]), p),
+                pixels,
             )
         return jobs
 
 
 @dataclass(eq=False)
 class Encoded(Stored):
-    """PNG or JPEG files in memory."""
+    """PNG, JPEG or TIFF files of `episodes` in memory: as they are, or in LeRobot's cells."""
 
     data: pa.ChunkedArray | pa.Array
+    episodes: EpisodeFiles
 
     def __len__(self) -> int:
         return len(self.data)
 
     def jobs(self, rows: np.ndarray, put: Put) -> Jobs:
         def job(i: int, row: int) -> None:
-            put(i, decode_image(self.data[row].as_py()).numpy())
+            try:
+                picture = decode_numbers(bytes_of(self.data[row].as_py(), self.episodes.folder))
+            except DAMAGE as error:
+                where = self.episodes.where(row)
+                raise DatasetError(f"{where}: {self.column.name}: {_reason(error)}") from error
+            put(i, fitted_in(self.episodes, row, picture, self.column))
 
         return [lambda i=i, row=int(row): job(i, row) for i, row in enumerate(rows)]
 
@@ -155,7 +244,7 @@ class Joined:
     """Several `Pictures` one after the other."""
 
     def __init__(self, all_: Sequence[Pictures]) -> None:
-        self.all, self.shape = list(all_), all_[0].shape
+        self.all, self.column = list(all_), all_[0].column
         self.end = np.cumsum([len(one) for one in all_])
 
     def __len__(self) -> int:
@@ -173,8 +262,11 @@ class Joined:
 
 
 def read(wanted: Sequence[tuple[Pictures, np.ndarray]]) -> list[Tensor]:
-    """The pictures [n, H, W, C] uint8 of all (pictures, rows [n] of them)."""
-    results = [np.empty((len(rows), *pictures.shape), np.uint8) for pictures, rows in wanted]
+    """The pictures [n, H, W, C] of all (pictures, rows [n] of them)."""
+    results = [
+        np.empty((len(rows), *pictures.column.shape), pictures.column.dtype)
+        for pictures, rows in wanted
+    ]
     by_store: dict[int, tuple[Stored, list[tuple[int, np.ndarray, np.ndarray]]]] = {}
     for number, (pictures, rows) in enumerate(wanted):
         for store, own, at in pictures.parts(rows):
@@ -241,8 +333,9 @@ class LazyPictures(Tensor):
         device: torch.device | str = "cpu",
     ) -> LazyPictures:
         make = torch.Tensor._make_wrapper_subclass  # pyright: ignore
-        size = (len(rows), *pictures.shape)
-        self: LazyPictures = make(cls, size, dtype=torch.uint8, device=torch.device(device))
+        size = (len(rows), *pictures.column.shape)
+        dtype: torch.dtype = getattr(torch, pictures.column.dtype)
+        self: LazyPictures = make(cls, size, dtype=dtype, device=torch.device(device))
         self.pictures, self.rows, self.limit = pictures, rows, limit
         return self
 
@@ -261,7 +354,7 @@ class LazyPictures(Tensor):
 
     def require_room(self) -> None:
         """DatasetError if these are more pictures than `limit`."""
-        size = len(self.rows) * int(np.prod(self.pictures.shape, dtype=int))
+        size = len(self.rows) * self.pictures.column.nbytes
         if size > self.limit:
             raise DatasetError(
                 f"{len(self.rows):,} pictures are {size / 1e6:,.0f} MB when decoded, which this "
@@ -309,7 +402,7 @@ def load(rows: Tensors) -> Tensors:
 
 
 def _to_copy(one: LazyPictures, **kwargs: Any) -> LazyPictures | None:
-    if kwargs.get("dtype") not in (None, torch.uint8):
+    if kwargs.get("dtype") not in (None, one.dtype):
         return None
     return one.at(one.rows, kwargs.get("device"))
 
@@ -338,13 +431,13 @@ def _index(one: Tensor, index: Sequence[Tensor | None]) -> LazyPictures | None:
 
 def _cat(all_: Sequence[Tensor], dim: int = 0) -> LazyPictures | None:
     lazy = next((one for one in all_ if isinstance(one, LazyPictures)), None)
-    alike = all(one.dtype == torch.uint8 and one.shape[1:] == all_[0].shape[1:] for one in all_)
+    alike = all((one.dtype, one.shape[1:]) == (all_[0].dtype, all_[0].shape[1:]) for one in all_)
     if lazy is None or dim != 0 or not alike:
         return None
     views = [
         _Chosen(one)
         if isinstance(one, LazyPictures)
-        else Held(tuple(one.shape[1:]), FrameCache(0), one.cpu().numpy())
+        else Held(lazy.pictures.column, FrameCache(0), one.cpu().numpy())
         for one in all_
     ]
     joined = Joined(views)
@@ -355,7 +448,7 @@ class _Chosen:
     """The rows of a LazyPictures as `Pictures`."""
 
     def __init__(self, lazy: LazyPictures) -> None:
-        self.lazy, self.shape = lazy, lazy.pictures.shape
+        self.lazy, self.column = lazy, lazy.pictures.column
 
     def __len__(self) -> int:
         return len(self.lazy.rows)

@@ -17,9 +17,16 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.pictures import Encoded, Filmed, FrameCache, LazyPictures, Pictures
+from embodied.datasets.lerobot.pictures import (
+    Encoded,
+    EpisodeFiles,
+    Filmed,
+    FrameCache,
+    LazyPictures,
+    Pictures,
+)
 from embodied.datasets.lerobot.schema import (
     DAMAGE,
     DATA,
@@ -30,14 +37,18 @@ from embodied.datasets.lerobot.schema import (
     Pending,
     columns_of_info,
     damaged,
+    images_of,
+    is_class,
     list_pending,
     read_index,
     read_info,
+    read_tasks,
     spec_of_info,
 )
 from embodied.datasets.lerobot.writer import EpisodeWriter
 
 MEMORY_MB = 1500.0  # of decoded pictures
+KINDS = ("chunk", "file")
 
 __all__ = ["DatasetError", "EpisodeWriter", "Episodes", "read_episodes", "salvage"]
 
@@ -49,7 +60,8 @@ class Episodes:
     `steps` [N, ...]: `obs/*` (what was acted on), `action`, `reward`, `terminated`, `truncated` and
     whatever else was recorded (`success`, `task`, ...). Episode e is the rows from `start[e]`,
     `length[e]` of them; `final` [E, ...] holds the observation after its last action (`<name>`, no
-    prefix). `texts` says in words what the task was, `info` what the recorder noted.
+    prefix). `texts` says in words what the task of an episode was at first, `step_texts` that of
+    every step (empty: no episode has two), `info` what the recorder noted.
     """
 
     spec: Spec
@@ -59,9 +71,23 @@ class Episodes:
     final: Tensors
     texts: tuple[str, ...] = ()
     info: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    step_texts: tuple[str, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.length)
+
+    def words(self) -> tuple[str, ...]:
+        """The task of every step, N sentences; empty where there are no words at all."""
+        each = zip(self.texts, self.length.tolist(), strict=False)
+        return self.step_texts or tuple(text for text, count in each for _ in range(count))
+
+    def text(self, number: int) -> str | tuple[str, ...] | None:
+        """The task of an episode as `EpisodeWriter.add` takes it: one sentence, or one a step."""
+        if not self.step_texts:
+            return self.texts[number] if self.texts else None
+        begin = int(self.start[number])
+        words = self.step_texts[begin : begin + int(self.length[number])]
+        return words[0] if len(set(words)) == 1 else words
 
     def episode(self, number: int) -> Tensors:
         """One episode as `EpisodeWriter.add` takes it."""
@@ -114,7 +140,7 @@ def salvage(path: Path | str, out: Path | str) -> int:
     info, index = read_info(path), read_index(path, whole=False)
     spec = spec_of_info(info)
     numbers = [] if index is None else index["episode_index"].to_pylist()
-    images = "png" if any(c.stored == "image" for c in columns_of_info(info)) else "mp4"
+    images = images_of(columns_of_info(info))
     with EpisodeWriter(out, spec, str(info.get("robot_type")), images) as writer:
         for place in range(len(numbers)):
             assert index is not None
@@ -135,7 +161,7 @@ def _copy(
         episodes = _assemble(path, info, index, waiting)
     except DatasetError:
         return  # that it is damaged is why we are here
-    writer.add(episodes.episode(0), episodes.texts[0], episodes.info[0])
+    writer.add(episodes.episode(0), episodes.text(0), episodes.info[0])
 
 
 def _assemble(
@@ -159,21 +185,28 @@ def _assemble(
     names = [column.name for column in columns if column.stored != "video"]
     memory = _Memory(columns, int(length.sum()) + len(length), memory_mb)
     clock = _clock(tables, length, info["fps"])
+    files = [one.file for one in waiting]
+    files = (_files(path, index, "data", DATA) if index is not None else []) + files
+    episodes = EpisodeFiles(path, files, length.numpy())
     try:
         table = pa.concat_tables([table.select(names) for table in tables])
         steps = {c.key: c.to_tensor(table[c.name]) for c in columns if not c.stored}
     except DAMAGE as error:
         raise damaged(path / "data", error) from error
+    _require_finite(columns, steps, episodes)
     for column in columns:
         if column.stored == "video":
-            steps[column.key] = memory.read(
-                _filmed(path, column, info["fps"], index, length, clock, waiting, memory.cache)
-            )
+            films = _filmed(path, column, info["fps"], index, episodes, clock, waiting)
+            steps[column.key] = memory.read(Filmed(column, memory.cache, *films))
         elif column.stored:
-            steps[column.key] = memory.read(_encoded(column, table[column.name], memory.cache))
+            pictures = Encoded(column, memory.cache, table[column.name], episodes)
+            steps[column.key] = memory.read(pictures)
     spec = spec_of_info(info)
+    if is_class(info, steps["action"]):
+        steps["action"] = steps["action"].reshape(-1).long()
+        spec = spec.with_act(Leaf((), "int64", 0, int(steps["action"].max())))
     final = {
-        name: _final(line, steps, start + length - 1, by_key, memory)
+        name: _final(line, steps, start + length - 1, by_key, memory, path)
         for name, by_key in ((c.key[4:], c) for c in columns if c.key.startswith("obs/"))
     }
     # Flags and rewards as our own rows have them.
@@ -184,10 +217,10 @@ def _assemble(
     steps["terminated"] = done & ~truncated
     steps["truncated"] = truncated
     steps.setdefault("reward", torch.zeros(rows))
-    texts = tuple((texts or [""])[0] for texts in line["tasks"].to_pylist())
+    texts, step_texts = _texts(path, line, tables, start, len(waiting))
     notes = line["info"].to_pylist() if OURS in info else [None] * len(length)
     parsed = tuple(json.loads(note) if note else {} for note in notes)
-    return Episodes(spec, steps, start, length, final, texts, parsed)
+    return Episodes(spec, steps, start, length, final, texts, parsed, step_texts)
 
 
 class _Memory:
@@ -195,7 +228,7 @@ class _Memory:
 
     def __init__(self, columns: Sequence[Column], rows: int, memory_mb: float) -> None:
         self.limit = int(memory_mb * 1e6)
-        self.lazy = sum(column.size for column in columns if column.stored) * rows > self.limit
+        self.lazy = sum(column.nbytes for column in columns if column.stored) * rows > self.limit
         self.cache = FrameCache(self.limit if self.lazy else 0)
 
     def read(self, pictures: Pictures) -> Tensor:
@@ -229,29 +262,69 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
     return tables
 
 
+def _files(path: Path, index: pa.Table, what: str, template: str, camera: str = "") -> list[Path]:
+    """The file that holds each listed episode's `what` ("data", "videos/NAME")."""
+    places = zip(*(index[f"{what}/{kind}_index"].to_pylist() for kind in KINDS), strict=True)
+    return [
+        path / template.format(video_key=camera, chunk_index=chunk, file_index=file)
+        for chunk, file in places
+    ]
+
+
 def _filmed(
     path: Path,
     column: Column,
     fps: float,
     index: pa.Table | None,
-    length: Tensor,
+    episodes: EpisodeFiles,
     clock: np.ndarray,
     waiting: Sequence[Pending],
-    cache: FrameCache,
-) -> Filmed:
-    """Where the pictures of a film column are: listed films first, then those of `waiting`."""
+) -> tuple[EpisodeFiles, np.ndarray, np.ndarray, float]:
+    """Where the pictures of a film column are, as `Filmed` takes it: listed films first, then
+    those of `waiting`."""
     files: list[Path] = []
     begin: list[float] = []
     if index is not None:
         at = f"videos/{column.name}"
-        names = (f"{at}/chunk_index", f"{at}/file_index", f"{at}/from_timestamp")
-        for chunk, file, second in zip(*(index[n].to_pylist() for n in names), strict=True):
-            name = VIDEO.format(video_key=column.name, chunk_index=chunk, file_index=file)
-            files.append(path / name)
-            begin.append(second)
+        files = _files(path, index, at, VIDEO, column.name)
+        begin = index[f"{at}/from_timestamp"].to_pylist()
     files += [one.film(column) for one in waiting]
     begin += [0.0] * len(waiting)
-    return Filmed(column.shape, cache, files, np.array(begin), length.numpy(), clock, fps)
+    return EpisodeFiles(path, files, episodes.length), np.array(begin), clock, fps
+
+
+def _require_finite(columns: Sequence[Column], steps: Tensors, episodes: EpisodeFiles) -> None:
+    """DatasetError names the first observation, action or reward that is no finite number."""
+    for column in columns:
+        values = steps.get(column.key)
+        learnt = column.key.startswith("obs/") or column.key in ("action", "reward")
+        if values is None or not learnt or not values.is_floating_point():
+            continue
+        wrong = (~values.isfinite()).reshape(len(values), -1)
+        if wrong.any():
+            row, element = wrong.nonzero()[0].tolist()
+            raise DatasetError(
+                f"{episodes.where(row)}: {column.element(element)} is not finite; embodied demos "
+                f"check {episodes.folder} fix=NEW_FOLDER copies the episodes without such numbers"
+            )
+
+
+def _texts(
+    path: Path, line: pa.Table, tables: Sequence[pa.Table], start: Tensor, pending: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The first sentence of each episode, and those of all steps where an episode has several. The
+    last `pending` tables are an episode each, which numbers its own sentences."""
+    listed = line["tasks"].to_pylist()
+    if all(len(texts or []) <= 1 for texts in listed):
+        return tuple((texts or [""])[0] for texts in listed), ()
+    words: list[str] = []
+    known = read_tasks(path) if len(tables) > pending else {}
+    own = [known] * (len(tables) - pending) + [
+        dict(enumerate(texts)) for texts in listed[len(listed) - pending :]
+    ]
+    for table, sentences in zip(tables, own, strict=True):
+        words += [sentences.get(number, "") for number in table["task_index"].to_pylist()]
+    return tuple(words[begin] for begin in start.tolist()), tuple(words)
 
 
 def _clock(tables: Sequence[pa.Table], length: Tensor, fps: float) -> np.ndarray:
@@ -261,18 +334,14 @@ def _clock(tables: Sequence[pa.Table], length: Tensor, fps: float) -> np.ndarray
     return np.concatenate([np.arange(count) / fps for count in length.tolist()])
 
 
-def _encoded(column: Column, values: pa.ChunkedArray, cache: FrameCache) -> Encoded:
-    """PNG files: as they are, or in the struct of LeRobot's image columns."""
-    data: Any = values
-    if pa.types.is_struct(values.type):
-        data = pa.chunked_array([chunk.field("bytes") for chunk in values.chunks], pa.binary())
-    return Encoded(column.shape, cache, data)
-
-
-def _final(line: pa.Table, steps: Tensors, last: Tensor, column: Column, memory: _Memory) -> Tensor:
+def _final(
+    line: pa.Table, steps: Tensors, last: Tensor, column: Column, memory: _Memory, path: Path
+) -> Tensor:
     name = f"final/{column.key[4:]}"
     if name not in line.column_names:
         return steps[column.key][last]
     if column.stored:
-        return memory.read(_encoded(column, line[name], memory.cache))
+        index = [path / "meta" / "episodes"] * len(last)
+        files = EpisodeFiles(path, index, np.ones(len(last), np.int64))
+        return memory.read(Encoded(column, memory.cache, line[name], files))
     return column.to_tensor(line[name])

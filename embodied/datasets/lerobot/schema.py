@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import formats
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import DEPTH, Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 
 VERSION = "v3.0"
@@ -45,6 +45,12 @@ NAMED = {
     "task": "task_vector",
     "intervened": "intervention",
 }
+HIL_SERL = {"complementary_info.is_intervention": "intervened"}  # LeRobot's name of the same
+HIDDEN = ("privileged.", "critic.")  # columns of observations that policies do not see
+# As which type the numbers of a feature are computed with.
+DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "float64": "float32"}
+DTYPES |= {n: n for n in ("float32", "float16", "int8", "int16", "int32", "int64", "uint8", "bool")}
+CHANNELS = (1, 3, 4)  # of a picture
 
 
 class DatasetError(RuntimeError):
@@ -52,9 +58,57 @@ class DatasetError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Depth:
+    """How the numbers of a depth picture become metres.
+
+    Pictures hold distances in `unit` ("m", "mm"; "": integers are mm, floats m). Films hold codes
+    c from 0 to 4095, from `low` to `high` (m) in even steps, or (`logarithmic`) in even steps of
+    log(distance + `shift`), as LeRobot 0.6 writes them.
+    """
+
+    unit: str = "mm"
+    low: float = 0.01
+    high: float = 10.0
+    shift: float = 3.5
+    logarithmic: bool = True
+
+    CODES: ClassVar[int] = 4095
+
+    def of_picture(self, values: np.ndarray) -> np.ndarray:
+        """Metres, float32, of the numbers of a picture; 0 for those that are not finite."""
+        metres = self.unit == "m" or (not self.unit and values.dtype.kind == "f")
+        known = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        return (known * (1.0 if metres else 1e-3)).astype(np.float32)
+
+    def of_film(self, codes: np.ndarray) -> np.ndarray:
+        """Metres, float32, of the codes of a film."""
+        low, high = self.low, self.high
+        if not self.logarithmic:
+            return (low + codes * ((high - low) / self.CODES)).astype(np.float32)
+        first, last = np.log(low + self.shift), np.log(high + self.shift)
+        return (np.exp(first + codes * ((last - first) / self.CODES)) - self.shift).astype(
+            np.float32
+        )
+
+    @classmethod
+    def of_feature(cls, feature: Mapping[str, Any]) -> Depth | None:
+        """What a feature of info.json says of itself; None where it is no depth picture."""
+        info = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+        if not (info.get("is_depth_map") or info.get("video.is_depth_map")):
+            return None
+        names = {"low": "depth_min", "high": "depth_max", "shift": "shift"}
+        given = {key: info.get(f"video.{name}") for key, name in names.items()}
+        numbers = {key: float(value) for key, value in given.items() if value is not None}
+        by_log = info.get("video.use_log")
+        logarithmic = True if by_log is None else bool(by_log)
+        return cls(str(info.get("depth_unit") or ""), logarithmic=logarithmic, **numbers)
+
+
+@dataclass(frozen=True)
 class Column:
     """One column of the data files: `name` there, `key` in Tensors, `shape` and `dtype` (torch's
-    name) of one step, how pictures are `stored` ("video", "image"; "" for numbers), and `names`."""
+    name) of one step, how pictures are `stored` ("video", "image"; "" for numbers), `names`, and
+    for pictures of distances (float32, m) what the file holds, `depth`."""
 
     name: str
     key: str
@@ -62,22 +116,38 @@ class Column:
     dtype: str
     stored: str = ""
     names: tuple[str, ...] = ()
+    depth: Depth | None = None
 
     @property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=int))
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of one step in memory."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+    @property
     def feature(self) -> dict[str, Any]:
         """Its entry in info.json."""
         if self.stored:
             names = ["height", "width", "channels"]
-            return {"dtype": self.stored, "shape": list(self.shape), "names": names}
+            feature = {"dtype": self.stored, "shape": list(self.shape), "names": names}
+            if self.depth is not None:
+                feature["info"] = {"is_depth_map": True, "depth_unit": self.depth.unit}
+            return feature
         if self.size == 1:
             return {"dtype": self.dtype, "shape": [1], "names": None}
         short = self.name.rpartition(".")[2]
         names = list(self.names) or [f"{short}_{i}" for i in range(self.size)]
         return {"dtype": self.dtype, "shape": [self.size], "names": names}
+
+    def element(self, number: int) -> str:
+        """What one element is called in a message: `action[x.pos]`."""
+        if self.size == 1:
+            return self.name
+        named = self.names[number] if len(self.names) == self.size else str(number)
+        return f"{self.name}[{named}]"
 
     def to_arrow(self, values: Tensor) -> pa.Array:
         """Values [T, *shape] as an Arrow array of length T."""
@@ -94,33 +164,42 @@ class Column:
             array = pa.concat_arrays(array.chunks)
         while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
             array = array.flatten()
-        numbers = torch.from_numpy(np.array(array.to_numpy(zero_copy_only=False)))
-        if numbers.numel() != rows * self.size:
+        numbers = np.array(array.to_numpy(zero_copy_only=False))
+        if numbers.size != rows * self.size or numbers.dtype == object:
             raise ValueError(f"column {self.name} does not hold {rows} x {self.size} numbers")
-        return numbers.to(getattr(torch, self.dtype)).reshape(rows, *self.shape)
+        return torch.from_numpy(numbers.astype(self.dtype)).reshape(rows, *self.shape)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Column:
-        shape, names = tuple(data["shape"]), tuple(data["names"])
-        return cls(data["name"], data["key"], shape, data["dtype"], data["stored"], names)
+        shape, names, depth = tuple(data["shape"]), tuple(data["names"]), data.get("depth")
+        coded = None if depth is None else Depth(**depth)
+        return cls(data["name"], data["key"], shape, data["dtype"], data["stored"], names, coded)
 
 
 def observation(name: str, leaf: Leaf, images: str) -> Column:
-    """The column of the observation `name`; `images` is "video" or "image"."""
+    """The column of the observation `name`; `images` is "video" or "image".
+
+    Depth pictures are always single pictures (PNG, mm). What policies do not see lies outside of
+    `observation.`, so that LeRobot's policies do not see it either.
+    """
     key, plain = f"obs/{name}", name.replace("/", ".")
-    if leaf.is_image and leaf.shape[2] in (1, 3, 4):
-        return Column(f"observation.images.{plain}", key, leaf.shape, leaf.dtype, images)
-    return Column(f"observation.{plain}", key, leaf.shape, leaf.dtype, "", leaf.names)
+    within = plain if hidden(name) else f"observation.{plain}"
+    if leaf.is_picture and leaf.shape[2] in CHANNELS:
+        place = within if hidden(name) else f"observation.images.{plain}"
+        if leaf.is_depth:
+            return Column(place, key, leaf.shape, leaf.dtype, "image", depth=Depth())
+        return Column(place, key, leaf.shape, leaf.dtype, images)
+    return Column(within, key, leaf.shape, leaf.dtype, "", leaf.names)
 
 
 def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
     """All columns of a dataset whose first episode is `episode`: state, other observations, action,
     reward, then whatever else it has (pictures among it are stored as such). The flags of the end
     are `next.done`, `next.truncated`."""
-    leaves = sorted(spec.obs.items(), key=lambda item: (item[1].is_image, item[0] != "state"))
+    leaves = sorted(spec.obs.items(), key=lambda item: (item[1].is_picture, item[0] != "state"))
     columns = [observation(name, leaf, images) for name, leaf in leaves]
     columns.append(Column("action", "action", spec.act.shape, spec.act.dtype, "", spec.act.names))
     for key, value in episode.items():
@@ -128,7 +207,7 @@ def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
             continue
         name = NAMED.get(key, key.replace("/", "."))
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape[1:])
-        picture = dtype == "uint8" and len(shape) == 3 and shape[2] in (1, 3, 4)
+        picture = dtype == "uint8" and len(shape) == 3 and shape[2] in CHANNELS
         columns.append(Column(name, key, shape, dtype, images if picture else ""))
     columns.append(Column("next.done", "done", (), "bool"))
     columns.append(Column("next.truncated", "truncated", (), "bool"))
@@ -136,35 +215,94 @@ def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
 
 
 def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns of a dataset, also of one that LeRobot wrote."""
+    """The columns of a dataset, also of one that LeRobot wrote, without those that `skipped` names.
+    DatasetError for a picture whose shape is none."""
     if OURS in info:
         return tuple(Column.from_json(column) for column in info[OURS]["columns"])
     keys = {name: key for key, name in NAMED.items()}
     keys |= {"next.done": "done", "next.truncated": "truncated"}
+    keys |= {name: key for name, key in HIL_SERL.items() if NAMED[key] not in info["features"]}
     columns = []
     for name, feature in info["features"].items():
-        if name in CLOCK or feature["dtype"] == "string" or name.startswith("observation.language"):
+        if name in CLOCK or _skips(name, feature):
             continue
         shape: tuple[int, ...] = tuple(feature["shape"])
-        # The names of a feature's elements: LeRobot writes a list, or {"motors": list}.
-        given = feature.get("names")
-        if isinstance(given, Mapping):
-            given = [word for words in given.values() if isinstance(words, list) for word in words]
-        names = [str(word) for word in given] if isinstance(given, list) else []
-        key = f"obs/{name.split('.', 1)[1]}" if name.startswith("observation.") else name
+        names = _element_names(feature)
+        key = str(keys.get(name, name))
+        if name.startswith("observation."):
+            key = f"obs/{name.split('.', 1)[1]}"
+        elif name.startswith(HIDDEN):
+            key = f"obs/{name.replace('.', '/', 1)}"
         if feature["dtype"] in ("video", "image"):
-            first = names[0].startswith("channel") if names else shape[2] not in (1, 3, 4)
-            shape = (shape[1], shape[2], shape[0]) if first else shape
             key = key.replace("obs/images.", "obs/")
-            columns.append(Column(name, key, shape, "uint8", feature["dtype"]))
+            depth = Depth.of_feature(feature)
+            dtype = "uint8" if depth is None else "float32"
+            shape = _picture_shape(name, shape, names)
+            columns.append(Column(name, key, shape, dtype, feature["dtype"], (), depth))
         else:
             shape = () if name in keys and shape == (1,) else shape
-            # Policies compute in float32; an action of integers (counts of a servo) is a number.
-            number = feature["dtype"] == "float64" or name == "action"
-            dtype = "float32" if number else feature["dtype"]
+            # Policies compute in float32; an action of integers (counts of a servo) is a number,
+            # unless it is a class (`is_class`).
+            dtype = "float32" if name == "action" else DTYPES[feature["dtype"]]
             names = names if len(names) == int(np.prod(shape, dtype=int)) else []
-            columns.append(Column(name, keys.get(name, key), shape, dtype, "", tuple(names)))
+            columns.append(Column(name, key, shape, dtype, "", tuple(names)))
     return tuple(columns)
+
+
+def images_of(columns: Sequence[Column]) -> Literal["mp4", "png"]:
+    """How `EpisodeWriter` keeps the pictures of such columns; those of distances are always PNG."""
+    alone = any(c.stored == "image" and c.depth is None for c in columns)
+    return "png" if alone else "mp4"
+
+
+def skipped(info: Mapping[str, Any]) -> list[str]:
+    """`NAME (dtype)` of every feature that is no number and no picture, and is not read."""
+    if OURS in info:
+        return []
+    features = info["features"].items()
+    return [f"{name} ({feature['dtype']})" for name, feature in features if _skips(name, feature)]
+
+
+def _skips(name: str, feature: Mapping[str, Any]) -> bool:
+    known = feature["dtype"] in DTYPES or feature["dtype"] in ("video", "image")
+    return not known or name.startswith("observation.language")
+
+
+def _element_names(feature: Mapping[str, Any]) -> list[str]:
+    """The names of a feature's elements: LeRobot writes a list, or {"motors": list}."""
+    given = feature.get("names")
+    if isinstance(given, Mapping):
+        given = [word for words in given.values() if isinstance(words, list) for word in words]
+    return [str(word) for word in given] if isinstance(given, list) else []
+
+
+def _picture_shape(name: str, shape: tuple[int, ...], names: list[str]) -> tuple[int, ...]:
+    """Height, width and channels, by the names of the axes, or by their sizes."""
+    if len(shape) == 2:
+        return (*shape, 1)
+    axes = [word.lower()[:1] for word in names]
+    if len(shape) == 3 and len(axes) == 3 and axes.count("h") == axes.count("w") == 1:
+        rows, columns = axes.index("h"), axes.index("w")
+        return (shape[rows], shape[columns], shape[3 - rows - columns])
+    if len(shape) == 3 and shape[2] in CHANNELS:
+        return shape
+    if len(shape) == 3 and shape[0] in CHANNELS:
+        return (shape[1], shape[2], shape[0])
+    raise DatasetError(
+        f"{name} is a picture of shape {list(shape)} in meta/info.json, which is not height, width "
+        "and 1, 3 or 4 channels"
+    )
+
+
+MOST_CLASSES = 256
+
+
+def is_class(info: Mapping[str, Any], action: Tensor) -> bool:
+    """Whether the `action` [N, 1] of a dataset of LeRobot's is one of some classes: an integer of
+    one element, from 0 to at most 255."""
+    kind = str(info["features"]["action"]["dtype"])
+    whole = OURS not in info and "int" in kind and action[0].numel() == 1
+    return whole and float(action.min()) >= 0 and float(action.max()) < MOST_CLASSES
 
 
 def spec_of_info(info: Mapping[str, Any]) -> Spec:
@@ -174,9 +312,15 @@ def spec_of_info(info: Mapping[str, Any]) -> Spec:
     columns = {column.key: column for column in columns_of_info(info)}
     if "action" not in columns:
         raise DatasetError("the dataset has no action column; nothing can be learnt from it")
-    leaves = {k: Leaf(c.shape, c.dtype, names=c.names) for k, c in columns.items()}
+    leaves = {k: _leaf(column) for k, column in columns.items()}
     obs = {key[4:]: leaf for key, leaf in leaves.items() if key.startswith("obs/")}
     return Spec(obs=obs, act=leaves["action"], dt=1.0 / info["fps"])
+
+
+def _leaf(column: Column) -> Leaf:
+    if column.depth is not None:
+        return Leaf(column.shape, column.dtype, low=0.0, unit=DEPTH)
+    return Leaf(column.shape, column.dtype, names=column.names)
 
 
 def new_info(
@@ -261,6 +405,18 @@ def tasks_table(texts: list[str]) -> pa.Table:
         "pandas_version": "2.0.0",
     }
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+
+
+def read_tasks(path: Path) -> dict[int, str]:
+    """The sentence of every task_index, from meta/tasks.parquet."""
+    file = path / "meta" / "tasks.parquet"
+    try:
+        table = pq.read_table(file)
+        names = [n for n in table.column_names if n != "task_index"]
+        words = table[names[0]].to_pylist()
+        return dict(zip(table["task_index"].to_pylist(), words, strict=True))
+    except (*DAMAGE, IndexError) as error:
+        raise damaged(file, error) from error
 
 
 ROW = b"embodied.row"  # where a pending file keeps its line of meta/episodes

@@ -100,15 +100,24 @@ def decode_film(path: Path) -> Iterator[Tensor]:
 
 
 def encode_png(picture: Tensor) -> bytes:
-    """A PNG file of one picture [H, W, C] uint8 with C of 1, 3 or 4."""
+    """A PNG file of one picture [H, W, C] uint8 with C of 1, 3 or 4, or of distances [H, W, 1] in m
+    (float32), which are kept in mm (16 bits, at most 65.535 m)."""
     array = picture.cpu().contiguous().numpy()
+    if picture.is_floating_point():
+        array = np.rint(1000 * array).clip(0, 65535).astype(np.uint16)
     return _imageio().imwrite("<bytes>", array[..., 0] if array.shape[-1] == 1 else array, **_PNG)
 
 
 def decode_image(data: bytes) -> Tensor:
-    """The picture [H, W, C] uint8 in a PNG or JPEG file."""
-    array = np.array(_imageio().imread(data), dtype=np.uint8)
-    return torch.from_numpy(array[..., None] if array.ndim == 2 else array)
+    """The picture [H, W, C] in a PNG, JPEG or TIFF file: uint8, or as int32 one of 16 bits."""
+    array = decode_numbers(data)
+    return torch.from_numpy(array.astype(np.int32) if array.dtype == np.uint16 else array)
+
+
+def decode_numbers(data: bytes) -> np.ndarray:
+    """The same in the file's own type (uint8, uint16, float32). OSError, ValueError."""
+    array = np.array(_imageio().imread(data))
+    return array[..., None] if array.ndim == 2 else array
 
 
 _PNG = {"extension": ".png", "compress_level": 3}
@@ -130,6 +139,7 @@ def _imageio() -> Any:
     return imageio.v3
 
 
+SAY_DEPTH = 'write "info": {"is_depth_map": true, "depth_unit": "mm"} into its feature'
 OPEN = 32  # films that are held open at a time
 PART = 16  # pictures of one film that are worth a decoder of their own
 
@@ -150,8 +160,9 @@ class FilmReader:
     def close(self) -> None:
         self.film.close()
 
-    def picture(self, time: float) -> np.ndarray:
-        """The picture [H, W, 3] uint8 that is shown `time` s after the film's beginning.
+    def picture(self, time: float, pixels: str = "rgb24") -> np.ndarray:
+        """The picture [H, W, 3] uint8 that is shown `time` s after the film's beginning; with the
+        `pixels` "gray" or "gray12le" [H, W, 1], of 8 or 12 bits.
 
         DatasetError where the film is damaged, or shows none within half a period of it.
         """
@@ -170,7 +181,13 @@ class FilmReader:
                     f"{time:.3f} s, the next picture of {self.frame.time:.3f} s (timestamp of the "
                     "rows, from_timestamp of the episode)"
                 )
-            return self.frame.to_ndarray(format="rgb24")
+            if pixels != "gray12le" and self.frame.format.name.startswith("gray1"):
+                raise DatasetError(
+                    f"{self.file}: the film has the pixels {self.frame.format.name}, and "
+                    f"meta/info.json does not say what they are: {SAY_DEPTH}"
+                )
+            shown = self.frame.to_ndarray(format=pixels)
+            return shown if shown.ndim == 3 else shown[..., None]
         except DatasetError:
             raise
         except (*DAMAGE, RuntimeError) as error:
@@ -228,16 +245,17 @@ FILMS = FilmPool()
 
 
 def decode_jobs(
-    file: Path, fps: float, times: np.ndarray, put: Callable[[int, np.ndarray], None]
+    file: Path, fps: float, times: np.ndarray, put: Callable[[int, np.ndarray], None], pixels: str
 ) -> list[Callable[[], None]]:
-    """Work for several threads: `put(i, picture)` for every i of the ascending `times` [n] (s)."""
+    """Work for several threads: `put(i, picture)` for every i of the ascending `times` [n] (s), its
+    `pixels` as in `FilmReader.picture`."""
     parts = max(1, min(workers(), len(times) // PART))
     bounds = np.linspace(0, len(times), parts + 1).astype(int)
 
     def job(begin: int, end: int) -> None:
         reader = FILMS.take(file, fps)
         for i in range(begin, end):
-            put(i, reader.picture(float(times[i])))
+            put(i, reader.picture(float(times[i]), pixels))
         FILMS.give(reader)
 
     return [lambda a=a, b=b: job(a, b) for a, b in itertools.pairwise(bounds)]

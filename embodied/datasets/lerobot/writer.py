@@ -68,7 +68,7 @@ def consolidate(path: Path) -> None:
 
 def _move(path: Path, info: dict[str, Any], index: pa.Table | None, all_: list[Pending]) -> None:
     lines = [episode.read()[1] for episode in all_]
-    texts = _add_texts(path, [line["tasks"][0].as_py()[0] for line in lines])
+    texts = _add_texts(path, [text for line in lines for text in line["tasks"][0].as_py()])
     extra = _write_data(path, info, index, all_, texts)
     for column in columns_of_info(info):
         if column.stored == "video":
@@ -106,11 +106,13 @@ def _write_data(
             end = frame + len(steps)
             place = {"episode_index": episode, **place_in_file("data", number, info)}
             places.append(place | {"dataset_from_index": frame, "dataset_to_index": end})
+            own = np.array([texts[text] for text in line["tasks"][0].as_py()])
             counters = {
                 "episode_index": np.full(len(steps), episode),
                 "index": np.arange(frame, end),
-                "task_index": np.full(len(steps), texts[line["tasks"][0].as_py()[0]]),
+                "task_index": own[steps["task_index"].to_numpy()],
             }
+            steps = steps.drop_columns(["task_index"])
             for name, values in counters.items():
                 steps = steps.append_column(name, pa.array(values, pa.int64()))
             tables.append(steps.select(stored))
@@ -248,11 +250,14 @@ QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 def statistics(column: Column, values: Tensor) -> dict[str, np.ndarray]:
     """Minimum, maximum, mean, deviation, count and quantiles of `values` [T, *shape], per element.
 
-    Pictures: per channel in [0, 1], shape [C, 1, 1], from at most 50 steps and 4,096 pixels each.
+    Pictures: per channel in [0, 1] (distances: mm), shape [C, 1, 1], from at most 50 steps and
+    4,096 pixels each.
     """
     count = np.array([len(values)])
     if column.stored:
-        some = values[:: max(1, len(values) // 50)].cpu().numpy() / 255.0
+        # Distances in mm, as they are stored.
+        unit = 255.0 if column.depth is None else 1e-3
+        some = values[:: max(1, len(values) // 50)].cpu().numpy() / unit
         pixels = some.reshape(len(some), -1, some.shape[-1])
         numbers = pixels[:, :: max(1, pixels.shape[1] // 4096)].reshape(-1, some.shape[-1])
     else:
@@ -319,15 +324,19 @@ class EpisodeWriter:
         return self.count
 
     def add(
-        self, episode: Tensors, text: str | None = None, info: Mapping[str, Any] | None = None
+        self,
+        episode: Tensors,
+        text: str | Sequence[str] | None = None,
+        info: Mapping[str, Any] | None = None,
     ) -> int:
         """Keep one episode of T steps and return its number.
 
         `obs/<name>` [T, ...] (what was acted on), `next_obs/<name>` (the final observation: [...],
         [1, ...], or [T, ...] of which the last counts), `action` [T, A], `reward` [T],
         `terminated` [T], `truncated` [T]; optional `success` [T], `task` ([D] or [T, D]) and any
-        other numbers [T, ...]. `text` is the task in words (the Spec's if None), `info` anything
-        that JSON can hold. An episode that merely stops counts as truncated.
+        other numbers [T, ...]. `text` is the task in words, one sentence or one for each step
+        (the Spec's if None), `info` anything that JSON can hold. An episode that merely stops
+        counts as truncated.
         """
         steps, final = self._checked(episode)
         if not self.columns:
@@ -340,10 +349,15 @@ class EpisodeWriter:
                 f"this episode does not fit the {self.count} in {self.path}: "
                 f"{', '.join(different)} differ; write it to another folder"
             )
-        words = self.spec.text if text is None else text
-        line = self._line(steps, final, words, json.dumps(dict(info) if info else {}))
+        text = self.spec.text if text is None else text
+        words = [text] * len(steps["done"]) if isinstance(text, str) else list(text)
+        if len(words) != len(steps["done"]):
+            raise DatasetError(f"{len(words)} sentences for {len(steps['done'])} steps: one each")
+        sentences = list(dict.fromkeys(words))
+        line = self._line(steps, final, sentences, json.dumps(dict(info) if info else {}))
+        numbers = [sentences.index(word) for word in words]
         try:
-            self._write(steps, line)
+            self._write(steps, line, numbers)
         except OSError as error:
             raise self._unwritable(error) from error
         self.count += 1
@@ -414,7 +428,8 @@ class EpisodeWriter:
             return  # nothing was finished: the first episode decides anew
         require_same(self.spec, spec_of_info(info), "these episodes", f"dataset {self.path}")
         self.columns = columns_of_info(info)
-        self.stored = next((c.stored for c in self.columns if c.stored), self.stored)
+        colours = (c.stored for c in self.columns if c.stored and c.depth is None)
+        self.stored = next(colours, self.stored)
 
     def _begin(self, steps: Tensors) -> None:
         """The first episode decides the columns, and is preceded by the file that says so."""
@@ -435,7 +450,7 @@ class EpisodeWriter:
             raise self._unwritable(error) from error
         self.columns = columns
 
-    def _write(self, steps: Tensors, line: pa.Table) -> None:
+    def _write(self, steps: Tensors, line: pa.Table, sentences: Sequence[int]) -> None:
         target = pending_file(self.path, self.count)
         arrays: dict[str, pa.Array] = {}
         for column in self.columns:
@@ -451,15 +466,19 @@ class EpisodeWriter:
         frame = torch.arange(len(steps["done"]))
         arrays["timestamp"] = pa.array((frame.double() / self.fps).float().numpy())
         arrays["frame_index"] = pa.array(frame.numpy())
+        arrays["task_index"] = pa.array(sentences, pa.int64())  # among those of the episode
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, line.schema) as stream:
             stream.write_table(line)
         table = pa.table(arrays).replace_schema_metadata({ROW: sink.getvalue().to_pybytes()})
         write_durably(target.file, lambda out: pq.write_table(table, out))
 
-    def _line(self, steps: Tensors, final: Tensors, text: str, info: str) -> pa.Table:
+    def _line(
+        self, steps: Tensors, final: Tensors, sentences: Sequence[str], info: str
+    ) -> pa.Table:
         """The episode's line of meta/episodes, as far as it is known before its place is."""
-        line: dict[str, Any] = {"tasks": [[text]], "length": [len(steps["done"])], "info": [info]}
+        length = len(steps["done"])
+        line: dict[str, Any] = {"tasks": [sentences], "length": [length], "info": [info]}
         for column in self.columns:
             if column.key in final:
                 value, name = final[column.key], f"final/{column.key.removeprefix('obs/')}"
@@ -480,7 +499,9 @@ class EpisodeWriter:
         steps: Tensors = {}
         final: Tensors = {}
         for name, leaf in self.spec.obs.items():
-            steps[f"obs/{name}"] = _leaf(episode, f"obs/{name}", leaf, length)
+            steps[f"obs/{name}"] = seen = _leaf(episode, f"obs/{name}", leaf, length)
+            if leaf.is_depth and (seen.min() < 0 or seen.max() > 65.535):
+                raise DatasetError(f"obs/{name} should be distances from 0 to 65.535 m")
             last = _required(episode, f"next_obs/{name}")
             last = last if last.ndim == len(leaf.shape) else last[-1]
             final[f"obs/{name}"] = _leaf(

@@ -102,6 +102,8 @@ def goal_image(config: GoalConfig, goal: str) -> Tensor:
             picture = decode_image(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"reward.goal={path} is not an image") from error
+        if picture.dtype != torch.uint8:
+            raise ConfigError(f"reward.goal={path} has 16 bits a colour: save it with 8")
         return picture[..., :3] if picture.shape[-1] >= 3 else picture[..., :1].expand(-1, -1, 3)
     if not path.is_dir():
         raise ConfigError(f"reward.goal={path} is neither an image nor a dataset")

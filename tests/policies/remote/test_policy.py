@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.errors import RemoteError
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec, SpecMismatch
+from embodied.core.spec import SYMBOL, Leaf, Spec, SpecMismatch
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
@@ -106,6 +107,22 @@ def test_features_are_those_of_the_encoder(flow: tuple[Policy, str]) -> None:
     there, obs = remote_policy(url, SPEC), observations(SPEC, 6)
     assert there.feature_size == here.feature_size == 3
     assert torch.equal(there.features(obs), here.features(obs))
+
+
+def test_a_policy_of_several_tasks_is_told_by_the_prompt(tmp_path: Path) -> None:
+    which = Leaf((), "int64", 0, 1, SYMBOL)
+    here = policy_of("flow", replace(SPEC.with_obs(instruction=which), tasks=("go", "stop")))
+    obs, noise = observations(SPEC, 3), torch.randn(3, 8)
+    with served(here) as server:
+        with pytest.raises(ConfigError, match=r"policy.prompt=one of 'go', 'stop'"):
+            remote_policy(server.url, SPEC)
+        file = tmp_path / "server.yaml"
+        file.write_text(yaml.safe_dump({"url": server.url, "prompt": "stop"}))
+        there = remote_policy(str(file), SPEC)
+        acted = there.act(obs, there.initial(3), noise)[0]
+    for number, same in ((1, True), (0, False)):
+        seen = {**obs, "instruction": torch.full((3,), number)}
+        assert torch.allclose(acted, here.act(seen, {}, noise)[0], atol=1e-6) == same
 
 
 PROGRAM = """
