@@ -48,9 +48,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of `device` that this process may still take; on the CPU within the limit of its
-    control group. A system that does not say how much is free counts all it has."""
-    if device.type != "cpu":
+    """Bytes of `device` that this process may still take; on the CPU, and on a device that tells
+    nothing as it shares the memory (MPS), within the limit of its control group. A system that does
+    not say how much is free counts all it has."""
+    if device.type != "cpu" and hasattr(torch.get_device_module(device), "mem_get_info"):
         return int(torch.get_device_module(device).mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
