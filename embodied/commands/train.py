@@ -163,11 +163,11 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
     settings = read_run_settings(folder / "run.yaml")
-    before, step = int(settings["steps"]), int(saved.name)
+    before, step = settings.get("steps"), int(saved.name)
     settings |= {"allow": [], "out": str(folder), "resume": str(path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
-    if node["steps"] < min(before, step):
+    if isinstance(before, int) and node["steps"] < min(before, step):
         raise ConfigError(
             f"{folder} has {step:,} steps, and steps={node['steps']} asks for fewer: name more, or "
             "begin another run: out=DIR"

@@ -403,9 +403,10 @@ def _leaf(data: Mapping[str, Any]) -> Leaf:
 
 def _native_leaf(name: str, data: Mapping[str, Any]) -> NativeLeaf:
     shape, dtype = _checked_array(data)
-    low, high = (data[key][0] if data[key] else None for key in ("low", "high"))
     if data["discrete"]:
-        return NativeLeaf(name, (), (), Leaf((), "int64", int(low), int(high)), "int64")
+        first, last = (int(data[key][0]) for key in ("low", "high"))
+        return NativeLeaf(name, (), (), Leaf((), "int64", first, last), "int64")
+    low, high = (data[key][0] if data[key] else None for key in ("low", "high"))
     ends = (-math.inf if low is None else low, math.inf if high is None else high)
     return native_leaf(name, (), shape, dtype, *ends)
 
