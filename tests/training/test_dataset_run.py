@@ -215,7 +215,7 @@ ELEMENTS = "action: {elements: [x, y]}"
             r"beyond the mapping's action.low.*45",
         ),
         ("action: {low: [-1], high: [1]}", "should have 2 numbers"),
-        (f"obs: {{state: observation.tip}}\n{ELEMENTS}", "there is no tip .* float32.*NAME_THERE"),
+        (f"obs: {{state: observation.tip}}\n{ELEMENTS}", "there is no tip .*NAME_THERE"),
         ("obs: {stat: observation.state}", 'obs.stat is no observation here.*"state"'),
     ],
 )
