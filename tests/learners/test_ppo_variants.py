@@ -11,7 +11,6 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.learners.critics import ValueConfig
 from embodied.learners.learner import RunPlan
@@ -22,14 +21,14 @@ from embodied.learners.on_policy.ppo_shared import Config, PpoShared
 from embodied.training.logger import Log
 from embodied.training.train import train
 from tests.builders import make_learner
-from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, carry_of, played
+from tests.learners.test_ppo import MEMORY, NODES, SPECS, carry_of, played
 from tests.learners.test_ppo import make as make_ppo
 from tests.training.test_teaching import NODE, PPO
 
 
 def make_variant(target: str, name: str, seed: int = 0, **settings: Any) -> Any:
     torch.manual_seed(seed)
-    policy = build(NODES[name], Policy, spec=Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1))
+    policy = build(NODES[name], Policy, spec=SPECS[name])
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}}
     given |= {"bc_batch_size": 8, "bc_lr": 0.02, **settings}
     return make_learner(f"on_policy.{target}", policy, run=RunPlan(decisions=240), **given)
@@ -215,7 +214,7 @@ def test_it_goes_on_exactly() -> None:
 
 @pytest.mark.parametrize("target", ["ppo_rapid.PpoRapid", "ppo_demos.PpoDemos"])
 def test_what_it_does_not_take(target: str) -> None:
-    spec = Spec(OBS, BOX, dt=0.1)
+    spec = SPECS["normal"]
     with pytest.raises(ConfigError, match="without memory"):
         policy = build({**MEMORY, "inner": NODES["normal"]}, Policy, spec=spec)
         make_learner(f"on_policy.{target}", policy)
