@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,15 +49,18 @@ def pick_device(name: str) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of `device` that this process may still take; on the CPU, and on a device that tells
-    nothing as it shares the memory (MPS), within the limit of its control group. A system that does
-    not say how much is free counts all it has."""
+    """Bytes of `device` that this process may still take; on the CPU, and on a device that does not
+    say how much it has, within the limit of its control group. A system that does not say how much
+    is free counts all it has, and one that says neither (Windows) has no limit.
+    """
     if device.type != "cpu" and hasattr(torch.get_device_module(device), "mem_get_info"):
         return int(torch.get_device_module(device).mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * next(int(line.split()[1]) for line in lines if "MemAvailable" in line)
     except (OSError, StopIteration):
+        if not hasattr(os, "sysconf"):
+            return sys.maxsize
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,30 +56,24 @@ class Translation:
 
     def carry_there(self, carry: Tensors) -> Tensors:
         """A carry as it is sent: past observations by their names and in the units there."""
-        found: Tensors = {}
-        for key, value in carry.items():
-            start, history, name = key.rpartition(HISTORY)
-            if not history:
-                found[key] = value
-                continue
+
+        def sent(name: str, value: Tensor) -> tuple[str, Tensor]:
             there, source = self.sources[name]
-            found[start + history + there] = source.there(value)
-        return found
+            return there, source.there(value)
+
+        return _with_past(carry, sent)
 
     def carry_here(self, carry: Tensors) -> Tensors:
         """The inverse of `carry_there`; an observation that is not used here is refused."""
         names = {there: name for name, (there, _) in self.sources.items()}
-        found: Tensors = {}
-        for key, value in carry.items():
-            start, history, there = key.rpartition(HISTORY)
-            if not history:
-                found[key] = value
-                continue
+
+        def received(there: str, value: Tensor) -> tuple[str, Tensor]:
             if there not in names:
                 raise ConfigError(f"the policy needs {there}, and nothing here is mapped to it")
             name = names[there]
-            found[start + history + name] = self.sources[name][1].here(value)
-        return found
+            return name, self.sources[name][1].here(value)
+
+        return _with_past(carry, received)
 
     def text(self) -> dict[str, str]:
         """The task in words, as openpi's policies take it."""
@@ -87,6 +82,16 @@ class Translation:
     def actions(self, there: Tensor) -> Tensor:
         """Actions in units of here; nothing is clamped."""
         return permuted(there if self.action is None else self.action.to_unit(there), self.order)
+
+
+def _with_past(carry: Tensors, convert: Callable[[str, Tensor], tuple[str, Tensor]]) -> Tensors:
+    """`carry` with its past observations by the name, and with the value, that `convert` gives."""
+    found: Tensors = {}
+    for key, value in carry.items():
+        start, history, name = key.rpartition(HISTORY)
+        name, value = convert(name, value) if history else (name, value)
+        found[start + history + name] = value
+    return found
 
 
 def _full_name(given: Any, name: str) -> str:

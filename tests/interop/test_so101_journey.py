@@ -106,11 +106,7 @@ def test_through_lerobots_driver(
                  "robot.driver.hertz=20")  # fmt: skip
         operator = Operator(tmp_path, folder, *words)
         try:
-            operator.says("a hand is on its own stop. Go on?")
-            operator.types(b"y\n")
-            for number in range(1, 6):
-                operator.says("Did the", times=number)
-                operator.types(b"y\n")
+            operator.rehearses()
             operator.says("is held. From here on")
             operator.types(b"y\n")
             operator.says("episode 1:")

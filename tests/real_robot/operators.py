@@ -81,6 +81,14 @@ class Operator:
 
         until(so, f"it says {words!r} {times} times")
 
+    def rehearses(self) -> None:
+        """Say yes to each of the five joints of a new calibration."""
+        self.says("a hand is on its own stop. Go on?")
+        self.types(b"y\n")
+        for number in range(1, 6):
+            self.says("Did the", times=number)
+            self.types(b"y\n")
+
     def mode(self, name: str) -> dict[str, Any]:
         return until(lambda: in_mode(self.folder, name), f"it is {name}")
 

@@ -145,11 +145,7 @@ def test_deploy_asks_for_it_at_a_terminal(bus: FakeBus, tmp_path: Path, folder: 
         operator = Operator(tmp_path, folder, *words, f"out={time}")
         try:
             if time == "first":
-                operator.says("a hand is on its own stop. Go on?")
-                operator.types(b"y\n")
-                for number in range(1, 6):
-                    operator.says("Did the", times=number)
-                    operator.types(b"y\n")
+                operator.rehearses()
             operator.says("is held. From here on")
             operator.types(b"y\n")
             operator.says("episode 1:")
