@@ -165,7 +165,8 @@ def a_saved_state_goes_back_exactly(subject: EnvSubject) -> None:
         runs = []
         for _ in range(2):
             env.set_state(state)
-            obs, seen = begun, list[tt.Tensors]()
+            obs = begun
+            seen: list[tt.Tensors] = []
             for action in plan[1:]:
                 step = env.step(playable(env, action, obs))
                 seen.append(tt.each(step.next_obs, torch.clone))

@@ -193,7 +193,8 @@ class FiniteCheck:
     EVERY = 256
 
     def __init__(self, name: str, rows: str = "envs") -> None:
-        self.name, self.rows = name, rows
+        self.name = name
+        self.rows = rows
         self.keys: list[str] = []
         self.bad: Tensor | None = None  # [keys], since the last reading
         self.steps = 0

@@ -352,7 +352,7 @@ def require_ends(env: VecEnv, seed: int, steps: int, seconds: float) -> None:
 
 def require_bounded_actions(env: VecEnv, seed: int) -> None:
     """An action beyond [-1, 1] is refused, or does what the bound does. Of an environment that is
-    random in spite of its seed this cannot be told."""
+    random in spite of its seed nothing can be said."""
     if not env.spec.act.is_continuous:
         return
     ones = torch.ones(env.num_envs, *env.spec.act.shape, device=env.device)

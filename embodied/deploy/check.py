@@ -146,9 +146,10 @@ def _observations(site: Site, policy: Policy) -> tuple[bool | None, str]:
 
 def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
     images, cameras = image_sizes(policy.spec), site.deployment.cameras
-    missing, world = [name for name in images if name not in cameras], _drawn_task(site)
-    if missing and world:
-        node = {"_target_": RENDERED, "fps": 15, "scene": {"_target_": SCENE, "task": world}}
+    missing = [name for name in images if name not in cameras]
+    task = _drawn_task(site)
+    if missing and task:
+        node = {"_target_": RENDERED, "fps": 15, "scene": {"_target_": SCENE, "task": task}}
         node["scene"]["camera"] = missing[0]
         return False, f"{missing[0]} has no camera; to draw it: '{_word(missing[0], node)}'"
     PolicyImages(policy.spec, cameras, site.deployment.picture)
@@ -169,8 +170,9 @@ SCENE = "embodied.envs.fr3.rendered_camera.RenderedCamera"
 
 def _drawn_task(site: Site) -> str:
     """The task of a simulated FR3 whose scene can be drawn; empty for other robots."""
-    world: Any = site.deployment.driver.get("world")
-    return str(world["task"]) if isinstance(world, Mapping) and "task" in world else ""
+    simulation: Any = site.deployment.driver.get("world")
+    simulated = isinstance(simulation, Mapping) and "task" in simulation
+    return str(simulation["task"]) if simulated else ""
 
 
 def _word(camera: str, node: Node) -> str:

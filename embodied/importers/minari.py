@@ -107,13 +107,13 @@ def _period(folder: Path, about: Mapping[str, Any]) -> float:
     file = folder / "metadata.json"
     if not about.get("env_spec"):
         raise DatasetError(f"{file} does not say the environment, and so no control period: --dt")
-    told = json.loads(about["env_spec"])
-    kwargs = {k: v for k, v in (told.get("kwargs") or {}).items() if k != "render_mode"}
+    env_spec = json.loads(about["env_spec"])
+    kwargs = {k: v for k, v in (env_spec.get("kwargs") or {}).items() if k != "render_mode"}
     try:
-        env = make(Config(str(told["id"]), kwargs=kwargs))
+        env = make(Config(str(env_spec["id"]), kwargs=kwargs))
     except (ValueError, ModuleNotFoundError) as error:
         raise DatasetError(
-            f"{file}: the control period is that of {told['id']}, which cannot be made here "
+            f"{file}: the control period is that of {env_spec['id']}, which cannot be made here "
             f"({error}): --dt"
         ) from error
     try:
