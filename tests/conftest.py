@@ -80,6 +80,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+def pytest_collection_finish() -> None:
+    """What is there now stays until the end: collections of garbage, which go through all else,
+    take a quarter of the time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _allowed_packages_of_one_test() -> Iterator[None]:
     """A package that a test allows, by `allow` or `allow=[...]`, is not allowed in the next."""

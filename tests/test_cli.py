@@ -335,6 +335,8 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     node, env = made.node, str(made.choices["env"])
     require_packages(env)
     words = []
+    if "workers" in node["env"]:  # tests/envs/test_maniskill.py: each takes seconds to start
+        words.append("env.workers=1")
     data = node["data"]
     if data["regime"] == "offline" or data.get("pretrain_steps") or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")

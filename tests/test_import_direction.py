@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,15 +65,29 @@ def sources(*roots: str) -> list[Path]:
     return sorted(found + [ROOT / r for r in roots if r.endswith(".py")])
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the tests ask of a file; the syntax trees of all files would take 300 MB."""
+
+    imports: list[tuple[int, str]]
+    """(line, dotted name) of everything that it imports anywhere."""
+    functions: list[tuple[int, str, int]]
+    """(line, name, number of lines)"""
+
+
 @cache
+def facts_of(path: Path) -> Facts:
+    tree = tree_of(path)
+    functions = [
+        (node.lineno, node.name, (node.end_lineno or 0) - node.lineno + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return Facts([*imported(tree, package_of(path))], functions)
+
+
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _trees_are_given_back() -> Iterator[None]:  # 200 MB
-    yield
-    tree_of.cache_clear()
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
@@ -119,9 +133,9 @@ def package_of(path: Path) -> str:
     return module_of(path.parent / "__init__.py")
 
 
-def wrong_imports(tree: ast.AST, importer: str, package: str) -> list[str]:
+def wrong_imports(path: Path, importer: str) -> list[str]:
     found = []
-    for line, name in imported(tree, package):
+    for line, name in facts_of(path).imports:
         target = part_of(name)
         # `from embodied import commands` names the part last.
         if target is not None and not allowed(importer, target):
@@ -135,7 +149,7 @@ def test_imports_point_downwards() -> None:
         importer = part_of(module_of(path))
         assert importer is not None
         if importer != "embodied":  # the package's own __init__
-            found = wrong_imports(tree_of(path), importer, package_of(path))
+            found = wrong_imports(path, importer)
             wrong += [f"{path.relative_to(ROOT)}: {line}" for line in found]
     assert not wrong
 
@@ -150,7 +164,7 @@ def test_only_compose_knows_hydra() -> None:
     knows = {
         path.relative_to(ROOT).as_posix()
         for path in sources(*PACKAGES)
-        for _, name in imported(tree_of(path), package_of(path))
+        for _, name in facts_of(path).imports
         if name.split(".")[0] in {"hydra", "omegaconf"}
     }
     assert knows == {"embodied/compose.py"}
@@ -162,7 +176,7 @@ def import_edges() -> dict[str, set[str]]:
     return {
         module: {
             next((n for n in (name, name.rpartition(".")[0]) if n in modules), module)
-            for _, name in imported(tree_of(path), package_of(path))
+            for _, name in facts_of(path).imports
         }
         - {module}
         for module, path in modules.items()
@@ -174,7 +188,7 @@ def test_the_folders_are_imported_below_embodied() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in sources(*PACKAGES, "tests", "scripts")
-        for line, name in imported(tree_of(path), package_of(path))
+        for line, name in facts_of(path).imports
         if name.split(".")[0] in FOLDERS
     ]
     assert wrong == []
@@ -191,10 +205,9 @@ def test_functions_and_files_are_short() -> None:
     files = {path: len(path.read_text().splitlines()) for path in sources(*PACKAGES)}
     assert {path: n for path, n in files.items() if n > 600} == {}
     functions = {
-        f"{path}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        f"{path}:{line} {name}": length
         for path in files
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for line, name, length in facts_of(path).functions
     }
     assert {name: n for name, n in functions.items() if n > 60} == {}
 
@@ -253,14 +266,16 @@ def chosen_methods(tree: ast.AST) -> list[str]:
     ]
 
 
+def told(path: Path) -> list[str]:
+    """Where a file of shared code knows a method."""
+    tree = tree_of(path)
+    known = known_methods(tree, package_of(path), *methods())
+    return known if "commands" in path.parts else [*known, *chosen_methods(tree)]
+
+
 def test_shared_code_knows_no_method() -> None:
     """Messages neither; only the command line's help shows methods, as examples."""
     known = [
-        f"{path.relative_to(ROOT)}: {line}"
-        for path in sources(*SHARED)
-        for line in (
-            *known_methods(tree_of(path), package_of(path), *methods()),
-            *([] if "commands" in path.parts else chosen_methods(tree_of(path))),
-        )
+        f"{path.relative_to(ROOT)}: {line}" for path in sources(*SHARED) for line in told(path)
     ]
     assert not known

@@ -8,6 +8,7 @@ in them are found, as far as the source tells; `build` knows the rest.
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import inspect
 import math
@@ -70,6 +71,8 @@ class Source:
         """Names of `from module import name`, with their module and name there."""
         self.assigned: dict[str, ast.expr] = {}
         """Names that the module itself gives a value."""
+        self.defaults: dict[ast.expr | None, Any] = {}
+        """What `value` has found."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
@@ -94,10 +97,13 @@ class Source:
         Raises LookupError where it needs more than literals, constants, and dataclasses of these,
         which become dictionaries.
         """
-        default, factory = _of_field(written)
-        if factory is not None:
-            default = factory.body if isinstance(factory, ast.Lambda) else ast.Call(factory, [], [])
-        return _plain(self.evaluated(default))
+        if written not in self.defaults:
+            default, factory = _of_field(written)
+            if factory is not None:
+                made = isinstance(factory, ast.Lambda)
+                default = factory.body if made else ast.Call(factory, [], [])
+            self.defaults[written] = _plain(self.evaluated(default))
+        return copy.deepcopy(self.defaults[written])
 
     def evaluated(self, written: ast.expr | None) -> Any:
         """The value of an expression, which may be a type; LookupError."""
@@ -241,7 +247,7 @@ def source_of(module: str) -> Source | None:
     return Source(module, Path(spec.origin).read_text())
 
 
-def settings_of(target: str) -> list[Setting] | None:
+def settings_of(target: str) -> tuple[Setting, ...] | None:
     """The settings of the class `target` ("embodied.policies.gaussian.Gaussian"), those of bases
     first; None if the source does not show them."""
     found = config_of(target)
@@ -253,7 +259,7 @@ def settings_of(target: str) -> list[Setting] | None:
         return None
 
 
-def fields_of(kind: Any) -> list[Setting]:
+def fields_of(kind: Any) -> tuple[Setting, ...]:
     """The settings of a dataclass that is the type of a setting."""
     return kind.settings
 
@@ -282,7 +288,8 @@ def _config(source: Source, kind: ast.ClassDef) -> Found | None:
     return None
 
 
-def _settings(source: Source, tree: ast.ClassDef) -> list[Setting]:
+@cache
+def _settings(source: Source, tree: ast.ClassDef) -> tuple[Setting, ...]:
     """The fields of a dataclass, those of its bases first; LookupError for an unknown base."""
     made: dict[str, Setting] = {}
     for base in reversed(tree.bases):
@@ -298,7 +305,7 @@ def _settings(source: Source, tree: ast.ClassDef) -> list[Setting]:
             line = source.lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
             says, default = line.partition("#")[2].strip(), _default(node.value)
             made[name] = Setting(name, kind, default, says, source, node.value)
-    return list(made.values())
+    return tuple(made.values())
 
 
 def _of_field(written: ast.expr | None) -> tuple[ast.expr | None, ast.expr | None]:
@@ -369,7 +376,7 @@ def with_defaults(settings: Sequence[Setting], node: Mapping[str, Any]) -> Node:
     return made | {key: complete(item) for key, item in node.items() if key not in made}
 
 
-def _allowed_settings(target: Any) -> list[Setting] | None:
+def _allowed_settings(target: Any) -> tuple[Setting, ...] | None:
     """The settings of the class `target`, if settings may name it and its source tells them."""
     if not isinstance(target, str):
         return None
