@@ -3,6 +3,7 @@ names it: the checks of `embodied check reward`."""
 
 from __future__ import annotations
 
+import copy
 import re
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from embodied.checks.check import Check
 from embodied.checks.reward import CHECKS, RewardSubject, small_run
-from embodied.compose import compose
+from embodied.compose import Composition, compose
 from embodied.core.build import Node, parse
 from embodied.core.errors import NotApplicable
 from embodied.datasets.collect import CollectConfig, collect
@@ -47,13 +48,19 @@ def experiment_of(name: str) -> str | None:
     return None
 
 
+@cache
+def composed(*words: str) -> Composition:
+    """Composing takes a tenth of a second, and each check of a reward asks for the same."""
+    return compose("train", words)
+
+
 def node(name: str, folder: Path, records: Path) -> Node:
     """A debug run of the reward's experiment; labels come when they are asked for, and what a
     reward learns from beforehand is recorded in `records`."""
     experiment = experiment_of(name)
     assert experiment is not None, f"no experiment in configs/experiment uses reward={name}"
-    words = [f"experiment={experiment}", f"reward={name}", "size=debug", "name=x", "steps=96"]
-    made = small_run(compose("train", [*words, f"out={folder}"]).node, folder)
+    words = (f"experiment={experiment}", f"reward={name}", "size=debug", "steps=96")
+    made = small_run(copy.deepcopy(composed(*words).node), folder)
     reward = made["reward"]
     if name in FITTED:
         reward["updates"] = FEW
@@ -83,7 +90,7 @@ def recorded(experiment: str, kind: str, folder: Path) -> Path:
     """A few episodes of the experiment's environment, by its script or at random."""
     out = folder / f"{experiment}_{kind}"
     if not out.exists():
-        made = compose("train", [f"experiment={experiment}", "size=debug"])
+        made = composed(f"experiment={experiment}", "size=debug")
         env, known = str(made.choices["env"]), CONFIGS / "demonstrator"
         names = [env, str(made.node["env"].get("task")), env.rpartition("_")[0], "random"]
         played = next(n for n in names if (known / f"{n}.yaml").exists() or n == "random")

@@ -21,7 +21,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "reward compare": ("episodes=2",),
     "reward classifier": ("updates=60",),
     "reward design": (
-        *("rounds=1", "samples=2", "finals=1", "tried=256", "controls=1", "budget.halving=false"),
+        *("rounds=1", "samples=1", "finals=1", "tried=256", "controls=0", "budget.halving=false"),
         *("budget.steps=256", "budget.eval_every=256"),
     ),
 }
@@ -66,7 +66,7 @@ def command(words: Sequence[str], folder: str) -> list[str]:
     added = [word for word in ADDED.get(verb, ()) if word.partition("=")[0] not in given]
     if "env=robot_reach" in words:  # in real time
         added.append("env.patience=5")  # s until it gives up on an arm that latched a fault
-        short = [re.sub(r"^episodes=\d+", "episodes=3", word) for word in short]
+        short = [re.sub(r"^episodes=\d+", "episodes=2", word) for word in short]
     return short + [w.replace("{folder}", folder).replace("{patient}", PATIENT) for w in added]
 
 

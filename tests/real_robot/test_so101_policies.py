@@ -27,6 +27,7 @@ from embodied.real_robot.policy.observer import observer, require_actions, requi
 from tests.builders import make_policy, node_of
 from tests.real_robot.test_deploy import robot as command
 from tests.real_robot.test_deploy import said, start
+from tests.tiers import only_all
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 NAMES = tuple(f"{joint}.pos" for joint in JOINTS)
@@ -213,7 +214,11 @@ def test_a_drawn_camera_is_named_as_it_is_typed(
     assert code == 0 and "ok   cameras       front (32 x 32)" in text, text
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), FIRST], ids=["own order", "gripper first"])
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param((0, 1, 2, 3, 4, 5), marks=only_all), FIRST],
+    ids=["own order", "gripper first"],
+)
 def test_the_simulated_arm_goes_where_it_says(
     order: tuple[int, ...], tmp_path: Path, folder: Path
 ) -> None:
