@@ -26,7 +26,7 @@ from embodied.core.env import GoalSpace, HasGoals, Step, VecEnv, require_finite
 from embodied.core.env_contract import called
 from embodied.core.errors import ContractError
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import find_protocol
+from embodied.core.wrapper import Wrapper, find_protocol
 
 RUNNING = -1  # in the place of the steps to the end of an episode
 CHECKED = 1000  # transitions whose rewards are compared with those of their goals
@@ -217,13 +217,18 @@ def goals_of(env: VecEnv) -> GoalSpace:
             "core.env.HasGoals (docs/runs.md)"
         )
     goals = inner.goal_space()
-    assert isinstance(inner, VecEnv)
-    for name in goals.leaves:
-        if env.spec.obs.get(name) != inner.spec.obs[name]:
-            raise ConfigError(
-                f"{called(env)}: a wrapper changes the observation {name}, which replay=hindsight "
-                "replaces: leave the wrapper out"
-            )
+    changed: list[str] = []
+    around = env
+    while around is not inner and isinstance(around, Wrapper):
+        here, inside = around.spec.obs, around.env.spec.obs
+        changed += [f"the observation {n}" for n in goals.leaves if here.get(n) != inside.get(n)]
+        changed += ["terminations"] if around.hides_terminations else []
+        around = around.env
+    if changed:
+        raise ConfigError(
+            f"{called(env)}: a wrapper changes {changed[-1]}, which replay=hindsight asks the "
+            "environment about: leave the wrapper out"
+        )
     return goals
 
 

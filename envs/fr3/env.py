@@ -368,7 +368,7 @@ class Fr3(MujocoVecEnv):
         return model, data
 
     def goal_space(self) -> GoalSpace:
-        """Of the tasks reach, channel, course and push."""
+        """Of the tasks whose `close` is a distance: reach, channel, course, push."""
         shaped = self.config.reward == "shaped"
         return PointGoals(self.spec.obs["state"], self.what.close, shaped, self.name)
 
