@@ -298,7 +298,7 @@ def refuses(line: str, env: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
-        (scaled, r"Trip-v0: a step had the reward -9\d+, and its goal gives -9\d when it is asked"),
+        (scaled, r"scaled-v0: a step had the reward -9\d+, and its goal gives -9\d when"),
         (WithInfo, "compute_reward raised KeyError: 'own' .*info empty"),
         (Winner, "terminated, and the environment does not say .*: write compute_terminated"),
         (Silent, r'terminated, .* or info\["is_success"\] = False where no goal ends the episode'),
