@@ -219,7 +219,7 @@ def goals_of(env: VecEnv) -> GoalSpace:
     goals = inner.goal_space()
     changed: list[str] = []
     around = env
-    while around is not inner and isinstance(around, Wrapper):
+    while isinstance(around, Wrapper) and not hasattr(type(around), "goal_space"):
         here, inside = around.spec.obs, around.env.spec.obs
         changed += [f"the observation {n}" for n in goals.leaves if here.get(n) != inside.get(n)]
         changed += ["terminations"] if around.hides_terminations else []

@@ -81,9 +81,7 @@ def build_buffers(
     """The buffers; `demonstrations` are mixed into every batch or put into the replay buffer."""
     assert isinstance(config.data, OffPolicy)
     data = config.data
-    replay, source, demos = _replay_and_demos(
-        config, data, learner, rewards, demonstrations, device
-    )
+    replay, source, demos = _replay_and_demos(config, learner, rewards, demonstrations, device)
     metrics: Mapping[str, float] = {}
     if demonstrations is not None:
         from embodied.training.demonstrations import metrics_of

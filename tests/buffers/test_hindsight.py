@@ -28,9 +28,11 @@ from embodied.envs.so101 import Config as ArmConfig
 from embodied.envs.so101 import So101
 from embodied.envs.wrappers.observations import Partial, PartialConfig
 from embodied.training.collector import Collector
-from tests.builders import make_policy, node_of, random_demos
+from embodied.training.config import read_config
+from embodied.training.off_policy import build_off_policy
+from tests.builders import make_learner, make_policy, node_of
 from tests.toy_envs import Reach
-from tests.training.test_train import resumed, run, settings
+from tests.training.test_train import resumed, settings
 
 GAMMA = 0.9
 HINDSIGHT = node_of("buffers.hindsight.HindsightReplayBuffer")
@@ -61,8 +63,11 @@ class Trip(gymnasium.Env[Any, Any]):
         return self._obs(), {}
 
     def _obs(self) -> dict[str, Any]:
-        goals = (np.array([self.number, time], np.float64) for time in (self.time, UNREACHED))
-        return dict(zip(self.observation_space, (np.array([self.time]), *goals), strict=True))
+        reached, wanted = (
+            np.array([self.number, time], np.float64) for time in (self.time, UNREACHED)
+        )
+        time = np.array([self.time], np.float64)
+        return {"observation": time, "achieved_goal": reached, "desired_goal": wanted}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.time += 1
@@ -326,21 +331,20 @@ def test_other_environments_and_sizes_are_refused() -> None:
         ({"policy": {"chunk": 2}}, "execute=1"),
         ({"reward": node_of("rewards.handcrafted.composite.Scaled", factor=2.0)}, "reward=null"),
         ({"actors": 1}, "data.actors=0"),
-        ({"demo_fraction": None}, "data.demo_fraction=0.5"),
+        ({"demos": "demos", "demo_fraction": None}, "data.demo_fraction=0.5"),
     ],
 )
 def test_what_does_not_store_single_steps_is_refused(
     given: dict[str, Any], instead: str, tmp_path: Path
 ) -> None:
-    changes = {**given}
-    parts = {key: changes.pop(key, {}) for key in ("learner", "policy")}
-    node = settings(tmp_path / "run", replay=HINDSIGHT, **changes)
-    for key, change in parts.items():
-        node[key] |= change
-    if "demo_fraction" in changes:
-        node["demos"] = random_demos(tmp_path / "demos", 2)
-    with pytest.raises(ConfigError, match=f"asks the environment .* single steps, .*: {instead}"):
-        run(node)
+    shape, changes = {"hidden": [8]}, {**given}
+    env, parts = Reach(), {key: changes.pop(key, {}) for key in ("learner", "policy")}
+    policy = make_policy("gaussian.Gaussian", env.spec, **shape, **parts["policy"])
+    learner = make_learner("off_policy.sac.Sac", policy, **shape, **parts["learner"])
+    config = read_config(settings(tmp_path, replay=HINDSIGHT, **changes))
+    line = f"asks the environment .* single steps, .*: {instead}"
+    with pytest.raises(ConfigError, match=line):
+        build_off_policy(config, env, policy, learner, torch.device("cpu"), None)
 
 
 class Plane(gymnasium.Env[Any, Any]):
