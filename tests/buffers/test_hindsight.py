@@ -17,6 +17,7 @@ import embodied as em
 from embodied.buffers.hindsight import Config, HindsightReplayBuffer
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError
+from embodied.core.checkpoint import load_state
 from embodied.core.env import VecEnv
 from embodied.core.errors import ContractError
 from embodied.core.tensors import Tensors
@@ -27,6 +28,7 @@ from embodied.envs.gym_object import register
 from embodied.envs.so101 import Config as ArmConfig
 from embodied.envs.so101 import So101
 from embodied.envs.wrappers.observations import Partial, PartialConfig
+from embodied.evaluation.evaluate import evaluate
 from embodied.training.collector import Collector
 from embodied.training.config import read_config
 from embodied.training.off_policy import build_off_policy
@@ -172,6 +174,20 @@ def test_share_is_what_is_asked_for_and_what_is_stored_does_not_change() -> None
         assert (batch["obs/desired_goal"][:, 1] < UNREACHED).sum() == 40 * share
         stored = replay.take(torch.arange(len(replay)))
         assert (stored["obs/desired_goal"][:, 1] == UNREACHED).all()
+
+
+@pytest.mark.parametrize("capacity", [3, 4, 5, 7, 8])
+def test_a_ring_that_is_shorter_than_episodes_keeps_them_apart(capacity: int) -> None:
+    env = made(Trip)
+    replay = buffer_of(env, capacity)
+    collector = played(env, replay, 1)
+    for _ in range(60):
+        more(collector, replay, 1)
+        index = torch.arange(len(replay)).repeat(5)
+        own, goal = (
+            replay.leaf("next_obs/achieved_goal", at) for at in (index, replay.later(index))
+        )
+        assert torch.equal(own[:, 0], goal[:, 0]) and (own[:, 1] <= goal[:, 1]).all()
 
 
 def test_an_episode_that_is_lost_goes_no_further() -> None:
@@ -380,26 +396,41 @@ def plane() -> Any:
     return TimeLimit(Plane(), 15)
 
 
-def success_after_training(out: Path, replay: str) -> float:
-    small: Any = {"hidden": [64, 64], "batch_size": 128, "gamma": 0.9}
-    agent = em.train(
-        env=plane,
-        num_envs=16,
-        learner={"name": "sac", **small, "actor_lr": 1e-3, "critic_lr": 1e-3},
-        policy={"name": "gaussian", "hidden": [64, 64]},
-        replay=replay,
-        steps=8000,
-        data={"warmup_steps": 800, "utd_ratio": 0.08},
-        out=str(out),
-        video=False,
-        verbose=False,
+def success_after_training(share: float) -> float:
+    env = made(plane, 16)
+    shape, rates = (
+        {"hidden": [64, 64]},
+        {"actor_lr": 5e-3, "critic_lr": 5e-3, "temperature_lr": 5e-3},
     )
-    success = em.evaluate(agent, episodes=50).success
+    policy = make_policy("gaussian.Gaussian", env.spec, **shape)
+    own = {"batch_size": 128, "gamma": 0.8, "initial_temperature": 0.1}
+    learner = make_learner("off_policy.sac.Sac", policy, **shape, **rates, **own)
+    replay = HindsightReplayBuffer(Config(share), 20_000, env, learner.gamma)
+    collector = Collector(env, policy.warmup_policy(), learner.gamma, seed=0)
+    more(collector, replay, 40)
+    collector.act_with(policy)
+    for _ in range(200):
+        more(collector, replay, 1)
+        for _ in range(2):
+            learner.update(replay.sample(128))
+    success = evaluate(policy.eval(), made(plane, 50), 50, seed=1).success
     assert success is not None
     return float(success.float().mean())
 
 
-def test_sac_reaches_goals_with_hindsight_and_not_without(tmp_path: Path) -> None:
-    """By a user's own object, as `em.train` takes it."""
-    assert success_after_training(tmp_path / "her", "hindsight") > 0.9
-    assert success_after_training(tmp_path / "plain", "uniform") < 0.3
+def test_sac_reaches_goals_with_hindsight_and_not_without() -> None:
+    assert success_after_training(share=0.8) > 0.9
+    assert success_after_training(share=0.0) < 0.2
+
+
+@pytest.mark.parametrize("learner", ["sac", "td3"])
+def test_an_object_of_a_python_program_is_trained_in(learner: str, tmp_path: Path) -> None:
+    """Evaluated in too, in the middle of an episode."""
+    small: Any = {"size": "debug", "verbose": False, "steps": 90, "eval_every": 40}
+    out = str(tmp_path / "run")
+    agent = em.train(env=plane(), num_envs=1, learner=learner, replay="hindsight", out=out, **small)
+    assert agent.predict(Plane().reset(seed=0)[0]) in Plane.action_space
+    state = load_state(out, "loop")["loop"]["replay"]
+    left = state["steps_left"].tolist()
+    assert len(left) == 90 and left[:4] == [14, 13, 12, 11]
+    assert left[38:42] == [1, 0, 14, 13], "the evaluation ended the episode of the 40th step"
