@@ -190,19 +190,46 @@ def test_a_ring_that_is_shorter_than_episodes_keeps_them_apart(capacity: int) ->
         assert torch.equal(own[:, 0], goal[:, 0]) and (own[:, 1] <= goal[:, 1]).all()
 
 
-def test_an_episode_that_is_lost_goes_no_further() -> None:
+class Passed(Trip):
+    """Ends, with success, when the wanted time is over."""
+
+    def _obs(self) -> dict[str, Any]:
+        obs = super()._obs()
+        obs["desired_goal"][1] = 2.5
+        return obs
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *_ = super().step(action)
+        return obs, reward, self.time == 3, self.time == self.end, {"is_success": self.time == 3}
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return achieved_goal[..., 1] > desired_goal[..., 1]
+
+
+def test_what_ended_with_its_own_goal_does_not_end_with_another_one() -> None:
+    env = made(Passed)
+    replay = buffer_of(env, share=1.0)
+    played(env, replay, 20)
+    stored = replay.take(torch.arange(len(replay)))
+    assert (stored["discount"] == 0).sum() > 5
+    batch = replay.sample(200)  # a goal of this step or a later one is not passed
+    assert torch.equal(batch["discount"], torch.full((200,), GAMMA))
+
+
+def test_a_running_episode_counts_and_one_that_is_lost_goes_no_further() -> None:
     """As after a resume of an environment that cannot be saved, or an evaluation in it."""
-    env = made(Trip)
+    env = made(plane)
     replay = buffer_of(env)
-    collector = played(env, replay, 3)
-    ends = torch.arange(len(replay))
-    before = [replay.later(ends).max().item() for _ in range(50)]
+    collector = played(env, replay, 4)
+    first = torch.arange(3).repeat(100)  # the first step of each env
+    assert set(replay.later(first).tolist()) == set(range(12)), "all steps until now"
     replay.end_episodes(torch.tensor([True, False, True]))
     collector.restart(seed=1)
-    more(collector, replay, 4)
-    after = [replay.later(ends) for _ in range(50)]
-    lost = ends % 3 != 1
-    assert max(before) < 9 and max(later[lost].max().item() for later in after) < 9
+    more(collector, replay, 2)
+    later = replay.later(first)
+    ended = first != 1
+    assert set(later[ended].tolist()) == {at for at in range(12) if at % 3 != 1}
+    assert set(later[~ended].tolist()) == {1, 4, 7, 10, 13, 16}
 
 
 @pytest.mark.parametrize("count", [2, 9, 30])
