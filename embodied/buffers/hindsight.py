@@ -23,7 +23,7 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Fraction
 from embodied.core.build import ConfigError
 from embodied.core.env import GoalSpace, HasGoals, Step, VecEnv, require_finite
-from embodied.core.env_contract import called
+from embodied.core.env_contract import called, warn
 from embodied.core.errors import ContractError
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
@@ -150,6 +150,11 @@ class HindsightReplayBuffer(ReplayBuffer):
         ended = step.terminated[which]
         if reached is not None:
             reached = reached.to(self.device)
+        if reached is None and not self.checked:
+            warn(
+                f"{self.name} has no compute_terminated(achieved_goal, desired_goal, info): this "
+                "run stops if a step with success terminates an episode"
+            )
         if checking:
             self._require_same_reward(step.reward, reward.to(self.device))
             if reached is not None and bool((reached & ~ended).any()):
@@ -186,7 +191,7 @@ class HindsightReplayBuffer(ReplayBuffer):
             raise ContractError(
                 f"{self.name}: a step terminated, and the environment does not say whether it "
                 "would with another goal: write compute_terminated(achieved_goal, desired_goal, "
-                'info), or info["is_success"] = False where no goal ends the episode'
+                'info), in it or a wrapper, or info["is_success"] = False where no goal did it'
             )
 
     def get_state(self) -> dict[str, Any]:

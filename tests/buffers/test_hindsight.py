@@ -19,7 +19,7 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_state
 from embodied.core.env import VecEnv
-from embodied.core.errors import ContractError
+from embodied.core.errors import ContractError, ContractWarning
 from embodied.core.tensors import Tensors
 from embodied.envs import gym
 from embodied.envs.fr3.env import Config as Fr3Config
@@ -349,13 +349,32 @@ def refuses(line: str, env: Any) -> None:
         (scaled, r"scaled-v0: a step had the reward -9\d+, and its goal gives -9\d when"),
         (WithInfo, "compute_reward raised KeyError: 'own' .*info empty"),
         (Winner, "terminated, and the environment does not say .*: write compute_terminated"),
-        (Silent, r'terminated, .* or info\["is_success"\] = False where no goal ends the episode'),
+        (Silent, r'terminated, .* or info\["is_success"\] = False where no goal did it'),
         (Blind, r"no goals .*: it has no compute_reward\(achieved_goal, desired_goal, info\)"),
         (lambda: FlattenObservation(Trip()), "no goals .*: its observation has no achieved_goal"),
     ],
 )
 def test_an_environment_whose_goals_cannot_be_replaced_is_refused(kind: Any, line: str) -> None:
     refuses(line, made(kind))
+
+
+class Says(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return (achieved_goal == desired_goal).all(-1)
+
+
+def test_a_wrapper_may_say_where_goals_end_episodes() -> None:
+    env = made(lambda: Says(Winner()))
+    replay = buffer_of(env, share=1.0)
+    played(env, replay, 20)
+    batch = replay.sample(100)
+    won = batch["next_obs/achieved_goal"] == batch["next_obs/desired_goal"]
+    assert (batch["discount"] == 0)[won.all(1)].all() and 20 < won.all(1).sum() < 80
+
+
+def test_a_run_that_may_stop_at_a_success_says_so_at_once() -> None:
+    with pytest.warns(ContractWarning, match="no compute_terminated.*: this run stops if a step"):
+        played(made(Winner), buffer_of(made(Winner)), 1)
 
 
 def test_other_environments_and_sizes_are_refused() -> None:
