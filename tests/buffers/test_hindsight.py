@@ -319,8 +319,8 @@ class Winner(Trip):
     """Ends with success, of which compute_terminated would know."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        *result, _ = super().step(action)
-        return (*result, {"is_success": result[2]})
+        obs, reward, over, late, _ = super().step(action)
+        return obs, reward, over, late, {"is_success": over}
 
 
 class Silent(Trip):
@@ -334,7 +334,7 @@ class Blind(Trip):
 
 
 def scaled() -> Any:
-    return TransformReward(Trip(), lambda reward: 10 * reward)
+    return TransformReward(Trip(), lambda reward: 10 * float(reward))
 
 
 def refuses(line: str, env: Any) -> None:
@@ -444,10 +444,8 @@ def plane() -> Any:
 
 def success_after_training(share: float) -> float:
     env = made(plane, 16)
-    shape, rates = (
-        {"hidden": [64, 64]},
-        {"actor_lr": 5e-3, "critic_lr": 5e-3, "temperature_lr": 5e-3},
-    )
+    shape: dict[str, Any] = {"hidden": [64, 64]}
+    rates = {"actor_lr": 5e-3, "critic_lr": 5e-3, "temperature_lr": 5e-3}
     policy = make_policy("gaussian.Gaussian", env.spec, **shape)
     own = {"batch_size": 128, "gamma": 0.8, "initial_temperature": 0.1}
     learner = make_learner("off_policy.sac.Sac", policy, **shape, **rates, **own)
