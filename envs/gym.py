@@ -19,7 +19,7 @@ from torch import Tensor
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import GoalSpace, StateRoles, Step, VecEnv
 from embodied.core.errors import ContractError
 from embodied.core.native import OBJECT_PREFIX, Native, NativeLeaf
 from embodied.core.spec import MASK, Leaf
@@ -262,6 +262,12 @@ class Gym(VecEnv):
             f"{' and '.join(names)} has a state of its own, which is neither saved nor shared with "
             f"the evaluation{instead}"
         )
+
+    def goal_space(self) -> GoalSpace:
+        """That of the interface GoalEnv; the first env is asked for all of them."""
+        from embodied.envs.gym_goals import GymGoals
+
+        return GymGoals(self.envs[0], self._entries, self.config.id)
 
     def _reset_rows(
         self, rows: np.ndarray, seed: int | None, task: Tensor | None = None

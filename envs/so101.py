@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.env import GoalSpace
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import so101
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
 from embodied.envs.mujoco.cameras import looking
+from embodied.envs.point_goals import PointGoals
 from embodied.envs.spaces import Ranges
 
 JOINTS = len(so101.JOINTS)
@@ -156,6 +158,11 @@ class So101(MujocoVecEnv):
     def goals(self, rows: Rows) -> Floats:
         """The goals [n, 3] (m) of the tools of `rows`."""
         return self.native(rows)[:, :3]
+
+    def goal_space(self) -> GoalSpace:
+        """The goals of the tool."""
+        shaped = self.config.reward == "shaped"
+        return PointGoals(self.spec.obs["state"], NEAR, shaped, self.name)
 
     def describe(self, row: int = 0) -> str:
         one = np.array([row])

@@ -21,6 +21,7 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.device import free_bytes
+from embodied.core.env import Step
 from embodied.core.tensors import Tensors
 
 Layout = list[tuple[str, torch.Size]]
@@ -30,6 +31,8 @@ class ReplayBuffer:
     """The newest `capacity` transitions, on `device`; allocated at the first `add`."""
 
     columns: ClassVar[tuple[str, ...]] = ()  # extra columns of sampled batches
+    needs_steps: ClassVar[bool] = False  # whether it asks the environment about single steps
+    extra_bytes: ClassVar[int] = 0  # of a transition, beside its leaves
 
     def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
         if capacity < 1:
@@ -92,11 +95,29 @@ class ReplayBuffer:
             rows[key] = leaf.index_select(0, index)
         return rows
 
+    def leaf(self, key: str, index: Tensor) -> Tensor:
+        """A copy of one leaf of the transitions at storage positions `index` [n] (int64)."""
+        if key in self._apart:
+            return self._apart[key].index_select(0, index)
+        place = [name for name, _ in self._packed].index(key)
+        begin = sum(self._widths[:place])
+        part = self._flat[:, begin : begin + self._widths[place]].index_select(0, index)
+        return part.reshape(len(index), *self._packed[place][1])
+
     def settle(self, index: Tensor, error: Tensor) -> None:
         """Set priorities from absolute TD errors `error` [n] of transitions `index` [n].
 
         Does nothing here: sampling is uniform.
         """
+
+    def follow(self, step: Step) -> None:
+        """The newest transitions, one of each parallel env in their order, are those of `step`.
+
+        Does nothing here, as does `end_episodes`: the episodes of transitions do not matter.
+        """
+
+    def end_episodes(self, ended: Tensor) -> None:
+        """The running episodes of parallel envs `ended` [B] (bool) have no further transitions."""
 
     def get_state(self) -> dict[str, Any]:
         """The stored transitions (copied) in storage order, and the write position."""

@@ -76,7 +76,8 @@ class SuccessBuffer:
 
     def forget(self, env_ids: Tensor) -> None:
         """Drop the transitions of the running episodes of parallel envs `env_ids` [n]."""
-        self.count[env_ids], self.won[env_ids] = 0, False
+        if len(self.count):
+            self.count[env_ids], self.won[env_ids] = 0, False
 
     def get_state(self) -> dict[str, Any]:
         return {

@@ -289,6 +289,42 @@ class HasNativeCode(Protocol):
         ...
 
 
+class GoalSpace(Protocol):
+    """The goals of an environment, as functions of batches of observations [n, ...] on its device.
+
+    The reward of a step, and whether its goal ends the episode there, depend on nothing but the
+    goal and what the next observation has reached of it.
+    """
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The observations that show the goal and what was reached of it; no other one depends on
+        the goal. All functions take these only."""
+        ...
+
+    def reached(self, obs: Tensors) -> Tensors:
+        """The goals [n, ...] that observations have reached."""
+        ...
+
+    def replaced(self, obs: Tensors, goals: Tensors) -> Tensors:
+        """The observations as they would be with other `goals`, each of `reached`."""
+        ...
+
+    def outcome(self, next_obs: Tensors) -> tuple[Tensor, Tensor | None]:
+        """Rewards [n] (float32) of steps to `next_obs`, and whether the goal terminates the episode
+        there [n] (bool; None: the environment does not say)."""
+        ...
+
+
+@runtime_checkable
+class HasGoals(Protocol):
+    """Can be asked for the reward that a step would have had with another goal."""
+
+    def goal_space(self) -> GoalSpace:
+        """ConfigError says what is missing where there are no goals."""
+        ...
+
+
 @runtime_checkable
 class HasSapienScene(Protocol):
     """Simulated by SAPIEN (ManiSkill)."""

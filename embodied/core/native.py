@@ -73,6 +73,18 @@ class NativeLeaf:
             array = np.rint(np.clip(array * self.scale, 0, 255))
         return array.astype(self.leaf.dtype, copy=False)
 
+    def restored(self, values: np.ndarray) -> np.ndarray:
+        """The inverse of `converted` for a batch: the leaf's [n, *leaf.shape] as [n, *shape]."""
+        array = values
+        if self.axes:
+            array = array.reshape(len(array), *(self.shape[axis] for axis in self.axes))
+            array = array.transpose(0, *(1 + np.argsort(self.axes)))
+        if self.scale != 1.0:
+            array = array / self.scale
+        if np.dtype(self.dtype).kind in "iu":
+            array = np.rint(array + self.offset)
+        return array.astype(self.dtype)
+
 
 def native_leaf(
     name: str, path: Sequence[str | int], shape: Sequence[int], dtype: str, low: Any, high: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +16,7 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.device import compared
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from embodied.training.actors.pool import ActorPool
     from embodied.training.update_ratio import UpdateRatio
 
+UNIFORM: Node = {"_target_": "embodied.buffers.replay.ReplayBuffer"}
 NORMALIZER_ROWS = 10_000  # warm-up transitions to which the normalizers are fitted
 
 
@@ -79,7 +81,7 @@ def build_buffers(
     """The buffers; `demonstrations` are mixed into every batch or put into the replay buffer."""
     assert isinstance(config.data, OffPolicy)
     data = config.data
-    replay, source, demos = _replay_and_demos(config, data, demonstrations, device)
+    replay, source, demos = _replay_and_demos(config, learner, rewards, demonstrations, device)
     metrics: Mapping[str, float] = {}
     if demonstrations is not None:
         from embodied.training.demonstrations import metrics_of
@@ -113,18 +115,34 @@ def build_buffers(
 
 
 def _replay_and_demos(
-    config: RunConfig, data: OffPolicy, demonstrations: Demonstrations | None, device: torch.device
+    config: RunConfig,
+    learner: Learner,
+    rewards: RewardPipeline,
+    demonstrations: Demonstrations | None,
+    device: torch.device,
 ) -> tuple[ReplayBuffer, Source, Source]:
     """The replay buffer, and the sources of updates and of pretraining updates."""
+    assert isinstance(config.data, OffPolicy)
+    data = config.data
+    rank = f"-{distributed.rank()}" if distributed.world() > 1 else ""
+    new_replay = partial(
+        build,
+        config.replay or UNIFORM,
+        ReplayBuffer,
+        env=rewards.env,
+        gamma=learner.gamma,
+        device=device,
+        folder=Path(config.out) / f"replay{rank}",
+    )
     if demonstrations is None:
-        replay = _new_replay(config, data.replay_size, device)
+        replay = new_replay(capacity=data.replay_size)
         return replay, replay, replay
     rows, share = demonstrations.rows, data.demo_fraction
     if share is None:
-        replay = _new_replay(config, data.replay_size + tt.length(rows), device)
+        replay = new_replay(capacity=data.replay_size + tt.length(rows))
         replay.add(rows)
         return replay, replay, replay
-    replay = _new_replay(config, data.replay_size, device)
+    replay = new_replay(capacity=data.replay_size)
     from embodied.buffers.source import Mixture
     from embodied.training.demonstrations import source_of
 
@@ -136,22 +154,11 @@ def _replay_and_demos(
     return replay, Mixture([replay, demos], (1 - share, share)), demos
 
 
-def _new_replay(config: RunConfig, capacity: int, device: torch.device) -> ReplayBuffer:
-    rank = f"-{distributed.rank()}" if distributed.world() > 1 else ""
-    return build(
-        config.replay or {"_target_": "embodied.buffers.replay.ReplayBuffer"},
-        ReplayBuffer,
-        capacity=capacity,
-        device=device,
-        folder=Path(config.out) / f"replay{rank}",
-    )
-
-
 def require_memory(config: RunConfig, replay: ReplayBuffer, env: VecEnv, policy: Policy) -> str:
     """The line about the replay buffer's memory; ConfigError if what the run will store in it
     cannot fit."""
     steps = config.execute or policy.chunk
-    size = env.spec.transition_bytes(steps)
+    size = env.spec.transition_bytes(steps) + replay.extra_bytes
     count = min(replay.capacity - len(replay), config.steps // steps // distributed.world())
     there, where = replay.room()
     instead = "" if "disk" in where else ", or replay=memmap (on disk)"
@@ -162,6 +169,29 @@ def require_memory(config: RunConfig, replay: ReplayBuffer, env: VecEnv, policy:
         where,
         f"data.replay_size={int(0.9 * there / size)}{instead}",
     )
+
+
+def require_single_steps(config: RunConfig, learner: Learner, policy: Policy) -> None:
+    """ConfigError if the replay buffer asks the environment about single steps, and what is stored
+    is not that."""
+    assert isinstance(config.data, OffPolicy)
+    node, data = config.replay or UNIFORM, config.data
+    if not resolve(str(node["_target_"]), ReplayBuffer).needs_steps:
+        return
+    wrong = {
+        "learner.n_step=1": learner.n_step > 1,
+        "execute=1": (config.execute or policy.chunk) > 1,
+        "reward=null": config.reward is not None,
+        "data.actors=0": data.actors > 0,
+        "data.demo_fraction=0.5": config.demos is not None and data.demo_fraction is None,
+        "replay=uniform": policy.augments or bool(learner.columns),
+    }
+    for instead, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(
+                "this replay buffer asks the environment of this process about single steps, as "
+                f"the policy observed them: {instead}"
+            )
 
 
 def require_usable(config: RunConfig, learner: Learner) -> None:
@@ -250,6 +280,7 @@ class OffPolicyLoop:
             self.rewards.set_step(trainer.step - before + self.stride)
             if transitions:
                 self.buffers.replay.add(transitions)
+                self.buffers.replay.follow(step)
                 self.rewards.new_rows += len(transitions["reward"])
             if self.collector.restarted is not None:
                 trainer.episodes.forget(self.collector.restarted)
@@ -270,7 +301,12 @@ class OffPolicyLoop:
         """Begin new episodes; what is held of the running ones is dropped."""
         assert isinstance(self.collector, Collector)  # actors share no environment
         self.collector.restart(seed)
-        self.buffers.forget(self.env_ids)
+        self._forget(self.env_ids)
+
+    def _forget(self, env_ids: Tensor) -> None:
+        """The running episodes of parallel envs `env_ids` [n] are lost."""
+        self.buffers.forget(env_ids)
+        self.buffers.replay.end_episodes(torch.isin(self.env_ids, env_ids))
 
     def mean_reward(self) -> dict[str, Tensor]:
         """Mean rewards of the transitions that were stored since the last call."""
@@ -303,7 +339,7 @@ class OffPolicyLoop:
                 "report: choose a reward with interventions (docs/robot_learning.md, People)"
             )
         if self.collector.restarted is not None:
-            self.buffers.forget(self.collector.restarted)
+            self._forget(self.collector.restarted)
         finished, columns = self.collector.finished, self.buffers.columns
         self.rewards.observe_step(rows, self.env_ids if finished is None else finished, step)
         rows = self.rewards.before_storing(rows)
@@ -364,6 +400,8 @@ class OffPolicyLoop:
         self.buffers.replay.set_state(state["replay"])
         if self.buffers.success is not None:
             self.buffers.success.set_state(tt.state_to(state["success_replay"], self.device))
+        if state["collector"] is None:  # its episodes do not go on
+            self._forget(self.env_ids)
         self.learning, self.update_credit = state["warmup_done"], state["update_credit"]
         self.rewards.set_state(state["reward"])
 
@@ -380,6 +418,8 @@ def build_off_policy(
     assert isinstance(config.data, OffPolicy)
     data = config.data
     require_usable(config, learner)
+    acting = behaviour_of(learner, policy)
+    require_single_steps(config, learner, acting)
     stateful: Mapping[str, Stateful] = {}
     if config.teacher is not None:
         from embodied.training.task_sampling import build_task_sampling
@@ -397,7 +437,6 @@ def build_off_policy(
     if episodes is not None:
         demonstrations = _demonstrations(config, rewards, policy, learner, episodes, device)
     buffers = build_buffers(config, learner, rewards, demonstrations, device)
-    acting = behaviour_of(learner, policy)
     if data.actors and acting is not policy:
         raise ConfigError("this learner collects with a policy of its own: data.actors=0")
     schedule: UpdateRatio | None = None

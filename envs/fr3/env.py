@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.env import GoalSpace
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
@@ -47,6 +48,7 @@ from embodied.envs.fr3.tasks.task import Parameter, Task, View
 from embodied.envs.maze.levels import MazeLevels
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.point_goals import PointGoals
 from embodied.envs.spaces import Ranges
 from embodied.envs.wrappers import point_cloud
 
@@ -364,6 +366,11 @@ class Fr3(MujocoVecEnv):
         mujoco.mj_setState(model, data, self.batch.state[row], everything)
         mujoco.mj_forward(model, data)
         return model, data
+
+    def goal_space(self) -> GoalSpace:
+        """Of the tasks whose `close` is a distance: reach, channel, course, push."""
+        shaped = self.config.reward == "shaped"
+        return PointGoals(self.spec.obs["state"], self.what.close, shaped, self.name)
 
     def describe(self, row: int = 0) -> str:
         return self.what.describe(self.view(np.array([row])))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
+from embodied.core.env import GoalSpace
 from embodied.core.tensors import Tensors
 from embodied.envs.fr3 import env as fr3_env
 from embodied.envs.mujoco.batch_env import Floats, Outcome, Rows
@@ -57,6 +58,9 @@ class Shuttle(fr3_env.Fr3):
         made = super().outcome(action)
         never = np.zeros(self.num_envs, np.bool_)
         return Outcome(made.reward, never, {k: v for k, v in made.log.items() if k != "success"})
+
+    def goal_space(self) -> GoalSpace:
+        raise ConfigError("shuttle has no goals that could be replaced: no episode ends at one")
 
     def place(self, rows: Rows, draws: Floats) -> None:
         super().place(rows, draws)

@@ -141,6 +141,7 @@ def test_a_pixel_is_found_again(
         picture = entry.converted(given)
         assert picture.dtype == U8 and np.count_nonzero(picture) == 1
         assert np.array_equal(entry.converted(np.stack([given, 0 * given]))[0], picture)
+        assert np.array_equal(entry.restored(picture[None])[0], given)
         row, column, channel = (int(index[0]) for index in np.nonzero(picture))
         assert picture[row, column, channel] == 255
         sides = [size for size in place]
@@ -180,6 +181,8 @@ def test_one_observation_and_a_batch_are_the_same_numbers(space: spaces.Space[An
         raw = np.asarray(entry.pick(given))
         if entry.plain:
             assert np.allclose(value.numpy(), raw)
+        back = entry.restored(value[None].numpy())[0]
+        assert np.allclose(back, raw) and back.dtype == np.dtype(entry.dtype)
         if entry.leaf.is_symbol:
             assert value.min() >= 0 and (value <= torch.tensor(entry.leaf.high)).all()
     assert len(ACTIONS) + len(PICTURES) + len(NUMBERS) >= 40

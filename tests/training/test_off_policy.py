@@ -15,16 +15,18 @@ from torch import Tensor
 from embodied.buffers import memmap, replay
 from embodied.compose import compose
 from embodied.core.build import ConfigError, build
-from embodied.core.env import Step
+from embodied.core.env import NotSavable, Step
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.gym_object import register
 from embodied.learners.off_policy import sac
 from embodied.learners.off_policy.sac import Sac
 from embodied.training.collector import Collector
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.update_ratio import Config, SwitchWhenSteady
+from tests.buffers.test_hindsight import plane
 from tests.builders import node_of
 from tests.contract.test_learner import batch_for, make
 from tests.toy_envs import Config as CounterConfig
@@ -51,6 +53,27 @@ class Near(Reach):
         out = super().step(action)
         out.log["success"] = out.next_obs["state"].norm(dim=1) < 0.5
         return out
+
+
+class Unsaved(Near):
+    def get_state(self) -> Tensors:
+        raise NotSavable("no state")
+
+
+@pytest.mark.parametrize("kind", ["successes", "hindsight"])
+def test_episodes_that_were_not_saved_do_not_go_on(kind: str, tmp_path: Path) -> None:
+    """Where the environment cannot be saved, a resumed run begins new episodes."""
+    changes: dict[str, Any] = {"env": node_of("envs.gym.Gym", id=register(plane), num_envs=4)}
+    changes["replay"] = node_of("buffers.hindsight.HindsightReplayBuffer")
+    if kind == "successes":
+        changes = {**KINDS[kind], "env": {"_target_": f"{__name__}.Unsaved"}}
+    node = settings(tmp_path, **changes, steps=120)
+    folder = run(node | {"steps": 100})  # 25 steps of 4 envs; episodes have 15 or 20
+    with closing(RunComponents(read_config(node | {"resume": str(folder)}))) as components:
+        components.resume(str(folder))
+        buffers: Any = components.loop.buffers
+        steps = buffers.success.count if kind == "successes" else buffers.replay.length
+        assert steps.tolist() == [0, 0, 0, 0]
 
 
 def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:

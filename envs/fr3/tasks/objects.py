@@ -178,7 +178,6 @@ class Detour(Lift):
         return middle | side
 
 
-CLOSE = 0.025
 PUSHED_HALF = 0.025
 
 
@@ -219,6 +218,7 @@ class Push(Task):
         "cube_cos_4yaw",
         "cube_sin_4yaw",
     )
+    close = 0.025
     terms: ClassVar[Mapping[str, Term]] = {"approach": behind, "arrive": arrive}
     weights: ClassVar[Mapping[str, float]] = {"approach": 0.3, "arrive": 0.7}
     horizon = 100
@@ -251,7 +251,7 @@ class Push(Task):
         return xp.concatenate([cube, cube - view.tool, goal, goal - cube, facing], 1)
 
     def success(self, view: View) -> Flags:
-        return distance(view.place["cube"], view.place["goal"]) < CLOSE
+        return distance(view.place["cube"], view.place["goal"]) < self.close
 
     def describe(self, view: View) -> str:
         cube = view.place["cube"]

@@ -102,6 +102,8 @@ class Task(ABC):
     front: tuple[Point, Point, float] = ((1.50, -0.80, 0.85), (0.36, 0.0, 0.24), 40.0)
     """The front camera: where it is, what it looks at (m), its vertical field of view (degrees)."""
     horizon: int = 80
+    close: float = 0.0
+    """Distance (m) within which a point is at its goal (0: the goal is no point)."""
     settle: int = 0
     """Physics steps taken before the episode begins (a grasp that has to build up)."""
 
