@@ -201,15 +201,28 @@ def test_a_shape_that_is_no_picture_is_one_line(seen: Path) -> None:
 
 
 def test_hidden_observations_stay_hidden(tmp_path: Path) -> None:
-    """LeRobot takes whatever begins with observation. for an input, and drops our key."""
+    """LeRobot takes whatever begins with observation. and every picture for an input, and drops our
+    key."""
     leaf, numbers = Leaf((2,)), torch.rand(LENGTH + 1, 2)
     obs = {name: (leaf, numbers) for name in ("state", "privileged/state", "critic/load")}
+    deep = (Leaf((H, W, 1), low=0.0, unit=DEPTH), DISTANCES.contiguous())
+    obs |= {"privileged/picture": EYE, "critic/depth": deep}
     folder = write(tmp_path / "demos", obs)
     features = json.loads((folder / "meta" / "info.json").read_text())["features"]
     assert {"privileged.state", "critic.load", "observation.state"} <= features.keys()
-    ours, theirs = read_episodes(folder), read_episodes(foreign(folder))
-    assert ours.spec.obs.keys() == theirs.spec.obs.keys() == obs.keys()
-    assert torch.equal(theirs.steps["obs/privileged/state"], ours.steps["obs/privileged/state"])
+    assert not {"image", "video"} & {feature["dtype"] for feature in features.values()}
+    assert salvage(folder, tmp_path / "copy") == 2
+    ours, copy = read_episodes(folder), read_episodes(tmp_path / "copy")
+    theirs, lazy = read_episodes(foreign(folder)), read_episodes(folder, memory_mb=1e-4)
+    assert checked(folder, CheckConfig())[0] == []
+    for key in (f"obs/{name}" for name in obs):
+        (leaf, value), read = obs[key[4:]], ours.steps[key]
+        torch.testing.assert_close(read[:LENGTH], value[:LENGTH])
+        assert ours.spec.obs[key[4:]] == theirs.spec.obs[key[4:]] == leaf
+        assert torch.equal(theirs.steps[key], read) and torch.equal(copy.steps[key], read)
+        pictures = lazy.steps[key]
+        assert isinstance(pictures, LazyPictures) == leaf.is_picture
+        assert torch.equal(pictures[:2].clone(), read[:2])
     words = ("policy=flow", "learner=imitate", "size=debug", "steps=2")
     run = train([*words, f"demos={folder}", f"out={tmp_path / 'run'}"])
     assert PolicyService(checkpoint.load_policy(run)).infer({"state": np.zeros(2)})
