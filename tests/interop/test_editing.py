@@ -125,7 +125,7 @@ def test_what_policies_do_not_see_stays_hidden_in_lerobot(images: Any, tmp_path:
         found.append(tmp_path / "film")
     for folder in found:
         edited = read_episodes(folder)
-        assert "embodied" not in read_info(folder)
+        assert "embodied" not in read_info(folder) and set(edited.texts) == {"push"}
         assert set(edited.spec.obs) == set(obs) and edited.spec.obs["critic/depth"].is_depth
         for name in ("privileged/state", "privileged/picture", "critic/depth"):
             torch.testing.assert_close(edited.steps[f"obs/{name}"][5:10], obs[name][:5])

@@ -538,4 +538,23 @@ def read_index(path: Path, whole: bool = True) -> pa.Table | None:
     if not tables:
         return None
     plain = [table.replace_schema_metadata(None) for table in tables]
-    return pa.concat_tables(plain, promote_options="default").sort_by("episode_index")
+    index = pa.concat_tables(plain, promote_options="default").sort_by("episode_index")
+    if "tasks" not in index.column_names:
+        index = index.append_column("tasks", _tasks_by_steps(path, index))
+    return index
+
+
+def _tasks_by_steps(path: Path, index: pa.Table) -> pa.Array:
+    """The sentences of every episode as its steps have them: what LeRobot 0.6 has converted from
+    pictures to films does not list them."""
+    words, found = read_tasks(path), dict[int, dict[str, None]]()
+    for file in sorted((path / "data").glob("*/*.parquet")):
+        try:
+            table = pq.ParquetFile(file).read(["episode_index", "task_index"])
+        except DAMAGE as error:
+            raise damaged(file, error) from error
+        numbers = (table[name].to_pylist() for name in ("episode_index", "task_index"))
+        for episode, task in zip(*numbers, strict=True):
+            found.setdefault(episode, {}).setdefault(words.get(task, ""))
+    texts = [list(found.get(number, ())) for number in index["episode_index"].to_pylist()]
+    return pa.array(texts, pa.list_(pa.string()))
