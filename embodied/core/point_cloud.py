@@ -14,6 +14,7 @@ empty cloud is N zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -68,7 +69,8 @@ def unproject(depth: Tensor, matrix: Tensor, pose: Tensor) -> Tensor:
         indexing="ij",
     )
     pixel = torch.stack([u, v, torch.ones_like(u)], -1).view(1, -1, 3)
-    ray = pixel @ torch.linalg.inv(matrix.double()).mT
+    inverse = cast(Tensor, torch.linalg.inv(matrix.double()))  # pyright: ignore
+    ray = pixel @ inverse.mT
     there = ray * depth.reshape(rows, -1, 1).double()
     pose = pose.double()
     return there @ pose[:, :3, :3].mT + pose[:, None, :3, 3]
@@ -101,7 +103,9 @@ def _voxels(values: Tensor, valid: Tensor, size: float) -> tuple[Tensor, Tensor]
     which, place = valid.nonzero(as_tuple=True)
     inside = values[which, place]
     cell = ((inside[:, :3] - (low[which, 0] - size / 2)) / size).floor().long()
-    voxel, inverse = torch.unique(torch.cat([which[:, None], cell], 1), dim=0, return_inverse=True)
+    keys = torch.cat([which[:, None], cell], 1)
+    found = torch.unique(keys, dim=0, return_inverse=True)  # pyright: ignore
+    voxel, inverse = cast(tuple[Tensor, Tensor], found)
     total = inside.new_zeros(len(voxel), channels).index_add_(0, inverse, inside)
     count = inside.new_zeros(len(voxel)).index_add_(0, inverse, torch.ones_like(inside[:, 0]))
     number = torch.bincount(voxel[:, 0], minlength=rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,7 +236,7 @@ def test_sign_flips_and_wraps_are_found(tmp_path: Path) -> None:
 AHEAD = np.array([[0, 0, 1], [-1, 0, 0], [0, -1, 0]])
 """The rotation of a camera that looks along x of the base with z up."""
 H, W = 24, 32
-SIGHT = {"fx": 40.0, "fy": 42.0, "cx": 15.5, "cy": 11.0}
+SIGHT: dict[str, Any] = {"fx": 40.0, "fy": 42.0, "cx": 15.5, "cy": 11.0}
 
 
 def looking_down() -> tuple[float, ...]:
@@ -327,7 +328,7 @@ def test_a_dataset_of_depth_becomes_one_of_points(
 
 
 def test_mistakes_about_cameras_are_one_line(walls: Path, tmp_path: Path) -> None:
-    cases = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, "say what the camera sees: fx=, fy=, cx= and cy="),
         ({"fx": 40.0, "fov": 60.0}, "say what the camera sees"),
         ({"fov": 60.0, "pose": (0.0, 0.0, 1.0)}, "pose= has 3 numbers, not 7"),

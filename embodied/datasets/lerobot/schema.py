@@ -142,7 +142,7 @@ class Column:
     def feature(self) -> dict[str, Any]:
         """Its entry in info.json."""
         if self.stored == TEXT:
-            about = {f"{OURS}.png": list(self.shape)}
+            about: dict[str, Any] = {f"{OURS}.png": list(self.shape)}
             if self.depth is not None:
                 about[f"{OURS}.depth_unit"] = self.depth.unit
             return {"dtype": TEXT, "shape": [1], "names": None, "info": about}
