@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -200,17 +199,24 @@ def _relate(folders: list[str], settings: dict[str, str], back: bool) -> None:
     _say(out, (absolute if back else relative)(source, out, relation))
 
 
+def points_command(folders: list[str], settings: dict[str, str]) -> None:
+    from embodied.core.build import parse
+    from embodied.datasets.editing.transform import Projection, points
+
+    source, out = _one(folders, "points"), _out(settings)
+    projection = parse(Projection, _read(settings, ("out", "from", "to")), "points")
+    camera, name = settings.get("from"), settings.get("to", "points")
+    _say(out, points(source, out, projection, camera, name))
+
+
 def check_command(folders: list[str], settings: dict[str, str]) -> None:
     """Print a table of what is wrong; exit status 1 where something is."""
     from embodied.core.build import parse
     from embodied.datasets.editing.check import CheckConfig
     from embodied.datasets.editing.edit import checked
 
-    names = [field.name for field in dataclasses.fields(CheckConfig)]
-    _known(settings, ("fix", *names))
     source = _one(folders, "check")
-    node = {key: yaml.safe_load(settings[key]) for key in names if key in settings}
-    found, episodes = checked(source, parse(CheckConfig, node, "check"))
+    found, episodes = checked(source, parse(CheckConfig, _read(settings, ("fix",)), "check"))
     for line in [*found[:SHOWN]]:
         frame = "-" if line.frame is None else str(line.frame)
         print(f"episode {line.episode:>5}  frame {frame:>6}  {line.what}")
@@ -230,6 +236,11 @@ def _known(settings: Mapping[str, str], names: tuple[str, ...]) -> None:
     for key in settings:
         if key not in names:
             raise ConfigError(f"there is no setting {key}{nearest(key, names)}")
+
+
+def _read(settings: Mapping[str, str], others: tuple[str, ...]) -> dict[str, Any]:
+    """The settings but `others` as plain values."""
+    return {key: yaml.safe_load(value) for key, value in settings.items() if key not in others}
 
 
 def _one(folders: list[str], kind: str) -> str:
@@ -269,5 +280,6 @@ KINDS = {
     "rotate": rotate_command,
     "relative": relative_command,
     "absolute": absolute_command,
+    "points": points_command,
     "check": check_command,
 }

@@ -154,21 +154,30 @@ def _replay_and_demos(
     return replay, Mixture([replay, demos], (1 - share, share)), demos
 
 
-def require_memory(config: RunConfig, replay: ReplayBuffer, env: VecEnv, policy: Policy) -> str:
-    """The line about the replay buffer's memory; ConfigError if what the run will store in it
-    cannot fit."""
+def require_memory(config: RunConfig, buffers: Buffers, env: VecEnv, policy: Policy) -> str:
+    """The line about the memory of the buffers; ConfigError if what the run will store in them, at
+    most all transitions in each, cannot fit."""
     steps = config.execute or policy.chunk
-    size = env.spec.transition_bytes(steps) + replay.extra_bytes
-    count = min(replay.capacity - len(replay), config.steps // steps // distributed.world())
-    there, where = replay.room()
-    instead = "" if "disk" in where else ", or replay=memmap (on disk)"
-    return compared(
-        f"the replay buffer ({count:,} transitions of {size:,} bytes)",
-        count * size,
-        there,
-        where,
-        f"data.replay_size={int(0.9 * there / size)}{instead}",
-    )
+    size = env.spec.transition_bytes(steps) + buffers.replay.extra_bytes
+    ahead = config.steps // steps // distributed.world()
+    stores = {"the replay buffer": buffers.replay}
+    if buffers.success is not None:
+        stores["the buffer of successes"] = buffers.success.kept
+    lines: list[str] = []
+    places = {name: store.room()[1] for name, store in stores.items()}
+    for where in dict.fromkeys(places.values()):
+        names = [name for name in stores if places[name] == where]
+        here = [stores[name] for name in names]
+        count = sum(min(store.capacity - len(store), ahead) for store in here)
+        there = here[0].room()[0]
+        instead = f"data.replay_size={int(0.9 * there / size / len(here))}"
+        if buffers.replay in here and "disk" not in where:
+            instead += ", or replay=memmap (on disk)"
+        if buffers.success is not None and buffers.success.kept in here:
+            instead += ", or data.success_fraction=0"
+        what = f"{' with '.join(names)} ({count:,} transitions of {size:,} bytes)"
+        lines.append(compared(what, count * size, there, where, instead))
+    return "; ".join(filter(None, lines))
 
 
 def require_single_steps(config: RunConfig, learner: Learner, policy: Policy) -> None:
@@ -444,7 +453,7 @@ def build_off_policy(
         from embodied.training.update_ratio import UpdateRatio
 
         schedule = build(data.utd_ratio, UpdateRatio)
-    memory = require_memory(config, buffers.replay, rewards.env, acting)
+    memory = require_memory(config, buffers, rewards.env, acting)
     loop = OffPolicyLoop(
         data,
         collector=_collector(config, env, rewards, acting, learner, device),

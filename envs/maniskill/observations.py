@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.spec import POINTS, Leaf
+from embodied.core.spec import DEPTH, POINTS, Leaf
 from embodied.core.tensors import Tensors
 from embodied.envs.process.worker.memory import flat_name
 
@@ -22,8 +22,8 @@ SKIPPED = ("sensor_param",)
 def flat(observation: Any, cameras: tuple[str, ...] = ()) -> Tensors:
     """An observation [n, ...] by flat names (`flat_name`); with only these `cameras`, if named.
 
-    Booleans and floats become float32, depth (16 bits, mm) int32; clouds become `points` [n, P, 6]
-    (m, world frame; red, green, blue in [0, 1]; where a camera sees nothing, all zeros).
+    Booleans and floats become float32, depth (16 bits, mm) float32 in m; clouds become `points`
+    [n, P, 6] (m, world frame; red, green, blue in [0, 1]; where a camera sees nothing, all zeros).
     """
     if isinstance(observation, Tensor):
         return {"state": _plain(observation)}
@@ -32,7 +32,8 @@ def flat(observation: Any, cameras: tuple[str, ...] = ()) -> Tensors:
         if path[0] in SKIPPED or (path[0] == "sensor_data" and cameras and path[1] not in cameras):
             continue
         if path[0] != "pointcloud":
-            obs[flat_name(("_".join(path),), "")] = _plain(value)
+            depth = path[0] == "sensor_data" and path[-1] == "depth"
+            obs[flat_name(("_".join(path),), "")] = value / 1000 if depth else _plain(value)
     if isinstance(observation, dict) and "pointcloud" in observation:
         parts = observation["pointcloud"]
         seen = parts["xyzw"][..., 3:] > 0
@@ -56,15 +57,16 @@ def _plain(value: Tensor) -> Tensor:
 
 def leaves(obs: Tensors, names: tuple[str, ...]) -> dict[str, Leaf]:
     """The Spec's leaves of `obs` [n, ...]; `names` are those of the elements of `state`."""
-    return {
-        key: Leaf(
-            tuple(value.shape[1:]),
-            str(value.dtype).removeprefix("torch."),
-            unit=POINTS if key == "points" else "",
-            names=names if key == "state" and len(names) == value[0].numel() else (),
-        )
-        for key, value in obs.items()
-    }
+    made: dict[str, Leaf] = {}
+    for key, value in obs.items():
+        shape, dtype = tuple(value.shape[1:]), str(value.dtype).removeprefix("torch.")
+        if key.startswith("sensor_data_") and key.endswith("_depth"):
+            made[key] = Leaf(shape, dtype, low=0.0, unit=DEPTH)
+            continue
+        unit = POINTS if key == "points" else ""
+        named = key == "state" and len(names) == value[0].numel()
+        made[key] = Leaf(shape, dtype, unit=unit, names=names if named else ())
+    return made
 
 
 def element_names(env: Any) -> tuple[str, ...]:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
+from embodied.core.point_cloud import Sampling, cloud, thinned, unproject
 from embodied.core.spec import POINTS, Leaf
-from embodied.envs.mujoco import cameras
 from embodied.envs.mujoco.cameras import Cameras
 
 Scenes = Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
 
 
 @dataclass(frozen=True)
-class Config(cameras.Config):
+class Config(Sampling):
     """Settings of a point cloud from rendered cameras.
 
     `by`: open3d makes one cloud at a time, torch a batch, cuda a batch on the GPU.
@@ -29,6 +29,7 @@ class Config(cameras.Config):
 
     cameras: tuple[str, ...] = ("front", "wrist")  # depth cameras
     size: Count = 64  # pixels of an image's side
+    colour: bool = False  # adds red, green, blue in [0, 1]
     by: Literal["open3d", "torch", "cuda"] = "torch"  # who makes the clouds
 
 
@@ -43,7 +44,8 @@ class Clouds(Cameras):
 
     def leaves(self) -> dict[str, Leaf]:
         config = self.config
-        return {**super().leaves(), "points": Leaf((config.points, config.channels), unit=POINTS)}
+        shape = (config.points, 6 if config.colour else 3)
+        return {**super().leaves(), "points": Leaf(shape, unit=POINTS)}
 
     def observe(self, scenes: Scenes) -> dict[str, NDArray[np.generic]]:
         clouds: list[tuple[NDArray[np.float64], NDArray[np.float64] | None]] = []
@@ -59,7 +61,7 @@ class Clouds(Cameras):
                 eye = self.pinhole(model, data, name, size, size)
                 matrix = torch.from_numpy(eye.matrix)
                 pose = torch.from_numpy(eye.pose)
-                parts.append(cameras.unproject(depth[None], matrix[None], pose[None])[0].numpy())
+                parts.append(unproject(depth[None], matrix[None], pose[None])[0].numpy())
                 if self.config.colour:
                     colours.append(self.picture(model, data, name, size, size).reshape(-1, 3) / 255)
             clouds.append((np.concatenate(parts), np.concatenate(colours) if colours else None))
@@ -71,9 +73,9 @@ class Clouds(Cameras):
     ) -> NDArray[np.float32]:
         config = self.config
         if config.by == "open3d":
-            return np.stack([cameras.cloud(*one, config) for one in clouds])
+            return np.stack([cloud(*one, config) for one in clouds])
         device = "cuda" if config.by == "cuda" else "cpu"
         points = torch.from_numpy(np.stack([one for one, _ in clouds])).to(device)
         colours = [colour for _, colour in clouds if colour is not None]
         shades = torch.from_numpy(np.stack(colours)).to(device) if colours else None
-        return cameras.thinned(points, shades, config).cpu().numpy()
+        return thinned(points, shades, config).cpu().numpy()

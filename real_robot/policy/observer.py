@@ -58,9 +58,10 @@ class Observer:
         for leaf, about in spec.obs.items():
             if hidden(leaf) or (about.is_image and leaf in pictures):
                 continue
-            if about.is_depth:
+            if about.is_depth or about.is_points:
+                what = "depth picture" if about.is_depth else "point cloud"
                 raise ConfigError(
-                    f"the policy has the depth picture {leaf}, and no camera here measures depth"
+                    f"the policy has the {what} {leaf}, and no camera here measures depth"
                 )
             if about.is_image:
                 raise ConfigError(

@@ -19,7 +19,7 @@ from embodied.commands.train import train
 from embodied.core import checkpoint
 from embodied.core.spec import DEPTH, Leaf, Spec, SpecMismatch
 from embodied.datasets.editing.check import CheckConfig
-from embodied.datasets.editing.edit import checked, merge
+from embodied.datasets.editing.edit import checked, drop, merge, numbered
 from embodied.datasets.lerobot.pictures import LazyPictures
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes, salvage
 from embodied.datasets.lerobot.schema import DatasetError
@@ -200,16 +200,41 @@ def test_a_shape_that_is_no_picture_is_one_line(seen: Path) -> None:
         read_episodes(seen)
 
 
+def test_tasks_that_are_not_listed_are_those_of_the_steps(seen: Path) -> None:
+    """LeRobot's conversion of pictures to films leaves them out of meta/episodes."""
+    foreign(seen)
+    index = seen / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    pq.write_table(pq.read_table(index).drop_columns(["tasks"]), index)
+    assert read_episodes(seen).texts == ("push", "push")
+    assert drop(seen, seen.with_name("out"), numbered("0")).episodes == 1
+    assert read_episodes(seen.with_name("out")).texts == ("push",)
+
+
 def test_hidden_observations_stay_hidden(tmp_path: Path) -> None:
-    """LeRobot takes whatever begins with observation. for an input, and drops our key."""
+    """LeRobot takes whatever begins with observation. and every picture for an input, and drops our
+    key."""
     leaf, numbers = Leaf((2,)), torch.rand(LENGTH + 1, 2)
     obs = {name: (leaf, numbers) for name in ("state", "privileged/state", "critic/load")}
+    deep = (Leaf((H, W, 1), low=0.0, unit=DEPTH), DISTANCES.contiguous())
+    obs |= {"privileged/picture": EYE, "critic/depth": deep}
     folder = write(tmp_path / "demos", obs)
     features = json.loads((folder / "meta" / "info.json").read_text())["features"]
     assert {"privileged.state", "critic.load", "observation.state"} <= features.keys()
-    ours, theirs = read_episodes(folder), read_episodes(foreign(folder))
-    assert ours.spec.obs.keys() == theirs.spec.obs.keys() == obs.keys()
-    assert torch.equal(theirs.steps["obs/privileged/state"], ours.steps["obs/privileged/state"])
+    assert not {"image", "video"} & {feature["dtype"] for feature in features.values()}
+    assert salvage(folder, tmp_path / "copy") == 2
+    ours, copy = read_episodes(folder), read_episodes(tmp_path / "copy")
+    theirs, lazy = read_episodes(foreign(folder)), read_episodes(folder, memory_mb=1e-4)
+    assert checked(folder, CheckConfig())[0] == []
+    for key in (f"obs/{name}" for name in obs):
+        (leaf, value), read = obs[key[4:]], ours.steps[key]
+        torch.testing.assert_close(read[:LENGTH], value[:LENGTH])
+        there = theirs.spec.obs[key[4:]]
+        assert (there.shape, there.dtype, there.unit) == (leaf.shape, leaf.dtype, leaf.unit)
+        assert torch.equal(theirs.steps[key], read) and torch.equal(copy.steps[key], read)
+        pictures = lazy.steps[key]
+        assert isinstance(pictures, LazyPictures) == leaf.is_picture
+        again = pictures.load() if isinstance(pictures, LazyPictures) else pictures
+        assert torch.equal(again, read)
     words = ("policy=flow", "learner=imitate", "size=debug", "steps=2")
     run = train([*words, f"demos={folder}", f"out={tmp_path / 'run'}"])
     assert PolicyService(checkpoint.load_policy(run)).infer({"state": np.zeros(2)})

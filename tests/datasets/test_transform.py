@@ -1,22 +1,35 @@
-"""Rotations in other representations and relative actions; what jumps where nothing turns."""
+"""Rotations in other representations, relative actions, clouds of depth pictures; what jumps where
+nothing turns."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.transform import Rotation as Reference
 
-from embodied.core.spec import Leaf, Spec
+from embodied.commands.train import train
+from embodied.core import checkpoint
+from embodied.core.spec import DEPTH, POINTS, Leaf, Spec
 from embodied.datasets.editing.check import CheckConfig
 from embodied.datasets.editing.edit import checked
 from embodied.datasets.editing.rotations import NAMES, from_matrix, to_matrix
-from embodied.datasets.editing.transform import Relation, Rotation, absolute, relative, rotate
+from embodied.datasets.editing.transform import (
+    Projection,
+    Relation,
+    Rotation,
+    absolute,
+    points,
+    relative,
+    rotate,
+)
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
 from tests.builders import exit_of, recorded
+from tests.datasets.test_foreign_columns import foreign
 
 HALF_TURNS = [[np.pi, 0, 0], [0, -np.pi, 0], [0, 0, np.pi], [0, 0, 0], [1e-9, 0, 0]]
 ANY = np.concatenate([np.random.default_rng(0).normal(0, 2, (500, 3)), HALF_TURNS])
@@ -218,3 +231,120 @@ def test_sign_flips_and_wraps_are_found(tmp_path: Path) -> None:
         (at, "observation.state[wrist.pos] jumps by a turn (360 degrees)"),
         (at, "observation.state[rad] jumps by a turn (6.283 rad)"),
     ]
+
+
+AHEAD = np.array([[0, 0, 1], [-1, 0, 0], [0, -1, 0]])
+"""The rotation of a camera that looks along x of the base with z up."""
+H, W = 24, 32
+SIGHT: dict[str, Any] = {"fx": 40.0, "fy": 42.0, "cx": 15.5, "cy": 11.0}
+
+
+def looking_down() -> tuple[float, ...]:
+    """The pose of a camera 0.8 m above the table, 40 degrees below the horizon, tilted a little."""
+    turn = Reference.from_euler("xyz", [0.1, 0.7, 0.2]).as_matrix() @ AHEAD
+    return (0.1, -0.2, 0.8, *Reference.from_matrix(turn).as_quat())
+
+
+def ball_on_table(pose: tuple[float, ...], centre: np.ndarray, radius: float) -> np.ndarray:
+    """The distances [H, W] of a ball on the table z = 0 along the viewing axis, 0 where a pixel
+    sees neither within 1.8 m."""
+    v, u = np.mgrid[:H, :W]
+    ray = np.stack([(u - SIGHT["cx"]) / SIGHT["fx"], (v - SIGHT["cy"]) / SIGHT["fy"], 1 + 0 * u], 2)
+    ray = ray @ Reference.from_quat(pose[3:]).as_matrix().T
+    away = np.array(pose[:3]) - centre
+    a, b, c = (ray**2).sum(2), ray @ away, away @ away - radius**2
+    root = b**2 - a * c
+    ball = np.where(root > 0, (-b - np.sqrt(np.maximum(root, 0))) / a, np.inf)
+    down = np.where(ray[..., 2] < 0, -pose[2] / np.minimum(ray[..., 2], -1e-9), np.inf)
+    metres = np.minimum(ball, down)
+    return np.where(metres < 1.8, metres, 0).astype(np.float32)
+
+
+def test_points_are_on_the_ball_and_on_the_table() -> None:
+    pose, centre, radius = looking_down(), np.array([0.9, -0.1, 0.15]), 0.15
+    depth = ball_on_table(pose, centre, radius)
+    assert 0 < (depth == 0).sum() < 200
+    every = Projection(**SIGHT, pose=pose, voxel=1e-4, points=H * W)
+    cloud = every.clouds([depth])[0]
+    assert len(np.unique(cloud, axis=0)) == (depth > 0).sum()
+    off_ball = np.abs(np.linalg.norm(cloud - centre, axis=1) - radius)
+    assert (off_ball < 1e-5).sum() > 30 and (np.abs(cloud[:, 2]) < 1e-5).sum() > 30
+    assert np.minimum(off_ball, np.abs(cloud[:, 2])).max() < 1e-5
+    box = Projection(**SIGHT, pose=pose, low=(0, -1, 0.01), high=(2, 1, 1), points=32, far=2.0)
+    (first, again) = box.clouds([depth, depth])
+    assert (first[:, 2] > 0.01).all() and np.array_equal(first, again)
+    # The field of view of the same camera, if its axis is in the middle.
+    fov = np.rad2deg(2 * np.arctan(H / 2 / 40))
+    middle = Projection(fx=40, fy=40, cx=W / 2 - 0.5, cy=H / 2 - 0.5).clouds([depth])
+    np.testing.assert_allclose(Projection(fov=fov).clouds([depth]), middle, atol=1e-6)
+
+
+QUATERNION = tuple(Reference.from_matrix(AHEAD).as_quat().tolist())
+MOUNT = (0.0, 0.0, 0.2, *QUATERNION)  # on a tool, 0.2 m above its point
+WALL = 1.2  # m, x of the base
+
+
+@pytest.fixture
+def walls(tmp_path: Path) -> Path:
+    """A camera on a tool that goes towards a wall; the upper half of a picture sees nothing. The
+    second episode begins nearer."""
+    leaves = {"eye": Leaf((H, W, 1), low=0.0, unit=DEPTH), "state": Leaf((8,), names=POSE)}
+    with EpisodeWriter(tmp_path / "walls", Spec(leaves, Leaf((2,)), dt=0.1)) as writer:
+        for begin in (0.1, 0.3):
+            state, eye = torch.zeros(7, 8), torch.zeros(7, H, W, 1)
+            state[:, 0] = begin + 0.05 * torch.arange(7)
+            state[:, 6] = 1.0
+            eye[:, H // 2 :] = (WALL - state[:, 0])[:, None, None, None]
+            writer.add(recorded({"eye": eye, "state": state}, state[:-1, :2]), "look")
+    return tmp_path / "walls"
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_a_dataset_of_depth_becomes_one_of_points(
+    theirs: bool, walls: Path, tmp_path: Path
+) -> None:
+    """The wall stays where it is while the camera moves, and a policy is trained on it."""
+    if theirs:
+        foreign(walls)
+    out = tmp_path / "out"
+    sight = [f"{key}={value}" for key, value in SIGHT.items()]
+    given = [f"pose={list(MOUNT)}", "frame=observation.state", "from=eye", "to=seen", "points=40"]
+    assert exit_of("demos", "points", walls, *sight, *given, f"out={out}") == 0
+    was, now = read_episodes(walls), read_episodes(out)
+    assert now.spec.obs == {"state": was.spec.obs["state"], "seen": Leaf((40, 3), unit=POINTS)}
+    every = torch.cat([now.steps["obs/seen"], now.final["seen"]]).view(-1, 3)
+    torch.testing.assert_close(every[:, 0], torch.full((len(every),), WALL), atol=1e-5, rtol=0)
+    assert (every[:, 2] <= 0.2).all(), "only the lower half of the pictures holds distances"
+    for key in ("obs/state", "action"):
+        assert torch.equal(now.steps[key], was.steps[key])
+    stats = json.loads((out / "meta/stats.json").read_text())
+    assert not {"observation.images.eye", "observation.seen"} & stats.keys()
+    assert [f for f in checked(out, CheckConfig())[0] if "seen" in f.what] == []
+    words = ("policy=flow", "learner=imitate", "size=debug", "steps=2", f"demos={out}")
+    spec = checkpoint.load_policy(train([*words, f"out={tmp_path / 'run'}"])).spec
+    assert spec.obs["seen"].is_points
+    foreign(out)
+    assert read_episodes(out).spec.obs["seen"].is_points, "without our key, too"
+
+
+def test_mistakes_about_cameras_are_one_line(walls: Path, tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "say what the camera sees: fx=, fy=, cx= and cy="),
+        ({"fx": 40.0, "fov": 60.0}, "say what the camera sees"),
+        ({"fov": 60.0, "pose": (0.0, 0.0, 1.0)}, "pose= has 3 numbers, not 7"),
+        ({"fov": 60.0, "pose": (0.0,) * 7}, "pose=.* is not of length 1"),
+        ({"fov": 60.0, "rotation": "quat"}, "quat is no way to write rotations"),
+        (SIGHT | {"cx": 320.0}, "cx=320 cy=11 is not in a picture of 32 x 24: intrinsics are for"),
+        ({"fov": 60.0, "frame": "observation.state", "first": 2}, "has no elements 2 to 8"),
+        ({"fov": 60.0, "far": 0.65}, r"walls: observation.images.eye of episode 0: step 0: 0 poi"),
+        ({"fov": 60.0, "near": 0.75}, r"images.eye of episode 1: step 4: 0 points are measured"),
+    ]
+    for settings, line in cases:
+        with pytest.raises(DatasetError, match=line):
+            points(walls, tmp_path / "out", Projection(**settings))
+        assert not (tmp_path / "out").exists()
+    sight = Projection(fov=60)
+    with pytest.raises(DatasetError, match="walls has no depth picture front: from=eye"):
+        points(walls, tmp_path / "out", sight, "front")
+    with pytest.raises(DatasetError, match="has an observation state already"):
+        points(walls, tmp_path / "out", sight, name="state")

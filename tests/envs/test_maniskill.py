@@ -10,14 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: maniskill)")
 
 from embodied.core.env import NotFinite, VecEnv
 from embodied.core.spec import require_same
+from embodied.datasets.editing.transform import Projection
 from embodied.envs.maniskill.env import Config, ManiSkill
 from embodied.envs.maniskill.factory import NoDriver, require_driver
 from embodied.envs.maniskill.pool import Pool
@@ -186,7 +189,7 @@ def test_worker_processes_give_the_same(made: Maker) -> None:
 def test_pictures_depth_and_clouds() -> None:
     shapes = {
         "rgb": {"sensor_data_base_camera_rgb": ((32, 32, 3), "uint8")},
-        "rgbd": {"sensor_data_base_camera_depth": ((32, 32, 1), "int32")},
+        "rgbd": {"sensor_data_base_camera_depth": ((32, 32, 1), "float32")},
         "pointcloud": {"points": ((1024, 6), "float32")},
     }
     for mode, wanted in shapes.items():
@@ -205,6 +208,14 @@ def test_pictures_depth_and_clouds() -> None:
             # The table's top is the plane z = 0, and the camera looks at it.
             height = step.obs["points"][0, :, 2]
             assert ((height.abs() < 0.005) & (step.obs["points"][0, :, 0] != 0)).sum() > 100
+        if mode == "rgbd":
+            metres = step.obs["sensor_data_base_camera_depth"][..., 0].numpy()
+            # ManiSkill's camera at (0.3, 0, 0.6) looks at (-0.1, 0, 0.1).
+            ahead = np.array([-0.4, 0.0, -0.5]) / 0.41**0.5
+            turn = np.stack([[0.0, 1.0, 0.0], np.cross(ahead, [0.0, 1.0, 0.0]), ahead], 1)
+            pose = (0.3, 0.0, 0.6, *Rotation.from_matrix(turn).as_quat())
+            cloud = Projection(fov=90, points=1024, voxel=0.001, pose=pose).clouds(metres)[0]
+            assert (np.abs(cloud[:, 2]) < 0.005).sum() > 100, "the table"
         if mode == "rgb":
             drawn = env.render(0, 96, 64)
             assert drawn.shape == (64, 96, 3) and drawn.float().std() > 10

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
+from embodied.core.point_cloud import Sampling, cloud, thinned, unproject
 from embodied.envs.fr3.env import Config, Fr3
-from embodied.envs.mujoco import cameras
-from embodied.envs.mujoco.cameras import Cameras, thinned, unproject
+from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.wrappers import point_cloud
 
-BOX = cameras.Config(points=64, voxel=0.05, low=(0, 0, 0), high=(1, 1, 1))
+BOX = Sampling(points=64, voxel=0.05, low=(0, 0, 0), high=(1, 1, 1))
 
 
 def ordered(cloud: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -40,13 +40,12 @@ def test_a_pixel_is_a_ray() -> None:
 def test_voxels_and_farthest_points_by_hand() -> None:
     """The grid begins at 0.1 - 0.1 = 0: cells [0, .2), [.2, .4), ...; two points share the first.
     From the first cell's mean (0.12), the farthest is 0.9, then 0.5 (0.3 is the one left out)."""
-    config = cameras.Config(points=3, voxel=0.2, low=(0, 0, 0), high=(1, 1, 1))
+    config = Sampling(points=3, voxel=0.2, low=(0, 0, 0), high=(1, 1, 1))
     x = torch.tensor([0.9, 0.1, 0.14, 0.3, 0.5, 5.0, torch.nan])
     points = torch.stack([x, torch.full_like(x, 0.5), torch.full_like(x, 0.5)], 1)[None]
     assert thinned(points, None, config)[0, :, 0].tolist() == pytest.approx([0.12, 0.5, 0.9])
     colours = x[None, :, None].expand(-1, -1, 3)
-    coloured = cameras.Config(points=3, voxel=0.2, low=(0, 0, 0), high=(1, 1, 1), colour=True)
-    assert thinned(points, colours, coloured)[0, :, 3].tolist() == pytest.approx([0.12, 0.5, 0.9])
+    assert thinned(points, colours, config)[0, :, 3].tolist() == pytest.approx([0.12, 0.5, 0.9])
 
 
 def test_few_points_repeat_and_none_are_zeros() -> None:
@@ -57,25 +56,24 @@ def test_few_points_repeat_and_none_are_zeros() -> None:
         assert len(both[row].unique(dim=0)) == count
     torch.testing.assert_close(both[0, :4], inside[0].repeat(2, 1))
     assert not both[2:].any()
-    one = cameras.cloud(inside[0].double().numpy(), None, BOX)
+    one = cloud(inside[0].double().numpy(), None, BOX)
     np.testing.assert_allclose(one[:4], both[0, :4].numpy(), atol=1e-6)
-    assert not cameras.cloud(inside[0].double().numpy() + 5, None, BOX).any()
+    assert not cloud(inside[0].double().numpy() + 5, None, BOX).any()
 
 
 @pytest.mark.parametrize("colour", [False, True])
 def test_open3d_and_torch_give_the_same_clouds(colour: bool) -> None:
     random = np.random.default_rng(0)
-    config = cameras.Config(points=64, voxel=0.05, low=(0, 0, 0), high=(1, 1, 1), colour=colour)
     points = random.uniform(-0.3, 1.3, (4, 3000, 3))
     points[1] *= 0.1  # fewer voxels than points asked for
     points[2, ::7] = np.nan
     shades = random.uniform(0, 1, points.shape) if colour else None
     batch = thinned(
-        torch.from_numpy(points), None if shades is None else torch.from_numpy(shades), config
+        torch.from_numpy(points), None if shades is None else torch.from_numpy(shades), BOX
     ).numpy()
     for row in range(4):
-        single = cameras.cloud(points[row], None if shades is None else shades[row], config)
-        assert single.shape == batch[row].shape == (64, config.channels)
+        single = cloud(points[row], None if shades is None else shades[row], BOX)
+        assert single.shape == batch[row].shape == (64, 6 if colour else 3)
         np.testing.assert_allclose(ordered(single), ordered(batch[row]), atol=1e-5)
     assert len(np.unique(batch[0], axis=0)) == 64 > len(np.unique(batch[1], axis=0))
 
@@ -150,7 +148,7 @@ def test_the_cloud_of_a_row_that_ended_is_of_its_end() -> None:
 
 def test_wrong_settings_are_one_line() -> None:
     with pytest.raises(ConfigError, match="is empty"):
-        cameras.Config(low=(1.0, 0, 0), high=(0.5, 1, 1))
+        Sampling(low=(1.0, 0, 0), high=(0.5, 1, 1))
     with pytest.raises(ConfigError, match="at least one camera"):
         Fr3(Config(num_envs=1, clouds=point_cloud.Config(cameras=())))
     with pytest.raises(ValueError, match="camera 'side'"):

@@ -13,7 +13,7 @@ from tests.interop import need
 
 need("lerobot", "av")
 
-from embodied.core.spec import Leaf, Spec  # noqa: E402
+from embodied.core.spec import DEPTH, Leaf, Spec  # noqa: E402
 from embodied.datasets.editing.check import CheckConfig  # noqa: E402
 from embodied.datasets.editing.edit import Split, checked, drop, merge, numbered, split  # noqa: E402
 from embodied.datasets.editing.rotations import to_matrix  # noqa: E402
@@ -85,26 +85,50 @@ def test_statistics_are_those_lerobot_computes(theirs: Path, tmp_path: Path) -> 
     assert kept.total_episodes == 3 and kept.total_frames == len(rows)
 
 
-def test_what_policies_do_not_see_stays_hidden_in_lerobot(tmp_path: Path) -> None:
-    """Its training does not list it as an input, and its editing, which drops our key, keeps it."""
-    from lerobot.datasets.dataset_tools import delete_episodes
+@pytest.mark.parametrize("images", ["mp4", "png"])
+def test_what_policies_do_not_see_stays_hidden_in_lerobot(images: Any, tmp_path: Path) -> None:
+    """Its training does not take it as an input, and its editing, which drops our key, keeps it."""
+    from lerobot.datasets import dataset_tools as tools
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
-    from lerobot.utils.feature_utils import dataset_to_policy_features
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.factory import make_policy
 
     numbers = torch.rand(6, 2)
-    obs = {"state": numbers, "privileged/state": numbers + 1}
-    spec = Spec({name: Leaf((2,)) for name in obs}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-    with EpisodeWriter(tmp_path / "ours", spec) as writer:
+    shown = torch.full((6, 64, 96, 3), 90, dtype=torch.uint8)
+    shown[:, 16:48, 24:72] = 20 * torch.arange(6, dtype=torch.uint8).view(-1, 1, 1, 1)
+    deep = (torch.arange(6.0).view(-1, 1, 1, 1) / 10 + 0.3).expand(-1, 8, 8, 1).contiguous()
+    obs = {"state": numbers, "front": shown, "critic/depth": deep}
+    obs |= {"privileged/state": numbers + 1, "privileged/picture": 255 - shown}
+    leaves = {name: Leaf(tuple(v.shape[1:]), str(v.dtype)[6:]) for name, v in obs.items()}
+    leaves["critic/depth"] = Leaf((8, 8, 1), low=0.0, unit=DEPTH)
+    spec = Spec(leaves, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+    with EpisodeWriter(tmp_path / "ours", spec, images=images) as writer:
         for _ in range(3):
             writer.add(recorded(obs, numbers[:5] / 2), "push")
-    theirs = LeRobotDataset("me/ours", root=tmp_path / "ours")
-    inputs = dataset_to_policy_features(theirs.meta.features)
-    assert set(inputs) == {"observation.state", "action"}
-    delete_episodes(theirs, [1], tmp_path / "edited", "me/edited")
-    edited = read_episodes(tmp_path / "edited")
-    assert "embodied" not in read_info(tmp_path / "edited") and len(edited) == 2
-    assert set(edited.spec.obs) == set(obs)
-    assert torch.equal(edited.steps["obs/privileged/state"][:5], numbers[:5] + 1)
+    theirs = LeRobotDataset("me/ours", root=tmp_path / "ours", delta_timestamps={"action": [0.0]})
+    assert theirs.meta.camera_keys == ["observation.images.front"] and not theirs.meta.depth_keys
+    small = {"dim_model": 16, "dim_feedforward": 16, "n_heads": 2, "n_decoder_layers": 1}
+    config = ACTConfig(chunk_size=1, n_action_steps=1, device="cpu", push_to_hub=False, **small)
+    config.pretrained_backbone_weights = None
+    policy = make_policy(config, ds_meta=theirs.meta)
+    assert set(policy.config.input_features) == {"observation.state", "observation.images.front"}
+    policy.forward(next(iter(torch.utils.data.DataLoader(theirs, batch_size=4))))
+    tools.delete_episodes(theirs, [1], tmp_path / "kept", "me/kept")
+    tools.split_dataset(theirs, {"first": [0, 2], "rest": [1]}, tmp_path / "split")
+    kept = LeRobotDataset("me/kept", root=tmp_path / "kept")
+    tools.recompute_stats(kept)
+    other = LeRobotDataset("me/first", root=tmp_path / "split" / "first")
+    tools.merge_datasets([kept, other], "me/merged", tmp_path / "merged")
+    found = [tmp_path / "kept", tmp_path / "split" / "first", tmp_path / "merged"]
+    if images == "png":
+        tools.convert_image_to_video_dataset(kept, tmp_path / "film", "me/film")
+        found.append(tmp_path / "film")
+    for folder in found:
+        edited = read_episodes(folder)
+        assert "embodied" not in read_info(folder) and set(edited.texts) == {"push"}
+        assert set(edited.spec.obs) == set(obs) and edited.spec.obs["critic/depth"].is_depth
+        for name in ("privileged/state", "privileged/picture", "critic/depth"):
+            torch.testing.assert_close(edited.steps[f"obs/{name}"][5:10], obs[name][:5])
 
 
 def test_a_good_dataset_of_lerobots_has_no_findings(theirs: Path) -> None:

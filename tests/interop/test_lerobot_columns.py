@@ -15,6 +15,7 @@ from tests.interop import need
 need("lerobot", "av")
 
 from lerobot.configs.video import DepthEncoderConfig, RGBEncoderConfig  # noqa: E402
+from lerobot.datasets.dataset_tools import delete_episodes  # noqa: E402
 from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: E402
 
 from embodied.commands.train import train  # noqa: E402
@@ -41,9 +42,11 @@ def numbers(dtype: str, *shape: int) -> Values:
 
 
 def distances(dtype: str, unit: float) -> Values:
-    """A slope from 0.4 to 3 m that comes nearer, [H, W, 1], in units of `unit` m."""
+    """A slope from 0.4 to 3 m that comes nearer, [H, W, 1], in units of `unit` m; in the first row
+    nothing was measured."""
     slope = np.linspace(0.4, 3.0, W)[None, :, None].repeat(H, 0)
-    return lambda step: ((slope - 0.01 * step) / unit).astype(dtype)
+    known = np.arange(H)[:, None, None] > 0
+    return lambda step: (known * (slope - 0.01 * step) / unit).astype(dtype)
 
 
 def colours(step: int) -> np.ndarray:
@@ -171,6 +174,29 @@ def test_both_readers_give_the_same(name: str, tmp_path: Path) -> None:
         assert human_steps(ours).tolist() == [step % 2 == 1 for n in LENGTHS for step in range(n)]
     if name == "class":
         assert spec.act.dtype == "int64" and spec.act.high == 2
+
+
+@pytest.mark.parametrize("name", [case for case in CASES if case.startswith("depth")])
+def test_depth_becomes_points_that_lerobot_keeps(name: str, tmp_path: Path) -> None:
+    root, out = write(tmp_path / "theirs", name), tmp_path / "out"
+    sight = ("fx=60", "fy=60", "cx=31.5", "cy=23.5", "voxel=0.001", "points=300")
+    assert exit_of("demos", "points", root, *sight, f"out={out}") == 0
+    depth, clouds = read_episodes(root).steps["obs/top"], read_episodes(out).steps["obs/points"]
+    for picture, cloud in zip(depth, clouds, strict=True):
+        # The pixel of each point has its distance; a voxel holds less than a pixel.
+        column = (cloud[:, 0] / cloud[:, 2] * 60 + 31.5).round().long()
+        row = (cloud[:, 1] / cloud[:, 2] * 60 + 23.5).round().long()
+        torch.testing.assert_close(cloud[:, 2], picture[row, column, 0], atol=1e-5, rtol=0)
+        assert row.min() > 0, "nothing was measured in the first row"
+    theirs = LeRobotDataset("me/test", root=out)
+    assert not theirs.meta.camera_keys and not list(out.glob("videos/*"))
+    assert torch.equal(theirs[5]["observation.points"].view(300, 3), clouds[5])
+    delete_episodes(theirs, [0], tmp_path / "edited", "me/edited")
+    edited = read_episodes(tmp_path / "edited")
+    assert edited.spec.obs["points"].is_points
+    assert torch.equal(edited.steps["obs/points"], clouds[LENGTHS[0] :])
+    words = ("policy=flow", "learner=imitate", "size=debug", "steps=2", f"demos={out}")
+    assert checkpoint.load_policy(train([*words, f"out={tmp_path / 'run'}"])).spec.obs["points"]
 
 
 def test_codes_of_films_are_lerobots() -> None:

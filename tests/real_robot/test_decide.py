@@ -11,7 +11,7 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf
+from embodied.core.spec import DEPTH, POINTS, Leaf
 from embodied.embodiments import fr3
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
@@ -111,3 +111,7 @@ def test_what_nobody_measures_is_one_line() -> None:
         Observer(SPEC.with_obs(front=Leaf((8, 8, 3), "uint8", 0, 255)), 7, tool, GOAL)
     with pytest.raises(ConfigError, match="have no names"):
         Observer(SPEC.with_obs(more=Leaf((2,))), 7, tool, GOAL)
+    with pytest.raises(ConfigError, match="the point cloud seen, and no camera here measures"):
+        Observer(SPEC.with_obs(seen=Leaf((8, 3), unit=POINTS)), 7, tool, GOAL)
+    with pytest.raises(ConfigError, match="the depth picture front, and no camera here measures"):
+        Observer(SPEC.with_obs(front=Leaf((8, 8, 1), unit=DEPTH)), 7, tool, GOAL)

@@ -105,7 +105,16 @@ def test_memory_that_is_not_there_is_refused_with_advice_that_works(
     assert needs(replay_size=100_000) == "", "little is not worth a line"
     assert needs(steps=1000) == "", "a short run does not fill it"
     assert other == "replay=memmap (on disk)"
+    both = r"buffer with the buffer of successes \(200,000,000,000 tr.* needs 6,400.00 GB, and 2.00"
+    with pytest.raises(ConfigError, match=both) as caught:
+        needs(success_fraction=0.5)
+    half = int(str(caught.value).rpartition("data.replay_size=")[2].partition(", or ")[0])
+    assert "1.80 GB, and 2.00 GB" in needs(success_fraction=0.5, replay_size=half)
     mapped = KINDS["mapped"]
+    alone = r"the buffer of successes \(.*3,200.00 GB.* of memory .*, or data.success_fraction=0$"
+    monkeypatch.setattr(memmap.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**15))
+    with pytest.raises(ConfigError, match=alone):
+        needs(**mapped, success_fraction=0.5)
     free = SimpleNamespace(free=GIGABYTE)
     monkeypatch.setattr(memmap.shutil, "disk_usage", lambda path: free)
     with pytest.raises(ConfigError, match=r"1.00 GB of disk \(.*replay\) are there: .*=\d+$"):

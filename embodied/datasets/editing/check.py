@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from embodied.core.bounds import Bound, NonNegative, Number
 from embodied.datasets.editing.write import Source
-from embodied.datasets.lerobot.pictures import bytes_of, film_pixels, fitted
+from embodied.datasets.lerobot.pictures import fitted
 from embodied.datasets.lerobot.schema import (
     DAMAGE,
     Column,
@@ -33,7 +33,6 @@ from embodied.datasets.lerobot.schema import (
     columns_of_info,
     spec_of_info,
 )
-from embodied.datasets.lerobot.video import FILMS, decode_numbers
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ def check_pictures(
     same = 0  # steps since the picture changed
     moved = False  # whether the robot moved meanwhile
     try:
-        for step, picture in enumerate(_pictures(source, episode, camera, rows)):
+        for step, picture in enumerate(source.pictures(camera, episode, rows)):
             try:
                 picture = fitted(picture, camera)
             except ValueError as error:
@@ -246,18 +245,3 @@ def check_pictures(
         yield dark, f"{camera.name} is dark"
     if frozen is not None and length:
         yield frozen, f"{camera.name} is frozen while the robot moves"
-
-
-def _pictures(source: Source, episode: int, camera: Column, rows: pa.Table) -> Iterator[np.ndarray]:
-    if camera.stored == "image":
-        for value in rows[camera.name]:
-            yield decode_numbers(bytes_of(value.as_py(), source.folder))
-        return
-    file, fps = source.film(camera.name, episode), float(source.info["fps"])
-    if not file.exists():
-        raise DatasetError(f"{file.parent.name}/{file.name} is missing")
-    begin = source.span(camera.name, episode)[0]
-    reader, pixels = FILMS.take(file, fps), film_pixels(camera)
-    for time in rows["timestamp"].to_pylist():
-        yield reader.picture(begin + time, pixels)
-    FILMS.give(reader)

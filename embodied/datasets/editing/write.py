@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import io
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -25,11 +25,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embodied.core.atomic_write import write_durably
+from embodied.datasets.lerobot.pictures import bytes_of, film_pixels
 from embodied.datasets.lerobot.schema import (
     DAMAGE,
     DATA,
     INDEX,
     VIDEO,
+    Column,
     DatasetError,
     damaged,
     file_number,
@@ -41,7 +43,7 @@ from embodied.datasets.lerobot.schema import (
     read_tasks,
     tasks_table,
 )
-from embodied.datasets.lerobot.video import open_film, open_sink
+from embodied.datasets.lerobot.video import FILMS, decode_numbers, open_film, open_sink
 from embodied.datasets.lerobot.writer import consolidate, summarise, write_row_groups
 
 KINDS = ("chunk", "file")
@@ -119,6 +121,22 @@ class Source:
         if rows.num_rows != length:
             raise damaged(file, f"it has {rows.num_rows} steps of episode {number}, not {length}")
         return rows
+
+    def pictures(self, camera: Column, episode: int, rows: pa.Table) -> Iterator[np.ndarray]:
+        """The pictures of an episode's `rows` as the files hold them (`fitted`). DAMAGE,
+        RuntimeError."""
+        if camera.stored != "video":
+            for cell in rows[camera.name]:
+                yield decode_numbers(bytes_of(cell.as_py(), self.folder))
+            return
+        file, fps = self.film(camera.name, episode), float(self.info["fps"])
+        if not file.exists():
+            raise DatasetError(f"{file.parent.name}/{file.name} is missing")
+        begin = self.span(camera.name, episode)[0]
+        reader, pixels = FILMS.take(file, fps), film_pixels(camera)
+        for time in rows["timestamp"].to_pylist():
+            yield reader.picture(begin + time, pixels)
+        FILMS.give(reader)
 
 
 def open_source(path: Path | str, scratch: Path) -> Source:

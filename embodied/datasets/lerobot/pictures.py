@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,12 +106,14 @@ def film_pixels(column: Column) -> str:
 
 
 def bytes_of(cell: Any, folder: Path) -> bytes:
-    """The file in a cell of a picture column: bytes, or {bytes, path} as LeRobot's are, where a
-    path without bytes is one below `folder`. OSError, ValueError."""
+    """The file in a cell of a picture column: bytes, text in base64, or {bytes, path} as LeRobot's
+    are, where a path without bytes is one below `folder`. OSError, ValueError."""
     if isinstance(cell, Mapping):
         if cell["bytes"] is None and cell["path"]:
             return (folder / cell["path"]).read_bytes()
         cell = cell["bytes"]
+    if isinstance(cell, str):
+        return b64decode(cell, validate=True)
     if cell is None:
         raise ValueError("the cell holds no picture")
     return cell
@@ -205,7 +208,7 @@ class Filmed(Stored):
 
 @dataclass(eq=False)
 class Encoded(Stored):
-    """PNG, JPEG or TIFF files of `episodes` in memory: as they are, or in LeRobot's cells."""
+    """PNG, JPEG or TIFF files of `episodes` in memory: in cells, as `bytes_of` reads them."""
 
     data: pa.ChunkedArray | pa.Array
     episodes: EpisodeFiles

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import formats
-from embodied.core.spec import DEPTH, Leaf, Spec, hidden
+from embodied.core.spec import DEPTH, POINTS, Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 
 VERSION = "v3.0"
@@ -47,6 +47,9 @@ NAMED = {
 }
 HIL_SERL = {"complementary_info.is_intervention": "intervened"}  # LeRobot's name of the same
 HIDDEN = ("privileged.", "critic.")  # columns of observations that policies do not see
+# How pictures are stored that are no input of a policy: PNG files in base64. LeRobot's policies
+# take every picture and every film as an input, whatever it is called, but no text.
+TEXT = "string"
 # As which type the numbers of a feature are computed with.
 DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "float64": "float32"}
 DTYPES |= {n: n for n in ("float32", "float16", "int8", "int16", "int32", "int64", "uint8", "bool")}
@@ -107,8 +110,9 @@ class Depth:
 @dataclass(frozen=True)
 class Column:
     """One column of the data files: `name` there, `key` in Tensors, `shape` and `dtype` (torch's
-    name) of one step, how pictures are `stored` ("video", "image"; "" for numbers), `names`, and
-    for pictures of distances (float32, m) what the file holds, `depth`."""
+    name) of one step, how pictures are `stored` ("video", "image", TEXT; "" for numbers), `names`,
+    for pictures of distances (float32, m) what the file holds, `depth`, and the leaf's `unit` where
+    it is POINTS."""
 
     name: str
     key: str
@@ -117,10 +121,17 @@ class Column:
     stored: str = ""
     names: tuple[str, ...] = ()
     depth: Depth | None = None
+    unit: str = ""
 
     @property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def summarised(self) -> bool:
+        """Whether its statistics are kept: not of texts, and not of clouds, whose elements have no
+        meaning of their own."""
+        return self.stored != TEXT and self.unit != POINTS
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +141,11 @@ class Column:
     @property
     def feature(self) -> dict[str, Any]:
         """Its entry in info.json."""
+        if self.stored == TEXT:
+            about: dict[str, Any] = {f"{OURS}.png": list(self.shape)}
+            if self.depth is not None:
+                about[f"{OURS}.depth_unit"] = self.depth.unit
+            return {"dtype": TEXT, "shape": [1], "names": None, "info": about}
         if self.stored:
             names = ["height", "width", "channels"]
             feature = {"dtype": self.stored, "shape": list(self.shape), "names": names}
@@ -138,6 +154,9 @@ class Column:
             return feature
         if self.size == 1:
             return {"dtype": self.dtype, "shape": [1], "names": None}
+        if self.unit == POINTS:
+            about = {f"{OURS}.points": list(self.shape)}
+            return {"dtype": self.dtype, "shape": [self.size], "names": None, "info": about}
         short = self.name.rpartition(".")[2]
         names = list(self.names) or [f"{short}_{i}" for i in range(self.size)]
         return {"dtype": self.dtype, "shape": [self.size], "names": names}
@@ -176,29 +195,32 @@ class Column:
     def from_json(cls, data: Mapping[str, Any]) -> Column:
         shape, names, depth = tuple(data["shape"]), tuple(data["names"]), data.get("depth")
         coded = None if depth is None else Depth(**depth)
-        return cls(data["name"], data["key"], shape, data["dtype"], data["stored"], names, coded)
+        rest = data["dtype"], data["stored"], names, coded, data.get("unit", "")
+        return cls(data["name"], data["key"], shape, *rest)
 
 
 def observation(name: str, leaf: Leaf, images: str) -> Column:
     """The column of the observation `name`; `images` is "video" or "image".
 
     Depth pictures are always single pictures (PNG, mm). What policies do not see lies outside of
-    `observation.`, so that LeRobot's policies do not see it either.
+    `observation.`, pictures as TEXT, so that LeRobot's policies do not see it either.
     """
     key, plain = f"obs/{name}", name.replace("/", ".")
     within = plain if hidden(name) else f"observation.{plain}"
     if leaf.is_picture and leaf.shape[2] in CHANNELS:
         place = within if hidden(name) else f"observation.images.{plain}"
-        if leaf.is_depth:
-            return Column(place, key, leaf.shape, leaf.dtype, "image", depth=Depth())
-        return Column(place, key, leaf.shape, leaf.dtype, images)
-    return Column(within, key, leaf.shape, leaf.dtype, "", leaf.names)
+        depth = Depth() if leaf.is_depth else None
+        images = "image" if leaf.is_depth else images
+        stored = TEXT if hidden(name) else images
+        return Column(place, key, leaf.shape, leaf.dtype, stored, depth=depth)
+    unit = POINTS if leaf.is_points else ""
+    return Column(within, key, leaf.shape, leaf.dtype, "", leaf.names, unit=unit)
 
 
 def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
     """All columns of a dataset whose first episode is `episode`: state, other observations, action,
-    reward, then whatever else it has (pictures among it are stored as such). The flags of the end
-    are `next.done`, `next.truncated`."""
+    reward, then whatever else it has (pictures among it as TEXT). The flags of the end are
+    `next.done`, `next.truncated`."""
     leaves = sorted(spec.obs.items(), key=lambda item: (item[1].is_picture, item[0] != "state"))
     columns = [observation(name, leaf, images) for name, leaf in leaves]
     columns.append(Column("action", "action", spec.act.shape, spec.act.dtype, "", spec.act.names))
@@ -208,7 +230,7 @@ def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
         name = NAMED.get(key, key.replace("/", "."))
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape[1:])
         picture = dtype == "uint8" and len(shape) == 3 and shape[2] in CHANNELS
-        columns.append(Column(name, key, shape, dtype, images if picture else ""))
+        columns.append(Column(name, key, shape, dtype, TEXT if picture else ""))
     columns.append(Column("next.done", "done", (), "bool"))
     columns.append(Column("next.truncated", "truncated", (), "bool"))
     return tuple(columns)
@@ -233,12 +255,20 @@ def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
             key = f"obs/{name.split('.', 1)[1]}"
         elif name.startswith(HIDDEN):
             key = f"obs/{name.replace('.', '/', 1)}"
-        if feature["dtype"] in ("video", "image"):
+        about = feature.get("info") or {}
+        if feature["dtype"] == TEXT:
+            unit = about.get(f"{OURS}.depth_unit")
+            depth = None if unit is None else Depth(unit)
+            dtype = "uint8" if depth is None else "float32"
+            columns.append(Column(name, key, tuple(about[f"{OURS}.png"]), dtype, TEXT, (), depth))
+        elif feature["dtype"] in ("video", "image"):
             key = key.replace("obs/images.", "obs/")
             depth = Depth.of_feature(feature)
             dtype = "uint8" if depth is None else "float32"
             shape = _picture_shape(name, shape, names)
             columns.append(Column(name, key, shape, dtype, feature["dtype"], (), depth))
+        elif (of_points := about.get(f"{OURS}.points")) is not None:
+            columns.append(Column(name, key, tuple(of_points), feature["dtype"], unit=POINTS))
         else:
             shape = () if name in keys and shape == (1,) else shape
             # Policies compute in float32; an action of integers (counts of a servo) is a number,
@@ -265,6 +295,7 @@ def skipped(info: Mapping[str, Any]) -> list[str]:
 
 def _skips(name: str, feature: Mapping[str, Any]) -> bool:
     known = feature["dtype"] in DTYPES or feature["dtype"] in ("video", "image")
+    known = known or f"{OURS}.png" in (feature.get("info") or {})
     return not known or name.startswith("observation.language")
 
 
@@ -312,15 +343,16 @@ def spec_of_info(info: Mapping[str, Any]) -> Spec:
     columns = {column.key: column for column in columns_of_info(info)}
     if "action" not in columns:
         raise DatasetError("the dataset has no action column; nothing can be learnt from it")
-    leaves = {k: _leaf(column) for k, column in columns.items()}
+    leaves = {key: leaf_of(column) for key, column in columns.items()}
     obs = {key[4:]: leaf for key, leaf in leaves.items() if key.startswith("obs/")}
     return Spec(obs=obs, act=leaves["action"], dt=1.0 / info["fps"])
 
 
-def _leaf(column: Column) -> Leaf:
+def leaf_of(column: Column) -> Leaf:
+    """What a column says of its leaf (bounds unknown)."""
     if column.depth is not None:
         return Leaf(column.shape, column.dtype, low=0.0, unit=DEPTH)
-    return Leaf(column.shape, column.dtype, names=column.names)
+    return Leaf(column.shape, column.dtype, unit=column.unit, names=column.names)
 
 
 def new_info(
@@ -506,4 +538,23 @@ def read_index(path: Path, whole: bool = True) -> pa.Table | None:
     if not tables:
         return None
     plain = [table.replace_schema_metadata(None) for table in tables]
-    return pa.concat_tables(plain, promote_options="default").sort_by("episode_index")
+    index = pa.concat_tables(plain, promote_options="default").sort_by("episode_index")
+    if "tasks" not in index.column_names:
+        index = index.append_column("tasks", _tasks_by_steps(path, index))
+    return index
+
+
+def _tasks_by_steps(path: Path, index: pa.Table) -> pa.Array:
+    """The sentences of every episode as its steps have them: what LeRobot 0.6 has converted from
+    pictures to films does not list them."""
+    words, found = read_tasks(path), dict[int, dict[str, None]]()
+    for file in sorted((path / "data").glob("*/*.parquet")):
+        try:
+            table = pq.ParquetFile(file).read(["episode_index", "task_index"])
+        except DAMAGE as error:
+            raise damaged(file, error) from error
+        numbers = (table[name].to_pylist() for name in ("episode_index", "task_index"))
+        for episode, task in zip(*numbers, strict=True):
+            found.setdefault(episode, {}).setdefault(words.get(task, ""))
+    texts = [list(found.get(number, ())) for number in index["episode_index"].to_pylist()]
+    return pa.array(texts, pa.list_(pa.string()))

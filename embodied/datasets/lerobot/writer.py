@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -428,7 +429,8 @@ class EpisodeWriter:
             return  # nothing was finished: the first episode decides anew
         require_same(self.spec, spec_of_info(info), "these episodes", f"dataset {self.path}")
         self.columns = columns_of_info(info)
-        colours = (c.stored for c in self.columns if c.stored and c.depth is None)
+        seen = (c for c in self.columns if c.stored and c.stored != schema.TEXT)
+        colours = (c.stored for c in seen if c.depth is None)
         self.stored = next(colours, self.stored)
 
     def _begin(self, steps: Tensors) -> None:
@@ -458,7 +460,10 @@ class EpisodeWriter:
             if column.stored == "video":
                 film = encode_film(values, self.fps)
                 write_durably(target.film(column), lambda sink, film=film: sink.write(film))
-            elif column.stored == "image":
+            elif column.stored == schema.TEXT:
+                pictures = [b64encode(encode_png(value)).decode() for value in values]
+                arrays[column.name] = pa.array(pictures, pa.string())
+            elif column.stored:
                 pictures = [{"bytes": encode_png(value), "path": None} for value in values]
                 arrays[column.name] = pa.array(pictures, schema.IMAGE)
             else:
@@ -486,8 +491,9 @@ class EpisodeWriter:
                     line[name] = pa.array([encode_png(value)], pa.binary())
                 else:
                     line[name] = column.to_arrow(value[None])
-            for kind, numbers in statistics(column, steps[column.key]).items():
-                line[f"stats/{column.name}/{kind}"] = [numbers.tolist()]
+            if column.summarised:
+                for kind, numbers in statistics(column, steps[column.key]).items():
+                    line[f"stats/{column.name}/{kind}"] = [numbers.tolist()]
         return pa.table(line)
 
     def _checked(self, episode: Tensors) -> tuple[Tensors, Tensors]:
