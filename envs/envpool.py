@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,15 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.env import Step, VecEnv
-from embodied.core.native import Native, NativeLeaf
+from embodied.core.native import (
+    Native,
+    NativeAction,
+    NativeLeaf,
+    NestedAction,
+    discrete_action,
+    native_action,
+    picked,
+)
 from embodied.core.tensors import Tensors
 
 try:
@@ -31,15 +40,10 @@ except ModuleNotFoundError as error:
         "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'", name="envpool"
     ) from error
 
-from embodied.envs.spaces import (
-    array_action_of,
-    entries,
-    replace_rows,
-    require_finite_arrays,
-    row_noise,
-)
+from embodied.envs.spaces import entries, replace_rows, require_finite_arrays, row_noise
 
 SUCCESS = ("info:success", "info:is_success", "info:solved")
+IDS = ("env_id", "players.env_id")  # what EnvPool wants beside the actions
 NO_REWARD = np.zeros(1, np.float32)
 
 
@@ -71,7 +75,7 @@ class EnvPool(VecEnv):
         self.num_envs = config.num_envs
         self._every = np.arange(config.num_envs, dtype=np.int32)
         self._connect(config.seed)
-        self._action = array_action_of(self._pool.action_space, config.id)
+        self._action = _action_of(self._pool, config.id)
         self._entries = entries(self._pool.observation_space, config.obs_key, config.id)
         self._slots = [(entry, _slot(self._keys, entry)) for entry in self._entries]
         self.spec = Native(self._entries, self._action).spec(config.dt, config.text)
@@ -86,7 +90,6 @@ class EnvPool(VecEnv):
         self._reward = self._keys["reward"]
         self._success = [self._keys[key] for key in SUCCESS if key in self._keys]
         self._extra = {name: _extra(self._keys, name, self.config.id) for name in self.config.log}
-        self._dtype = np.dtype(self._pool.spec._action_spec[-1][0])
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -109,9 +112,7 @@ class EnvPool(VecEnv):
         return self._now
 
     def step(self, action: Tensor) -> Step:
-        native = self._action.native(action, self.config.id).astype(self._dtype, copy=False)
-        self._pool._send([self._every, self._every, native])
-        state = self._pool._recv()
+        state = self._played(action)
         ended = state[self._done]
         truncated = state[self._late]
         rows = np.flatnonzero(ended).astype(np.int32)
@@ -136,6 +137,13 @@ class EnvPool(VecEnv):
 
     def close(self) -> None:
         self._pool.close()
+
+    def _played(self, action: Tensor) -> list[np.ndarray]:
+        """What EnvPool returns of a step of all envs."""
+        native = self._action.native(action, self.config.id)
+        arrays = (picked(native, path) for path, _ in self._action.parts)
+        self._pool._send([self._every, self._every, *arrays])
+        return self._pool._recv()
 
     def _first_obs(self) -> Tensors:
         """First observations; EnvPool leaves the reward slot of a reset unwritten."""
@@ -191,11 +199,33 @@ def make(config: Config, seed: int) -> Any:
         except (TypeError, AssertionError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"EnvPool cannot make {config.id} with {options}: {reason}") from error
-    if (
-        pool._spec._action_keys[:2] != ["env_id", "players.env_id"]
-        or len(pool._spec._action_keys) != 3
-    ):
-        raise ValueError(
-            f"{config.id} has several actions {pool._spec._action_keys}; only one is supported"
-        )
     return pool
+
+
+def _action_of(pool: Any, name: str) -> NativeAction | NestedAction:
+    """The action of each of a pool's envs: one array, or several by their names. ValueError."""
+    described = pool.spec.action_array_spec
+    if tuple(described)[: len(IDS)] != IDS:
+        raise ValueError(f"{name}: EnvPool wants the actions {', '.join(described)}")
+    parts = tuple(
+        (tuple(key.split(".")), _array_action(spec, f"{name}: {key}"))
+        for key, spec in described.items()
+        if key not in IDS
+    )
+    return NestedAction(parts) if len(parts) > 1 else parts[0][1]
+
+
+def _array_action(spec: Any, name: str) -> NativeAction:
+    """An array of EnvPool; integers are choices, as in its own spaces. ValueError."""
+    dtype, shape = np.dtype(spec.dtype), tuple(spec.shape)
+    if -1 in shape:
+        raise ValueError(f"{name} is of several players, and here is one policy for each env")
+    if dtype.kind == "b":
+        return discrete_action(0, 2, str(dtype), shape)
+    low, high = (
+        np.broadcast_to(np.asarray(end, dtype), shape) for end in (spec.minimum, spec.maximum)
+    )
+    if dtype.kind not in "iu":
+        return native_action(shape, str(dtype), low, high, name)
+    low, high = (end.astype(np.int64) for end in (low, high))
+    return discrete_action(low, high - low + 1, str(dtype), shape if math.prod(shape) > 1 else ())

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.env import NotFinite
-from embodied.core.spec import MASK, Bound, Leaf, Spec, mixed_leaf
+from embodied.core.spec import MASK, SYMBOL, Bound, Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors
 
 OBJECT_PREFIX = "python/"  # of ids that stand for objects of a Python program
@@ -95,6 +95,23 @@ def native_leaf(
     return NativeLeaf(name, tuple(path), shape, leaf, str(kind), () if same else axes, scale)
 
 
+def discrete_leaf(
+    name: str, path: Sequence[str | int], low: Any, high: Any, shape: Sequence[int] = ()
+) -> NativeLeaf:
+    """The leaf of integers [*shape] from `low` to `high`, several of which are symbols. ValueError
+    where those begin with different numbers."""
+    shape, firsts = tuple(shape), {*np.ravel(low).tolist()}
+    if not shape:
+        leaf = Leaf((), "int64", int(low), int(high))
+        return NativeLeaf(name, tuple(path), (), leaf, "int64")
+    if len(firsts) != 1:
+        raise ValueError(f"{name}: symbols that begin with {sorted(firsts)} are not supported")
+    first = int(firsts.pop())
+    highs = tuple(float(last - first) for last in np.ravel(high))
+    leaf = Leaf(shape, "int64", 0, highs, SYMBOL)
+    return NativeLeaf(name, tuple(path), shape, leaf, "int64", offset=first)
+
+
 def picture_axes(
     shape: tuple[int, ...], dtype: np.dtype[Any], unit_range: bool
 ) -> tuple[int, ...] | None:
@@ -156,6 +173,11 @@ class NativeAction:
         if self.discrete and not self.shape:
             return Leaf((), "int64", 0, int(self.high[0] - self.low[0]))
         return mixed_leaf(self.classes)
+
+    @property
+    def parts(self) -> tuple[tuple[tuple[str | int, ...], NativeAction], ...]:
+        """As `NestedAction.parts`: one part, which is the whole."""
+        return (((), self),)
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -315,6 +337,12 @@ def discrete_action(
     low, many = (np.broadcast_to(each, shape).flatten().tolist() for each in (first, count))
     high = tuple(start + size - 1 for start, size in zip(low, many, strict=True))
     return NativeAction(tuple(shape), str(np.dtype(dtype)), tuple(low), high, discrete=True)
+
+
+def mask_leaf(classes: int) -> tuple[NativeLeaf, ...]:
+    """The leaf of the mask of choices that an info holds, `action_mask`; none for no `classes`."""
+    leaf = Leaf((classes,), "float32", 0.0, 1.0)
+    return (NativeLeaf(MASK, (MASK,), (classes,), leaf, in_info=True),) if classes else ()
 
 
 @dataclass(frozen=True)
