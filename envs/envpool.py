@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,11 +25,11 @@ from embodied.core.native import (
     Native,
     NativeAction,
     NativeLeaf,
-    NestedAction,
     discrete_action,
+    mask_leaf,
     native_action,
-    picked,
 )
+from embodied.core.spec import MASK
 from embodied.core.tensors import Tensors
 
 try:
@@ -77,6 +76,8 @@ class EnvPool(VecEnv):
         self._connect(config.seed)
         self._action = _action_of(self._pool, config.id)
         self._entries = entries(self._pool.observation_space, config.obs_key, config.id)
+        if MASK not in [entry.name for entry in self._entries] and _masks(self._keys):
+            self._entries += mask_leaf(sum(self._action.leaf.choices))
         self._slots = [(entry, _slot(self._keys, entry)) for entry in self._entries]
         self.spec = Native(self._entries, self._action).spec(config.dt, config.text)
         self._now: Tensors = {}
@@ -141,8 +142,7 @@ class EnvPool(VecEnv):
     def _played(self, action: Tensor) -> list[np.ndarray]:
         """What EnvPool returns of a step of all envs."""
         native = self._action.native(action, self.config.id)
-        arrays = (picked(native, path) for path, _ in self._action.parts)
-        self._pool._send([self._every, self._every, *arrays])
+        self._pool._send([self._every, self._every, native])
         return self._pool._recv()
 
     def _first_obs(self) -> Tensors:
@@ -162,6 +162,8 @@ class EnvPool(VecEnv):
 
 def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:
     """The place of one observation in the pool's flat list."""
+    if entry.in_info:
+        return _masks(keys)[0]
     # Deeper levels are joined by a dot (dm_control) or by a colon (FrankaKitchen).
     for mark in (".", ":"):
         wanted = "obs:" + mark.join(map(str, entry.path)) if entry.path else "obs"
@@ -171,6 +173,11 @@ def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:
     if len(alone) != 1:
         raise ValueError(f"EnvPool returns no observation {entry.name}; it returns {sorted(keys)}")
     return alone[0]
+
+
+def _masks(keys: Mapping[str, int]) -> list[int]:
+    """The place of the mask of choices that is in the pool's info, if there is one."""
+    return [keys[key] for key in ("info:action_mask", "info:legal_action_mask") if key in keys]
 
 
 def _extra(keys: Mapping[str, int], name: str, world: str) -> int:
@@ -202,30 +209,19 @@ def make(config: Config, seed: int) -> Any:
     return pool
 
 
-def _action_of(pool: Any, name: str) -> NativeAction | NestedAction:
-    """The action of each of a pool's envs: one array, or several by their names. ValueError."""
+def _action_of(pool: Any, name: str) -> NativeAction:
+    """The action of each of a pool's envs; ValueError where it is no single array for one player,
+    of which EnvPool has none but games of several players."""
     described = pool.spec.action_array_spec
-    if tuple(described)[: len(IDS)] != IDS:
-        raise ValueError(f"{name}: EnvPool wants the actions {', '.join(described)}")
-    parts = tuple(
-        (tuple(key.split(".")), _array_action(spec, f"{name}: {key}"))
-        for key, spec in described.items()
-        if key not in IDS
-    )
-    return NestedAction(parts) if len(parts) > 1 else parts[0][1]
-
-
-def _array_action(spec: Any, name: str) -> NativeAction:
-    """An array of EnvPool; integers are choices, as in its own spaces. ValueError."""
-    dtype, shape = np.dtype(spec.dtype), tuple(spec.shape)
-    if -1 in shape:
-        raise ValueError(f"{name} is of several players, and here is one policy for each env")
-    if dtype.kind == "b":
-        return discrete_action(0, 2, str(dtype), shape)
-    low, high = (
-        np.broadcast_to(np.asarray(end, dtype), shape) for end in (spec.minimum, spec.maximum)
-    )
+    if tuple(described) != (*IDS, "action"):
+        raise ValueError(
+            f"{name} takes {', '.join(described)}; an env here has one action of one player"
+        )
+    spec = described["action"]
+    dtype, shape = np.dtype(spec.dtype), tuple(size for size in spec.shape if size != -1)
+    ends = (np.asarray(end, dtype) for end in (spec.minimum, spec.maximum))
+    low, high = (np.broadcast_to(end, shape) for end in ends)
     if dtype.kind not in "iu":
         return native_action(shape, str(dtype), low, high, name)
     low, high = (end.astype(np.int64) for end in (low, high))
-    return discrete_action(low, high - low + 1, str(dtype), shape if math.prod(shape) > 1 else ())
+    return discrete_action(low, high - low + 1, str(dtype), shape)

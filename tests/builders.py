@@ -219,7 +219,8 @@ def tiny_sentence_encoder(folder: Path) -> types.ModuleType:
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     pieces = [*special, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
-    words = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, "[UNK]"))
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     words.normalizer = normalizers.BertNormalizer()  # pyright: ignore[reportAttributeAccessIssue]
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
     words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))  # pyright: ignore

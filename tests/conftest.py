@@ -121,9 +121,9 @@ def sentence_package(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def tiny_encoder(sentence_package: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sentences become vectors by a small model with random weights."""
-    from embodied.nn import sentences
+    from embodied.nn.sentences import _encoder
 
     monkeypatch.setitem(sys.modules, sentence_package.__name__, sentence_package)
-    sentences._encoder.cache_clear()
+    _encoder.cache_clear()
     yield
-    sentences._encoder.cache_clear()
+    _encoder.cache_clear()

@@ -18,7 +18,7 @@ from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, SENTENCE, Spec
-from embodied.core.tensors import HISTORY, Tensors, length
+from embodied.core.tensors import HISTORY, Tensors, history_steps, length
 from embodied.core.text import sentences
 from embodied.policies.abilities import HasDataRanges, with_real_time_chunking
 
@@ -61,8 +61,7 @@ def with_task(policy: Policy, task: str | None, here: Spec | None = None) -> Pol
     if not spec.listens:
         return policy
     own = {name: leaf for name, leaf in spec.obs.items() if name != INSTRUCTION}
-    if task is None:
-        own |= dict([next(iter(seen.items()))])
+    own |= dict([*seen.items()][:1])
     return Told.of(policy, task, replace(spec, obs=own, text=task or "", tasks=()))
 
 
@@ -89,8 +88,7 @@ class Told(Policy):
         self.tasks = there.tasks if config.task is None else (config.task,)
         self.base = build(config.base, Policy, spec=there)
         self.register_buffer("known", there.obs[INSTRUCTION].zeros(len(self.tasks)))
-        carry = self.base.initial(1)
-        self.past = {key: value.shape[1] for key, value in carry.items() if key.endswith(PAST)}
+        self.past = history_steps(self.base.initial(1)).get(INSTRUCTION, 0)
         self.noise_steps = self.base.noise_steps
         self.chunk = self.base.chunk
 
@@ -139,21 +137,19 @@ class Told(Policy):
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return self.base.sample_noise(n, explore)
 
-    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
-        """The base's observation, with `instruction`."""
-        told = self._told(obs, noise.shape[0])
-        shape = told.shape[1:]
-        past = {key: told[:, None].expand(-1, k, *shape) for key, k in self.past.items()}
-        seen, carry = self.base.observe({**obs, INSTRUCTION: told}, {**carry, **past}, noise)
-        return seen, _without_past(carry)
-
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        actions, carry = self.base.act(obs, carry, noise)
+        """Actions [n, chunk, A], and the base's carry."""
+        told = self._told(obs, noise.shape[0])
+        seen = {**obs, INSTRUCTION: told}
+        if self.past:
+            seen[PAST] = told[:, None].expand(-1, self.past, *told.shape[1:])
+        seen, carry = self.base.observe(seen, carry, noise)
+        actions, carry = self.base.act(seen, carry, noise)
         return actions, _without_past(carry)
 
     def _told(self, obs: Tensors, n: int) -> Tensor:
         """The observation `instruction` [n, ...]."""
-        said = sentences(obs, self.spec.obs)
+        said = sentences(obs, self.spec.obs) if self.config.task is None else None
         if said is None:
             return self.known.expand(n, *self.known.shape[1:])
         for sentence in set(said) - set(self.tasks):
