@@ -28,6 +28,7 @@ from embodied.core.native import (
     discrete_action,
     mask_leaf,
     native_action,
+    together,
 )
 from embodied.core.spec import MASK
 from embodied.core.tensors import Tensors
@@ -76,6 +77,7 @@ class EnvPool(VecEnv):
         self._connect(config.seed)
         self._action = _action_of(self._pool, config.id)
         self._entries = entries(self._pool.observation_space, config.obs_key, config.id)
+        self._action = together(self._action, self._entries)
         if MASK not in [entry.name for entry in self._entries] and _masks(self._keys):
             self._entries += mask_leaf(sum(self._action.leaf.choices))
         self._slots = [(entry, _slot(self._keys, entry)) for entry in self._entries]

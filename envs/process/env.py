@@ -52,6 +52,7 @@ from embodied.core.native import (
     native_action,
     native_leaf,
     picked,
+    together,
 )
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -390,7 +391,8 @@ def checked_spec(data: Any, num_envs: int, text: str) -> Spec:
         if data.get("native"):
             leaves = tuple(_native_leaf(str(name), leaf) for name, leaf in data["obs"].items())
             leaves += mask_leaf(int(data["mask"]))
-            spec = Native(leaves, _native_action(data["act"])).spec(float(data["dt"]), text)
+            action = together(_native_action(data["act"]), leaves)
+            spec = Native(leaves, action).spec(float(data["dt"]), text)
         else:
             obs = {str(name): _leaf(leaf) for name, leaf in data["obs"].items()}
             spec = Spec(obs, _leaf(data["act"]), float(data["dt"]), text=text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import gymnasium
@@ -101,9 +102,9 @@ def test_it_describes_an_environment_as_the_adapter_of_this_process() -> None:
     """Spaces, names, paths and bounds; only a picture's bounds may be left out."""
     pictures = [spaces.Box(0, high, shape, kind) for shape, kind, high, _ in PICTURES]
     ends = [spaces.Box(-np.arange(1, 4.0), np.arange(3.0)), spaces.Tuple([spaces.Discrete(2)] * 2)]
-    seen = [*NUMBERS, *pictures, *ends]
-    for place in range(max(len(seen), len(ACTIONS))):
-        obs, act = seen[place % len(seen)], ACTIONS[place % len(ACTIONS)]
+    seen, acts = [*NUMBERS, *pictures, *ends], cycle(ACTIONS)
+    masked = spaces.Dict({"action_mask": spaces.MultiBinary((3, 4))}), spaces.MultiDiscrete([3, 4])
+    for obs, act in [*zip(seen, acts, strict=False), masked]:
         name = register(lambda obs=obs, act=act: Still(obs, act))
         settings = {"id": name, "module": "", "kwargs": {}, "horizon": None}
         said = json.loads(json.dumps(Rows(settings, 1).spec))
