@@ -21,8 +21,9 @@ from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
 from embodied.core.spec import INSTRUCTION, MASK, Spec, hidden
 from embodied.core.tensors import Tensors
+from embodied.nn.sentences import require_task
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
-from embodied.policies.wrappers.told import require_task, with_task
+from embodied.policies.wrappers.told import with_task
 
 if TYPE_CHECKING:
     import gymnasium

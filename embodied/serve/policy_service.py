@@ -17,7 +17,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, Leaf, hidden
 from embodied.core.tensors import Tensors, each, remembered
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
-from embodied.policies.wrappers.told import instruction, require_task
+from embodied.nn.sentences import instruction, require_task
 from embodied.serve.protocol import ACT, FEATURES, NOISE, OURS, RESET, Offer, RequestError
 
 PROMPT = "prompt"  # what openpi's clients call the task instruction

@@ -16,8 +16,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, Leaf, Spec, SpecMismatch, hidden, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping as NamesAndUnits
+from embodied.nn.sentences import require_task
 from embodied.policies.remote.translation import Translation
-from embodied.policies.wrappers.told import require_task
 from embodied.serve.protocol import Offer
 
 BEYOND = 1.5  # an action of this size is in other units than [-1, 1]

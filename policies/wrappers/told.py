@@ -7,7 +7,6 @@ The wrapped policy has the observation `instruction`, e(s) of a sentence s (`Spe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -17,35 +16,13 @@ from torch import Tensor
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
-from embodied.core.spec import INSTRUCTION, SENTENCE, Spec
+from embodied.core.spec import INSTRUCTION, Spec
 from embodied.core.tensors import HISTORY, Tensors, history_steps, length
 from embodied.core.text import sentences
+from embodied.nn.sentences import instruction, require_task
 from embodied.policies.abilities import HasDataRanges, with_real_time_chunking
 
-MOST_SHOWN = 20  # tasks in a message
 PAST = HISTORY + INSTRUCTION
-
-
-def require_task(spec: Spec, task: str | None, setting: str = "task") -> None:
-    """ConfigError for a `task` that a policy of `spec` never saw, or None where it has to be told.
-    `setting` is where the task was given."""
-    known = spec.tasks or ((spec.text,) if spec.text else ())
-    shown = [repr(each) for each in known[:MOST_SHOWN]]
-    if task is None and spec.listens:
-        raise ConfigError(f"say what to do: {setting}={' or '.join(shown)}")
-    if task is not None and known and task not in known:
-        raise ConfigError(
-            f"this policy never saw the {setting} {task!r:.80}, it knows {', '.join(shown)}"
-        )
-
-
-def instruction(spec: Spec, tasks: Sequence[str]) -> Tensor:
-    """The observation `instruction` [n, ...] of n of `spec.tasks`."""
-    if spec.obs[INSTRUCTION].unit != SENTENCE:
-        return torch.tensor([spec.tasks.index(task) for task in tasks])
-    from embodied.nn.sentences import sentence_vectors
-
-    return sentence_vectors(tasks)
 
 
 def with_task(policy: Policy, task: str | None, here: Spec | None = None) -> Policy:

@@ -26,7 +26,8 @@ from embodied.evaluation.evaluate import evaluate
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
 from embodied.nn import sentences
-from embodied.policies.wrappers.told import instruction, with_task
+from embodied.nn.sentences import instruction
+from embodied.policies.wrappers.told import with_task
 from tests.builders import exit_of, make_policy, node_of
 from tests.toy_envs import Reach
 
