@@ -228,9 +228,9 @@ def tiny_sentence_encoder(folder: Path) -> types.ModuleType:
     model = folder / "model"
     PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(model)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 384, "num_hidden_layers": 1, "intermediate_size": 8}
-    shape = BertConfig(vocab_size=len(pieces), max_position_embeddings=64, **sizes)
-    BertModel(shape).save_pretrained(model)
+    config = BertConfig(vocab_size=len(pieces), hidden_size=384, num_hidden_layers=1)
+    config.intermediate_size, config.max_position_embeddings = 8, 64
+    BertModel(config).save_pretrained(model)
     package: Any = types.ModuleType("all_minilm_l6_v2")
     archive = shutil.make_archive(str(folder / "model"), "zip", model)
     package.get_model_zip_path = lambda: archive

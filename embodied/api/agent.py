@@ -253,7 +253,7 @@ def load(
             raise ConfigError(f"{run} is a policy server: leave module out")
         allow_typed([str(run)])
         spec = None if env is None else spec_of(env)
-        prompt = {} if task is None else {"prompt": task}
+        prompt: dict[str, Any] = {} if task is None else {"prompt": task}
         return Agent(remote_policy(str(run), spec, **prompt).to(device))
     if module is not None:
         from embodied.policies import user_module

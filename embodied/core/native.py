@@ -227,7 +227,8 @@ class NativeAction:
         flat = values.reshape(len(values), -1).astype(np.float64)
         if self.together:
             each = (flat - low).astype(np.int64)
-            return torch.from_numpy(np.ravel_multi_index(tuple(each.T), self._counts))
+            joint = np.ravel_multi_index(tuple(each.T), self._counts)
+            return torch.from_numpy(joint)  # pyright: ignore[reportUnknownMemberType]
         if self.discrete:
             chosen = torch.from_numpy(flat - low)  # pyright: ignore[reportUnknownMemberType]
             return chosen.float() if self.shape else chosen[:, 0].long()

@@ -68,7 +68,7 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
         robot["allow"] = [each for each in robot["allow"] if each.rstrip(".") != PACKAGE]
         # A checkpoint with the spec of the served policy and without any weights.
         folder = output / "policy" / "checkpoints" / "00000000"
-        prompt = {} if task is None else {"prompt": task}
+        prompt: dict[str, Any] = {} if task is None else {"prompt": task}
         policy = str(checkpoint.save(folder, remote_policy(policy, wait=0.0, **prompt), 0))
     script: Node = {"env": node.get("demonstrator")}
     trained = script if policy is None else trained_with(Path(policy))

@@ -82,8 +82,8 @@ def _of_arms(
     parts: list[tuple[tuple[str, ...], NativeAction]] = []
     at = 0
     for where, count in arms:
-        ends = (end[at : at + count] for end in (action.low, action.high))
-        parts.append((where, NativeAction((count,), action.dtype, *ends)))
+        low, high = (end[at : at + count] for end in (action.low, action.high))
+        parts.append((where, NativeAction((count,), action.dtype, low, high)))
         at += count
     return NestedAction(tuple(parts))
 

@@ -124,7 +124,8 @@ class PolicyService:
         obs: Tensors = {}
         for name, leaf in self.leaves.items():
             if name == INSTRUCTION and name not in request and spec.listens:
-                obs[name] = instruction(spec, [prompt]).expand(n, *leaf.shape).to(self.device)
+                told = instruction(spec, [str(prompt)])
+                obs[name] = told.expand(n, *leaf.shape).to(self.device)
                 continue
             if name not in request:
                 raise RequestError(f"the observation {name} is missing")

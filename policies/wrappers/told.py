@@ -17,7 +17,7 @@ from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, Spec
-from embodied.core.tensors import HISTORY, Tensors, history_steps, length
+from embodied.core.tensors import HISTORY, Tensors, history_steps
 from embodied.core.text import sentences
 from embodied.nn.sentences import instruction, require_task
 from embodied.policies.abilities import HasDataRanges, with_real_time_chunking
@@ -99,13 +99,6 @@ class Told(Policy):
         """Those of the base, without the instruction."""
         found = self.base.data_ranges() if isinstance(self.base, HasDataRanges) else {}
         return {name: value for name, value in found.items() if name != f"obs/{INSTRUCTION}"}
-
-    @property
-    def feature_size(self) -> int:
-        return self.base.feature_size
-
-    def features(self, obs: Tensors) -> Tensor:
-        return self.base.features({**obs, INSTRUCTION: self._told(obs, length(obs))})
 
     def initial(self, n: int) -> Tensors:
         """The base's carry without past instructions."""

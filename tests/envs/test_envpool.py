@@ -155,7 +155,8 @@ def test_structured_actions_and_their_mask(
     policy, act = make_policy("random.Random", env.spec), env._action
     seeds = [row_noise(0, row) for row in range(2)]
     raw = envpool.make(name, env_type="gymnasium", num_envs=2, num_threads=1, seed=seeds)
-    obs, _ = env.reset(), raw.reset()
+    raw.reset()
+    obs = env.reset()
     for _ in range(3):
         unit = policy.act(obs, {}, policy.sample_noise(2))[0][:, 0]
         native = act.native(unit)

@@ -94,7 +94,7 @@ def test_it_acts_as_one_that_observes_the_instruction(
 class Spoken(Reach):
     """Row i shows the text of task i."""
 
-    says = TASKS
+    says: tuple[str, str] = TASKS
 
     def __init__(self, num_envs: int = 2) -> None:
         super().__init__(num_envs)

@@ -154,12 +154,12 @@ def _action(space: Any) -> dict[str, Any]:
 
 def _described(space: Any) -> dict[str, Any]:
     """Shape, type, and the bounds: one of all elements, or one each."""
-    about = {"shape": list(space.shape), "dtype": str(space.dtype)}
+    about: dict[str, Any] = {"shape": list(space.shape), "dtype": str(space.dtype)}
     if isinstance(space, spaces.Box):
         ends = {"low": _bounds(space.low), "high": _bounds(space.high)}
         return {**about, **ends, "discrete": False}
     count = space.n if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2)
-    first = np.broadcast_to(getattr(space, "start", 0), space.shape)
+    first: Any = np.broadcast_to(getattr(space, "start", 0), about["shape"])
     last = first + count - 1
     return {**about, "low": first.ravel().tolist(), "high": last.ravel().tolist(), "discrete": True}
 
