@@ -21,7 +21,16 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.env import Step, VecEnv
-from embodied.core.native import Native, NativeLeaf
+from embodied.core.native import (
+    Native,
+    NativeAction,
+    NativeLeaf,
+    discrete_action,
+    mask_leaf,
+    native_action,
+    together,
+)
+from embodied.core.spec import MASK
 from embodied.core.tensors import Tensors
 
 try:
@@ -31,15 +40,10 @@ except ModuleNotFoundError as error:
         "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'", name="envpool"
     ) from error
 
-from embodied.envs.spaces import (
-    array_action_of,
-    entries,
-    replace_rows,
-    require_finite_arrays,
-    row_noise,
-)
+from embodied.envs.spaces import entries, replace_rows, require_finite_arrays, row_noise
 
 SUCCESS = ("info:success", "info:is_success", "info:solved")
+IDS = ("env_id", "players.env_id")  # what EnvPool wants beside the actions
 NO_REWARD = np.zeros(1, np.float32)
 
 
@@ -71,8 +75,11 @@ class EnvPool(VecEnv):
         self.num_envs = config.num_envs
         self._every = np.arange(config.num_envs, dtype=np.int32)
         self._connect(config.seed)
-        self._action = array_action_of(self._pool.action_space, config.id)
+        self._action = _action_of(self._pool, config.id)
         self._entries = entries(self._pool.observation_space, config.obs_key, config.id)
+        self._action = together(self._action, self._entries)
+        if MASK not in [entry.name for entry in self._entries] and _masks(self._keys):
+            self._entries += mask_leaf(sum(self._action.leaf.choices))
         self._slots = [(entry, _slot(self._keys, entry)) for entry in self._entries]
         self.spec = Native(self._entries, self._action).spec(config.dt, config.text)
         self._now: Tensors = {}
@@ -86,7 +93,6 @@ class EnvPool(VecEnv):
         self._reward = self._keys["reward"]
         self._success = [self._keys[key] for key in SUCCESS if key in self._keys]
         self._extra = {name: _extra(self._keys, name, self.config.id) for name in self.config.log}
-        self._dtype = np.dtype(self._pool.spec._action_spec[-1][0])
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -109,9 +115,7 @@ class EnvPool(VecEnv):
         return self._now
 
     def step(self, action: Tensor) -> Step:
-        native = self._action.native(action, self.config.id).astype(self._dtype, copy=False)
-        self._pool._send([self._every, self._every, native])
-        state = self._pool._recv()
+        state = self._played(action)
         ended = state[self._done]
         truncated = state[self._late]
         rows = np.flatnonzero(ended).astype(np.int32)
@@ -137,6 +141,12 @@ class EnvPool(VecEnv):
     def close(self) -> None:
         self._pool.close()
 
+    def _played(self, action: Tensor) -> list[np.ndarray]:
+        """What EnvPool returns of a step of all envs."""
+        native = self._action.native(action, self.config.id)
+        self._pool._send([self._every, self._every, native])
+        return self._pool._recv()
+
     def _first_obs(self) -> Tensors:
         """First observations; EnvPool leaves the reward slot of a reset unwritten."""
         return self._tensors(self._pool._recv(), NO_REWARD)
@@ -154,6 +164,8 @@ class EnvPool(VecEnv):
 
 def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:
     """The place of one observation in the pool's flat list."""
+    if entry.in_info:
+        return _masks(keys)[0]
     # Deeper levels are joined by a dot (dm_control) or by a colon (FrankaKitchen).
     for mark in (".", ":"):
         wanted = "obs:" + mark.join(map(str, entry.path)) if entry.path else "obs"
@@ -163,6 +175,11 @@ def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:
     if len(alone) != 1:
         raise ValueError(f"EnvPool returns no observation {entry.name}; it returns {sorted(keys)}")
     return alone[0]
+
+
+def _masks(keys: Mapping[str, int]) -> list[int]:
+    """The place of the mask of choices that is in the pool's info, if there is one."""
+    return [keys[key] for key in ("info:action_mask", "info:legal_action_mask") if key in keys]
 
 
 def _extra(keys: Mapping[str, int], name: str, world: str) -> int:
@@ -191,11 +208,22 @@ def make(config: Config, seed: int) -> Any:
         except (TypeError, AssertionError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"EnvPool cannot make {config.id} with {options}: {reason}") from error
-    if (
-        pool._spec._action_keys[:2] != ["env_id", "players.env_id"]
-        or len(pool._spec._action_keys) != 3
-    ):
-        raise ValueError(
-            f"{config.id} has several actions {pool._spec._action_keys}; only one is supported"
-        )
     return pool
+
+
+def _action_of(pool: Any, name: str) -> NativeAction:
+    """The action of each of a pool's envs; ValueError where it is no single array for one player,
+    of which EnvPool has none but games of several players."""
+    described = pool.spec.action_array_spec
+    if tuple(described) != (*IDS, "action"):
+        raise ValueError(
+            f"{name} takes {', '.join(described)}; an env here has one action of one player"
+        )
+    spec = described["action"]
+    dtype, shape = np.dtype(spec.dtype), tuple(size for size in spec.shape if size != -1)
+    ends = (np.asarray(end, dtype) for end in (spec.minimum, spec.maximum))
+    low, high = (np.broadcast_to(end, shape) for end in ends)
+    if dtype.kind not in "iu":
+        return native_action(shape, str(dtype), low, high, name)
+    low, high = (end.astype(np.int64) for end in (low, high))
+    return discrete_action(low, high - low + 1, str(dtype), shape)

@@ -21,7 +21,7 @@ from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.env import GoalSpace, StateRoles, Step, VecEnv
 from embodied.core.errors import ContractError
-from embodied.core.native import OBJECT_PREFIX, Native, NativeLeaf
+from embodied.core.native import OBJECT_PREFIX, Native, NativeLeaf, together
 from embodied.core.spec import MASK, Leaf
 from embodied.core.tensors import Tensors
 
@@ -107,6 +107,7 @@ class Gym(VecEnv):
         config = self.config
         self._action = action_of(first.action_space, config.id)
         self._entries = self.named_entries(first.observation_space)
+        self._action = together(self._action, self._entries)
         self._plans = [(e.name, e, e.leaf.shape, np.dtype(e.leaf.dtype)) for e in self._entries]
         spec = Native(self._entries, self._action).spec(control_period(first), config.text)
         self._tasks = task_space(first, config.id)

@@ -21,10 +21,12 @@ from embodied.core.native import (
     NativeLeaf,
     NestedAction,
     discrete_action,
+    discrete_leaf,
+    mask_leaf,
     native_action,
     native_leaf,
 )
-from embodied.core.spec import MASK, SYMBOL, Bound, Leaf
+from embodied.core.spec import MASK, Bound, Leaf
 from embodied.core.tensors import Tensors
 from embodied.envs.process.worker.memory import flat_name, is_true
 
@@ -58,16 +60,12 @@ def _walk(space: Any, path: tuple[str | int, ...], obs_key: str, name: str) -> I
 
 def _leaf(space: spaces.Space, named: str, path: tuple[str | int, ...], name: str) -> NativeLeaf:
     if isinstance(space, spaces.Discrete):
-        first = int(space.start)
-        leaf = Leaf((), "int64", first, first + int(space.n) - 1)
-        return NativeLeaf(named, path, (), leaf, "int64")
+        return discrete_leaf(named, path, space.start, space.start + space.n - 1)
     if isinstance(space, spaces.MultiBinary):
         shape = tuple(space.shape)
         return NativeLeaf(named, path, shape, Leaf(shape, "float32", 0.0, 1.0), "int8")
-    if isinstance(space, spaces.MultiDiscrete) and len({*np.ravel(space.start)}) == 1:
-        highs = tuple(float(count - 1) for count in np.ravel(space.nvec))
-        leaf, first = Leaf(tuple(space.shape), "int64", 0, highs, SYMBOL), np.ravel(space.start)[0]
-        return NativeLeaf(named, path, leaf.shape, leaf, "int64", offset=int(first))
+    if isinstance(space, spaces.MultiDiscrete):
+        return discrete_leaf(named, path, space.start, space.start + space.nvec - 1, space.shape)
     if not isinstance(space, spaces.Box):
         raise ValueError(
             f"{name}: observations of type {type(space).__name__} are not supported; "
@@ -79,15 +77,14 @@ def _leaf(space: spaces.Space, named: str, path: tuple[str | int, ...], name: st
 def action_of(space: spaces.Space, name: str) -> NativeAction | NestedAction:
     """The environment's own action. ValueError for an infinite bound or another kind of space."""
     if not isinstance(space, spaces.Tuple | spaces.Dict):
-        return array_action_of(space, name)
+        return _array_action_of(space, name)
     parts = tuple(_action_parts(space, (), name))
     if not parts:
         raise ValueError(f"{name}: the action space {space} is empty")
     return NestedAction(parts)
 
 
-def array_action_of(space: spaces.Space, name: str) -> NativeAction:
-    """As `action_of`; ValueError for a Tuple and a Dict too."""
+def _array_action_of(space: spaces.Space, name: str) -> NativeAction:
     dtype = str(space.dtype or "int64")
     if isinstance(space, spaces.Discrete):
         return discrete_action(int(space.start), int(space.n), dtype)
@@ -98,8 +95,8 @@ def array_action_of(space: spaces.Space, name: str) -> NativeAction:
     if not isinstance(space, spaces.Box):
         raise ValueError(
             f"{name}: actions of type {type(space).__name__} are not supported; wrap the "
-            "environment so that they are Box, Discrete, MultiDiscrete, MultiBinary, or (env=gym) "
-            "a Tuple or Dict of them"
+            "environment so that they are Box, Discrete, MultiDiscrete, MultiBinary, or a Tuple or "
+            "Dict of them"
         )
     return native_action(space.shape, str(space.dtype), space.low, space.high, name)
 
@@ -108,7 +105,7 @@ def _action_parts(
     space: spaces.Space, path: tuple[str | int, ...], name: str
 ) -> Iterator[tuple[tuple[str | int, ...], NativeAction]]:
     if not isinstance(space, spaces.Tuple | spaces.Dict):
-        yield path, array_action_of(space, name)
+        yield path, _array_action_of(space, name)
         return
     below = space.spaces
     for key, part in below.items() if isinstance(below, Mapping) else enumerate(below):
@@ -204,10 +201,7 @@ def mask_in_info(info: Any, action: NativeAction | NestedAction) -> tuple[Native
     """The leaf of the mask of choices that an environment's `info` holds; none where it does not,
     or where there are no choices."""
     size = sum(action.leaf.choices)
-    if MASK not in info or not size:
-        return ()
-    leaf = Leaf((size,), "float32", 0.0, 1.0)
-    return (NativeLeaf(MASK, (MASK,), (size,), leaf, in_info=True),)
+    return mask_leaf(size) if MASK in info else ()
 
 
 def achieved(name: str, value: Any) -> bool:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,3 +207,31 @@ def require_same(one: Any, other: Any) -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     else:
         assert one == other
+
+
+def tiny_sentence_encoder(folder: Path) -> types.ModuleType:
+    """The package of `embodied.nn.sentences` with a model of its kind: small, with random weights,
+    and letters as word pieces."""
+    from string import ascii_lowercase
+
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    pieces = [*special, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    words.normalizer = normalizers.BertNormalizer()  # pyright: ignore[reportAttributeAccessIssue]
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
+    words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))  # pyright: ignore
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "model_max_length": 64}
+    model = folder / "model"
+    PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(model)
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(pieces), hidden_size=384, num_hidden_layers=1)
+    config.intermediate_size, config.max_position_embeddings = 8, 64
+    BertModel(config).save_pretrained(model)
+    package: Any = types.ModuleType("all_minilm_l6_v2")
+    archive = shutil.make_archive(str(folder / "model"), "zip", model)
+    package.get_model_zip_path = lambda: archive
+    return package

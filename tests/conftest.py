@@ -116,3 +116,21 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> "Shared":
     from tests.docs.shared import Shared
 
     return Shared(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def sentence_package(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from tests.builders import tiny_sentence_encoder
+
+    return tiny_sentence_encoder(tmp_path_factory.mktemp("sentences"))
+
+
+@pytest.fixture
+def tiny_encoder(sentence_package: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sentences become vectors by a small model with random weights."""
+    from embodied.nn.sentences import _encoder
+
+    monkeypatch.setitem(sys.modules, sentence_package.__name__, sentence_package)
+    _encoder.cache_clear()
+    yield
+    _encoder.cache_clear()

@@ -19,9 +19,11 @@ from embodied.core.env import VecEnv
 from embodied.core.native import Native
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
-from embodied.core.spec import MASK, Spec, hidden
+from embodied.core.spec import INSTRUCTION, MASK, Spec, hidden
 from embodied.core.tensors import Tensors
+from embodied.nn.sentences import require_task
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
+from embodied.policies.wrappers.told import with_task
 
 if TYPE_CHECKING:
     import gymnasium
@@ -150,28 +152,38 @@ class Agent:
         self.policy, self.folder = policy.eval(), folder
         self._native = Native.of(policy.spec)
         self._actor: Actor | None = None
+        self._task: str | None = None
+        self._told: dict[str | None, Policy] = {None: self.policy}
 
     def reset(self) -> None:
         """Forget the plan and the memory of the episode: call it where a new episode begins."""
         self._actor = None
 
-    def predict(self, obs: Any, info: Any = None) -> Any:
+    def predict(self, obs: Any, info: Any = None, task: str | None = None) -> Any:
         """The action for `obs`, and the next one at the next call.
 
         `obs`: one observation, or a batch [n, ...] of them (always of the same n): an array, or a
         mapping of arrays by name; `info`: that of the environment, needed only where it holds the
-        `action_mask`. Returns an action of the environment's own space (an int where it is
+        `action_mask`. `task`: the sentence that a policy of several tasks is told, one of
+        `policy.spec.tasks`; another one than in the last call begins a new plan, as `reset` does.
+        Returns an action of the environment's own space (an int where it is
         Discrete); for a batch, its arrays have one row each. ConfigError for an observation that
         does not fit.
 
             obs, _ = env.reset()
             obs, reward, terminated, truncated, _ = env.step(agent.predict(obs))
         """
-        batch, single = self._batched(obs, info)
+        if task != self._task:
+            self.reset()
+        self._task = task
+        if task not in self._told:
+            self._told[task] = with_task(self.policy, task)
+        policy = self._told[task]
+        batch, single = self._batched(policy.spec, obs, info)
         n = len(next(iter(batch.values())))
         first = torch.full((n,), self._actor is None)
         if self._actor is None:
-            self._actor = Actor(self.policy, n)
+            self._actor = Actor(policy, n)
         if n != self._actor.n:
             raise ConfigError(
                 f"{n} observations after {self._actor.n}: call reset() to begin with another number"
@@ -184,9 +196,9 @@ class Agent:
             action = self._native.act.one(action, 0) if single else action
         return action.item() if isinstance(action, np.generic) else action
 
-    def _batched(self, obs: Any, info: Any) -> tuple[Tensors, bool]:
+    def _batched(self, spec: Spec, obs: Any, info: Any) -> tuple[Tensors, bool]:
         """The observation by name as tensors [n, ...], and whether it was a single one."""
-        leaves = {name: leaf for name, leaf in self.policy.spec.obs.items() if not hidden(name)}
+        leaves = {name: leaf for name, leaf in spec.obs.items() if not hidden(name)}
         if self._native is not None:
             try:
                 return self._native.tensors(obs, list(leaves), info)
@@ -195,6 +207,8 @@ class Agent:
             except ValueError as error:
                 raise ConfigError(f"the observation does not fit: {error}") from error
         named = isinstance(obs, Mapping)
+        if spec.listens and not (named and INSTRUCTION in obs):
+            require_task(spec, None)
         if MASK in leaves and not (named and MASK in obs) and MASK not in (info or {}):
             raise ConfigError(f"this policy needs the {MASK}: agent.predict(obs, info)")
         if not named:
@@ -219,14 +233,16 @@ def load(
     module: nn.Module | None = None,
     device: str = "cpu",
     allow: str | Sequence[str] = (),
+    task: str | None = None,
 ) -> Agent:
     """The newest policy of a run or checkpoint folder, or the one of a policy server, ready to act.
 
     `env`: the environment of a run that was trained on a Python object, to evaluate it; the one in
     which the policy of a server acts. `module`: the torch module of a policy that was made of one;
     `allow`: packages outside of this project whose classes may be built, and
-    `embodied.policies.remote` for a run that steers a served policy. CheckpointError and
-    ConfigError are one line.
+    `embodied.policies.remote` for a run that steers a served policy. `task`: the sentence that a
+    policy of several tasks does for good, which then acts, is evaluated and saved as one of a
+    single task. CheckpointError and ConfigError are one line.
 
         agent = em.load("outputs/pendulum_sac-0")
     """
@@ -236,7 +252,9 @@ def load(
         if module is not None:
             raise ConfigError(f"{run} is a policy server: leave module out")
         allow_typed([str(run)])
-        return Agent(remote_policy(str(run), None if env is None else spec_of(env)).to(device))
+        spec = None if env is None else spec_of(env)
+        prompt: dict[str, Any] = {} if task is None else {"prompt": task}
+        return Agent(remote_policy(str(run), spec, **prompt).to(device))
     if module is not None:
         from embodied.policies import user_module
 
@@ -248,6 +266,7 @@ def load(
         user_module.register(module, str(node["module"]))
     saved = checkpoint.find(run)
     policy = checkpoint.load_policy(saved, device=device)
+    policy = policy if task is None else with_task(policy, task)
     folder = saved.parent.parent
     if env is not None:
         env_words(env)  # a Python object gets its id again, by which the run knows it

@@ -30,6 +30,7 @@ from embodied.evaluation import evaluate as evaluation
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.remote.address import is_address
+from embodied.policies.wrappers.told import with_task
 
 OPTIONS = Path(__file__).parent / "options"
 """YAML of options that only Python can choose."""
@@ -202,11 +203,13 @@ def evaluate(
     episodes: int = 50,
     seed: int = 10_000,
     num_envs: int = 10,
+    task: str | None = None,
 ) -> evaluation.Evaluation:
     """Play `episodes` episodes from initial states that depend on `seed` only, without exploration.
 
     `agent`: also the folder of a run, or the address of a policy server. `env`: by default the one
-    that the agent was trained in; a server needs it. The result prints as one line, and has
+    that the agent was trained in; a server needs it. `task`: the sentence that an agent of several
+    tasks is told (None: the text that `env` shows). The result prints as one line, and has
     `success`, `returns` and `lengths` [episodes].
 
         print(em.evaluate("outputs/pendulum_sac-0", episodes=100))
@@ -215,30 +218,37 @@ def evaluate(
         served = is_address(str(agent))
         if served and env is None:
             raise ConfigError(f'name the environment: em.evaluate("{agent}", env=...)')
-        agent = load(agent, env if served else None)
+        agent = load(agent, env if served else None, task=task if served else None)
+        task = None if served else task
     policy = agent.policy if isinstance(agent, Agent) else agent
     count = min(num_envs, episodes)
     made = _trained_env(agent, count) if env is None else _several(env, count)
     try:
-        return evaluation.evaluate(policy.eval(), made, episodes, seed)
+        policy = with_task(policy.eval(), task, made.spec)
+        return evaluation.evaluate(policy, made, episodes, seed)
     finally:
         if made is not env:
             made.close()
 
 
 def rollout(
-    agent: Agent | Policy, env: EnvLike, steps: int = 200, num_envs: int = 1, seed: int = 0
+    agent: Agent | Policy,
+    env: EnvLike,
+    steps: int = 200,
+    num_envs: int = 1,
+    seed: int = 0,
+    task: str | None = None,
 ) -> dict[str, Tensor]:
     """The transitions of `steps` steps in `num_envs` parallel envs, leaves [steps, num_envs, ...].
 
     `obs/*`, `action` (in [-1, 1]), `reward`, `next_obs/*` (the true successor), `terminated`,
-    `truncated`, and what the environment logs (`success`).
+    `truncated`, and what the environment logs (`success`). `task` as in `evaluate`.
 
         played = em.rollout(agent, "fr3_lift", steps=100, num_envs=8)
     """
     policy = agent.policy if isinstance(agent, Agent) else agent
     made = _several(env, num_envs)
-    actor = Actor(policy.eval(), made.num_envs)
+    actor = Actor(with_task(policy.eval(), task, made.spec), made.num_envs)
     obs, first = made.reset(seed), torch.ones(made.num_envs, dtype=torch.bool)
     rows: list[dict[str, Tensor]] = []
     for _ in range(steps):
@@ -296,6 +306,8 @@ def _trained_env(agent: Agent | Policy, num_envs: int) -> VecEnv:
     folder = agent.folder if isinstance(agent, Agent) else None
     if folder is None:
         raise ConfigError("this policy belongs to no run: give the environment, env=...")
-    node = read_run_settings(folder / "run.yaml")["env"]
+    node = read_run_settings(folder / "run.yaml").get("env")
+    if not node:
+        raise ConfigError(f"{folder} was trained without an environment: give one, env=...")
     require_inside(node, folder / "run.yaml")
     return build({**node, "num_envs": num_envs}, VecEnv)

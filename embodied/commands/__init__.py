@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -95,6 +96,14 @@ def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     own = [word for word in words if word.startswith(f"{key}=")]
     rest = [word for word in words if word not in own]
     return (own[-1].partition("=")[2] if own else None), rest
+
+
+def quoted(words: Sequence[str], key: str) -> list[str]:
+    """`words` with the sentence of `key` in quotes, as a comma would make it several values."""
+    value, rest = take(words, key)
+    if value in (None, "null"):
+        return [*words]
+    return [*rest, f"{key}={json.dumps(value, ensure_ascii=False)}"]
 
 
 def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

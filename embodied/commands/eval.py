@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import print_rows, require_at_least, require_folders
+from embodied.commands import print_rows, quoted, require_at_least, require_folders
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> None:
     runs = [word for word in args.words if "=" not in word or Path(word).exists()]
-    words = [word for word in args.words if word not in runs]
+    words = quoted([word for word in args.words if word not in runs], "task")
     if not runs:
         raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
     from embodied.policies.remote.address import allow_typed, is_address
@@ -73,8 +73,11 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
     if node["out"] is not None:
         raise ConfigError("out= is for runs, not for a policy server")
 
+    prompt = {} if node["task"] is None else {"prompt": node["task"]}
+
     def connected(spec: Spec) -> Policy:
-        return build(with_mapping(node["policy"], node["mapping"]), Policy, spec=spec).eval()
+        acting = with_mapping({**node["policy"], **prompt}, node["mapping"])
+        return build(acting, Policy, spec=spec).eval()
 
     return result_row(address, 0, node, evaluated(node, node["env"], connected, None)[0])
 
@@ -105,7 +108,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     device = pick_device(node["device"])
 
     def loaded(spec: Spec) -> Policy:
-        return fitted(saved, spec, mapping, node["policy"], trained).to(device)
+        return fitted(saved, spec, mapping, node, trained).to(device)
 
     env = replaced(node["env"], "device", "auto", str(device))
     result, policy = evaluated(node, env, loaded, trained.get("execute"))
@@ -165,18 +168,20 @@ def trained_with(saved: Path, named: bool = False) -> Node:
 
 
 def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained: Node) -> Policy:
-    """The policy of a checkpoint for an environment with `spec`, as `node` asks for it."""
+    """The policy of a checkpoint for an environment with `spec`, as `node["policy"]` asks for it,
+    told to do `node["task"]` where it has several."""
     from embodied.core import checkpoint
     from embodied.core.build import resolve
     from embodied.core.policy import Policy
-    from embodied.policies.wrappers.mapped import Mapped, load_mapped
+    from embodied.policies.wrappers.mapped import joined
+    from embodied.policies.wrappers.told import with_task
 
-    if mapping is None:
-        return asked_for(load_mapped(saved, spec), node, saved, trained)
-    policy = checkpoint.load_policy(saved)
-    if resolve(node["_target_"], Policy) is type(policy):  # other settings, before the mapping
-        return Mapped.of(asked_for(policy, node, saved, trained), spec, mapping)
-    return asked_for(Mapped.of(policy, spec, mapping), node, saved, trained)
+    policy, asked = checkpoint.load_policy(saved), node["policy"]
+    if resolve(asked["_target_"], Policy) is type(policy):  # other settings, before the mapping
+        policy = asked_for(policy, asked, saved, trained)
+        return joined(with_task(policy, node["task"], spec), spec, mapping, saved)
+    policy = joined(with_task(policy, node["task"], spec), spec, mapping, saved)
+    return asked_for(policy, asked, saved, trained)
 
 
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
@@ -235,6 +240,8 @@ def result_row(run: str, step: int, node: Node, result: Evaluation) -> dict[str,
         "return": result.returns.mean().item(),
         "length": result.lengths.float().mean().item(),
     }
+    if node["task"] is not None:
+        row["task"] = node["task"]
     if result.success is not None:
         row["successes"] = int(result.success.sum())
     if result.change is not None:

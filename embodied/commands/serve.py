@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from embodied.commands import require_at_least, require_folders, yaml_values
+from embodied.commands import require_at_least, require_folders, take, yaml_values
 from embodied.core.bounds import Bound, Count, Positive
 from embodied.core.build import ConfigError, parse
 
@@ -164,7 +164,8 @@ def say_adopted(policy: object, out: Path, env: bool) -> None:
 def export_command(args: argparse.Namespace) -> None:
     from embodied.compose import allow_from
 
-    if unknown := [word for word in args.words if not word.startswith("allow=")]:
+    task, words = take(args.words, "task")
+    if unknown := [word for word in words if not word.startswith("allow=")]:
         raise ConfigError(f"{unknown[0]} has no place here: embodied export RUN --to DIR")
     require_folders([str(args.path)])
     if (args.to is None) == (args.lerobot is None):
@@ -176,14 +177,18 @@ def export_command(args: argparse.Namespace) -> None:
     from embodied.export.crazyflie import trained_on, write_crazyflie
     from embodied.export.decision import Decision, Export, facts
     from embodied.export.onnx import write_onnx, write_torchscript
+    from embodied.policies.wrappers.told import with_task
 
-    allow_from(args.words)
+    allow_from(words)
     if args.lerobot is not None:
+        if task is not None:
+            raise ConfigError("task= has no place here: LeRobot's policies hear their task")
         to_lerobot(Path(args.path), empty_folder(args.lerobot))
         return
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    decision = Decision(checkpoint.load_policy(args.path))
+    policy = checkpoint.load_policy(args.path)
+    decision = Decision(policy if task is None else with_task(policy, task))
     about = facts(decision, Path(args.path))
     folder = Path(args.to)
     if folder.is_file():

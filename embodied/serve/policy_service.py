@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.spec import INSTRUCTION, SENTENCE, Leaf, Spec, hidden
+from embodied.core.spec import INSTRUCTION, Leaf, hidden
 from embodied.core.tensors import Tensors, each, remembered
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
+from embodied.nn.sentences import instruction, require_task
 from embodied.serve.protocol import ACT, FEATURES, NOISE, OURS, RESET, Offer, RequestError
 
 PROMPT = "prompt"  # what openpi's clients call the task instruction
@@ -114,16 +115,17 @@ class PolicyService:
                     f"the policy has no observation {name!s:.60}{nearest(str(name), self.leaves)}"
                 )
         spec = self.policy.spec
-        prompt, tasks = request.get(PROMPT), spec.tasks or ((spec.text,) if spec.text else ())
-        if prompt is not None and tasks and prompt not in tasks:
-            known = ", ".join(repr(task) for task in tasks[:20])
-            raise RequestError(f"this policy never saw the prompt {prompt!r:.80}, it knows {known}")
+        prompt: Any = request.get(PROMPT)
+        try:
+            if prompt is not None or INSTRUCTION not in request:
+                require_task(spec, prompt, PROMPT)
+        except ConfigError as error:
+            raise RequestError(str(error)) from error
         obs: Tensors = {}
         for name, leaf in self.leaves.items():
             if name == INSTRUCTION and name not in request and spec.listens:
-                if prompt is None:
-                    raise RequestError(f"say what to do: {PROMPT}={' or '.join(map(repr, tasks))}")
-                obs[name] = told(spec, prompt).expand(n, *leaf.shape).to(self.device)
+                told = instruction(spec, [str(prompt)])
+                obs[name] = told.expand(n, *leaf.shape).to(self.device)
                 continue
             if name not in request:
                 raise RequestError(f"the observation {name} is missing")
@@ -151,15 +153,6 @@ class PolicyService:
                 raise RequestError(f"{name} is {value.dtype}, and should be {start.dtype}")
             found[name] = _finite(value, name).to(self.device)
         return found
-
-
-def told(spec: Spec, sentence: str) -> Tensor:
-    """The observation `instruction` [1, ...] of one of `spec.tasks`."""
-    if spec.obs[INSTRUCTION].unit != SENTENCE:
-        return torch.tensor([spec.tasks.index(sentence)])
-    from embodied.nn.sentences import sentence_vectors
-
-    return sentence_vectors([sentence])
 
 
 def _begins(request: Mapping[str, Any]) -> bool:

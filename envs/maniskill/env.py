@@ -24,7 +24,7 @@ from embodied.core.tensors import Tensors
 from embodied.envs.maniskill.factory import Settings, horizon_of, task_text
 from embodied.envs.maniskill.observations import leaves
 from embodied.envs.maniskill.pool import Batch, Pool, Rows
-from embodied.envs.spaces import array_action_of
+from embodied.envs.spaces import action_of
 
 Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
 
@@ -87,7 +87,7 @@ class ManiSkill(VecEnv):
         self.device = pick_device("cuda" if self.on_gpu else "cpu")
         self.rows = _rows(settings, config)
         space, obs, names, period = self.rows.about()
-        self._action = array_action_of(space, config.id)
+        self._action = action_of(space, config.id)
         seen = [name for name in obs if name.startswith("sensor_data_")]
         for camera in config.cameras:
             if not any(name.startswith(f"sensor_data_{camera}_") for name in seen):
@@ -99,10 +99,6 @@ class ManiSkill(VecEnv):
             text=config.text or task_text(config.id),
             native=Native((), self._action).to_json(),
         )
-        self._scale = [
-            torch.as_tensor(v, device=self.device)
-            for v in ((space.high + space.low) / 2, (space.high - space.low) / 2)
-        ]
         self._count = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self._seeds: dict[int, tuple[int, int] | None] = {r: (0, r) for r in range(self.num_envs)}
         self._now: Tensors = {}
@@ -125,7 +121,7 @@ class ManiSkill(VecEnv):
     def step(self, action: Tensor) -> Step:
         if not self._now:
             raise RuntimeError(f"{self.config.id}: call reset() before step()")
-        following, told = self.rows.step(self._native(action))
+        following, told = self.rows.step(self._sent(action))
         require_finite(told["reward"], following, self.config.id)
         self._count += 1
         terminated = told["terminated"]
@@ -204,13 +200,13 @@ class ManiSkill(VecEnv):
         index = torch.tensor(rows, device=self.device)
         return {key: value.index_copy(0, index, fresh[key]) for key, value in obs.items()}
 
-    def _native(self, action: Tensor) -> Any:
-        if not self.on_gpu:
-            return np.ascontiguousarray(self._action.native(action, self.config.id), np.float32)
+    def _sent(self, action: Tensor) -> Any:
+        """The action for the rows: on the GPU where they are, else an array."""
         if not torch.isfinite(action).all():
             raise NotFinite(f"{self.config.id}: the action is not finite; the run stops here")
-        middle, half = self._scale
-        return middle + half * action.clamp(-1.0, 1.0)
+        if self.on_gpu:
+            return action
+        return np.ascontiguousarray(action.detach().numpy(), np.float32)
 
 
 def _rows(settings: Settings, config: Config) -> Rows | Pool | Batch:

@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.device import forked
+from embodied.core.native import nested
 from embodied.core.tensors import Tensors
 from embodied.envs.maniskill.factory import Settings, make, require_driver
 from embodied.envs.maniskill.observations import element_names, flat, picture, words
 from embodied.envs.row_rng import pack, unpack
+from embodied.envs.spaces import action_of
 from embodied.envs.workers import Worker, WorkerPool, receive_all, split
 
 Arrays = dict[str, NDArray[Any]]
@@ -37,6 +39,7 @@ class Row:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.env = make(settings, 1)
+        self.action = action_of(self.env.single_action_space, settings.id)
         self.generator = np.random.Generator(np.random.PCG64(0))
         self.seed = 0
         self.tape: list[NDArray[np.float32]] = []
@@ -56,9 +59,10 @@ class Row:
         return flat(obs, self.settings.cameras)
 
     def step(self, action: NDArray[np.float32]) -> tuple[Tensors, Tensors]:
-        """Apply one native action [A]; returns observations [1, ...] and the reward."""
+        """Apply one action [A] in [-1, 1]; returns observations [1, ...] and the reward."""
         self.tape.append(action.copy())
-        obs, reward, over, _, info = self.env.step(action[None])
+        native = self.action.native(torch.from_numpy(action[None]), self.settings.id)
+        obs, reward, over, _, info = self.env.step(native)
         return flat(obs, self.settings.cameras), worth(reward, over, info, self.settings)
 
 
@@ -115,8 +119,7 @@ class Rows:
                 row.step(action)
 
     def _taped(self, row: Row) -> NDArray[np.float32]:
-        size = row.env.single_action_space.shape[0]
-        whole = np.zeros((self.settings.horizon, size), np.float32)
+        whole = np.zeros((self.settings.horizon, row.action.leaf.size), np.float32)
         if row.tape:
             whole[: len(row.tape)] = row.tape
         return whole
@@ -142,6 +145,11 @@ class Batch:
         require_driver(settings.backend)
         self.settings = settings
         self.env = make(settings, count)
+        self.action = action_of(self.env.single_action_space, settings.id)
+        self.bounds = [
+            tuple(torch.tensor(end, device=self.env.device) for end in (part.low, part.high))
+            for _, part in self.action.parts
+        ]
         self.counts = torch.zeros(count, dtype=torch.int64)
         self.generator = np.random.Generator(np.random.PCG64(0))
 
@@ -162,12 +170,21 @@ class Batch:
         return {key: value[rows] for key, value in flat(obs, self.settings.cameras).items()}
 
     def step(self, actions: Tensor) -> tuple[Tensors, Tensors]:
+        """Apply actions [B, A] in [-1, 1]."""
         self.counts += 1
-        obs, reward, over, _, info = self.env.step(actions)
+        obs, reward, over, _, info = self.env.step(self._native(actions))
         told = worth(reward, over, info, self.settings)
         # The simulator overwrites its output buffers in the next step or reset.
         seen = {key: value.clone() for key, value in flat(obs, self.settings.cameras).items()}
         return seen, {key: value.clone() for key, value in told.items()}
+
+    def _native(self, actions: Tensor) -> Any:
+        """As `NativeAction.native`, of numbers only and without leaving the device."""
+        columns = actions.clamp(-1, 1).split([len(low) for low, _ in self.bounds], 1)
+        ends = zip(columns, self.bounds, strict=True)
+        values = [(high + low) / 2 + (high - low) / 2 * column for column, (low, high) in ends]
+        paths = (path for path, _ in self.action.parts)
+        return nested(list(zip(paths, values, strict=True)))
 
     def draw(self, row: int, width: int, height: int) -> Tensor:
         return picture(self.env, row, width, height)

@@ -71,9 +71,7 @@ class Pool(EnvPool):
         return super().reset(seed, task, mask)
 
     def step(self, action: Tensor) -> Step:
-        native = self._action.native(action, self.settings.id).astype(self._dtype, copy=False)
-        self._pool._send([self._every, self._every, native])
-        state = self._pool._recv()
+        state = self._played(action)
         reward, terminated, ended = self._rewards(state), *self._ends(state)
         rows = np.flatnonzero(ended).astype(np.int32)
         # The whole level of a finished env must be read before its reset.

@@ -28,7 +28,7 @@ import selectors
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,12 @@ from embodied.core.native import (
     NativeLeaf,
     NestedAction,
     discrete_action,
+    discrete_leaf,
+    mask_leaf,
     native_action,
     native_leaf,
+    picked,
+    together,
 )
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -335,8 +339,12 @@ class ProcessEnv(VecEnv):
 
     def _play(self, action: NDArray[Any], rows: NDArray[np.bool_]) -> None:
         """Step `rows` [B] in the worker, and remember what they did."""
-        own = action if self.native is None else self.native.act.native(torch.from_numpy(action))
-        self._arrays["action"][:] = own
+        if self.native is None:
+            self._arrays["action"][:] = action
+        else:
+            own = self.native.act.native(torch.from_numpy(action))
+            for place, (path, _) in enumerate(self.native.act.parts):
+                self._arrays[f"action/{place}"][:] = picked(own, path)
         self._arrays["rows"][:] = rows
         for row in np.flatnonzero(rows) if self.partial else ():
             self._past[row].append(np.array(action[row]))
@@ -358,12 +366,16 @@ class ProcessEnv(VecEnv):
         return {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in own.items()}
 
     def _layout(self) -> list[tuple[str, str, list[int]]]:
-        n, act = self.num_envs, self.spec.act if self.native is None else self.native.act
-        assert not isinstance(act, NestedAction)  # a worker describes one array
-        parts = {name: (leaf.dtype, leaf.shape) for name, leaf in self.spec.obs.items()}
-        if self.native is not None:
+        n, act = self.num_envs, self.spec.act
+        if self.native is None:
+            parts = {name: (leaf.dtype, leaf.shape) for name, leaf in self.spec.obs.items()}
+            layout = [("action", act.dtype, [n, *act.shape])]
+        else:
             parts = {each.name: (each.dtype, each.shape) for each in self.native.obs}
-        layout = [("action", act.dtype, [n, *act.shape])]
+            layout = [
+                (f"action/{place}", part.dtype, [n, *part.shape])
+                for place, (_, part) in enumerate(self.native.act.parts)
+            ]
         for kind in ("obs", "next_obs"):
             layout += [
                 (f"{kind}/{key}", dtype, [n, *shape]) for key, (dtype, shape) in parts.items()
@@ -378,7 +390,9 @@ def checked_spec(data: Any, num_envs: int, text: str) -> Spec:
     try:
         if data.get("native"):
             leaves = tuple(_native_leaf(str(name), leaf) for name, leaf in data["obs"].items())
-            spec = Native(leaves, _native_action(data["act"])).spec(float(data["dt"]), text)
+            leaves += mask_leaf(int(data["mask"]))
+            action = together(_native_action(data["act"]), leaves)
+            spec = Native(leaves, action).spec(float(data["dt"]), text)
         else:
             obs = {str(name): _leaf(leaf) for name, leaf in data["obs"].items()}
             spec = Spec(obs, _leaf(data["act"]), float(data["dt"]), text=text)
@@ -403,20 +417,41 @@ def _leaf(data: Mapping[str, Any]) -> Leaf:
 
 def _native_leaf(name: str, data: Mapping[str, Any]) -> NativeLeaf:
     shape, dtype = _checked_array(data)
+    path, (low, high) = _path(data["path"]), _ends(data, shape)
     if data["discrete"]:
-        first, last = (int(data[key][0]) for key in ("low", "high"))
-        return NativeLeaf(name, (), (), Leaf((), "int64", first, last), "int64")
-    low, high = (data[key][0] if data[key] else None for key in ("low", "high"))
-    ends = (-math.inf if low is None else low, math.inf if high is None else high)
-    return native_leaf(name, (), shape, dtype, *ends)
+        return discrete_leaf(name, path, low, high, shape)
+    return native_leaf(name, path, shape, dtype, low, high)
 
 
-def _native_action(data: Mapping[str, Any]) -> NativeAction:
+def _path(keys: Sequence[Any]) -> tuple[str | int, ...]:
+    if not all(isinstance(key, str | int) for key in keys):
+        raise ValueError(f"a path {keys}")
+    return tuple(keys)
+
+
+def _ends(data: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The bounds [*shape] of an array, of which one may stand for all, and None for none."""
+    ends: list[NDArray[Any]] = []
+    for key, none in (("low", -math.inf), ("high", math.inf)):
+        values = np.asarray([none] if data[key] is None else data[key])
+        ends.append(values.reshape(shape) if values.size > 1 else np.full(shape, values[0]))
+    return ends[0], ends[1]
+
+
+def _native_action(data: Sequence[Any]) -> NativeAction | NestedAction:
+    """The action of arrays by their path of keys and places."""
+    parts = tuple((_path(path), _array_action(array)) for path, array in data)
+    if not 1 <= len(parts) <= MOST_LEAVES:
+        raise ValueError(f"an action of {len(parts)} parts")
+    return parts[0][1] if parts[0][0] == () else NestedAction(parts)
+
+
+def _array_action(data: Mapping[str, Any]) -> NativeAction:
     shape, dtype = _checked_array(data)
+    low, high = _ends(data, shape)
     if data["discrete"]:
-        first, last = (np.array(data[end], np.int64).reshape(shape) for end in ("low", "high"))
-        return discrete_action(first, last - first + 1, dtype, shape)
-    return native_action(shape, dtype, data["low"], data["high"], "the environment")
+        return discrete_action(low, high - low + 1, dtype, shape)
+    return native_action(shape, dtype, low, high, "the environment")
 
 
 def _checked_array(data: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
@@ -443,8 +478,9 @@ class GymnasiumConfig:
 
 
 class GymnasiumProcess(ProcessEnv):
-    """Box, Discrete and Dict observations; bounded Box, Discrete, MultiDiscrete or MultiBinary
-    actions, of which `action_mask` (of the observation or the info) may forbid some."""
+    """Box, Discrete and Dict observations; actions that are a bounded Box, Discrete, MultiDiscrete,
+    MultiBinary, or a Tuple or Dict of them, of which `action_mask` (of the observation or the info)
+    may forbid some."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         super().__init__(

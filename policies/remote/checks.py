@@ -16,6 +16,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, Leaf, Spec, SpecMismatch, hidden, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping as NamesAndUnits
+from embodied.nn.sentences import require_task
 from embodied.policies.remote.translation import Translation
 from embodied.serve.protocol import Offer
 
@@ -60,9 +61,10 @@ def require_fit(
 def told(served: Spec, prompt: str | None, url: str) -> Spec:
     """The served spec without `instruction`, which the `prompt` stands for; ConfigError
     where there is none, or one that the policy never saw."""
-    if prompt not in served.tasks:
-        known = ", ".join(repr(task) for task in served.tasks[:20])
-        raise ConfigError(f"the policy at {url} is told what to do: policy.prompt=one of {known}")
+    try:
+        require_task(served, prompt, "policy.prompt")
+    except ConfigError as error:
+        raise ConfigError(f"{url}: {error}") from error
     obs = {name: leaf for name, leaf in served.obs.items() if name != INSTRUCTION}
     return replace(served, obs=obs)
 

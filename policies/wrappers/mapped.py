@@ -22,7 +22,7 @@ from embodied.core import checkpoint
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec, SpecMismatch, hidden
+from embodied.core.spec import Spec, SpecMismatch, hidden, require_same
 from embodied.core.tensors import HISTORY, Tensors, nest, under, with_history
 from embodied.datasets.mapping import (
     Mapping,
@@ -153,14 +153,21 @@ def load_mapped(
 ) -> Policy:
     """The policy of a run or checkpoint folder, as one for `spec`.
 
-    Without a mapping the specs must be the same. SpecMismatch or ConfigError, in one line.
+    SpecMismatch or ConfigError, as in `joined`.
     """
+    return joined(checkpoint.load_policy(path, device=device), spec, mapping, path)
+
+
+def joined(policy: Policy, spec: Spec, mapping: Mapping | None, path: Path | str) -> Policy:
+    """The trained `policy` of the folder `path` as one for `spec`. Without a mapping the specs must
+    be the same. SpecMismatch or ConfigError, in one line."""
     if mapping is not None:
-        return Mapped.of(checkpoint.load_policy(path, device=device), spec, mapping).eval()
+        return Mapped.of(policy, spec, mapping).eval()
     try:
-        return checkpoint.load_policy(path, spec, device)
+        require_same(spec, policy.spec, "environment", f"checkpoint {checkpoint.find(path)}")
     except SpecMismatch as error:
         raise SpecMismatch(f"{error}; mapping=FILE names what belongs together") from error
+    return policy
 
 
 def with_range(mapping: Mapping, base: Policy) -> Mapping:

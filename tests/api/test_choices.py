@@ -102,6 +102,37 @@ def test_a_run_is_loaded_saved_and_predicts_in_another_process(
     assert list(map(float, done.stdout.split())) == pytest.approx([here] * 2, abs=1e-5)
 
 
+def test_a_mask_of_combinations_makes_them_one_choice(tmp_path: Path) -> None:
+    """Its axes are the choices. Half of the combinations are allowed, and none is chosen else."""
+
+    class Paired(Lock):
+        def __init__(self) -> None:
+            super().__init__(spaces.MultiDiscrete([3, 4], start=[1, -2]))
+            parts = {"state": spaces.Box(-1, 1, (1,)), MASK: spaces.MultiBinary((3, 4))}
+            self.observation_space = spaces.Dict(parts)
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            if not self.pairs[tuple(np.subtract(action, [1, -2]))]:
+                raise Forbidden(action)
+            return super().step(action)
+
+        def _shown(self) -> tuple[Any, dict[str, Any]]:
+            obs, info = super()._shown()
+            self.pairs = self.np_random.random((3, 4)) < 0.5
+            self.pairs[tuple(np.subtract(self.right, [1, -2]))] = True
+            return {**obs, MASK: self.pairs}, info
+
+    given = {"learner": PPO, "steps": 4000, "eval": {"episodes": 4}, "verbose": False}
+    agent = em.train("env.num_envs=8", env=Paired, out=str(tmp_path / "run"), **given)
+    assert agent.policy.spec.act == Leaf((), "int64", 0, 11)
+    env = Paired()
+    obs, _ = env.reset(seed=0)
+    for _ in range(4):
+        action = agent.predict(obs)
+        assert action.tolist() == env.right.tolist()
+        obs = env.step(action)[0]
+
+
 def test_a_batch_of_observations_has_nested_arrays_of_actions(hybrid: em.Agent) -> None:
     obs = {"state": np.zeros((3, 1), np.float32)}
     classes = np.ones((3, 3), np.int8), np.ones((3, 4), np.int8)

@@ -172,6 +172,23 @@ def test_maniskills_controllers_tell_what_an_action_means(tmp_path: Path) -> Non
     assert np.abs(bounds.action((7,), "it").native(kept) - actions).max() < 1e-6
 
 
+def test_actions_of_several_robots_of_maniskill(tmp_path: Path) -> None:
+    data = maniskill_file(tmp_path / "two.h5", state=True)
+    arms = ("panda-0", "panda-1")
+    with h5py.File(tmp_path / "two.h5", "a") as file:
+        for i, one in enumerate(data):
+            del file[f"traj_{i}/actions"]
+            for arm, part in zip(arms, np.split(one["action"], [3], 1), strict=True):
+                file[f"traj_{i}/actions/{arm}"] = part
+    convert("maniskill", tmp_path / "two.h5", tmp_path / "out")
+    episodes = read_episodes(tmp_path / "out")
+    same(episodes.steps["action"], np.concatenate([one["action"] for one in data]))
+    native = Native.of(episodes.spec)
+    assert native is not None
+    given = native.act.native(episodes.steps["action"])
+    assert [given[arm].shape[1] for arm in arms] == [3, 4]
+
+
 def test_maniskill_groups(tmp_path: Path) -> None:
     data = maniskill_file(tmp_path / "trajectory.rgb.h5", state=False)
     convert("maniskill", tmp_path / "trajectory.rgb.h5", tmp_path / "out", images="png")

@@ -14,6 +14,7 @@ envpool = pytest.importorskip("envpool")
 
 from embodied.envs.envpool import Config, EnvPool  # noqa: E402
 from embodied.envs.spaces import row_noise  # noqa: E402
+from tests.builders import make_policy  # noqa: E402
 
 
 def test_ended_rows_begin_again_in_the_same_step() -> None:
@@ -134,6 +135,44 @@ def test_minigrid_is_discrete() -> None:
     assert torch.equal(step.obs["direction"], (obs["direction"] - 1) % 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "classes", "dtype", "mask"),
+    [
+        ("RubiksCube-v0", (6, 1, 3), "int32", None),
+        ("Cleaner-v0", (4, 4, 4), "int32", (3, 4)),  # a mask of each choice
+        ("MultiCVRP-v0", (21, 21), "int16", (2, 21)),
+        ("Tetris-v0", (40,), "int32", (4, 10)),  # of each combination
+        ("Play2048-v1", (4,), "int32", (4,)),  # in the info
+    ],
+)
+def test_structured_actions_and_their_mask(
+    name: str, classes: tuple[int, ...], dtype: str, mask: tuple[int, ...] | None
+) -> None:
+    """Random allowed actions do the same as in a raw pool with the same seeds."""
+    env = EnvPool(Config(name, 2, threads=1))
+    assert env.spec.act.choices == classes
+    assert (env.spec.obs["action_mask"].shape if mask else None) == mask
+    policy, act = make_policy("random.Random", env.spec), env._action
+    seeds = [row_noise(0, row) for row in range(2)]
+    raw = envpool.make(name, env_type="gymnasium", num_envs=2, num_threads=1, seed=seeds)
+    raw.reset()
+    obs = env.reset()
+    for _ in range(3):
+        unit = policy.act(obs, {}, policy.sample_noise(2))[0][:, 0]
+        native = act.native(unit)
+        assert native.dtype == dtype and torch.equal(act.unit(native), unit)
+        step, (seen, reward, over, late, info) = env.step(unit), raw.step(native)
+        np.testing.assert_array_equal(step.reward, reward)
+        assert step.ended.tolist() == (over | late).tolist()
+        if step.ended.any():
+            break
+        if mask:
+            given = seen["action_mask"] if "action_mask" in seen else info["legal_action_mask"]
+            np.testing.assert_array_equal(step.obs["action_mask"], given)
+        obs = step.obs
+    env.close()
+
+
 def test_native_bounds_and_extra_log() -> None:
     """Pendulum's torque goes to 2: the cost 0.001 u^2 shows what reached it."""
     env = EnvPool(Config("Pendulum-v1", 1))
@@ -150,6 +189,7 @@ def test_native_bounds_and_extra_log() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (Config("IntersectionMultiAgent-v0"), "players.action; an env here has one action of one"),
         (Config("HalfCheeta-v5"), "HalfCheeta-v5.*did you mean HalfCheetah-v5"),
         (Config("Hopper-v5", 2, kwargs={"foo": 1}), "EnvPool cannot make Hopper-v5.*foo"),
         (Config("Hopper-v5", 2, log=("speed",)), "does not report 'speed'; `log` accepts: "),

@@ -23,7 +23,7 @@ from embodied.core.spec import require_same
 from embodied.datasets.editing.transform import Projection
 from embodied.envs.maniskill.env import Config, ManiSkill
 from embodied.envs.maniskill.factory import NoDriver, require_driver
-from embodied.envs.maniskill.pool import Pool
+from embodied.envs.maniskill.pool import Batch, Pool, Rows
 from embodied.evaluation.evaluate import evaluate
 from embodied.importers import Bounds
 from embodied.importers import maniskill as importer
@@ -86,23 +86,28 @@ def play(env: ManiSkill, actions: Tensor) -> Tensor:
     return torch.cat([torch.cat([s.next_obs["state"], s.reward[:, None]], 1) for s in steps])
 
 
-@pytest.mark.parametrize("name", ["PickCube-v1", "PushCube-v1", "StackCube-v1"])
+TWO = Config("TwoRobotPickCube-v1", control_mode="pd_joint_pos", backend="cpu", horizon=6)
+
+
+@pytest.mark.parametrize("name", ["PickCube-v1", "PushCube-v1", "StackCube-v1", TWO.id])
 def test_rows_are_what_its_own_loop_gives(name: str, made: Maker) -> None:
     import gymnasium
 
-    env = made(Config(name, backend="cpu", horizon=6))
+    config = TWO if name == TWO.id else Config(name, backend="cpu", horizon=6)
+    env, act = made(config), made(config)._action
     first = env.reset(seed=4)["state"].clone()
     episode = int(env.get_state()["episode"])
     own: Any = gymnasium.make(
         name, obs_mode="state", reward_mode="normalized_dense", sim_backend="physx_cpu",
-        render_backend="cpu",
+        render_backend="cpu", control_mode=config.control_mode,
     ).unwrapped  # fmt: skip
     seen, _ = own.reset(seed=episode)
     torch.testing.assert_close(first, seen, rtol=0, atol=0)
     step = None
     for count, action in enumerate(pushes(env, 6)):
-        step = env.step(action)
-        seen, reward, _, _, info = own.step(action)
+        step, native = env.step(action), act.native(action)
+        torch.testing.assert_close(act.unit(native), action, atol=1e-6, rtol=0)
+        seen, reward, _, _, info = own.step(native)
         assert torch.equal(step.next_obs["state"], seen)
         torch.testing.assert_close(step.reward, reward.float(), rtol=0, atol=0)
         assert step.log["success"].tolist() == info["success"].tolist()
@@ -110,6 +115,27 @@ def test_rows_are_what_its_own_loop_gives(name: str, made: Maker) -> None:
     assert step is not None and not torch.equal(step.obs["state"], step.next_obs["state"])
     assert env.get_state()["count"].tolist() == [0]
     own.close()
+
+
+def test_two_arms_act_together(made: Maker) -> None:
+    """One vector of the joints of both, which a batch converts as the rows do."""
+    env = made(TWO)
+    arms = [f"panda_wristcam-{arm}" for arm in (0, 1)]
+    assert env.spec.act.names == tuple(f"{arm}/{i}" for arm in arms for i in range(8))
+    env.reset(seed=0)
+    state, plan = env.get_state(), pushes(env, 4)
+    first = play(env, plan)
+    env.set_state(state)
+    assert torch.equal(play(env, plan), first)
+    assert isinstance(env.rows, Rows)
+    batch = Batch(env.rows.settings, 1)
+    for action in plan * 1.2:
+        ours, native = batch._native(action), env._action.native(action)
+        assert set(ours) == set(native) == set(arms)
+        for arm in arms:
+            torch.testing.assert_close(ours[arm], torch.from_numpy(native[arm]))
+            assert batch.env.single_action_space[arm].contains(native[arm][0])
+    batch.close()
 
 
 def test_peg_insertion_builds_its_scene_anew(made: Maker) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import gymnasium
@@ -10,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from gymnasium import spaces
 
-import embodied as em
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.saved_node import require_inside
-from embodied.core.spec import mixed_leaf
 from embodied.core.tensors import take
+from embodied.envs.gym import Config as GymConfig
+from embodied.envs.gym import Gym
+from embodied.envs.gym_object import register
 from embodied.envs.process import env as process_env
 from embodied.envs.process.env import (
     Channel,
@@ -28,8 +32,12 @@ from embodied.envs.process.env import (
     checked_spec,
     interpreter,
 )
+from embodied.envs.process.worker.gymnasium_rows import Rows
 from embodied.envs.process.worker.memory import mapped, total
+from tests.api.test_choices import SPACES
 from tests.builders import make_policy
+from tests.envs.test_spaces import ACTIONS, NUMBERS, PICTURES
+from tests.toy_envs import Lock
 
 
 def made(**settings) -> GymnasiumProcess:
@@ -80,22 +88,62 @@ def test_discrete_actions_and_terminations() -> None:
     env.close()
 
 
-def test_several_choices_and_their_mask(tmp_path: Path) -> None:
-    """In the info, one mask for each choice; `Lock` refuses what is masked."""
+class Still(gymnasium.Env):
+    """Nothing happens between these spaces."""
+
+    def __init__(self, obs: spaces.Space, act: spaces.Space) -> None:
+        self.observation_space, self.action_space = obs, act
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+
+def test_it_describes_an_environment_as_the_adapter_of_this_process() -> None:
+    """Spaces, names, paths and bounds; only a picture's bounds may be left out."""
+    pictures = [spaces.Box(0, high, shape, kind) for shape, kind, high, _ in PICTURES]
+    ends = [spaces.Box(-np.arange(1, 4.0), np.arange(3.0)), spaces.Tuple([spaces.Discrete(2)] * 2)]
+    seen, acts = [*NUMBERS, *pictures, *ends], cycle(ACTIONS)
+    masked = spaces.Dict({"action_mask": spaces.MultiBinary((3, 4))}), spaces.MultiDiscrete([3, 4])
+    for obs, act in [*zip(seen, acts, strict=False), masked]:
+        name = register(lambda obs=obs, act=act: Still(obs, act))
+        settings = {"id": name, "module": "", "kwargs": {}, "horizon": None}
+        said = json.loads(json.dumps(Rows(settings, 1).spec))
+        here = Gym(GymConfig(name)).spec
+        there = checked_spec(said, 1, "")
+        assert there == here and there.native == here.native, (obs, act)
+
+
+@pytest.mark.parametrize("kind", ["MultiDiscrete", "Tuple", "Dict"])
+def test_structured_actions_and_their_mask(kind: str, tmp_path: Path) -> None:
+    """The mask is in the info, nested as the action; `Lock` refuses what is masked."""
     places = f"{tmp_path}:{Path(__file__).parents[2]}"
     python = tmp_path / "python"  # without -I, so that it finds the module
     python.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={places} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (tmp_path / "locks.py").write_text(
-        "import gymnasium\nfrom gymnasium import spaces\nfrom tests.toy_envs import Lock\n"
-        "space = spaces.MultiDiscrete([3, 4], start=[0, -2])\n"
-        'gymnasium.register("Lock-v0", entry_point=lambda: Lock(space, "info"))\n'
+        "import gymnasium\nfrom tests.api.test_choices import SPACES\n"
+        "from tests.toy_envs import Lock\n"
+        'gymnasium.register("Lock-v0", entry_point=lambda kind: Lock(SPACES[kind], "info"))\n'
     )
-    env = made(id="Lock-v0", module="locks", num_envs=2, python=str(python))
-    assert env.spec.act == mixed_leaf((3, 4)) and env.spec.obs["action_mask"].shape == (7,)
-    played = em.rollout(make_policy("random.Random", env.spec), env, steps=30)
-    assert set(played["action"].flatten().tolist()) == {0.0, 1.0, 2.0, 3.0}
-    assert played["obs/action_mask"].unique().tolist() == [0.0, 1.0]
+    env = made(id="Lock-v0", module="locks", kwargs={"kind": kind}, num_envs=2, python=str(python))
+    entropy = [np.random.SeedSequence((7, row, 1)).generate_state(1)[0] >> 1 for row in (0, 1)]
+    own = [Lock(SPACES[kind], "info") for _ in entropy]
+    act = own[0].act
+    assert env.native is not None and env.native.act == act
+    obs, policy = env.reset(seed=7), make_policy("random.Random", env.spec)
+    for one, seed in zip(own, entropy, strict=True):
+        one.reset(seed=int(seed))
+    for _ in range(4):
+        unit = policy.act(obs, {}, policy.sample_noise(2))[0][:, 0]
+        step, native = env.step(unit), act.native(unit)
+        torch.testing.assert_close(act.unit(native), unit)
+        obs = step.obs
+        for row, one in enumerate(own):
+            seen, reward, _, _, info = one.step(act.one(native, row))
+            assert step.reward[row].item() == pytest.approx(reward)
+            assert np.array_equal(step.next_obs["state"][row], seen["state"])
+            assert np.array_equal(step.next_obs["action_mask"][row], act.mask(info["action_mask"]))
+    assert torch.equal(env.set_state(env.get_state())["action_mask"], obs["action_mask"])
     env.close()
 
 

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from embodied.core.errors import ContractError
-from embodied.core.native import Native, NestedAction, picked
+from embodied.core.native import Native, picked
 from embodied.core.spec import Spec
 from embodied.envs.spaces import achieved, action_of, entries
 from tests.toy_envs import batched
@@ -72,8 +72,7 @@ def test_an_imported_action_comes_out_as_it_was(space: spaces.Space[Any]) -> Non
     assert unit.dtype == getattr(torch, action.leaf.dtype) and unit.shape[1:] == action.leaf.shape
     again = action.native(unit)
     assert all(action.one(again, row) in space for row in range(len(unit)))
-    parts = action.parts if isinstance(action, NestedAction) else (((), action),)
-    for path, part in parts:
+    for path, part in action.parts:
         came, went = picked(again, path), picked(given, path)
         assert came.dtype == went.dtype
         reach = 1.0 if part.discrete else float(np.max(np.abs([*part.low, *part.high])))

@@ -14,9 +14,9 @@ from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, build
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import INSTRUCTION, SYMBOL, Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.deploy.site import fitted
+from embodied.deploy.site import fitted, told_checkpoint
 from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
@@ -51,10 +51,14 @@ def cloned(
     named: bool = True,
     wide: float = 0.5,
     dt: float = 1 / 30,
+    tasks: tuple[str, ...] = (),
 ) -> Path:
     """A run of a dataset whose arm stays within `wide` of POSE; it says its elements in `order`."""
     names = tuple(NAMES[i] for i in order) if named else ()
-    spec = Spec({"state": Leaf((6,), names=names)}, Leaf((6,), names=names), dt=dt)
+    obs = {"state": Leaf((6,), names=names)}
+    if tasks:
+        obs[INSTRUCTION] = Leaf((), "int64", 0, len(tasks) - 1, SYMBOL)
+    spec = Spec(obs, Leaf((6,), names=names), dt=dt, tasks=tasks)
     low, high = (tuple(POSE[i] + way for i in order) for way in (-wide, wide))
     around = Affine(low, high).to_json()
     base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
@@ -175,6 +179,35 @@ def test_other_names_need_a_mapping(tmp_path: Path) -> None:
     radians = torch.as_tensor(outside.positions(np.array(POSE)), dtype=torch.float32)[None]
     chunk = policy.act({"state": radians}, policy.initial(1), policy.sample_noise(1))[0]
     np.testing.assert_allclose(chunk[0, 0, :5].detach(), radians[0, :5], atol=np.radians(2.0))
+
+
+def test_a_policy_of_several_tasks_is_told_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = ("lift", "put it down, softly")
+    run = cloned(tmp_path, order=FIRST, tasks=tasks)
+    words = ("check", "robot=so101_sim", f"policy={run}")
+    for more, code, line in (
+        ((), 2, "say what to do: task='lift' or 'put it down, softly'"),
+        (("task=up",), 2, "never saw the task 'up', it knows 'lift', 'put it down, softly'"),
+        ((f"task={tasks[1]}",), 0, "nothing speaks against it"),
+    ):
+        found, text = command(capsys, *words, *more)
+        assert found == code and line in text, text
+    base, acts = checkpoint.load_policy(run), list[torch.Tensor]()
+    state, noise = torch.tensor([[POSE[i] for i in FIRST]]), base.sample_noise(1)
+    told = ""
+    for number, task in enumerate(tasks):
+        told = told_checkpoint(run, task, tmp_path / str(number))
+        policy = checkpoint.load_policy(told)
+        assert policy.spec.text == task
+        acts.append(policy.act({"state": state}, {}, noise)[0])
+        wanted = base.act({"state": state, INSTRUCTION: torch.tensor([number])}, {}, noise)[0]
+        assert torch.equal(acts[-1], wanted)
+    assert not torch.equal(*acts)
+    deployment = site_of(Path(told), settings(), tmp_path)
+    q, _ = target_of(deployment, np.array(settings()["home"]))
+    np.testing.assert_allclose(np.degrees(q[0]), POSE[0], atol=1.0)
 
 
 def test_data_beyond_the_limits_are_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,7 @@ from .memory import flat_name, is_true
 
 SUCCESS = ("success", "is_success")
 MASK = "action_mask"
-MASKED = {"dtype": "float32", "low": [0.0], "high": [1.0], "discrete": False}
+MOST_BOUNDS = 4096  # of one observation, in an answer
 
 
 class Rows:
@@ -29,14 +30,15 @@ class Rows:
             options["max_episode_steps"] = settings["horizon"]
         self.envs = [gymnasium.make(settings["id"], **options) for _ in range(count)]
         first = self.envs[0]
-        self.parts = _parts(first.observation_space, ())
+        self.parts = _parts(first.observation_space)
         self.act: Any = first.action_space
-        self.mask = _mask_size(first.reset()[1], self.parts)
+        self.actions = list(_arrays(self.act, ()))
+        self.mask = _mask_size(first.reset()[1], self.parts, self.act)
         self.spec = {
             "native": True,  # converted where the environment is used
-            "obs": {name: _described(space) for name, (space, _) in self.parts.items()}
-            | ({MASK: MASKED | {"shape": [self.mask]}} if self.mask else {}),
-            "act": _action(self.act),
+            "obs": {name: _observed(space, path) for name, (space, path) in self.parts.items()},
+            "mask": self.mask,
+            "act": [[path, _action(space)] for path, space in self.actions],
             "dt": _period(first),
         }
 
@@ -48,8 +50,11 @@ class Rows:
 
     def step(self, arrays: dict[str, Any], rows: Any) -> None:
         """Step each of `rows`; ended ones stay as they are until they are reset."""
+        names = [f"action/{place}" for place in range(len(self.actions))]
         for row in rows:
-            obs, reward, over, late, info = self.envs[row].step(self._native(arrays["action"][row]))
+            # Copies: an environment may keep its action, and the memory is used again.
+            action = _built(self.act, iter([np.array(arrays[name][row]) for name in names]))
+            obs, reward, over, late, info = self.envs[row].step(action)
             free = {MASK: np.ones(self.mask)}  # nothing is chosen after the last step
             self._write(arrays, "next_obs", row, obs, {**free, **info} if over or late else info)
             arrays["reward"][row] = reward
@@ -60,12 +65,9 @@ class Rows:
                     arrays["success"][row] = is_true(info[key])
                     arrays["success_known"][0] = True
 
-    def _native(self, action: Any) -> Any:
-        return int(action) if isinstance(self.act, spaces.Discrete) else action
-
     def _write(self, arrays: dict[str, Any], kind: str, row: int, obs: Any, info: Any) -> None:
         if self.mask:
-            arrays[f"{kind}/{MASK}"][row] = _flat(info[MASK])
+            arrays[f"{kind}/{MASK}"][row] = _flat(info[MASK], self.act)
         for name, (_, path) in self.parts.items():
             value = obs
             for key in path:
@@ -73,59 +75,101 @@ class Rows:
             arrays[f"{kind}/{name}"][row] = value
 
 
-def _parts(space: Any, path: tuple[str, ...]) -> dict[str, tuple[Any, tuple[str, ...]]]:
-    """Every array of an observation space by name, with its path; one without a name is `state`."""
+def _parts(space: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Every array of an observation space by name, with its path; one without a name is `state`,
+    and texts are left out."""
+    parts: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    for path, part in _arrays(space, ()):
+        if not isinstance(part, spaces.Text):
+            name = flat_name(tuple(map(str, path)), "state")
+            if name in parts:
+                raise ValueError(f"two observations have the name {name}")
+            parts[name] = (part, path)
+    return parts
+
+
+def _arrays(space: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every array of a space with its path of keys and places."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for key, part in _children(space):
+            yield from _arrays(part, (*path, key))
+    else:
+        yield path, space
+
+
+def _children(space: Any) -> Any:
+    """The keys of a Dict or the places of a Tuple, with the spaces there."""
+    return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+
+
+def _built(space: Any, values: Iterator[Any]) -> Any:
+    """An action of `space` from its arrays in the order of `_arrays`."""
     if isinstance(space, spaces.Dict):
-        parts: dict[str, tuple[Any, tuple[str, ...]]] = {}
-        for key, part in space.spaces.items():
-            parts.update(_parts(part, (*path, key)))
-        return parts
-    if not isinstance(space, (spaces.Box, spaces.Discrete)):
-        raise ValueError(f"observations of type {type(space).__name__} are not supported")
-    return {flat_name(path, "state"): (space, path)}
+        return {key: _built(part, values) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_built(part, values) for part in space.spaces)
+    value = next(values)
+    return int(value) if isinstance(space, spaces.Discrete) else value
 
 
-def _mask_size(info: Any, parts: Any) -> int:
+def _chooses(space: Any) -> bool:
+    """Whether an action of `space` has choices."""
+    return any(not isinstance(part, spaces.Box) for _, part in _arrays(space, ()))
+
+
+def _mask_size(info: Any, parts: Any, act: Any) -> int:
     """How many numbers `action_mask` has in an info; 0 where the info has none."""
-    return _flat(info[MASK]).size if MASK in info and MASK not in parts else 0
+    known = MASK in info and MASK not in parts and _chooses(act)
+    return _flat(info[MASK], act).size if known else 0
 
 
-def _flat(mask: Any) -> Any:
-    """A mask of choices, one array or one for each choice, as one vector."""
+def _flat(mask: Any, space: Any) -> Any:
+    """A mask of the choices of `space`, nested as the action is, one array or one for each choice,
+    as one vector."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)) and not isinstance(mask, np.ndarray):
+        return np.concatenate(
+            [_flat(mask[key], part) for key, part in _children(space) if _chooses(part)]
+        )
     each = mask if isinstance(mask, (tuple, list)) else [mask]
     return np.concatenate([np.ravel(part) for part in each])
 
 
-def _described(space: Any) -> dict[str, Any]:
-    if isinstance(space, spaces.Discrete):
-        low, high = int(space.start), int(space.start + space.n) - 1
-        return {"shape": [], "dtype": "int64", "low": [low], "high": [high], "discrete": True}
-    low, high = (_common(end) for end in (space.low, space.high))
-    about = {"shape": list(space.shape), "dtype": str(space.dtype), "discrete": False}
-    return {**about, "low": low, "high": high}
-
-
-def _common(bounds: Any) -> Any:
-    """The bound of all elements; None where they differ, or it is infinite, which JSON is not."""
-    found = np.unique(bounds).tolist()
-    return found if len(found) == 1 and np.isfinite(found[0]) else None
+def _observed(space: Any, path: tuple[Any, ...]) -> dict[str, Any]:
+    known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if not isinstance(space, known):
+        raise ValueError(f"observations of type {type(space).__name__} are not supported")
+    numbers = {"discrete": False} if isinstance(space, spaces.MultiBinary) else {}
+    return {**_described(space), **numbers, "path": path}
 
 
 def _action(space: Any) -> dict[str, Any]:
-    if isinstance(space, spaces.Discrete):
-        return _described(space)
-    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        first = np.broadcast_to(getattr(space, "start", 0), space.shape)
-        last = first + getattr(space, "nvec", 2) - 1
-        ends = {"low": first.flatten().tolist(), "high": last.flatten().tolist()}
-        return {"shape": list(space.shape), "dtype": str(space.dtype), **ends, "discrete": True}
-    if not isinstance(space, spaces.Box) or not space.is_bounded():
+    known = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if not isinstance(space, known) and not (isinstance(space, spaces.Box) and space.is_bounded()):
         raise ValueError(
-            f"the action space {space} should be a bounded Box, Discrete, MultiDiscrete or "
-            "MultiBinary; env=gym takes a Tuple and a Dict too"
+            f"the action space {space} should be a bounded Box, Discrete, MultiDiscrete, "
+            "MultiBinary, or a Tuple or Dict of them"
         )
-    ends = {key: getattr(space, key).flatten().tolist() for key in ("low", "high")}
-    return {"shape": list(space.shape), "dtype": str(space.dtype), **ends, "discrete": False}
+    return _described(space)
+
+
+def _described(space: Any) -> dict[str, Any]:
+    """Shape, type, and the bounds: one of all elements, or one each."""
+    about: dict[str, Any] = {"shape": list(space.shape), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.Box):
+        ends = {"low": _bounds(space.low), "high": _bounds(space.high)}
+        return {**about, **ends, "discrete": False}
+    count = space.n if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2)
+    first: Any = np.broadcast_to(getattr(space, "start", 0), about["shape"])
+    last = first + count - 1
+    return {**about, "low": first.ravel().tolist(), "high": last.ravel().tolist(), "discrete": True}
+
+
+def _bounds(values: Any) -> Any:
+    """None where one is infinite, which JSON is not, or where there are too many of them."""
+    found = np.unique(values)
+    if not np.isfinite(found).all() or (found.size > 1 and values.size > MOST_BOUNDS):
+        return None
+    return found.tolist() if found.size == 1 else values.ravel().tolist()
 
 
 def _period(env: Any) -> float:

@@ -114,7 +114,7 @@ def test_a_policy_of_several_tasks_is_told_by_the_prompt(tmp_path: Path) -> None
     here = policy_of("flow", replace(SPEC.with_obs(instruction=which), tasks=("go", "stop")))
     obs, noise = observations(SPEC, 3), torch.randn(3, 8)
     with served(here) as server:
-        with pytest.raises(ConfigError, match=r"policy.prompt=one of 'go', 'stop'"):
+        with pytest.raises(ConfigError, match=r"to do: policy\.prompt='go' or 'stop'"):
             remote_policy(server.url, SPEC)
         file = tmp_path / "server.yaml"
         file.write_text(yaml.safe_dump({"url": server.url, "prompt": "stop"}))
