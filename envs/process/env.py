@@ -478,9 +478,8 @@ class GymnasiumConfig:
 
 
 class GymnasiumProcess(ProcessEnv):
-    """Box, Discrete and Dict observations; actions that are a bounded Box, Discrete, MultiDiscrete,
-    MultiBinary, or a Tuple or Dict of them, of which `action_mask` (of the observation or the info)
-    may forbid some."""
+    """Observations and actions are those of `env=gym`, and so is `action_mask` (of the observation
+    or the info)."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         super().__init__(
