@@ -105,7 +105,8 @@ def _voxels(values: Tensor, valid: Tensor, size: float) -> tuple[Tensor, Tensor]
     inside = values[which, place]
     cell = ((inside[:, :3] - (low[which, 0] - size / 2)) / size).floor().long()
     # One number says row and voxel: sorting numbers is many times faster than sorting vectors.
-    sides = torch.cat([cell, cell.new_zeros(1, 3)]).amax(0).add(1).tolist()
+    last = torch.cat([cell, cell.new_zeros(1, 3)]).amax(0)
+    sides: list[int] = (last + 1).tolist()  # pyright: ignore
     if rows * math.prod(sides) >= 2**63:
         raise ConfigError(f"voxel={size:g} m is too small for these points: {sides} voxels")
     key = which
