@@ -105,8 +105,8 @@ def _voxels(values: Tensor, valid: Tensor, size: float) -> tuple[Tensor, Tensor]
     inside = values[which, place]
     cell = ((inside[:, :3] - (low[which, 0] - size / 2)) / size).floor().long()
     # One number says row and voxel: sorting numbers is many times faster than sorting vectors.
-    most = torch.cat([cell, cell.new_zeros(1, 3)]).amax(0)
-    sides = [int(each) + 1 for each in most]
+    last = torch.cat([cell, cell.new_zeros(1, 3)]).amax(0)
+    sides: list[int] = (last + 1).tolist()  # pyright: ignore
     if rows * math.prod(sides) >= 2**63:
         raise ConfigError(f"voxel={size:g} m is too small for these points: {sides} voxels")
     key = which
@@ -120,10 +120,10 @@ def _voxels(values: Tensor, valid: Tensor, size: float) -> tuple[Tensor, Tensor]
     number = torch.bincount(row, minlength=rows)
     within = torch.arange(len(voxel), device=values.device)
     within = within - (number.cumsum(0) - number)[row]
-    width = max(int(number.max()), 1)
-    means = values.new_zeros(rows, width, channels)
+    most = max(int(number.max()), 1)
+    means = values.new_zeros(rows, most, channels)
     means[row, within] = (total / count[:, None]).round(decimals=DECIMALS)
-    return means, torch.arange(width, device=values.device) < number[:, None]
+    return means, torch.arange(most, device=values.device) < number[:, None]
 
 
 def farthest(points: Tensor, valid: Tensor, count: int) -> Tensor:

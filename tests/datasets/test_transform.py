@@ -28,6 +28,7 @@ from embodied.datasets.editing.transform import (
     rotate,
 )
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
+from embodied.serve.policy_service import PolicyService
 from tests.builders import exit_of, recorded
 from tests.datasets.test_foreign_columns import foreign
 
@@ -321,8 +322,14 @@ def test_a_dataset_of_depth_becomes_one_of_points(
     assert not {"observation.images.eye", "observation.seen"} & stats.keys()
     assert [f for f in checked(out, CheckConfig())[0] if "seen" in f.what] == []
     words = ("policy=flow", "learner=imitate", "size=debug", "steps=2", f"demos={out}")
-    spec = checkpoint.load_policy(train([*words, f"out={tmp_path / 'run'}"])).spec
-    assert spec.obs["seen"].is_points
+    policy = checkpoint.load_policy(train([*words, f"out={tmp_path / 'run'}"]))
+    assert policy.spec.obs["seen"].is_points
+    # Where the policy acts: the same cloud of the same picture, and it is served.
+    picture, state = was.steps["obs/eye"][3, ..., 0].numpy(), was.steps["obs/state"][3].numpy()
+    alone = Projection(**SIGHT, pose=MOUNT, points=40).clouds([picture], state[None, :7])
+    np.testing.assert_array_equal(alone[0], now.steps["obs/seen"][3].numpy())
+    served = PolicyService(policy).infer({"state": state, "seen": alone[0]})
+    assert served["actions"].shape[1] == 2
     foreign(out)
     assert read_episodes(out).spec.obs["seen"].is_points, "without our key, too"
 
