@@ -316,7 +316,7 @@ class WithInfo(Trip):
 
 
 class Winner(Trip):
-    """Ends with success, of which compute_terminated would know."""
+    """Ends with success."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, over, late, _ = super().step(action)
@@ -328,8 +328,6 @@ class Silent(Trip):
 
 
 class Blind(Trip):
-    """Nothing that could be asked."""
-
     compute_reward = property()  # type: ignore[assignment]
 
 
@@ -404,8 +402,7 @@ def test_what_does_not_store_single_steps_is_refused(
     policy = make_policy("gaussian.Gaussian", env.spec, **shape, **parts["policy"])
     learner = make_learner("off_policy.sac.Sac", policy, **shape, **parts["learner"])
     config = read_config(settings(tmp_path, replay=HINDSIGHT, **changes))
-    line = f"asks the environment .* single steps, .*: {instead}"
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(ConfigError, match=f"asks .* single steps, .*: {instead}"):
         build_off_policy(config, env, policy, learner, torch.device("cpu"), None)
 
 
