@@ -25,7 +25,7 @@ CASES = [
     (
         f"train eval.shared=true eval.num_envs=1 {BC}",
         "eval.shared needs an environment: env=NAME",
-        f"train env=two_gap eval.shared=true eval.num_envs=1 {BC}",
+        f"train env=two_gap env.num_envs=1 eval.shared=true eval.num_envs=1 {BC}",
     ),
     (
         "demos rotate {poses} out={out}",

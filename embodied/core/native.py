@@ -93,7 +93,8 @@ def native_leaf(
     said to be of that `kind`, whose bounds become 0 and 255; ValueError where it cannot be one.
     """
     shape, numbers = tuple(int(size) for size in shape), np.dtype(dtype)
-    ends = float(np.min(low, initial=np.inf)), float(np.max(high, initial=-np.inf))
+    lows, highs = (np.asarray(end, np.float64) for end in (low, high))
+    ends = float(lows.min(initial=np.inf)), float(highs.max(initial=-np.inf))
     ends = (0.0, 255.0) if numbers == np.uint8 else ends
     said = kind == "picture"
     axes = None if kind == "numbers" else picture_axes(shape, numbers, ends == (0.0, 1.0), said)
