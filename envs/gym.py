@@ -21,7 +21,7 @@ from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.errors import ContractError
-from embodied.core.native import OBJECT_PREFIX, Native, NativeLeaf
+from embodied.core.native import OBJECT_PREFIX, Kind, Native, NativeLeaf
 from embodied.core.spec import MASK, Leaf
 from embodied.core.tensors import Tensors
 
@@ -74,6 +74,7 @@ class Config:
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
     horizon: Count | None = None  # replaces the environment's own time limit (steps)
     obs_key: str = "state"  # name of an observation that has no name of its own
+    obs_kind: Mapping[str, Kind] = field(default_factory=dict)  # by name: "picture" or "numbers"
     text: str = ""  # task instruction as a sentence
 
 
@@ -81,8 +82,9 @@ class Gym(VecEnv):
     """Separate Gymnasium environments; env i is seeded with (seed, i).
 
     Box observations become float32 (images stay uint8 [H, W, C]), Dict observations one leaf per
-    key. Box actions are rescaled from [-1, 1] to the native bounds. What `action_mask` of an
-    observation or an info forbids is not chosen.
+    key. `obs_kind` says what a Box is whose type, shape and bounds do not tell it; the bounds of a
+    picture become 0 and 255. Box actions are rescaled from [-1, 1] to the native bounds. What
+    `action_mask` of an observation or an info forbids is not chosen.
     `get_state` is exact for Gymnasium's own MuJoCo and classic-control environments, and raises
     NotSavable for others. An environment with an attribute `task_space` (a Box of vectors) has
     tasks: it gets the vector, in its own units, as `reset(options={"task": vector})`.
@@ -120,10 +122,11 @@ class Gym(VecEnv):
 
     def named_entries(self, space: gymnasium.Space) -> tuple[NativeLeaf, ...]:
         """The leaves of the observations, and of the mask of choices where the info has one."""
-        found = entries(space, self.config.obs_key, self.config.id)
+        config = self.config
+        found = entries(space, config.obs_key, config.id, config.obs_kind)
         if any(entry.name == MASK for entry in found) or self._action.leaf.is_continuous:
             return found
-        _, info = reset_result(self.config.id, self.envs[0], None)
+        _, info = reset_result(config.id, self.envs[0], None)
         return found + mask_in_info(info, self._action)
 
     def added(self, rows: np.ndarray) -> Tensors:

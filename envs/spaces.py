@@ -13,10 +13,11 @@ import torch
 from gymnasium import spaces
 
 from embodied.core.bounds import Number
-from embodied.core.build import require_allowed
+from embodied.core.build import nearest, require_allowed
 from embodied.core.env import require_finite
 from embodied.core.errors import ContractError, ContractWarning
 from embodied.core.native import (
+    Kind,
     NativeAction,
     NativeLeaf,
     NestedAction,
@@ -29,34 +30,47 @@ from embodied.core.tensors import Tensors
 from embodied.envs.process.worker.memory import flat_name, is_true
 
 Ranges = Mapping[str, tuple[Number, Number]]  # lowest and highest value, by name
+NO_KINDS: Mapping[str, Kind] = {}
 
 
-def entries(space: spaces.Space, obs_key: str, name: str) -> tuple[NativeLeaf, ...]:
-    """Every leaf of an observation space; a space without names becomes `obs_key`.
+def entries(
+    space: spaces.Space, obs_key: str, name: str, kinds: Mapping[str, Kind] = NO_KINDS
+) -> tuple[NativeLeaf, ...]:
+    """Every leaf of an observation space; a space without names becomes `obs_key`. `kinds`: of
+    those whose space does not tell it.
 
     Texts have no tensor and are left to `VecEnv.describe`. ValueError for spaces that do not fit.
     """
-    found = tuple(_walk(space, (), obs_key, name))
+    found = tuple(_walk(space, (), obs_key, name, kinds))
     if not found:
         raise ValueError(f"{name}: the observation space {space} has no part that can be a tensor")
     names = [entry.name for entry in found]
     if twice := sorted({each for each in names if names.count(each) > 1}):
         raise ValueError(f"{name}: two observations have the name {', '.join(twice)}")
+    if wrong := sorted(set(kinds) - set(names)):
+        raise ValueError(f"{name}: obs_kind.{wrong[0]} is no observation{nearest(wrong[0], names)}")
     return found
 
 
-def _walk(space: Any, path: tuple[str | int, ...], obs_key: str, name: str) -> Iterator[NativeLeaf]:
+def _walk(
+    space: Any, path: tuple[str | int, ...], obs_key: str, name: str, kinds: Mapping[str, Kind]
+) -> Iterator[NativeLeaf]:
     if isinstance(space, spaces.Dict | Mapping):
         for key, part in space.items():
-            yield from _walk(part, (*path, key), obs_key, name)
+            yield from _walk(part, (*path, key), obs_key, name, kinds)
     elif isinstance(space, spaces.Tuple):
         for place, part in enumerate(space.spaces):
-            yield from _walk(part, (*path, place), obs_key, name)
+            yield from _walk(part, (*path, place), obs_key, name, kinds)
     elif not isinstance(space, spaces.Text):
-        yield _leaf(space, flat_name(tuple(map(str, path)), obs_key), path, name)
+        named = flat_name(tuple(map(str, path)), obs_key)
+        yield _leaf(space, named, path, name, kinds.get(named))
 
 
-def _leaf(space: spaces.Space, named: str, path: tuple[str | int, ...], name: str) -> NativeLeaf:
+def _leaf(
+    space: spaces.Space, named: str, path: tuple[str | int, ...], name: str, kind: Kind | None
+) -> NativeLeaf:
+    if kind is not None and not isinstance(space, spaces.Box):
+        raise ValueError(f"{name}: obs_kind.{named}={kind}, and it is no Box but {space}")
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
         leaf = Leaf((), "int64", first, first + int(space.n) - 1)
@@ -73,7 +87,10 @@ def _leaf(space: spaces.Space, named: str, path: tuple[str | int, ...], name: st
             f"{name}: observations of type {type(space).__name__} are not supported; "
             "wrap the environment so that it returns Box, Discrete, Dict or Tuple"
         )
-    return native_leaf(named, path, space.shape, str(space.dtype), space.low, space.high)
+    try:
+        return native_leaf(named, path, space.shape, str(space.dtype), space.low, space.high, kind)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def action_of(space: spaces.Space, name: str) -> NativeAction | NestedAction:

@@ -24,7 +24,7 @@ from embodied.core.choices import Choices
 from embodied.core.device import rng_state, set_rng_state
 from embodied.core.env import HasLevels, HasUnsharedState, NotFinite, Step, VecEnv, require_finite
 from embodied.core.errors import ContractError, ContractWarning, NotApplicable, RobotError
-from embodied.core.spec import mixed_leaf
+from embodied.core.spec import hidden, mixed_leaf
 from embodied.core.tensors import Tensors, each
 from embodied.core.wrapper import Wrapper, find_protocol
 
@@ -41,6 +41,8 @@ MOST_SECONDS = 1.0
 """Time before a run that is spent on waiting for the end of an episode, s."""
 QUIET = 2_000
 """Steps of all parallel envs in which an episode should have ended."""
+MANY = 4096
+"""Numbers of an observation that is rather a picture."""
 
 
 def innermost(env: VecEnv) -> VecEnv:
@@ -185,6 +187,8 @@ class FirstSteps:
         if not step.ended.any():
             if self.steps == QUIET:
                 self.note(f"{called(self.env)}: {endless(QUIET)}")
+        elif innermost(self.env).spec.native is not None:  # its adapter resets it
+            self.done = True
         else:
             same = _change(step.obs, step.next_obs) == 0
             self._kept = step.ended & same & (change > 0)
@@ -413,7 +417,10 @@ def require_start(
     unshared = find_protocol(env, HasUnsharedState)
     if unshared is not None and (line := unshared.unshared_state()):
         note(f"{called(env)}: {line}")
-    if not is_users(env) or env.num_envs < 2:
+    if not is_users(env):
+        return
+    _note_pictures(env, note)
+    if env.num_envs < 2:
         return
     require_spec(env)
     before = rng_state()
@@ -434,6 +441,23 @@ def require_start(
         _noted(note, require_tasks, env, seed, TASK_STEPS)
         _noted(note, require_ends, env, seed, QUIET, MOST_SECONDS)
     set_rng_state(before)
+
+
+def _note_pictures(env: VecEnv, note: Callable[[str], None]) -> None:
+    """`note` the observations of so many numbers that they are rather pictures."""
+    inner = innermost(env)
+    kinds = getattr(getattr(inner, "config", None), "obs_kind", None)
+    if kinds is None and inner.spec.native is not None:
+        return  # an adapter that knows its pictures
+    for name, leaf in env.spec.obs.items():
+        told = leaf.is_picture or leaf.is_points or leaf.is_symbol or leaf.is_text or hidden(name)
+        if leaf.size <= MANY or told or name in (kinds or ()):
+            continue
+        how = 'Leaf((H, W, C), "uint8")' if kinds is None else f"env.obs_kind={{{name}: picture}}"
+        note(
+            f"{called(env)}: the observation {name} {list(leaf.shape)} is {leaf.size:,} numbers, "
+            f"and no picture: if it is one, {how}"
+        )
 
 
 def _noted(note: Callable[[str], None], check: Callable[..., None], *args: object) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ LARGEST_BOUND = 1e6  # a bound beyond it says "no limit"
 CHANNELS = (1, 3, 4)  # of a single picture
 MOST_CHANNELS = 32  # of a stack of pictures
 SMALLEST_PICTURE = 16  # pixels a side, where the type alone does not tell
+Kind = Literal["picture", "numbers"]
+"""What an array of an observation is, where its type, shape and bounds do not tell."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,14 @@ class NativeLeaf:
     dtype: str = "float32"
     axes: tuple[int, ...] = ()
     scale: float = 1.0
-    offset: int = 0
+    offset: float = 0
     in_info: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether the array is copied as it is."""
-        return not self.axes and self.scale == 1.0 and self.offset == 0
+        rounded = self.leaf.dtype == "uint8" and self.dtype != "uint8"
+        return not self.axes and self.scale == 1.0 and self.offset == 0 and not rounded
 
     def pick(self, obs: Any) -> Any:
         """This observation's array in a nested observation. KeyError, IndexError."""
@@ -75,35 +78,50 @@ class NativeLeaf:
 
 
 def native_leaf(
-    name: str, path: Sequence[str | int], shape: Sequence[int], dtype: str, low: Any, high: Any
+    name: str,
+    path: Sequence[str | int],
+    shape: Sequence[int],
+    dtype: str,
+    low: Any,
+    high: Any,
+    kind: Kind | None = None,
 ) -> NativeLeaf:
     """The leaf of an array of numbers between `low` and `high` (numpy arrays or numbers).
 
     Pictures become uint8 [H, W, C] whatever the order of their axes; stacked ones have all channels
-    of all pictures. Floats in [0, 1] count as a picture where their shape is one.
+    of all pictures. Floats in [0, 1] count as a picture where their shape is one, and whatever is
+    said to be of that `kind`, whose bounds become 0 and 255; ValueError where it cannot be one.
     """
-    shape, kind = tuple(int(size) for size in shape), np.dtype(dtype)
-    unit_range = bool(np.all(np.asarray(low) == 0) and np.all(np.asarray(high) == 1))
-    axes = picture_axes(shape, kind, unit_range)
+    shape, numbers = tuple(int(size) for size in shape), np.dtype(dtype)
+    lows, highs = (np.asarray(end, np.float64) for end in (low, high))
+    ends = float(lows.min(initial=np.inf)), float(highs.max(initial=-np.inf))
+    ends = (0.0, 255.0) if numbers == np.uint8 else ends
+    said = kind == "picture"
+    axes = None if kind == "numbers" else picture_axes(shape, numbers, ends == (0.0, 1.0), said)
+    if said and (axes is None or not ends[0] < ends[1] or max(map(abs, ends)) > LARGEST_BOUND):
+        raise ValueError(
+            f"{name} is no picture: it is {list(shape)} in [{ends[0]:g}, {ends[1]:g}], and a "
+            "picture has two axes, or three or four with channels, and finite bounds"
+        )
     if axes is None:
         leaf = Leaf(shape, "float32", bound(low), bound(high))
-        return NativeLeaf(name, tuple(path), shape, leaf, str(kind))
+        return NativeLeaf(name, tuple(path), shape, leaf, str(numbers))
     channels = math.prod(shape[axis] for axis in axes[2:])
     leaf = Leaf((shape[axes[0]], shape[axes[1]], channels), "uint8", 0, 255)
-    same = axes == (0, 1, 2)
-    scale = 255.0 if kind.kind == "f" else 1.0
-    return NativeLeaf(name, tuple(path), shape, leaf, str(kind), () if same else axes, scale)
+    order, scale = () if axes == (0, 1, 2) else axes, 255.0 / (ends[1] - ends[0])
+    return NativeLeaf(name, tuple(path), shape, leaf, str(numbers), order, scale, ends[0])
 
 
 def picture_axes(
-    shape: tuple[int, ...], dtype: np.dtype[Any], unit_range: bool
+    shape: tuple[int, ...], dtype: np.dtype[Any], unit_range: bool, said: bool = False
 ) -> tuple[int, ...] | None:
-    """The axes of rows, columns and channels of what is a picture; None for other arrays.
+    """The axes of rows, columns and channels of what is a picture, or is `said` to be one; None for
+    other arrays.
 
     A stack of pictures has two axes of channels. uint8 with three axes is always a picture: its
     channels are last, unless only the first axis could be channels.
     """
-    certain = dtype == np.uint8
+    certain = said or dtype == np.uint8
     if not certain and not (dtype.kind == "f" and unit_range):
         return None
     axes: tuple[int, ...] | None = None
@@ -121,7 +139,7 @@ def picture_axes(
     channels = math.prod(shape[axis] for axis in axes[2:])
     sides = (shape[axes[0]], shape[axes[1]])
     small = min(sides) < SMALLEST_PICTURE or channels > MOST_CHANNELS
-    return None if small and not (certain and len(shape) == 3) else axes
+    return None if small and not said and not (certain and len(shape) == 3) else axes
 
 
 def bound(values: Any) -> Bound:

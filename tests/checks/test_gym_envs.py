@@ -8,6 +8,7 @@ import pytest
 
 import embodied as em
 from embodied.cli import mistake
+from embodied.core import checkpoint
 from tests.builders import exit_of
 from tests.checks import wrong_gym_envs as wrong
 
@@ -65,6 +66,22 @@ def test_a_random_one_is_not_told_to_clamp(
     err = capsys.readouterr().err
     assert f"{wrong.__name__}:Random-v0: seed 0 gives other observations" in err
     assert err.count("\n") == 1 and "clamp" not in err, err
+
+
+def test_many_numbers_are_named_and_the_advice_makes_them_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["env=gym", f"env.id={wrong.__name__}:Bright-v0", "env.num_envs=2", "policy=gaussian"]
+    words += ["learner=sac", "size=debug", "video=false", "steps=20", "allow=[tests]"]
+    assert exit_of("train", *words, f"out={tmp_path}/numbers") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the observation state [40, 40, 3] is 4,800 numbers, and no picture: if it is" in line
+    assert (
+        exit_of("train", *words, f"out={tmp_path}/picture", line.partition("if it is one, ")[2])
+        == 0
+    )
+    assert not capsys.readouterr().err
+    assert checkpoint.load_spec(tmp_path / "picture").obs["state"].is_image
 
 
 def test_a_sound_one_is_trained_in(tmp_path: Path) -> None:

@@ -64,6 +64,15 @@ class Unseeded(Sound):
         return self.observe(), {}
 
 
+class Bright(Sound):
+    """Shows a picture whose space does not tell that it is one."""
+
+    observation_space = gym.spaces.Box(-1, 1, (40, 40, 3), np.float32)
+
+    def observe(self) -> Any:
+        return np.clip(np.full((40, 40, 3), self.place[0], np.float32), -1, 1)
+
+
 class Random(Sound):
     """Draws from a generator that no seed reaches in each step."""
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch.nn import Conv2d
 
 from embodied.core.errors import ContractError
 from embodied.core.native import Native, NestedAction, picked
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.envs.spaces import achieved, action_of, entries
+from embodied.policies.networks.encoders import Encoder
 from tests.toy_envs import batched
 
 F32, F64, I64, U8 = np.float32, np.float64, np.int64, np.uint8
@@ -106,45 +108,76 @@ def test_what_has_no_limits_says_how_to_give_them(space: spaces.Box) -> None:
     assert action_of(wrapped.action_space, "it").leaf.shape == (3,)
 
 
-PICTURES: list[tuple[tuple[int, ...], Any, Any, tuple[int, ...]]] = [
-    # shape, dtype, high, [H, W, C]
-    ((48, 32, 3), U8, 255, (48, 32, 3)),
-    ((3, 48, 32), U8, 255, (48, 32, 3)),
-    ((1, 84, 84), U8, 255, (84, 84, 1)),
-    ((4, 84, 84), U8, 255, (84, 84, 4)),
-    ((84, 84, 4), U8, 255, (84, 84, 4)),
-    ((12, 64, 64), U8, 255, (64, 64, 12)),
-    ((64, 64, 12), U8, 255, (64, 64, 12)),
-    ((2, 64, 64), U8, 255, (64, 64, 2)),
-    ((4, 64, 48, 3), U8, 255, (64, 48, 12)),
-    ((4, 3, 64, 48), U8, 255, (64, 48, 12)),
-    ((4, 64, 48, 1), U8, 255, (64, 48, 4)),
-    ((64, 48), U8, 255, (64, 48, 1)),
-    ((64, 48, 3), F32, 1, (64, 48, 3)),
-    ((3, 64, 48), F32, 1, (64, 48, 3)),
-    ((4, 64, 48, 3), F64, 1, (64, 48, 12)),
-    ((64, 48), F32, 1, (64, 48, 1)),
+PICTURES: list[tuple[tuple[int, ...], Any, float, float, str]] = [
+    # shape, dtype, low, high, axes: height, width, channels, pictures of a stack
+    ((48, 32, 3), U8, 0, 255, "hwc"),
+    ((3, 48, 32), U8, 0, 255, "chw"),
+    ((3, 64, 3), U8, 0, 255, "hwc"),
+    ((1, 84, 84), U8, 0, 255, "chw"),
+    ((4, 84, 84), U8, 0, 255, "chw"),
+    ((84, 84, 4), U8, 0, 255, "hwc"),
+    ((12, 64, 64), U8, 0, 255, "chw"),
+    ((64, 64, 12), U8, 0, 255, "hwc"),
+    ((2, 64, 64), U8, 0, 255, "chw"),
+    ((4, 64, 64, 3), U8, 0, 255, "shwc"),
+    ((4, 3, 64, 48), U8, 0, 255, "schw"),
+    ((4, 64, 48, 1), U8, 0, 255, "shwc"),
+    ((64, 48), U8, 0, 255, "hw"),
+    ((64, 48, 3), F32, 0, 1, "hwc"),
+    ((3, 64, 48), F32, 0, 1, "chw"),
+    ((4, 64, 48, 3), F64, 0, 1, "shwc"),
+    ((64, 48), F32, 0, 1, "hw"),
+    # said to be one
+    ((64, 48, 3), F32, -1, 1, "hwc"),
+    ((3, 84, 84), F64, -0.5, 0.5, "chw"),
+    ((64, 48, 3), F32, 0, 255, "hwc"),
+    ((32, 32, 1), np.uint16, 0, 65535, "hwc"),
+    ((9, 12), I64, -3, 4, "hw"),
 ]
 
 
-@pytest.mark.parametrize(("shape", "dtype", "high", "seen"), PICTURES)
+@pytest.mark.parametrize(("shape", "dtype", "low", "high", "axes"), PICTURES)
 def test_a_pixel_is_found_again(
-    shape: tuple[int, ...], dtype: Any, high: Any, seen: tuple[int, ...]
+    shape: tuple[int, ...], dtype: Any, low: float, high: float, axes: str
 ) -> None:
-    (entry,) = entries(box(0, high, shape, dtype), "state", "it")
+    space = box(low, high, shape, dtype)
+    told = dtype == U8 or (low, high) == (0, 1)
+    (entry,) = entries(space, "state", "it", {} if told else {"state": "picture"})
+    size = dict(zip(axes, shape, strict=True))
+    seen = (size["h"], size["w"], size.get("s", 1) * size.get("c", 1))
     assert entry.leaf.is_image and entry.leaf.shape == seen
+    convolutions = [m for m in Encoder({"state": entry.leaf}).modules() if isinstance(m, Conv2d)]
+    assert convolutions and convolutions[0].in_channels == seen[2]
     random = np.random.default_rng(0)
     for _ in range(20):
-        given = np.zeros(shape, dtype)
+        dark = np.full(shape, low, dtype)
         place = tuple(random.integers(size) for size in shape)
+        given = dark.copy()
         given[place] = high
         picture = entry.converted(given)
         assert picture.dtype == U8 and np.count_nonzero(picture) == 1
-        assert np.array_equal(entry.converted(np.stack([given, 0 * given]))[0], picture)
-        row, column, channel = (int(index[0]) for index in np.nonzero(picture))
-        assert picture[row, column, channel] == 255
-        sides = [size for size in place]
-        assert row in sides and column in sides and channel < seen[2]
+        assert np.array_equal(entry.converted(np.stack([given, dark]))[0], picture)
+        at = dict(zip(axes, place, strict=True))
+        channel = at.get("s", 0) * size.get("c", 1) + at.get("c", 0)
+        assert picture[at["h"], at["w"], channel] == 255
+    native = Native((entry,), action_of(spaces.Discrete(2), "it"))
+    assert Native.of(Spec.from_json(json.loads(json.dumps(native.spec(0.1).to_json())))) == native
+
+
+@pytest.mark.parametrize(
+    ("space", "kinds", "line"),
+    [
+        (box(-1, 1, (7,)), {"state": "picture"}, r"state is no picture: it is \[7\] in \[-1, 1\]"),
+        (box(-np.inf, np.inf, (64, 48, 3)), {"state": "picture"}, "and finite bounds"),
+        (box(-1, 1), {"stat": "picture"}, r'obs_kind.stat is no observation.*"state"'),
+        (spaces.Discrete(3), {"state": "numbers"}, r"it is no Box but Discrete\(3\)"),
+    ],
+)
+def test_what_cannot_be_of_its_kind_is_one_line(space: Any, kinds: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        entries(space, "state", "it", kinds)
+    (entry,) = entries(box(0, 255, (9, 9, 3), U8), "state", "it", {"state": "numbers"})
+    assert entry.leaf == Leaf((9, 9, 3), "float32", 0.0, 255.0)
 
 
 NUMBERS: list[spaces.Space[Any]] = [
