@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -152,30 +152,32 @@ FIXED = 3  # observations of a fingerprint
 NEAR = 0.01  # of the largest answer: what other kernels and precisions may change
 
 
-def fingerprint(policy: Policy) -> list[float] | None:
-    """The first and last actions of `policy` for three fixed observations and noises, rounded; None
-    if it does not answer the same twice."""
+def fixed_request(policy: Policy) -> tuple[Tensors, Tensor]:
+    """The observations and noises of a fingerprint, always the same."""
     with forked(SEED):
         obs = {name: leaf.sample(FIXED) for name, leaf in visible(policy.spec).items()}
-        noise = policy.sample_noise(FIXED)
-    said = [policy.act(obs, policy.initial(FIXED), noise)[0].float() for _ in range(2)]
-    ends = [each[:, (0, -1)].flatten() for each in said]
-    if (ends[0] - ends[1]).abs().max() > NEAR * _size(ends[0]):
-        return None
-    return [float(f"{value:.6g}") for value in ends[0].tolist()]
+        return obs, policy.sample_noise(FIXED)
 
 
-def require_fingerprint(policy: Policy, wanted: tuple[float, ...], url: str) -> None:
-    """ConfigError if `policy` does not answer as one with the fingerprint `wanted`."""
-    found = fingerprint(policy)
-    expected = torch.tensor(wanted)
-    if found is not None and len(found) == len(wanted):
-        apart = (torch.tensor(found) - expected).abs().max()
-        if apart <= NEAR * _size(expected):
-            return
-    raise ConfigError(
-        f"{url} serves another policy than this run was trained with: its answers to "
-        f"{FIXED} fixed observations are others. Serve that one, or start a new run"
+def fingerprint(actions: Tensor) -> list[float]:
+    """The first and last actions of `actions` [n, chunk, *shape], rounded."""
+    ends = actions[:, (0, -1)].flatten().float()
+    return [float(f"{value:.6g}") for value in ends.tolist()]
+
+
+def require_fingerprint(found: Sequence[float] | None, wanted: Sequence[float], url: str) -> None:
+    """ConfigError if a server with the fingerprint `found` is not that with `wanted`."""
+    if found is None or not alike(torch.tensor(found), torch.tensor(wanted)):
+        raise ConfigError(
+            f"{url} serves another policy than this run was trained with: its answers to "
+            f"{FIXED} fixed observations are others. Serve that one, or start a new run"
+        )
+
+
+def alike(found: Tensor, expected: Tensor) -> bool:
+    """Whether two answers are those of one policy."""
+    return found.shape == expected.shape and bool(
+        (found - expected).abs().max() <= NEAR * _size(expected)
     )
 
 

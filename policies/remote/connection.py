@@ -6,8 +6,8 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
 from embodied.core.build import ConfigError
@@ -15,13 +15,17 @@ from embodied.core.errors import RemoteError, ServerLost
 from embodied.serve.access import find_token
 from embodied.serve.protocol import Message, Offer, RequestError
 
+if TYPE_CHECKING:
+    from embodied.serve.client import Client
+
 PAUSE = 0.5  # s, between two tries to reach a server that is lost
 
 
 class Connection:
     """`ask` sends requests again after a loss: a server keeps nothing between two of them, so none
     counts twice. `wait`: s to wait for a lost server (0: raise ServerLost at once). Copies of a
-    policy share one connection: make it with `to`."""
+    policy share one connection: make it with `to`. `same` tells of a server that is back whether it
+    is the former one, where its offer does not."""
 
     known: ClassVar[WeakValueDictionary[tuple[Any, ...], Connection]] = WeakValueDictionary()
 
@@ -45,6 +49,7 @@ class Connection:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self.offer = self._open()
+        self.same: Callable[[Client], bool] | None = None
 
     def ask(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The answers to `messages`. ServerLost if the server stays away; RemoteError if it refuses
@@ -67,15 +72,25 @@ class Connection:
 
     def _ask(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         if self._client is None:
-            offer = self._open()
-            if _identity(offer) != _identity(self.offer):
-                self._close()
-                raise RemoteError(
-                    f"{self.url} serves another policy than before: serve the former one again"
-                )
+            self._open_again()
         assert self._client is not None
         try:
             return self._client.request_many(messages)
+        except RemoteError:
+            self._close()
+            raise
+
+    def _open_again(self) -> None:
+        """Connect to a server that was lost; RemoteError if it serves another policy now."""
+        offer = self._open()
+        assert self._client is not None
+        try:
+            if _identity(offer) != _identity(self.offer) or (
+                self.same is not None and not self.same(self._client)
+            ):
+                raise RemoteError(
+                    f"{self.url} serves another policy than before: serve the former one again"
+                )
         except RemoteError:
             self._close()
             raise

@@ -71,8 +71,9 @@ class RemotePolicy(Policy):
         self.noise_shape = (0,) if self.offer.noise is None else self.offer.noise
         self.noise_steps = self.offer.noise_steps
         self.chunk = self._probed_chunk()
-        if config.fingerprint is not None:
-            checks.require_fingerprint(self, config.fingerprint, config.url)
+        self._fingerprint: list[float] | None = None
+        if self.offer.policy is None or config.fingerprint is not None:
+            self._identify()
 
     @property
     def node(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -80,21 +81,41 @@ class RemotePolicy(Policy):
         answers to fixed observations and noise, if it answers the same twice."""
         if self.offer.policy is not None:
             return {**self._node, "policy_hash": self.offer.policy}
-        return {**self._node, "fingerprint": self._fingerprint}
+        return {**self._node, "fingerprint": self._known_by}
 
     @cached_property
-    def _fingerprint(self) -> list[float] | None:
-        if self.config.fingerprint is not None:
-            return list(self.config.fingerprint)
-        found = checks.fingerprint(self)
-        if found is None:
+    def _known_by(self) -> list[float] | None:
+        """The fingerprint; where there is none, a line says so, once."""
+        if self._fingerprint is None:
             print(
                 f"embodied: {self.config.url} does not say which policy it serves, and does not "
                 "answer the same twice: a run that uses it cannot tell another one",
                 file=sys.stderr,
                 flush=True,
             )
-        return found
+        return self._fingerprint
+
+    def _identify(self) -> None:
+        """Learn what a server without a hash answers to fixed observations and noise, by which it
+        is known again. ConfigError if that is not what the run was trained with."""
+        obs, noise = checks.fixed_request(self)
+        carry = _arrays(self.translation.carry_there(self.initial(checks.FIXED)))
+        messages = self._messages(obs, {"carry": carry}, noise)
+        batch, wanted, url = self.offer.batch, self.config.fingerprint, self.config.url
+
+        def actions(answers: list[dict[str, Any]]) -> Tensor:
+            return _tensor(_joined(answers, batch, url).get("actions"))
+
+        first, again = (actions(self.connection.ask(messages)) for _ in range(2))
+        if checks.alike(again, first):
+            self._fingerprint = checks.fingerprint(self._actions(first))
+        if wanted is not None:
+            checks.require_fingerprint(self._fingerprint, wanted, url)
+            self._fingerprint = list(wanted)  # which does not drift from run to run
+        if self._fingerprint is not None:
+            self.connection.same = lambda client: checks.alike(
+                actions(client.request_many(messages)), first
+            )
 
     @node.setter
     def node(self, value: Mapping[str, Any]) -> None:
@@ -143,23 +164,21 @@ class RemotePolicy(Policy):
 
     def _ask(self, obs: Tensors, extra: dict[str, Any], noise: Tensor | None) -> dict[str, Any]:
         """One answer for all rows, whatever the server can take at once."""
+        answers = self.connection.ask(self._messages(obs, extra, noise))
+        return _joined(answers, self.offer.batch, self.config.url)
+
+    def _messages(
+        self, obs: Tensors, extra: dict[str, Any], noise: Tensor | None
+    ) -> list[dict[str, Any]]:
+        """One request for all rows, or one for each."""
         n = length(obs)
         sent = self.translation.observations(obs)
-        chosen = noise is not None and self.offer.noise is not None
-        if chosen:
-            sent[NOISE] = cast(Tensor, noise).detach().cpu().float().numpy()
+        if noise is not None and self.offer.noise is not None:
+            sent[NOISE] = noise.detach().cpu().float().numpy()
         text = self.translation.text()
         if self.offer.batch:
-            return self.connection.ask([{**sent, **text, OURS: {"batch": n, **extra}}])[0]
-        rows = [{**{k: v[i] for k, v in sent.items()}, **text} for i in range(n)]
-        answers = self.connection.ask(rows)
-        try:
-            return {"actions": np.stack([np.asarray(each["actions"]) for each in answers])}
-        except (KeyError, ValueError) as error:
-            raise RemoteError(
-                f"{self.config.url} is no server of actions: it answered "
-                f"{', '.join(map(str, answers[0]))[:200]}"
-            ) from error
+            return [{**sent, **text, OURS: {"batch": n, **extra}}]
+        return [{**{k: v[i] for k, v in sent.items()}, **text} for i in range(n)]
 
     def _actions(self, there: Any) -> Tensor:
         """Actions [n, chunk, *shape] of this spec; RemoteError for any others."""
@@ -195,6 +214,18 @@ class RemotePolicy(Policy):
                 "execute=N to execute only the first N of them"
             )
         return chunk
+
+
+def _joined(answers: list[dict[str, Any]], batch: bool, url: str) -> dict[str, Any]:
+    """The answer to a `batch`, or the actions of one answer for each row; RemoteError."""
+    if batch:
+        return answers[0]
+    try:
+        return {"actions": np.stack([np.asarray(each["actions"]) for each in answers])}
+    except (KeyError, ValueError) as error:
+        raise RemoteError(
+            f"{url} is no server of actions: it answered {', '.join(map(str, answers[0]))[:200]}"
+        ) from error
 
 
 def _arrays(carry: Tensors) -> dict[str, np.ndarray[Any, Any]]:

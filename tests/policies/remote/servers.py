@@ -29,14 +29,29 @@ def free_port() -> int:
         return wire.getsockname()[1]
 
 
-class Process:
-    """`embodied serve RUN` in a process of its own."""
+WITHOUT_HASH = """
+import sys, threading
+from dataclasses import replace
+from embodied.core import checkpoint
+from embodied.serve.policy_service import PolicyService
+from embodied.serve.server import Server
+service = PolicyService(checkpoint.load_policy(sys.argv[1]))
+service.offer = replace(service.offer, policy=None)
+with Server(service, port=int(sys.argv[2])):
+    threading.Event().wait()
+"""
 
-    def __init__(self, run: Path, port: int, token: Path) -> None:
+
+class Process:
+    """`embodied serve RUN` in a process of its own; or, not `hashed`, a server without a token that
+    does not say the hash of its policy."""
+
+    def __init__(self, run: Path, port: int, token: Path, hashed: bool = True) -> None:
         self.url, self.token = f"ws://127.0.0.1:{port}", token
-        words = [str(run), f"port={port}", f"token_file={token}", "device=cpu"]
+        served = ["-m", "embodied.cli", "serve", str(run), f"port={port}", f"token_file={token}"]
+        bare = ["-c", WITHOUT_HASH, str(run), str(port)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "embodied.cli", "serve", *words],
+            [sys.executable, *([*served, "device=cpu"] if hashed else bare)],
             stdout=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )

@@ -27,7 +27,7 @@ from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
 from tests.builders import node_of
-from tests.policies.remote.servers import stock
+from tests.policies.remote.servers import Process, free_port, stock
 
 ACT = Leaf((2,), low=-1.0, high=1.0, names=("x", "y"))
 SPEC = Spec({"state": Leaf((3,), unit="m"), "critic/mass": Leaf((1,))}, ACT, dt=0.1, text="go")
@@ -287,6 +287,38 @@ def test_a_base_without_a_hash_is_known_by_its_answers(
         there = remote_policy(url, SPEC, **STOCK)
         assert there.node["fingerprint"] is None
         assert "cannot tell another one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_a_server_that_is_back_with_another_policy_is_refused(
+    hashed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the middle of a run and started again: with the same weights it goes on, with 1.3
+    times the weights it does not, although it says no hash."""
+    policy, port, token = policy_of("flow"), free_port(), tmp_path / "token"
+    first = checkpoint.save(tmp_path / "0", policy, 0)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight *= 1.3
+    other = checkpoint.save(tmp_path / "1", policy, 0)
+    server = Process(first, port, token, hashed).ready()
+    try:
+        if hashed:
+            monkeypatch.setenv("EMBODIED_TOKEN", token.read_text().strip())
+        there = remote_policy(server.url, SPEC)
+        assert ("policy_hash" in there.node) == hashed != ("fingerprint" in there.node)
+        obs, noise = observations(SPEC, 2), torch.randn(2, 8)
+        acted = there.act(obs, {}, noise)[0]
+        for run, same in ((first, True), (other, False)):
+            server.kill()
+            server = Process(run, port, token, hashed)
+            if same:
+                assert torch.equal(there.act(obs, {}, noise)[0], acted)
+            for _ in range(0 if same else 2):
+                with pytest.raises(RemoteError, match="serves another policy than before"):
+                    there.act(obs, {}, noise)
+    finally:
+        server.kill()
 
 
 def test_a_server_that_promises_noise_and_ignores_it_is_found_out() -> None:
