@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -204,6 +204,36 @@ def test_what_lerobot_recorded_is_read(tmp_path: Path) -> None:
     assert found.spec.dt == pytest.approx(0.05) and found.texts == ("do 0", "do 1", "do 2")
     with pytest.raises(DatasetError, match="recorded by LeRobot"):
         EpisodeWriter(tmp_path, RICH)
+
+
+@pytest.mark.parametrize(
+    ("file", "missing"),
+    [(lambda e: e, ()), (lambda e: e // 4, (0, 7, 21)), (lambda e: e % 3, (5,))],
+    ids=["40 files", "missing episodes", "episodes in turns"],
+)
+def test_rows_are_those_of_their_episode_in_whatever_file(
+    tmp_path: Path, file: Callable[[int], int], missing: tuple[int, ...]
+) -> None:
+    """`file` says where each of 40 episodes is; of the `missing` ones only their rows are left."""
+    write(tmp_path, STATE, range(40))
+    (whole,) = (tmp_path / "data").rglob("*.parquet")
+    (lines,) = (tmp_path / "meta" / "episodes").rglob("*.parquet")
+    data, index, info = pq.read_table(whole), pq.read_table(lines), info_of(tmp_path)
+    owner = np.array([file(e) for e in data["episode_index"].to_pylist()])
+    for number in set(owner.tolist()):
+        part = data.take(np.flatnonzero(owner == number))
+        pq.write_table(part, whole.with_name(f"file-{number:03d}.parquet"))
+    kept = [e for e in range(40) if e not in missing]
+    index = index.take(kept)
+    at = index.column_names.index("data/file_index")
+    index = index.set_column(at, "data/file_index", pa.array([file(e) for e in kept], pa.int64()))
+    pq.write_table(index, lines)
+    info |= {"total_episodes": len(kept), "total_frames": int(sum(index["length"].to_pylist()))}
+    (tmp_path / "meta" / "info.json").write_text(json.dumps(info))
+    found = read_episodes(tmp_path)
+    assert len(found) == len(kept)
+    for place, number in enumerate(kept):
+        require_equal(found.episode(place), episode(STATE, number))
 
 
 def test_films_are_joined_frame_by_frame(tmp_path: Path) -> None:

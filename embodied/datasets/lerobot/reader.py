@@ -259,6 +259,10 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
         if (counts[number[here] - low] != length[here]).any():
             raise damaged(name, "it holds fewer or more steps than meta/episodes lists")
         tables.append(table)
+    owner = np.concatenate([table["episode_index"].to_numpy() for table in tables])
+    if (np.diff(owner) < 0).any():  # episodes whose files take turns
+        whole = pa.concat_tables(tables, promote_options="default")
+        tables = [whole.take(np.argsort(owner, kind="stable"))]
     return tables
 
 
