@@ -3,6 +3,8 @@ policies of either are the same."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: E402
 
 from embodied.commands.eval import evaluate_run  # noqa: E402
 from embodied.commands.train import train  # noqa: E402
+from embodied.core import checkpoint  # noqa: E402
 from embodied.core.build import build  # noqa: E402
 from embodied.core.env import VecEnv  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
@@ -29,6 +32,7 @@ from embodied.datasets.collect import play  # noqa: E402
 from embodied.datasets.lerobot.pictures import LazyPictures  # noqa: E402
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
 from embodied.datasets.transitions import Dataset, chunks  # noqa: E402
+from tests.adopt.checkpoints import embodied  # noqa: E402
 from tests.builders import node_of, recorded  # noqa: E402
 from tests.interop.datasets import FPS, H, W, action, picture, state, write_with_lerobot  # noqa: E402
 
@@ -139,7 +143,7 @@ def test_we_read_what_lerobot_wrote(codec: str | None, tmp_path: Path) -> None:
 def our_dataset(folder: Path, images: Any) -> None:
     frame = Leaf((H, W, 3), "uint8", 0, 255)
     spec = Spec(
-        obs={"state": Leaf((3,)), "top": frame, "side": frame},
+        obs={"state": Leaf((3,)), "top": frame, "side": frame, "privileged/mass": Leaf((1,))},
         act=Leaf((2,), low=-1.0, high=1.0),
         dt=1 / FPS,
         text="push the block",
@@ -151,6 +155,7 @@ def our_dataset(folder: Path, images: Any) -> None:
             states = np.stack([state(number, t) for t in range(length + 1)])
             acts = np.stack([action(number, t) / 200 for t in range(length)])
             seen = {"top": tops, "side": sides, "state": states}
+            seen["privileged/mass"] = np.ones((length + 1, 1), np.float32)
             obs = {name: torch.from_numpy(value) for name, value in seen.items()}
             writer.add(recorded(obs, torch.from_numpy(acts)))
 
@@ -172,3 +177,22 @@ def test_lerobot_reads_what_we_wrote(images: str, tmp_path: Path) -> None:
             assert (shown - ours.steps[f"obs/{name}"][row].float()).abs().max() <= 1
     last = theirs[sum(LENGTHS) - 1]
     assert last["action_is_pad"].tolist() == [False, True, True]
+
+
+def test_lerobot_trains_on_what_we_wrote_and_its_policy_comes_back(tmp_path: Path) -> None:
+    """ACT of two cameras; what policies do not see is none of its inputs."""
+    our_dataset(tmp_path / "ours", "mp4")
+    words = [f"--dataset.root={tmp_path / 'ours'}", "--dataset.repo_id=me/ours", "--steps=2"]
+    words += ["--policy.type=act", "--policy.device=cpu", "--policy.push_to_hub=false"]
+    words += ["--policy.pretrained_backbone_weights=null", "--policy.chunk_size=4"]
+    words += ["--policy.n_action_steps=4", "--batch_size=2", "--num_workers=0", "--save_freq=2"]
+    words += ["--policy.dim_model=32", "--policy.dim_feedforward=32", "--policy.n_heads=2"]
+    command = [sys.executable, "-m", "lerobot.scripts.lerobot_train", *words]
+    done = subprocess.run(
+        [*command, f"--output_dir={tmp_path / 'out'}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (weights,) = (tmp_path / "out").glob("checkpoints/000002/pretrained_model")
+    embodied("adopt", str(weights), f"fps={FPS}", f"out={tmp_path / 'run'}")
+    spec = checkpoint.load_policy(tmp_path / "run").spec
+    assert set(spec.obs) == {"state", "top", "side"} and spec.act.size == 2

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from embodied.datasets.lerobot.reader import read_episodes
 from tests.interop.adversary import environment, installed, record
 from tests.interop.limits_watch import LimitsWatch
 
@@ -56,6 +59,34 @@ def test_lost_packets_do_not_end_a_session(plugins: Path, tmp_path: Path) -> Non
     assert not watch.latched
     info = json.loads((tmp_path / "dataset" / "meta" / "info.json").read_text())
     assert info["total_episodes"] == 2
+
+
+def test_its_other_commands_take_the_robot_and_the_recording(plugins: Path, tmp_path: Path) -> None:
+    """Replay, teleoperation, calibration and the editing of datasets; no process is left."""
+    calm = ("--teleop.calm=true", "--teleop.low=0", "--teleop.high=30")
+    words = record("so101_sim", 3, 20, tmp_path, teleop=calm, episodes=2)
+    run(words, plugins, tmp_path)
+    robot, teleop, dataset, kept = (
+        [word for word in words if word.startswith("--robot")],
+        [word for word in words if word.startswith("--teleop")],
+        *(tmp_path / name for name in ("dataset", "kept")),
+    )
+    recorded = [f"--dataset.root={dataset}", "--dataset.repo_id=test/adversary", "--dataset.fps=20"]
+    edited = [f"--root={dataset}", "--repo_id=test/adversary", f"--new_root={kept}"]
+    edited += ["--new_repo_id=test/kept", "--operation.type=delete_episodes"]
+    for command, more in {
+        "replay": [*robot, *recorded, "--dataset.episode=0", "--play_sounds=false"],
+        "teleoperate": [*robot, *teleop, "--fps=20", "--teleop_time_s=2"],
+        "calibrate": robot,
+        "edit_dataset": [*edited, "--operation.episode_indices=[0]"],
+    }.items():
+        script = f"lerobot.scripts.lerobot_{command}"
+        run([sys.executable, "-m", script, *more], plugins, tmp_path)
+    whole, rest = read_episodes(dataset), read_episodes(kept)
+    assert len(rest) == 1
+    assert torch.equal(rest.episode(0)["obs/state"], whole.episode(1)["obs/state"])
+    lines = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [line for line in lines if str(tmp_path).encode() in line]
 
 
 def test_a_fault_ends_it_with_the_reason(plugins: Path, tmp_path: Path) -> None:
