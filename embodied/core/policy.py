@@ -141,7 +141,10 @@ class PolicyWrapper(Policy):
         ConfigError if the wrapper needs one and it is None, or takes none and it is given.
         """
         if inner is not None:
-            raise ConfigError(f"{cls.__name__} trains the base policy itself: policy=null")
+            raise ConfigError(
+                f"{cls.__name__} trains the base policy itself, by another method than this "
+                "experiment's: policy=null learner=NAME, or an experiment of that method"
+            )
         return cls.build_around(base, node)
 
     @classmethod

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, Positive
-from embodied.core.build import Node, build
+from embodied.core.build import Node, build, resolve
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -59,7 +59,8 @@ class NoisyDiffusion(chain.DenoisingMDP):
             self.register_buffer(name, value, persistent=False)
 
     def inside(self, config: Config, base: Node) -> Policy:
-        steps = {} if config.steps is None else {"steps": config.steps}
+        denoises = hasattr(resolve(base["_target_"], Policy), "ddim_steps")  # others are refused
+        steps = {"steps": config.steps} if denoises and config.steps is not None else {}
         node = {
             "_target_": "embodied.policies.denoising_mdp.partial_finetune.PartialFinetune",
             "base": {**base, **steps},

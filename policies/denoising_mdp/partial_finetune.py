@@ -43,8 +43,8 @@ class PartialFinetune(ObservesHistory):
         base, tuned = (build(config.base, Policy, spec=spec) for _ in range(2))
         if not isinstance(base, Denoises):
             raise ConfigError(
-                "only the denoising steps of a diffusion policy (init=RUN) can be fine-tuned, not "
-                f"{type(base).__name__}"
+                "only the denoising steps of a diffusion policy (init=RUN, trained with env=) can "
+                f"be fine-tuned, not {type(base).__name__}"
             )
         self.spec = spec
         self.chunk = base.chunk

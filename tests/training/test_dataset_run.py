@@ -196,6 +196,11 @@ def test_the_run_is_a_base_for_reinforcement_learning(
     assert policy.spec.act.high == 1.0
     with pytest.raises(SpecMismatch, match="mapping=FILE"):
         train(["experiment=two_gap_dsrl", f"init={cloned}", f"out={tmp_path / 'no'}"])
+    own = (*words[1:], f"out={tmp_path / 'no'}")
+    with pytest.raises(ConfigError, match=r"trained with env=\) can be fine-tuned, not Mapped"):
+        train(["experiment=two_gap_dppo", *own])
+    with pytest.raises(ConfigError, match=r"by another method .* or an experiment of that method"):
+        train([words[0], "finetune=dppo", *own])
 
 
 def wrong(tmp_path: Path, text: str) -> Path:
