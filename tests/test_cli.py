@@ -393,6 +393,10 @@ def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path:
     (tmp_path / "other" / "run.yaml").write_text(settings)
     both = embodied("eval", run, tmp_path / "other")
     assert both.code == 2 and f"{tmp_path / 'other'} in Gym CartPole-v1" in both.err
+    assert both.err.endswith("or name an environment for all: env=NAME\n")
+    few = ("env=pendulum", "episodes=3", "num_envs=3")
+    assert embodied("eval", run, tmp_path / "other", *few).code == 0
+    (run / "evaluations.jsonl").unlink()
     wrong = embodied("resume", run, "policy=flow")
     assert wrong.code == 2 and "policy cannot be chosen here" in wrong.err
     outcome = embodied("eval", run, f"{run}/checkpoints/00000240", "episodes=3", "num_envs=3")

@@ -238,19 +238,21 @@ def rollout(
     """
     policy = agent.policy if isinstance(agent, Agent) else agent
     made = _several(env, num_envs)
-    actor = Actor(policy.eval(), made.num_envs)
-    obs, first = made.reset(seed), torch.ones(made.num_envs, dtype=torch.bool)
     rows: list[dict[str, Tensor]] = []
-    for _ in range(steps):
-        action = actor(obs, first)
-        step = made.step(action)
-        row = {f"obs/{name}": value for name, value in obs.items()}
-        row |= {f"next_obs/{name}": value for name, value in step.next_obs.items()}
-        ends = {"terminated": step.terminated, "truncated": step.truncated}
-        rows.append({**row, "action": action, "reward": step.reward, **ends, **step.log})
-        obs, first = step.obs, step.ended
-    if made is not env:
-        made.close()
+    try:
+        actor = Actor(policy.eval(), made.num_envs)
+        obs, first = made.reset(seed), torch.ones(made.num_envs, dtype=torch.bool)
+        for _ in range(steps):
+            action = actor(obs, first)
+            step = made.step(action)
+            row = {f"obs/{name}": value for name, value in obs.items()}
+            row |= {f"next_obs/{name}": value for name, value in step.next_obs.items()}
+            ends = {"terminated": step.terminated, "truncated": step.truncated}
+            rows.append({**row, "action": action, "reward": step.reward, **ends, **step.log})
+            obs, first = step.obs, step.ended
+    finally:
+        if made is not env:
+            made.close()
     named = {name: value for row in rows for name, value in row.items()}  # some come late
     nothing = {name: torch.zeros_like(value) for name, value in named.items()}
     return {name: torch.stack([(nothing | row)[name] for row in rows]) for name in named}

@@ -257,13 +257,28 @@ def test_states_that_the_policy_does_not_read_are_left_out(
     assert torch.equal(found, plain.act(obs, {}, noise)[0])
 
 
-def test_given_back_in_the_units_of_the_checkpoint(tmp_path: Path) -> None:
-    """Observations of here are 0.5 there + 0.25, and actions of 1 here 0.5 there."""
-    folder = resized("act_numbers", tmp_path / "lerobot", {STATE: 2, "action": 2})
+def with_one_state(folder: Path) -> Path:
+    """An ACT checkpoint for env=two_gap whose only input is the state."""
+    resized("act_numbers", folder, {STATE: 2, "action": 2})
     config = json.loads((folder / "config.json").read_text())
     del config["input_features"][ENV]
     (folder / "config.json").write_text(json.dumps(config))
-    random_weights(folder)
+    return random_weights(folder)
+
+
+def test_elements_are_matched_where_the_policy_runs(tmp_path: Path) -> None:
+    folder, names = with_one_state(tmp_path / "lerobot"), tmp_path / "names.yaml"
+    names.write_text("action: {low: [-1, -1], high: [1, 1], elements: [y, x]}\n")
+    where, out = ("env=two_gap", f"mapping={names}"), f"out={tmp_path / 'run'}"
+    line = refused(str(folder), *where, out)
+    assert "adopt it without env=, and give the mapping to the command that runs it" in line
+    embodied("adopt", str(folder), "fps=10", out)
+    embodied("eval", str(tmp_path / "run"), *where, "episodes=2", "num_envs=2")
+
+
+def test_given_back_in_the_units_of_the_checkpoint(tmp_path: Path) -> None:
+    """Observations of here are 0.5 there + 0.25, and actions of 1 here 0.5 there."""
+    folder = with_one_state(tmp_path / "lerobot")
     state = f"{{name: {STATE}, scale: 0.5, offset: 0.25}}"
     names = tmp_path / "names.yaml"
     names.write_text(f"obs: {{state: {state}}}\naction: {{low: [-0.5, -0.5], high: [0.5, 0.5]}}\n")

@@ -168,9 +168,12 @@ def test_a_simulator_of_one_instance_is_enough(tmp_path: Path) -> None:
         assert all(row.get("train/length", 20) == 20 for row in rows), "no episode was cut"
     assert len(em.evaluate(made, env, episodes=2, num_envs=1).returns) == 2
     assert env.open and Counted.made == before
-    with pytest.raises(ConfigError, match=r"eval.shared .* has 2 parallel .*: eval.num_envs=2"):
-        shared = {"eval.shared": True, "eval.num_envs": 1, "env.num_envs": 2}
-        em.train(env=env, learner="ppo", out=str(tmp_path / "two"), **shared, **SMALL)
+    shared = {"eval.shared": True, "eval.num_envs": 1, "env.num_envs": 2}
+    with pytest.raises(ConfigError, match=r"eval.shared .* has 2 parallel ") as told:
+        em.train(env=Counted, learner="ppo", out=str(tmp_path / "two"), **shared, **SMALL)
+    word = str(told.value).rpartition(": ")[2].split("=")
+    two = {**shared, word[0]: int(word[1])}
+    em.train(env=Counted, learner="ppo", out=str(tmp_path / "two"), **two, **SMALL)
 
 
 class Tasked(Counted):
@@ -247,16 +250,36 @@ def test_an_environment_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPa
             return obs, reward, False, False, info
 
     monkeypatch.setattr(evaluate, "LONGEST", 300)
-    policy = em.make_policy("gaussian", em.make_env(Endless))
-    with pytest.raises(ContractError, match="no episode has ended in 300 steps: give"):
-        em.evaluate(em.Agent(policy), Endless, episodes=1)
+    agent = em.Agent(em.make_policy("gaussian", em.make_env(Endless)))
+    with pytest.raises(ContractError, match="no episode has ended in 300 steps: give") as told:
+        em.evaluate(agent, Endless, episodes=1)
+    word, _, code = str(told.value).partition("time limit, ")[2].partition(" (in Python: ")
+    limited = eval(code[:-1], {"gymnasium": gymnasium, "env": Endless(), "N": 20})
+    assert word == "env.horizon=N"
+    for env in (limited, em.make_env(Endless, horizon=20)):
+        assert em.evaluate(agent, env, episodes=1).lengths.tolist() == [20]
 
 
 def test_an_object_that_cannot_be_copied_asks_for_a_function() -> None:
     env = Slide()
     env.handle = (each for each in ())  # generators refuse
-    with pytest.raises(ConfigError, match="give a function that makes it, env=lambda: MyEnv"):
+    with pytest.raises(ConfigError, match=r"function .* env=lambda: MyEnv.*alone: num_envs=1"):
         em.make_env(env, num_envs=2)
+    assert em.make_env(lambda: Slide(), num_envs=2).num_envs == 2
+    assert em.make_env(env, num_envs=1).reset(0)["state"].shape == (1, 2)
+
+
+def test_what_only_the_last_step_says_is_false_before() -> None:
+    class Told(Slide):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            obs, reward, over, late, _ = super().step(action)
+            return obs, reward, over, late, {"is_success": True} if late else {}
+
+    policy = em.make_policy("gaussian", em.make_env(Told))
+    played = em.rollout(policy, Told, steps=25)
+    assert played["success"].flatten().tolist() == [False] * 19 + [True] + [False] * 5
+    won = em.evaluate(em.Agent(policy), Told, episodes=2).success
+    assert won is not None and won.tolist() == [True, True]
 
 
 def test_a_torch_module_is_a_policy(tmp_path: Path) -> None:
@@ -334,6 +357,8 @@ def test_an_address_where_a_run_can_be(tmp_path: Path, monkeypatch: pytest.Monke
         assert np.array_equal(acted[0], acted[1]) and np.array_equal(acted[0], acted[2])
         with pytest.raises(ConfigError, match="name the environment"):
             em.evaluate(server.url)
+        with pytest.raises(ConfigError, match="leave module out"):
+            em.load(server.url, module=nn.Linear(2, 2))
         inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
         node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
         steered = em.save(Dsrl.wrap(agents[0].policy, node, inner), tmp_path / "steered")

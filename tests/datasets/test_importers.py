@@ -15,6 +15,7 @@ import torch
 from gymnasium.spaces.utils import flatten
 from minari.data_collector import EpisodeBuffer
 
+import embodied as em
 from embodied.commands.train import train
 from embodied.core.native import Native
 from embodied.core.spec import Leaf, require_same
@@ -98,17 +99,17 @@ def test_robomimic_without_successors_keeps_only_true_ones(tmp_path: Path) -> No
 
 
 def test_actions_beyond_one_are_clipped_and_counted_and_others_unchanged(tmp_path: Path) -> None:
-    demos = robomimic_file(tmp_path / "a.hdf5", scale=3.0)
+    demos = robomimic_file(tmp_path / "a.hdf5", scale=40.0)
     action = np.concatenate([demo["action"] for demo in demos])
     beyond = np.abs(action[:, 1]) > 1
     clipped = convert("robomimic", tmp_path / "a.hdf5", tmp_path / "out", images="png").clipped
     ours = read_episodes(tmp_path / "out")
     same(ours.steps["action"], action.clip(-1, 1))
-    assert clipped == beyond.sum() > 10
+    assert clipped == beyond.sum() > 10 and np.abs(action).max() > 30
     assert sum(info.get("clipped_actions", 0) for info in ours.info) == clipped
-    wide = Bounds((-1.0, -3.0), (1.0, 3.0))
+    wide = Bounds((-1.0, -40.0), (1.0, 40.0))
     convert("robomimic", tmp_path / "a.hdf5", tmp_path / "wide", images="png", bounds=wide)
-    same(read_episodes(tmp_path / "wide").steps["action"], action / [1.0, 3.0])
+    same(read_episodes(tmp_path / "wide").steps["action"], action / [1.0, 40.0])
     with pytest.raises(DatasetError, match="actions have 2 elements, --low has 1 numbers"):
         convert("robomimic", tmp_path / "a.hdf5", tmp_path / "x", bounds=Bounds((-1.0,), (1.0,)))
 
@@ -164,10 +165,11 @@ def test_maniskills_controllers_tell_what_an_action_means(tmp_path: Path) -> Non
     actions = np.concatenate(
         [one["action"] for one in maniskill_file(file, True, mode="pd_joint_pos", reach=2.3)]
     )
-    with pytest.raises(DatasetError, match=r"actions of pd_joint_pos have bounds.*--low and"):
+    with pytest.raises(DatasetError, match=r"bounds of their own.*: --low and --high \(env"):
         convert("maniskill", file, tmp_path / "joints")
     bounds = Bounds((-2.5,) * 7, (2.8,) * 7)
-    assert convert("maniskill", file, tmp_path / "joints", bounds=bounds).clipped == 0
+    words = ["--low", *bounds.low, "--high", *bounds.high]
+    assert exit_of("demos", "convert", "maniskill", file, tmp_path / "joints", *words) == 0
     kept = read_episodes(tmp_path / "joints").steps["action"]
     assert np.abs(bounds.action((7,), "it").native(kept) - actions).max() < 1e-6
 
@@ -423,8 +425,8 @@ def written_by_minari(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
 def test_a_minari_dataset_fits_the_environment_that_it_is_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Same Spec, every observation as the adapter converts it, every action back as it was; and a
-    run of the environment trains on it without a mapping."""
+    """Same Spec, every observation as the adapter converts it, every action back as it was; a run
+    trains on it without a mapping, and its agent takes what `env.reset` gave."""
     episodes = written_by_minari(tmp_path / "minari", number, monkeypatch)
     convert("minari", tmp_path / "minari/own/foreign-v0", tmp_path / "out", images="png")
     ours = read_episodes(tmp_path / "out")
@@ -448,7 +450,12 @@ def test_a_minari_dataset_fits_the_environment_that_it_is_of(
     words = ["env=gym", "env.id=Foreign-v0", f"env.kwargs.number={number}", "learner=imitate"]
     words += [f"demos={tmp_path / 'out'}", f"out={tmp_path / 'run'}", "steps=2", "eval_every=null"]
     policy = "categorical" if native.act.discrete else "flow"
-    train([*words, f"policy={policy}", "learner.batch_size=4"])
+    agent = em.load(train([*words, f"policy={policy}", "learner.batch_size=4"]))
+    own = gymnasium.make("Foreign-v0", number=number)
+    assert agent.predict(own.reset()[0]) in own.action_space
+    agent.reset()
+    acted = agent.predict(stacked([own.reset()[0] for _ in range(3)]))
+    assert len(acted) == 3 and all(np.asarray(each) in own.action_space for each in acted)
 
 
 def test_an_episode_with_one_observation_too_few_is_named(

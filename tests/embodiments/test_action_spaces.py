@@ -81,6 +81,7 @@ def test_bad_settings_say_what_to_type() -> None:
     for make, match in (
         (lambda: JointPosition(JointConfig(low=(0.0, 1.0))), "low has 2 numbers, fr3 has 7 joints"),
         (lambda: JointConfig(action="deg", low=(0.0,) * 7), "action=normalized"),
+        (lambda: JointConfig(hand_values=(0.0, 100.0)), "go with action=rad or action=deg"),
         (lambda: PoseConfig(low=(0.5, 0.0, 0.0), high=(0.4, 1.0, 1.0)), "low must be below high"),
         (lambda: controller_node("joint_positions", "fr3", 0.05), "did you mean"),
         (lambda: controller_node("cartesian_pose", "/mine/arm.yaml", 0.05), "box of your arm"),

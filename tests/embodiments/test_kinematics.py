@@ -181,17 +181,38 @@ def coupled(path: Path, arm: str = "", finger: str = "") -> Path:
     return path
 
 
-def test_coupled_joints_are_a_hand_and_no_arm(tmp_path: Path) -> None:
-    """MuJoCo drops `mimic` in silence."""
-    path = coupled(tmp_path / "a.urdf", finger='<mimic joint="left" multiplier="1"/>')
+MJCF = """
+<mujoco><worldbody><body name="shoulder_link"><joint name="shoulder" range="0 1.5"/>
+  <geom size="0.1"/><body name="elbow_link"><joint name="elbow" range="0 1.5"/><geom size="0.1"/>
+    <body><joint name="left" type="slide" range="0 0.04"/><geom size="0.1"/></body>
+    <body><joint name="right" type="slide" range="0 0.04"/><geom size="0.1"/></body>
+  </body></body></worldbody>
+  <equality><joint joint1="{}" joint2="{}"/></equality></mujoco>"""
+
+
+@pytest.mark.parametrize("kind", ["urdf", "xml"])
+def test_coupled_joints_are_a_hand_and_no_arm(kind: str, tmp_path: Path) -> None:
+    """MuJoCo drops `mimic` in silence; an MJCF has equalities of joints."""
+    path = tmp_path / f"a.{kind}"
+    if kind == "urdf":
+        coupled(path, finger='<mimic joint="left" multiplier="1"/>')
+    else:
+        path.write_text(MJCF.format("right", "left"))
     mj = compile_spec(read_spec(path), path)
     one, both = (read_hand(path, mj, names, None) for names in (["left"], ["left", "right"]))
     assert one == both and one.open == pytest.approx(0.08) and one.joints == ("left", "right")
-    assert len(read_arm(path, mj, find_route(mj, tip="elbow_link")).joints) == 2
-    path = coupled(tmp_path / "b.urdf", arm='<mimic joint="shoulder" multiplier="-1"/>')
+    assert len(read_arm(path, mj, find_route(mj, tip="elbow_link"), velocity=[1.0]).joints) == 2
+    path = tmp_path / f"b.{kind}"
+    if kind == "urdf":
+        coupled(path, arm='<mimic joint="shoulder" multiplier="-1"/>')
+    else:
+        path.write_text(MJCF.format("elbow", "shoulder"))
     mj = compile_spec(read_spec(path), path)
-    with pytest.raises(ConfigError, match=r"joint elbow is coupled to shoulder in b\.urdf, and"):
+    line = rf"joint elbow is coupled to shoulder in b\.{kind}, and .* end the chain before it, tip="
+    with pytest.raises(ConfigError, match=line):
         read_arm(path, mj, find_route(mj, tip="elbow_link"))
+    shorter = find_route(mj, tip="shoulder_link")
+    assert len(read_arm(path, mj, shorter, velocity=[1.0]).joints) == 1
 
 
 def test_base_and_tip_are_a_choice() -> None:

@@ -11,11 +11,14 @@ import torch
 from gymnasium import spaces
 
 import embodied as em
+from embodied.core import tensors
 from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.env_contract import require_masked_reset, require_start, require_tasks
 from embodied.core.errors import ContractError
 from embodied.envs.gym import Config, Gym
 from embodied.envs.spaces import row_noise
+from embodied.training.collector import Collector
+from tests.builders import make_policy
 
 
 class Counter(gymnasium.Env):
@@ -142,6 +145,43 @@ def test_ended_rows_begin_again_and_keep_their_true_successor() -> None:
     assert step.terminated.tolist() == [True, False]
     assert step.truncated.tolist() == [False, False], "terminated wins over truncated"
     assert step.log["success"].tolist() == [True, False]
+
+
+class Ten(gymnasium.Env):
+    """Counts to 10, where an episode ends by the clock, by itself, or by both at once."""
+
+    observation_space = spaces.Box(0.0, 10.0, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, ends: str) -> None:
+        self.ends = ends
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.count += 1
+        over, late = (self.count == 10 and end in self.ends for end in ("task", "time"))
+        return np.array([self.count], np.float32), 1.0, over, late, {}
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, gymnasium.wrappers.Autoreset])
+@pytest.mark.parametrize(("ends", "last"), [("time", 0.9), ("task", 0), ("task and time", 0)])
+def test_what_ends_an_episode_decides_what_comes_after_it(
+    ends: str, last: float, wrap: Any
+) -> None:
+    """A task that has ended has no future, a clock cuts nothing off; the successor is the true
+    last observation, also where a wrapper of Gymnasium begins episodes itself."""
+    env = em.make_env(lambda: wrap(Ten(ends)), num_envs=2)
+    collector = Collector(env, make_policy("random.Random", env.spec), 0.9)
+    rows = tensors.cat([collector.step()[0] for _ in range(25)])
+    seen, after = (rows[key].flatten().tolist() for key in ("obs/state", "next_obs/state"))
+    assert seen == [i % 10 for i in range(25) for _ in range(2)]
+    assert after == [i + 1 for i in seen]
+    ended = torch.tensor(seen) == 9
+    assert rows["discount"].tolist() == torch.where(ended, last, 0.9).tolist()
 
 
 class Docks(Counter):

@@ -256,3 +256,6 @@ def test_a_file_that_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "goal.png").write_text("not a picture")
     with pytest.raises(ConfigError, match="is not an image"):
         made_goal(goal=str(tmp_path / "goal.png"))
+    (tmp_path / "goal.png").write_bytes(encode_png(torch.full((8, 8, 1), 0.3)))  # in mm, 16 bits
+    with pytest.raises(ConfigError, match="16 bits a colour: save it with 8"):
+        made_goal(goal=str(tmp_path / "goal.png"))

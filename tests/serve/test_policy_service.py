@@ -240,12 +240,17 @@ def test_what_cannot_be_answered_is_one_line(request_: dict[str, Any], line: str
 
 def test_pictures_are_not_rounded_silently() -> None:
     spec = Spec({"front": Leaf((8, 8, 3), "uint8")}, ACT, dt=0.1)
-    gaussian = service(GAUSSIAN, spec)
-    picture = np.full((8, 8, 3), 7)
-    assert gaussian.infer({"front": picture})["actions"].shape == (1, 2)
-    for wrong in (picture / 255, picture + 300, picture - 300):
+    gaussian, noise = service(GAUSSIAN, spec), np.zeros(2)
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3))
+    wanted = gaussian.infer({"front": picture.astype(np.uint8), "noise": noise})["actions"]
+    assert np.array_equal(gaussian.infer({"front": picture, "noise": noise})["actions"], wanted)
+    floats = (picture / 255, picture.astype(float), picture * np.nan)
+    for wrong in (*floats, picture + 300, picture - 300):
         with pytest.raises(RequestError, match="should be uint8"):
             gaussian.infer({"front": wrong})
+    for other in (picture.transpose(2, 0, 1), picture[::2, ::2], picture[None]):
+        with pytest.raises(RequestError, match=r"should have the shape \[8, 8, 3\]"):
+            gaussian.infer({"front": other})
 
 
 def test_names_that_the_protocol_needs_are_refused() -> None:

@@ -101,6 +101,33 @@ def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
     resumed(node, 120)
 
 
+EXTENDED = {
+    "sac": {},
+    "td3": {
+        "policy": node_of("policies.deterministic.Deterministic", hidden=[32, 32]),
+        "learner": node_of("learners.off_policy.td3.Td3", hidden=[32, 32], batch_size=32),
+    },
+    "ppo": {
+        "policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[16]),
+        "learner": node_of("learners.on_policy.ppo.Ppo", horizon=25, batch_size=50, epochs=2),
+        "data": "on_policy",
+    },
+}
+
+
+@pytest.mark.parametrize("learner", EXTENDED)
+def test_a_run_that_is_extended_is_the_one_that_was_longer_from_the_start(
+    learner: str, tmp_path: Path
+) -> None:
+    """600 steps, resumed to 1,200: no schedule or count begins again."""
+    long, short = (settings(tmp_path / name, **EXTENDED[learner]) for name in ("long", "short"))
+    run(long | {"steps": 1200})
+    run(short | {"steps": 600})
+    run(short | {"steps": 1200, "resume": short["out"]})
+    assert step_of(tmp_path / "short") == 1200
+    assert same(weights(tmp_path / "long"), weights(tmp_path / "short"))
+
+
 class Tired(Reach):
     """A robot that gives up in its 60th step, once, where nobody has mended it."""
 
