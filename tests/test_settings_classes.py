@@ -196,7 +196,8 @@ def test_run_yaml_holds_every_setting(experiment: str) -> None:
 def test_nonsense_is_refused_in_one_line() -> None:
     for word, says in (
         ("learner.gamma=99", "learner.gamma=99 should be at least 0, at most 1"),
-        ("learner.actor_lr=-1", "learner.actor_lr=-1 should be above 0"),
+        ("learner.actor_lr=-1", "learner.actor_lr=-1 should be above 0, at most 1"),
+        ("learner.critic_lr=1000", "learner.critic_lr=1000 should be above 0, at most 1"),
         ("learner.tau=5", "learner.tau=5 should be above 0, at most 1"),
         ("learner.hidden=[0]", "learner.hidden=0 should be at least 1"),
         ("data.demo_fraction=2", "data.demo_fraction=2 should be at least 0, at most 1"),

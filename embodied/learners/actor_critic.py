@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, Fraction, NonNegative, Positive, PositiveFraction
+from embodied.core.bounds import Count, Fraction, Positive, PositiveFraction
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
@@ -35,15 +35,15 @@ class OffPolicyConfig(Acceleration):
     gamma: Fraction = 0.99  # discount per environment step
     n_step: Count = 1  # decisions of an n-step return
     tau: PositiveFraction = 0.005  # step of the target networks towards the trained ones
-    actor_lr: Positive = 3e-4  # Adam's learning rate of the policy
-    critic_lr: Positive = 3e-4  # Adam's learning rate of the critics
+    actor_lr: PositiveFraction = 3e-4  # Adam's learning rate of the policy
+    critic_lr: PositiveFraction = 3e-4  # Adam's learning rate of the critics
 
 
 @dataclass(frozen=True)
 class TemperatureConfig:
     """The temperature of maximum-entropy methods."""
 
-    temperature_lr: NonNegative = 3e-4  # Adam's learning rate of log alpha; 0: alpha stays
+    temperature_lr: Fraction = 3e-4  # Adam's learning rate of log alpha; 0: alpha stays
     initial_temperature: Positive = 1.0  # alpha at the start, in units of the reward
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Bound, Count, NonNegative, Positive
+from embodied.core.bounds import Bound, Count, NonNegative, PositiveFraction
 from embodied.core.build import ConfigError, nearest
 from embodied.core.choices import Choices
 from embodied.core.spec import Leaf, Spec
@@ -45,7 +45,7 @@ class Config:
     hidden: tuple[Count, ...] = (200, 200, 200, 200)  # units of the hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "silu"  # of the hidden layers
     obs: tuple[str, ...] | None = None  # observations that are predicted; null: all
-    lr: Positive = 1e-3  # Adam's learning rate
+    lr: PositiveFraction = 1e-3  # Adam's learning rate
     weight_decay: NonNegative = 1e-5  # L2 penalty, as part of the gradient
     batch_size: Count = 256  # transitions per update and network
     held_out: Annotated[float, Bound(above=0.0, high=0.5)] = 0.1  # share of episodes held out

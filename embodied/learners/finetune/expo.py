@@ -49,8 +49,8 @@ class Config(OffPolicyConfig, TemperatureConfig):
     utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
     subset: Count = 2  # of the policy's critics, drawn at random for each minimum
     base_tau: PositiveFraction = 0.001  # step of the acting base towards the trained one
-    base_lr: Positive = 3e-4  # Adam's learning rate of the base policy
-    actor_lr: Positive = 3e-4  # Adam's learning rate of the edit policy
+    base_lr: PositiveFraction = 3e-4  # Adam's learning rate of the base policy
+    actor_lr: PositiveFraction = 3e-4  # Adam's learning rate of the edit policy
     initial_temperature: Positive = 0.01  # alpha at the start, in units of the reward
     target_entropy: Number = -0.5  # of an edit in units of its scale, per action element
 

@@ -11,7 +11,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
+from embodied.core.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -34,8 +41,8 @@ class Config(ppo.Config):
     epochs: Count = 5  # passes over a batch
     batch_size: Count = 512  # decisions (dppo: denoising steps) per minibatch
     clip: Positive = 0.01  # eps: largest change of the probability ratio that is rewarded
-    lr: Positive = 1e-4  # Adam's learning rate of the policy
-    critic_lr: NonNegative = 1e-3  # Adam's learning rate of the value function; 0: the policy's
+    lr: PositiveFraction = 1e-4  # Adam's learning rate of the policy
+    critic_lr: Fraction = 1e-3  # Adam's learning rate of the value function; 0: the policy's
     grad_clip: NonNegative = 25.0  # largest norm of the gradient; 0: no limit
     advantage: Literal["minibatch", "batch", "raw"] = "batch"  # where it is normalised
     scale_rewards: bool = True  # divide rewards by the running std of the discounted return

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import distributed
-from embodied.core.bounds import Count, Fraction, Positive
+from embodied.core.bounds import Count, Fraction, PositiveFraction
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -28,7 +28,7 @@ class Config:
     """Settings of HG-DAgger."""
 
     batch_size: Count = 256  # transitions per update
-    lr: Positive = 1e-3  # Adam's learning rate
+    lr: PositiveFraction = 1e-3  # Adam's learning rate
     gamma: Fraction = 0.99  # discount of the logged rewards; nothing is learned from them
 
 

@@ -44,7 +44,6 @@ from embodied.core.bounds import (
     Fraction,
     NonNegative,
     Number,
-    Positive,
     PositiveFraction,
 )
 from embodied.core.build import ConfigError, build
@@ -93,8 +92,8 @@ class Config:
     reflex_start: CountOrZero = 500  # updates before the reflex can act
     risk_gamma: Between0And1 = 0.5  # discount of the risk per decision
     risk_tau: PositiveFraction = 0.005  # step of the safety critic's target network
-    risk_lr: Positive = 3e-4  # Adam's learning rate of the safety critic
-    recovery_lr: Positive = 3e-4  # Adam's learning rate of the recovery policy
+    risk_lr: PositiveFraction = 3e-4  # Adam's learning rate of the safety critic
+    recovery_lr: PositiveFraction = 3e-4  # Adam's learning rate of the recovery policy
     violation_fraction: Between0And1 = 0.1  # of the safety critic's batch, from the violations
     violation_buffer: Annotated[int, Bound(NEWEST)] = 2048  # newest violations that are kept
     calibrated: bool = False  # train the risk, and so `threshold`, to be a probability

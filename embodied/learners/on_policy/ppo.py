@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import distributed
-from embodied.core.bounds import Count, Fraction, NonNegative, Positive
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -63,8 +63,8 @@ class Config(Acceleration):
     value_clip: NonNegative = 0.0  # largest change of a value; 0: no limit
     value_weight: NonNegative = 0.5  # weight of the value function's loss
     entropy: NonNegative = 0.0  # weight of the entropy bonus
-    lr: Positive = 3e-4  # Adam's learning rate of the policy
-    critic_lr: NonNegative = 0.0  # Adam's learning rate of the value function; 0: as the policy's
+    lr: PositiveFraction = 3e-4  # Adam's learning rate of the policy
+    critic_lr: Fraction = 0.0  # Adam's learning rate of the value function; 0: as the policy's
     schedule: Schedule = "constant"  # of the learning rates; "adaptive": KL near `target_kl`
     target_kl: Positive = 0.01  # KL divergence of an update, for schedule=adaptive
     stop_kl: NonNegative = 0.0  # KL divergence above which no more epochs follow; 0: all epochs

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
+from embodied.core.bounds import Count, CountOrZero, Fraction, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -40,7 +40,7 @@ class CloneConfig(ppo.Config):
 
     bc_steps: CountOrZero = 5  # BC steps after each update
     bc_decay: Fraction = 0.0  # share of the run over which they decay to 0; 0: no decay
-    bc_lr: NonNegative = 0.0  # Adam's learning rate of BC; 0: PPO's
+    bc_lr: Fraction = 0.0  # Adam's learning rate of BC; 0: PPO's
     bc_batch_size: Count = 256  # decisions per BC step
 
 
@@ -81,7 +81,7 @@ class Config(CloneConfig):
 
     bc_pretrain_steps: CountOrZero = 1000  # BC steps before PPO
     critic_warmup: CountOrZero = 5  # updates after these that train the value function only
-    bc_lr: Positive = 1e-3  # Adam's learning rate of BC
+    bc_lr: PositiveFraction = 1e-3  # Adam's learning rate of BC
     bc_batch_size: Count = 256  # action chunks per BC step
 
 

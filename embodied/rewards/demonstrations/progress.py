@@ -35,7 +35,15 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, Positive
+from embodied.core.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Number,
+    Positive,
+    PositiveFraction,
+)
 from embodied.core.device import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -164,7 +172,7 @@ class FitConfig:
 
     updates: Count = 1000  # gradient steps of the fit
     batch_size: Count = 256  # pairs of frames per gradient step
-    lr: Positive = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
+    lr: PositiveFraction = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
     zero: Fraction = 0.05  # fraction of pairs of a frame with itself, of progress 0
     cross: Fraction = 0.5  # fraction of pairs of two episodes
     swap: Fraction = 0.75  # fraction of pairs with start and goal from another episode

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 
 from embodied.buffers.weighted import Weights
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, Positive
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.device import forked
 from embodied.core.env import VecEnv
@@ -132,7 +132,7 @@ class FitConfig:
 
     updates: Count = 2000  # gradient steps of the fit
     batch_size: Count = 256  # windows per gradient step
-    lr: Positive = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
+    lr: PositiveFraction = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
     rewind: Fraction = 0.5  # fraction of windows that are rewound; 0: an ablation
     mismatch: Fraction = 0.25  # fraction of windows of mismatched episodes, if there are any
     noise: NonNegative = 0.1  # noise on features, standard deviations

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count, Fraction, Number, Positive
+from embodied.core.bounds import Count, Fraction, Number, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.device import forked
@@ -42,7 +42,7 @@ class IcmConfig:
     hidden: tuple[Count, ...] = (256,)  # units of the hidden layers
     features: Count = 32  # size of phi
     beta: Fraction = 0.2  # weight of the forward model's loss
-    lr: Positive = 1e-3  # Adam's learning rate
+    lr: PositiveFraction = 1e-3  # Adam's learning rate
     batch_size: Count = 256  # transitions per gradient step
     memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all
 

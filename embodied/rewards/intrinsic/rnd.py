@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, NonNegative, Number, PositiveFraction
+from embodied.core.bounds import Count, Fraction, Number, PositiveFraction
 from embodied.core.device import forked
 from embodied.core.env import Step
 from embodied.core.remembered import Remembered
@@ -40,7 +40,7 @@ class RndConfig:
     leaves: tuple[str, ...] | None = None  # observations whose novelty counts; null: the policy's
     hidden: tuple[Count, ...] = (256, 256)  # units of the predictor's hidden layers
     features: Count = 64  # outputs of both networks
-    lr: NonNegative = 1e-4  # Adam's learning rate; 0: the predictor stays as it is
+    lr: Fraction = 1e-4  # Adam's learning rate; 0: the predictor stays as it is
     batch_size: Count = 256  # transitions per gradient step
     share: PositiveFraction = 1.0  # fraction of a batch to train on; lower with many parallel envs
     memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all

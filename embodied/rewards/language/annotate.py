@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count, NonNegative, Number, Positive
+from embodied.core.bounds import Count, NonNegative, Number, PositiveFraction
 from embodied.core.build import ConfigError, Node
 from embodied.core.device import forked
 from embodied.core.env import Step, VecEnv
@@ -398,7 +398,7 @@ class Config:
     room: Count = 1000  # size of the queue; the oldest captions are dropped
     synchronous: bool = False  # label in the training thread: slow, but exactly reproducible
     steps: Count = 32  # gradient steps of the network after new labels
-    lr: Positive = 1e-3  # Adam's learning rate of the network
+    lr: PositiveFraction = 1e-3  # Adam's learning rate of the network
     learn_batch: Count = 64  # labels per gradient step of the network
 
 

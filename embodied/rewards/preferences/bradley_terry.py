@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count, Fraction, NonNegative, Positive
+from embodied.core.bounds import Count, Fraction, NonNegative, PositiveFraction
 from embodied.core.device import forked
 from embodied.core.remembered import Remembered
 from embodied.core.spec import Leaf
@@ -37,7 +37,7 @@ class FitConfig:
     epochs: Count = 50  # largest number of passes over all pairs
     enough: Fraction = 0.97  # training accuracy above which a fit ends
     batch: Count = 64  # pairs per gradient step
-    rate: Positive = 3e-4  # Adam's learning rate
+    rate: PositiveFraction = 3e-4  # Adam's learning rate
     decay: NonNegative = 0.0  # Adam's weight decay
     fresh: bool = True  # reinitialise with every set of labels; else wrong labels are memorised
 

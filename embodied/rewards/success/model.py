@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Positive
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, PositiveFraction
 from embodied.core.build import ConfigError, parse
 from embodied.core.device import forked
 from embodied.core.spec import Leaf
@@ -59,7 +59,7 @@ class Training:
     channels: tuple[Count, ...] = (16, 32, 32)  # channels of the CNN
     updates: Count = 600  # gradient steps of the first version
     batch_size: Annotated[int, Bound(2)] = 64  # frames per gradient step, half of them positives
-    lr: Positive = 1e-3  # AdamW's learning rate
+    lr: PositiveFraction = 1e-3  # AdamW's learning rate
     shift: CountOrZero = 2  # largest shift of images, pixels
     last: Count = 1  # last frames of a successful episode that are positives
     margin: CountOrZero = 1  # frames before these that are skipped

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from embodied.core.bounds import Bound, Count, NonNegative, Positive
+from embodied.core.bounds import Bound, Count, NonNegative, Positive, PositiveFraction
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
 from embodied.teachers.levels.regret import (
@@ -55,7 +55,7 @@ class AutoencoderSettings:
     pool: Count = 20_000  # random levels to train on
     steps: Count = 2_000  # gradient steps
     batch: Count = 64  # levels per gradient step
-    lr: Positive = 2e-3  # Adam's learning rate
+    lr: PositiveFraction = 2e-3  # Adam's learning rate
     latent: Count = 16  # size of z
     embedding: Count = 32  # size of a token's embedding
     reader: Count = 64  # units of the encoder's GRU, in each direction
@@ -163,7 +163,7 @@ class ClutrConfig(Config):
     """Settings of CLUTR; those after `autoencoder` are of the adversary's PPO."""
 
     autoencoder: AutoencoderSettings = field(default_factory=AutoencoderSettings)  # of the levels
-    lr: Positive = 1e-2  # Adam's learning rate
+    lr: PositiveFraction = 1e-2  # Adam's learning rate
     epochs: Count = 5  # gradient steps per round
     clip: Positive = 0.2  # PPO's clip range of the probability ratio
     entropy: NonNegative = 0.01  # weight of the entropy bonus

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, Fraction, NonNegative, Positive
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
@@ -66,7 +66,7 @@ class Grammar:
 class Settings:
     """PPO settings of the level generator."""
 
-    lr: Positive = 1e-3  # Adam's learning rate
+    lr: PositiveFraction = 1e-3  # Adam's learning rate
     epochs: Count = 5  # gradient steps on the whole batch
     gamma: Fraction = 0.995  # discount per token
     lam: Fraction = 0.95  # lambda of GAE

@@ -15,13 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import (
-    Count,
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    Positive,
-)
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
@@ -46,7 +40,7 @@ class GoalGanConfig(teacher.Config):
     every: Count = 100  # labelled goals between trainings
     iterations: Count = 250  # gradient steps of a training
     batch: Count = 64  # goals per gradient step
-    lr: Positive = 1e-3  # RMSprop's learning rate
+    lr: PositiveFraction = 1e-3  # RMSprop's learning rate
     old: Fraction = 0.2  # share of goals from the good ones so far
     random: Fraction = 0.1  # share of uniform goals
     noise: NonNegative = 0.01  # standard deviation of noise on the other goals

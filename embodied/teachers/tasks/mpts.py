@@ -22,7 +22,7 @@ from embodied.core.bounds import (
     Fraction,
     NonNegative,
     Number,
-    Positive,
+    PositiveFraction,
 )
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
@@ -44,7 +44,7 @@ class MptsConfig(teacher.Config):
     weights: tuple[Number, Number] = (1.0, 5.0)  # gamma0, gamma1: of mean and standard deviation
     draws: Count = 50  # predictions of which these are computed
     steps: Count = 10  # gradient steps on each batch of finished episodes
-    lr: Positive = 5e-3  # Adam's learning rate
+    lr: PositiveFraction = 5e-3  # Adam's learning rate
     beta: NonNegative = 1e-4  # weight of the KL term
     warmup: CountOrZero = 160  # first episodes, with uniform tasks
     width: Count = 10  # units of the hidden layers, and size of z

@@ -25,15 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from embodied.core.bounds import (
-    Bound,
-    Count,
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-)
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, PositiveFraction
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
@@ -143,7 +135,7 @@ class SetterSolverConfig(teacher.Config):
     steps: Count = 50  # gradient steps of both networks per update
     batch: Count = 64  # episodes per gradient step
     memory: Count = 2_000  # newest episodes that are trained on
-    lr: Positive = 3e-4  # Adam's learning rate
+    lr: PositiveFraction = 3e-4  # Adam's learning rate
     random: Fraction = 0.1  # share of goals that are uniform over the box
     rarest: Annotated[float, Bound(above=0.0, below=0.5)] = 0.05  # feasibilities: this to 1 - this
     noise: NonNegative = 0.01  # e, noise on goals of successful episodes
