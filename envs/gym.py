@@ -21,11 +21,7 @@ from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.env import GoalSpace, StateRoles, Step, VecEnv
 from embodied.core.errors import ContractError
-<<<<<<< HEAD
 from embodied.core.native import OBJECT_PREFIX, Kind, Native, NativeLeaf, together
-=======
-from embodied.core.native import OBJECT_PREFIX, Kind, Native, NativeLeaf
->>>>>>> b_audit
 from embodied.core.spec import MASK, Leaf
 from embodied.core.tensors import Tensors
 

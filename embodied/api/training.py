@@ -250,11 +250,7 @@ def rollout(
     made = _several(env, num_envs)
     rows: list[dict[str, Tensor]] = []
     try:
-<<<<<<< HEAD
         actor = Actor(with_task(policy.eval(), task, made.spec), made.num_envs)
-=======
-        actor = Actor(policy.eval(), made.num_envs)
->>>>>>> b_audit
         obs, first = made.reset(seed), torch.ones(made.num_envs, dtype=torch.bool)
         for _ in range(steps):
             action = actor(obs, first)

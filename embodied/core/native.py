@@ -124,7 +124,6 @@ def native_leaf(
     leaf = Leaf((shape[axes[0]], shape[axes[1]], channels), "uint8", 0, 255)
     order, scale = () if axes == (0, 1, 2) else axes, 255.0 / (ends[1] - ends[0])
     return NativeLeaf(name, tuple(path), shape, leaf, str(numbers), order, scale, ends[0])
-<<<<<<< HEAD
 
 
 def discrete_leaf(
@@ -142,8 +141,6 @@ def discrete_leaf(
     highs = tuple(float(last - first) for last in np.ravel(high))
     leaf = Leaf(shape, "int64", 0, highs, SYMBOL)
     return NativeLeaf(name, tuple(path), shape, leaf, "int64", offset=first)
-=======
->>>>>>> b_audit
 
 
 def picture_axes(

@@ -13,11 +13,7 @@ from gymnasium import spaces
 from torch.nn import Conv2d
 
 from embodied.core.errors import ContractError
-<<<<<<< HEAD
 from embodied.core.native import Native, picked
-=======
-from embodied.core.native import Native, NestedAction, picked
->>>>>>> b_audit
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.spaces import achieved, action_of, entries
 from embodied.policies.networks.encoders import Encoder
@@ -160,10 +156,7 @@ def test_a_pixel_is_found_again(
         picture = entry.converted(given)
         assert picture.dtype == U8 and np.count_nonzero(picture) == 1
         assert np.array_equal(entry.converted(np.stack([given, dark]))[0], picture)
-<<<<<<< HEAD
         assert np.array_equal(entry.restored(picture[None])[0], given)
-=======
->>>>>>> b_audit
         at = dict(zip(axes, place, strict=True))
         channel = at.get("s", 0) * size.get("c", 1) + at.get("c", 0)
         assert picture[at["h"], at["w"], channel] == 255

@@ -34,9 +34,7 @@ class Config:
     """Settings of behaviour cloning."""
 
     batch_size: Count = 256  # action chunks per update
-    lr: PositiveFraction = (
-        1e-3  # AdamW's learning rate; decays along a cosine to a tenth over the run
-    )
+    lr: PositiveFraction = 1e-3  # AdamW's learning rate; a cosine to a tenth of it over the run
     weight_decay: NonNegative = 1e-6  # of AdamW
     ema: Annotated[float, Bound(0.0, below=1.0)] = 0.995  # decay of the moving average; 0: none
     grad_clip: Positive = 10.0  # largest norm of the gradient
