@@ -114,7 +114,7 @@ def test_every_adapter_has_one_rule_of_names(path: tuple[str, ...], name: str) -
     """Gymnasium and EnvPool; another process; ManiSkill, which joins names by _; mjlab's groups."""
     box = nested(path, spaces.Box(-1, 1, (2,), np.float32), spaces.Dict)
     assert [entry.name for entry in entries(box, "alone", "")] == [name]
-    assert [*gymnasium_rows._parts(box, ())] == [name if path else "state"]
+    assert [*gymnasium_rows._parts(box)] == [name if path else "state"]
     if not path:
         return
     (shown,) = observations.flat(nested(path, torch.zeros(1, 2)))
