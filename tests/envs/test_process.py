@@ -100,7 +100,7 @@ class Still(gymnasium.Env):
 
 def test_it_describes_an_environment_as_the_adapter_of_this_process() -> None:
     """Spaces, names, paths and bounds; only a picture's bounds may be left out."""
-    pictures = [spaces.Box(0, high, shape, kind) for shape, kind, high, _ in PICTURES]
+    pictures = [spaces.Box(low, high, shape, kind) for shape, kind, low, high, _ in PICTURES]
     ends = [spaces.Box(-np.arange(1, 4.0), np.arange(3.0)), spaces.Tuple([spaces.Discrete(2)] * 2)]
     seen, acts = [*NUMBERS, *pictures, *ends], cycle(ACTIONS)
     masked = spaces.Dict({"action_mask": spaces.MultiBinary((3, 4))}), spaces.MultiDiscrete([3, 4])
