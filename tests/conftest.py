@@ -81,8 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays until the end: collections of garbage, which go through all else,
-    take a quarter of the time."""
+    """What is there now stays until the end: collections of garbage need not go through it."""
     gc.collect()
     gc.freeze()
 
