@@ -34,7 +34,8 @@ from embodied.datasets.mapping import (
     require_names,
     said,
 )
-from embodied.policies.abilities import HasDataRanges, with_real_time_chunking
+from embodied.policies.abilities import HasDataRanges
+from embodied.policies.wrappers.translated import Translated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Config:
     mapping: Node  # settings of a mapping file, with the range of its actions
 
 
-class Mapped(Policy):
+class Mapped(Translated):
     """`spec` is that of here; noise, carry and chunk are the base's. Observations of here that the
     base does not see are ignored."""
 
@@ -92,20 +93,12 @@ class Mapped(Policy):
             made["action"] = permuted(self.action.to_unit(found["action"]), self.order)
         return made
 
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        self.chunk = self.base.chunk  # some policies replan every step outside of training
-        return self
-
     def initial(self, n: int) -> Tensors:
         """The base's carry, with past observations by the names and in the units of here."""
         carry = self.base.initial(n)
         past = under(carry, "history")
         known = [name for name in self.names if self.mapping.source(name).name in past]
         return {**_without_history(carry), **nest(self.mapping.obs_here(past, known), "history")}
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return self.base.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         """Actions [n, chunk, A] of here, and the base's carry."""
@@ -133,15 +126,8 @@ class Mapped(Policy):
     def fit(self, rows: Tensors) -> None:
         """Nothing: the base keeps the normalisers that it was trained with."""
 
-    def inference_policy(self) -> Policy:
-        return self._around(self.base.inference_policy())
-
-    def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._around(with_real_time_chunking(self.base, mode))
-
-    def _around(self, base: Policy) -> Policy:
-        """This policy around another base with the same spec."""
-        return self if base is self.base else type(self).of(base, self.spec, self.mapping)
+    def around(self, base: Policy) -> Self:
+        return type(self).of(base, self.spec, self.mapping)
 
 
 def _without_history(carry: Tensors) -> Tensors:

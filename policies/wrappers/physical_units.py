@@ -21,7 +21,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import NORMALIZED, Leaf, Spec
 from embodied.core.tensors import HISTORY, Tensors, nest, under, with_history
-from embodied.policies.abilities import with_real_time_chunking
+from embodied.policies.wrappers.translated import Translated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Config:
     reach: Positive | None = None  # largest normalised action (null: base acts in [-1, 1])
 
 
-class PhysicalUnits(Policy):
+class PhysicalUnits(Translated):
     """Observations, actions and `spec` are physical; noise, carry and chunk are the base's."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -83,16 +83,8 @@ class PhysicalUnits(Policy):
         seen = {f"obs/{name}": each.data_range for name, each in self.config.obs.items()}
         return {"action": self.config.action.data_range, **seen}
 
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        self.chunk = self.base.chunk  # some policies replan every step outside of training
-        return self
-
     def initial(self, n: int) -> Tensors:
         return self.base.initial(n)
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return self.base.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         """Physical actions [n, chunk, *shape], and the base's carry."""
@@ -119,21 +111,12 @@ class PhysicalUnits(Policy):
         """Set what else the base normalises (the maps are settings, and stay)."""
         self.base.fit(self._normalized_batch(rows))
 
-    def inference_policy(self) -> Policy:
-        return self._around(self.base.inference_policy())
-
-    def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._around(with_real_time_chunking(self.base, mode))
-
     def _normalized_batch(self, rows: Tensors) -> Tensors:
         obs = self.normalized(under(rows, "obs"))
         action = self.config.action.to_unit(rows["action"]).float()
         return {**rows, **nest(obs, "obs"), "action": action}
 
-    def _around(self, base: Policy) -> Policy:
-        """This policy around another base with the same spec."""
-        if base is self.base:
-            return self
+    def around(self, base: Policy) -> Self:
         config = self.config
         made = type(self).of(base, self.spec, config.action, config.obs, config.reach)
         return made.train(self.training)

@@ -20,7 +20,8 @@ from embodied.core.spec import INSTRUCTION, Spec
 from embodied.core.tensors import HISTORY, Tensors, history_steps
 from embodied.core.text import sentences
 from embodied.nn.sentences import instruction, require_task
-from embodied.policies.abilities import HasDataRanges, with_real_time_chunking
+from embodied.policies.abilities import HasDataRanges
+from embodied.policies.wrappers.translated import Translated
 
 PAST = HISTORY + INSTRUCTION
 
@@ -51,7 +52,7 @@ class Config:
     task: str | None = None  # one of its tasks (null: the one that the observed text says)
 
 
-class Told(Policy):
+class Told(Translated):
     """Noise, carry and chunk are the base's. Its past observations hold the present instruction: it
     stays the same for an episode. ConfigError for an observed text that is none of the tasks."""
 
@@ -85,11 +86,6 @@ class Told(Policy):
         policy.known = found.to(device)
         return policy.train(base.training)
 
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        self.chunk = self.base.chunk  # some policies replan every step outside of training
-        return self
-
     @property
     def action_range(self) -> Affine | None:
         """The range that normalised the base's actions, where it has one."""
@@ -103,9 +99,6 @@ class Told(Policy):
     def initial(self, n: int) -> Tensors:
         """The base's carry without past instructions."""
         return _without_past(self.base.initial(n))
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return self.base.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         """Actions [n, chunk, A], and the base's carry."""
@@ -129,16 +122,7 @@ class Told(Policy):
     def fit(self, rows: Tensors) -> None:
         """Nothing: the base keeps the normalisers that it was trained with."""
 
-    def inference_policy(self) -> Policy:
-        return self._around(self.base.inference_policy())
-
-    def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._around(with_real_time_chunking(self.base, mode))
-
-    def _around(self, base: Policy) -> Policy:
-        """This policy around another base with the same spec."""
-        if base is self.base:
-            return self
+    def around(self, base: Policy) -> Self:
         return type(self).of(base, self.config.task, self.spec, self.known)
 
 
