@@ -91,10 +91,6 @@ class Adam:
         found = [(state["exp_avg"], state["exp_avg_sq"]) for state in states]
         return list(zip(self.param_groups[0]["params"], found, strict=True))
 
-    def first_moments(self) -> list[Tensor]:
-        """The moments of the first parameter, after `prepare`; `load_state_dict` replaces all."""
-        return [self.state[0][name] for name in STATE[1:]]
-
     @property
     def count(self) -> int:
         """Steps made, after `prepare`."""

@@ -205,6 +205,23 @@ def test_resumed_updates_are_exact() -> None:
     require_same(whole.get_state(), resumed.get_state())
 
 
+def test_moments_are_looked_for_where_they_are_after_some_have_moved() -> None:
+    """What a loaded state leaves behind is free memory, where the first of the new moments may be
+    and the others not."""
+    slow = make_td3(TANH, TANH)
+    fast = copy.deepcopy(slow)
+    update_both(slow, fast, 2)
+    left = [dict(state) for adam in fast.optims.values() for state in adam.state.values()]
+    for adam in fast.optims.values():
+        for place, state in adam.state.items():
+            if place:
+                state |= {name: state[name].clone() for name in ("exp_avg", "exp_avg_sq")}
+    for i in range(2, 4):
+        update_each(i, batch_of(slow), slow, fast)
+    require_same(slow.get_state(), fast.get_state())
+    assert left
+
+
 RECURRENT = node_of("policies.recurrent.Recurrent", width=4, inner={"_target_": GAUSSIAN})
 RAPID = {"_target_": "embodied.learners.on_policy.ppo_rapid.PpoRapid"}
 UNSUPPORTED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {

@@ -112,7 +112,8 @@ class NativeTd3:
         """Look where the tensors are, if they are not where they were."""
         for adam in learner.optims.values():
             adam.prepare()
-        tensors = [moment for adam in learner.optims.values() for moment in adam.first_moments()]
+        pairs = [pair for adam in learner.optims.values() for _, pair in adam.moments()]
+        tensors = [moment for pair in pairs for moment in pair]  # a loaded state replaces them
         tensors += [*learner.critic_params, *learner.actor_params]
         tensors += [*learner.target_params, *learner.target_actor_params]
         places = tuple(tensor.data_ptr() for tensor in tensors)
