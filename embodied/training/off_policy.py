@@ -146,7 +146,7 @@ def _replay_and_demos(
     from embodied.buffers.source import Mixture
     from embodied.training.demonstrations import source_of
 
-    demos = source_of(rows, demonstrations.episodes, config, device)
+    demos = source_of(rows, demonstrations.episodes, config, device, learner.gamma)
     if replay.columns:
         raise ConfigError(
             "this replay buffer cannot be mixed with demonstrations: data.demo_fraction=null"
