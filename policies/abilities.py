@@ -57,6 +57,20 @@ class Denoises(Protocol):
 
 
 @runtime_checkable
+class Corrects(Protocol):
+    """A policy that corrects the actions of a base, of whose chunks it executes `execute` steps.
+    Its learner observes the base's action as `base_action`."""
+
+    base: Policy
+    execute: int
+
+    def described(self, base_action: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Somebody's `action` [n, A], where the base's is `base_action` [n, A], as the base's
+        action [n, A] and the learner's [n, D] that make it."""
+        ...
+
+
+@runtime_checkable
 class HasVelocity(Protocol):
     """A policy whose chunk is made of a sample by Euler steps of a flow (ReinFlow trains all)."""
 

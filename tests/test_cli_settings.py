@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from embodied.commands.train import facts, fresh
-from embodied.compose import PACKAGED, compose
+from embodied.compose import PACKAGED, compose, options
 from embodied.core.build import ConfigError
 from embodied.core.config_fields import settings_of
 from embodied.settings_tables import command_rows, regime_rows
@@ -60,6 +60,23 @@ def test_plurals(embodied: Shell) -> None:
     for word in ("replays", "chats", "policies", "data", "envs"):
         assert f"\n{word} " in listed
         assert embodied("list", word).code == 0
+
+
+SPARSE = ("embodied.envs.fr3.env.Fr3", "embodied.envs.ogbench.env.Ogbench")
+ONE_STEP = ("off_policy.sac.Sac", "offline.iql.Iql", "offline.rebrac.Rebrac")
+"""Learners whose experiments decide once a step (on a base policy only `residual` does)."""
+
+
+def test_experiments_with_sparse_rewards_have_n_step_returns() -> None:
+    found: dict[str, int] = {}
+    for name in options("experiment", [PACKAGED]):
+        node = compose("train", [f"experiment={name}", "name=x", "out=y"]).node
+        env, wrapper = node["env"], (node.get("finetune") or {}).get("_target_", "Residual")
+        sparse = env["_target_"] in SPARSE and env.get("reward", "sparse") == "sparse"
+        learner = node["learner"]["_target_"].removeprefix("embodied.learners.")
+        if sparse and not node.get("reward") and learner in ONE_STEP and "Residual" in wrapper:
+            found[name] = node["learner"].get("n_step", 1)
+    assert len(found) > 8 and all(5 <= n <= 10 for n in found.values()), found
 
 
 def test_the_output_folder_has_one_name() -> None:

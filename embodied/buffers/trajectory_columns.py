@@ -18,6 +18,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
+from embodied.datasets.transitions import return_ends
 
 if TYPE_CHECKING:
     from embodied.datasets.lerobot.reader import Episodes
@@ -54,11 +55,10 @@ def columns_of_episodes(
     episodes: Episodes, rows: Tensors, columns: Sequence[str], gamma: float, width: int
 ) -> Tensors:
     """`columns` of the transitions of `episodes`: one per step, each spanning `width` steps."""
-    steps = episodes.steps
     made: Tensors = {}
     if "returns" in columns:
-        discount = gamma * (~steps["terminated"]).float()
-        made["returns"] = returns_to_go(steps["reward"], discount, episodes.length)
+        discount = gamma * (~return_ends(episodes)).float()
+        made["returns"] = returns_to_go(episodes.steps["reward"], discount, episodes.length)
     if "next_action" in columns:
         made["next_action"] = next_actions(rows["action"], episodes.length, width)
     return made

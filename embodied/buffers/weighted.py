@@ -7,25 +7,29 @@ has the weight
     w_i = exp(u_i / alpha),   u_i min-max normalised over the dataset
 
 with u = G (`Return`), or u = G - b(s_0) with a linear baseline b, where some initial states are
-easier (`Advantage`); `Top` keeps only the best trajectories. Every transition has the weight of its
-trajectory. If all returns are 0 or 1, this imitates the successful episodes. In stochastic
-environments it favours lucky trajectories.
+easier (`Advantage`). Every transition has the weight of its trajectory. If all returns are 0 or 1,
+this imitates the successful episodes. In stochastic environments it favours lucky trajectories.
+
+`Top` keeps only the best trajectories or steps, ranked by the discounted return: of two successes
+with sparse rewards the sooner one is better.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from embodied.buffers.trajectory_columns import returns_to_go
 from embodied.core import tensors as tt
-from embodied.core.bounds import Positive, PositiveFraction
+from embodied.core.bounds import Fraction, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import return_ends
 
 
 class Weights(Protocol):
@@ -111,25 +115,39 @@ class Advantage(Return):
 
 @dataclass(frozen=True)
 class TopConfig:
-    """Settings of weights of the best trajectories."""
+    """Settings of weights of the best trajectories or steps."""
 
-    share: PositiveFraction = 0.1  # fraction of the trajectories that is kept, at least one
+    share: PositiveFraction = 0.1  # fraction of the trajectories or steps kept, at least one
+    of: Literal["episodes", "steps"] = "episodes"  # "steps": by what follows each (play data)
+    gamma: Fraction | None = None  # discount of the returns per step (null: the learner's)
 
 
 class Top(Weights):
-    """Weight 1 for the best trajectories and 0 for the others."""
+    """Weight 1 for the best trajectories, or steps, and 0 for the others. `gamma` is the
+    learner's discount.
 
-    def __init__(self, config: TopConfig) -> None:
-        self.share = config.share
+    Where a time limit cuts an episode, the return-to-go of its steps is completed as in
+    `embodied.buffers.trajectory_columns`.
+    """
+
+    def __init__(self, config: TopConfig, gamma: float) -> None:
+        self.config = config
+        self.gamma = gamma if config.gamma is None else config.gamma
 
     def __call__(self, episodes: Episodes) -> Tensor:
-        whole = returns(episodes)
-        kept = whole.topk(max(1, round(self.share * len(whole)))).indices
-        return torch.zeros_like(whole).index_fill(0, kept, 1.0)
+        if self.config.of == "episodes":
+            score = returns(episodes, self.gamma)
+        else:
+            discount = self.gamma * (~return_ends(episodes)).double()
+            reward = episodes.steps["reward"].double()
+            score = returns_to_go(reward, discount, episodes.length)
+        kept = score.topk(max(1, round(self.config.share * len(score)))).indices
+        return torch.zeros_like(score).index_fill(0, kept, 1.0)
 
 
-def returns(episodes: Episodes) -> Tensor:
-    """Undiscounted sum of rewards of every episode, [E] (float64)."""
+def returns(episodes: Episodes, gamma: float = 1.0) -> Tensor:
+    """Sum of the rewards of every episode, discounted by `gamma` per step, [E] (float64)."""
     episode = torch.repeat_interleave(torch.arange(len(episodes)), episodes.length)
+    step = torch.arange(len(episode)) - episodes.start[episode]
     zeros = torch.zeros(len(episodes), dtype=torch.float64)
-    return zeros.index_add(0, episode, episodes.steps["reward"].double())
+    return zeros.index_add(0, episode, episodes.steps["reward"].double() * gamma ** step.double())

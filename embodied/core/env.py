@@ -19,6 +19,8 @@ from torch import Tensor
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, to
 
+RETURN_ENDS = "return_ends"  # key of `Step.log`, and column of recordings
+
 
 class NotSavable(RuntimeError):
     """The environment cannot save its state exactly; its running episodes restart on resume."""
@@ -38,7 +40,8 @@ class Step:
     `terminated` [B]: the episode ended and the value of `next_obs` is 0 (success, failure).
     `truncated` [B]: a time limit was reached; bootstrap from `next_obs`. Never both.
     `log`: tensors [B] for logging and evaluation; `log["success"]` (bool) is true in the step in
-    which the task was solved, if the environment knows it.
+    which the task was solved, if the environment knows it. `log[RETURN_ENDS]` (bool) is for
+    recordings: a return ends with this step, though the episode goes on (the masks of play data).
     """
 
     obs: Tensors

@@ -36,6 +36,8 @@ class Reward(Protocol):
     """
 
     frozen: bool
+    sums_steps: bool = False
+    """Whether that of an n-step transition is the discounted sum of those of its decisions."""
 
     def __call__(self, transitions: Tensors, /) -> Tensor:
         """Rewards [N] (float32) of N transitions with the keys `obs/*`, `action`, `next_obs/*`,

@@ -20,7 +20,7 @@ from embodied.core.actor import Actor
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.device import forked, rng_state, set_rng_state
-from embodied.core.env import HasInstructions, VecEnv, require_finite
+from embodied.core.env import RETURN_ENDS, HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.spec import DEMONSTRATOR, Spec
 from embodied.core.tensors import Tensors
@@ -164,6 +164,7 @@ def _as_they_end(
             "terminated": step.terminated,
             "truncated": step.truncated,
             "success": step.log.get("success", torch.zeros_like(step.terminated)),
+            **{key: step.log[key] for key in (RETURN_ENDS,) if key in step.log},
         }
         tape.append({key: value.clone() for key, value in frame.items()})
         obs, first = step.obs, step.ended

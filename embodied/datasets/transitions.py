@@ -5,8 +5,9 @@ The transition of a decision at step t that lasts k = min(H, remaining steps) st
     reward = sum_{i<k} gamma^i r_{t+i},   discount = gamma^k (0 if the env terminated in it),
     next_obs = the true observation after those k steps.
 
-There is one transition per step of every episode (Q-chunking, Li et al. 2025). n-step returns are
-the same transition with only the first action.
+There is one transition per step of every episode (Q-chunking, Li et al. 2025). With n-step returns
+k = min(n H, remaining steps), and the action is still that of the first H steps. In steps whose
+column `return_ends` is true (play, whose episodes go on at a goal) returns end as at a termination.
 
 Recordings in which people took over from a policy have the column `intervened`. Their chunks to
 imitate are a person's; without the column, all steps are (`human_steps`).
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.env import RETURN_ENDS
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.core.tensors import HISTORY, Tensors
 from embodied.datasets.lerobot.pictures import load
@@ -49,28 +51,26 @@ def transitions(
 
     `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps,
     concatenated, [N, H * A] (past the end of the episode the last action is repeated); `reward`
-    and `discount` [N] over the `chunk` or `n_step` steps; `episode` [N] (int64), with
-    `chunk` > 1 `executed_steps` [N] (int64), how many steps these were before the episode's end,
-    and the columns named in `keep` ("noise", "success") at the decision.
+    and `discount` [N] over `n_step` decisions; `episode` [N] (int64), with `chunk` > 1
+    `executed_steps` [N] (int64), how many steps of the chunk were before the episode's end, and
+    the columns named in `keep` ("noise", "success") at the decision.
     """
-    if chunk > 1 and n_step > 1:
-        raise ValueError(f"chunk={chunk} and n_step={n_step}: only one of them can be above 1")
     if chunk < 1 or n_step < 1:
         raise ValueError(f"chunk={chunk} and n_step={n_step} should be at least 1")
-    steps, windows = episodes.steps, _windows(episodes, max(chunk, n_step))
+    steps, windows = episodes.steps, _windows(episodes, chunk * n_step)
     rows, valid = windows.rows, windows.valid
     weight = gamma ** torch.arange(rows.shape[1], dtype=torch.float32)
-    ended = (steps["terminated"][rows] & valid).any(1)
-    lasted = valid.sum(1)
-    action = steps["action"][rows] if chunk > 1 else steps["action"]
+    ends = return_ends(episodes)[rows] & valid
+    counted = valid & (ends.cumsum(1) - ends.long() == 0)  # none before it in the window
+    action = steps["action"][rows[:, :chunk]] if chunk > 1 else steps["action"]
     return {
         **tt.nest(tt.under(steps, "obs"), "obs"),
         "action": action.flatten(1) if chunk > 1 else action,
-        "reward": (steps["reward"][rows] * valid * weight).sum(1),
-        "discount": torch.where(ended, 0.0, gamma ** lasted.float()),
+        "reward": (steps["reward"][rows] * counted * weight).sum(1),
+        "discount": torch.where(ends.any(1), 0.0, gamma ** valid.sum(1).float()),
         **tt.nest(_successors(episodes, windows), "next_obs"),
         "episode": windows.episode,
-        **({"executed_steps": lasted} if chunk > 1 else {}),
+        **({"executed_steps": valid[:, :chunk].sum(1)} if chunk > 1 else {}),
         **{key: steps[key] for key in keep},
     }
 
@@ -93,6 +93,13 @@ def chunks(episodes: Episodes, chunk: int) -> Tensors:
         "valid": valid,
         "episode": windows.episode,
     }
+
+
+def return_ends(episodes: Episodes) -> Tensor:
+    """The steps with which returns end, [N] (bool): terminations, and the column `return_ends`."""
+    found = episodes.steps.get(RETURN_ENDS)
+    terminated = episodes.steps["terminated"]
+    return terminated if found is None else terminated | found.flatten().bool()
 
 
 def human_steps(episodes: Episodes) -> Tensor:
@@ -146,11 +153,12 @@ def past_observations(episodes: Episodes, steps: Mapping[str, int], width: int =
 
 def joined(parts: Sequence[Episodes]) -> Episodes:
     """Concatenate recordings with the same Spec, in order; keeps the columns that all have, and
-    `intervened` if one has it."""
+    `intervened` and `return_ends` if one has them."""
     if len(parts) == 1:
         return parts[0]
-    if any(INTERVENED in part.steps for part in parts):
-        parts = [with_steps(part, {INTERVENED: human_steps(part)}) for part in parts]
+    for name, values in {INTERVENED: human_steps, RETURN_ENDS: return_ends}.items():
+        if any(name in part.steps for part in parts):
+            parts = [with_steps(part, {name: values(part)}) for part in parts]
     keys = [key for key in parts[0].steps if all(key in part.steps for part in parts)]
     length = torch.cat([part.length for part in parts])
     return Episodes(

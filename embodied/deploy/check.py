@@ -204,8 +204,11 @@ def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
     if any(fitted):
         return True, f"{sum(fitted)} of {len(found)} set from data"
     trained = site.trained or {}
-    wanted = bool((trained.get("data") or {}).get("normalize")) or bool(trained.get("demos"))
-    if found and wanted:
+    data = trained.get("data") or {}
+    fits = data.get("normalize")
+    if fits is None:  # decided by what the run knew (RunConfig.normalizes)
+        fits = data.get("warmup_steps") and (not trained.get("init") or trained.get("finetune"))
+    if found and (fits or trained.get("demos")):
         return False, "the run says that there is one, the checkpoint has none that was set"
     return True, "none, as trained" if site.trained else "none"
 

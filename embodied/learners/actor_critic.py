@@ -116,7 +116,8 @@ class ActorCritic(GradientLearner):
     def critic_step(self, batch: Tensors, tau: float = 0.0) -> dict[str, Tensor]:
         """One gradient step of the critic; with `tau` > 0 also one Polyak step of its target."""
         loss, q_mean = self._critic_loss(batch)
-        self.descend("critic", loss)
+        loss.backward()
+        self.optims["critic"].step()
         if tau:
             soft_update(self.target_params, self.critic_params, tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}
@@ -151,7 +152,7 @@ class ActorCritic(GradientLearner):
 
 
 class DelayedActorCritic(ActorCritic):
-    """Actor-critic with delayed policy updates (TD3, DSAC-T, FlashSAC); counts its updates.
+    """Actor-critic with delayed policy updates (SAC, TD3, DSAC-T, FlashSAC); counts its updates.
 
     `_step(..., act, batch)` does one update; `act`: with a step of the policy.
     """

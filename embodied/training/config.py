@@ -69,7 +69,9 @@ class OffPolicy:
     Actors are processes that step the environment, `env.num_envs` divided among them. With
     `max_lag` 0, a step is made when the learner has used the one before, as without actors.
     `when_behind` "skip" is for a robot, which never waits. A schedule of `utd_ratio` sees the
-    metrics (`embodied.training.update_ratio`).
+    metrics (`embodied.training.update_ratio`). By default normalizers are fitted where there are
+    demonstrations or a warm-up, unless the policy that is trained comes from a run (`init` without
+    `finetune`): it keeps its own.
     """
 
     regime: ClassVar[Regime] = "off_policy"
@@ -79,7 +81,7 @@ class OffPolicy:
     demo_fraction: Fraction | None = 0.5  # share of a batch from demos (null: they fill the buffer)
     success_fraction: Fraction = 0.0  # share of a batch from successful episodes, if there are any
     pretrain_steps: CountOrZero = 0  # updates from demos before the first environment step
-    normalize: bool = False  # fit the normalizers to demos, or without demos to the warm-up
+    normalize: bool | None = None  # fit normalizers to demos, else to the warm-up (null: where new)
     random_shift: CountOrZero = 0  # maximum random shift of the images of a batch, pixels (DrQ-v2)
     actors: CountOrZero = 0  # processes that step the environment (0: the process that learns)
     max_lag: CountOrZero = 1  # vector steps that the actors may be ahead of the learner
@@ -223,6 +225,15 @@ class RunConfig:
     def total_steps(self) -> int:
         """The final value of the run's step counter."""
         return self.pretrain_steps + self.steps
+
+    @property
+    def normalizes(self) -> bool:
+        """Off-policy: whether normalizers are fitted to demonstrations or to the warm-up."""
+        assert isinstance(self.data, OffPolicy)
+        if self.data.normalize is not None:
+            return self.data.normalize
+        known = self.demos is not None or self.data.warmup_steps > 0
+        return known and (self.init is None or self.finetune is not None)
 
     def plan(self, chunk: int) -> RunPlan:
         """What the learner may know of the run, whose policy decides `chunk` steps at once."""

@@ -15,6 +15,7 @@ from embodied.buffers.source import Mixture, Source
 from embodied.buffers.trajectory_columns import columns_of_episodes
 from embodied.buffers.weighted import Weighted, Weights
 from embodied.core import distributed
+from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.choices import Choices
 from embodied.core.env import VecEnv
@@ -30,8 +31,9 @@ from embodied.core.spec import (
     SpecMismatch,
     require_same,
 )
-from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
+from embodied.core.tensors import Tensors, history_steps, length, nest, take, under, where
 from embodied.datasets.hub import local_folder
+from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.lerobot.schema import read_info, skipped
 from embodied.datasets.mapping import Mapping, remapped
@@ -52,6 +54,7 @@ from embodied.datasets.transitions import (
     with_steps,
 )
 from embodied.learners.learner import Learner
+from embodied.policies.abilities import Corrects
 from embodied.training.config import Offline, RunConfig
 
 if TYPE_CHECKING:
@@ -179,9 +182,17 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
     past observations that `policy` has in its carry. For a learner of pairs the single steps, of
     which `pairs_of` makes segments.
 
+    Where the learner's actions correct those of a base policy, so do the transitions'.
+
     ConfigError if the learner imitates, and no step was a person's.
     """
-    past = history_steps(policy.initial(1))
+    past = history_steps(learner.policy.initial(1))
+    steered = learner.policy is not policy
+    if steered and (learner.rows != "decisions" or not isinstance(policy, Corrects)):
+        raise ConfigError(
+            "this finetune method cannot use demonstrations, because its learner's actions are not "
+            "the robot's, nor corrections of a base's: leave out demos, or choose another finetune"
+        )
     if learner.imitates() and not human_steps(episodes).any():
         raise ConfigError(
             "no step of these recordings was a person's (column intervention): "
@@ -192,23 +203,41 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
         return rows | (
             {SOURCE: source_numbers(episodes)} if SOURCE in extra_columns(learner) else {}
         )
-    if learner.policy is not policy:
-        raise ConfigError(
-            "this finetune method cannot use demonstrations, because its learner's actions are not "
-            "the robot's: leave out demos"
-        )
     if learner.rows == "pairs":
         seen = nest(under(episodes.steps, "obs"), "obs") | _with_past(episodes, past)
         return {**seen, "action": episodes.steps["action"]}
     steps = execute or policy.chunk
-    rows = transitions(episodes, learner.gamma, steps, learner.n_step)
+    own: Tensors = {}
+    if steered:
+        assert isinstance(policy, Corrects)
+        episodes, own = as_corrections(episodes, policy)
+    rows = transitions(episodes, learner.gamma, steps, learner.n_step) | own
     del rows["episode"]  # transitions from the environment have no such column
     if not learner.uses_executed_steps:
         rows.pop("executed_steps", None)
-    width = max(steps, learner.n_step)
+    width = steps * learner.n_step
     rows |= past_observations(episodes, past, width)
     rows |= flags(episodes, extra_columns(learner), steps)
     return rows | columns_of_episodes(episodes, rows, learner.columns, learner.gamma, width)
+
+
+def as_corrections(episodes: Episodes, policy: Corrects) -> tuple[Episodes, Tensors]:
+    """The episodes with the observation `base_action`, what the base of `policy` would have done
+    (it plans as in a run, from the recorded observations), and the actions as corrections of it;
+    and `obs/base_action` [N] of the transitions, which makes the recorded action with them."""
+    actor = Actor(policy.base, len(episodes), policy.execute, explore=True)
+    final, every = load(episodes.final), torch.arange(len(episodes))
+    played: list[Tensor] = []
+    for step in range(int(episodes.length.max()) + 1):
+        index = episodes.start + (episodes.length - 1).clamp(max=step)
+        obs = where(episodes.length > step, load(take(under(episodes.steps, "obs"), index)), final)
+        played.append(actor(obs, torch.full((len(episodes),), step == 0)))
+    base = torch.stack(played, 1)  # [E, T + 1, A]
+    before = base[torch.arange(base.shape[1]) < episodes.length[:, None]]
+    own, action = policy.described(before, episodes.steps["action"])
+    steps = {**episodes.steps, "obs/base_action": before, "action": action}
+    last = {**episodes.final, "base_action": base[every, episodes.length]}
+    return replace(episodes, steps=steps, final=last), {"obs/base_action": own}
 
 
 def _with_past(episodes: Episodes, past: dict[str, int]) -> Tensors:
@@ -227,10 +256,11 @@ def source_of(
     episodes: Episodes,
     config: RunConfig,
     device: torch.device,
+    gamma: float,
     held: Tensor | None = None,
 ) -> Dataset | Weighted | Mixture:
-    """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set; with
-    `data.fractions` a mixture of one such source of each dataset.
+    """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set (`gamma`:
+    the learner's discount); with `data.fractions` a mixture of one such source of each dataset.
 
     Rows of the episodes `held` [E] (bool), and a policy's own steps, are never sampled.
     """
@@ -240,7 +270,8 @@ def source_of(
         return Dataset(rows, device)
     each = kept.repeat_interleave(episodes.length) * own
     if config.weighting is not None:
-        weights = build(config.weighting, Weights)(episodes)  # of episodes [E], or of steps [N]
+        weigh = build(config.weighting, Weights, gamma=gamma)
+        weights = weigh(episodes)  # of episodes [E], or of steps [N]
         if len(weights) == len(episodes):
             weights = weights.repeat_interleave(episodes.length)
         each = each * weights

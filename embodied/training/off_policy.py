@@ -146,7 +146,7 @@ def _replay_and_demos(
     from embodied.buffers.source import Mixture
     from embodied.training.demonstrations import source_of
 
-    demos = source_of(rows, demonstrations.episodes, config, device)
+    demos = source_of(rows, demonstrations.episodes, config, device, learner.gamma)
     if replay.columns:
         raise ConfigError(
             "this replay buffer cannot be mixed with demonstrations: data.demo_fraction=null"
@@ -462,7 +462,7 @@ def build_off_policy(
         buffers=buffers,
         rewards=rewards,
         stateful=stateful,
-        fit_after_warmup=data.normalize and episodes is None,
+        fit_after_warmup=config.normalizes and episodes is None,
         schedule=schedule,
     )
     loop.memory = memory
@@ -484,7 +484,7 @@ def _demonstrations(
     assert isinstance(config.data, OffPolicy)
     episodes = rewards.augment_demonstrations(episodes)
     transitions = rows_for(episodes, policy, learner, config.execute)
-    if config.data.normalize or config.data.pretrain_steps:
+    if config.normalizes or config.data.pretrain_steps:
         learner.fit(transitions)
     transitions |= flags(episodes, rewards.extra_columns, config.execute or policy.chunk)
     return Demonstrations(episodes, rewards.demonstrations(transitions, learner, device))

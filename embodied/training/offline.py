@@ -98,7 +98,7 @@ def build_offline(
     own = imitated(rows)
     usable = torch.stack([part.any() for part in own.split(episodes.length.tolist())])
     held = held_out_episodes(usable, share)
-    source = source_of(rows, episodes, config, device, held)
+    source = source_of(rows, episodes, config, device, learner.gamma, held)
     if isinstance(source, Mixture) and learner.batch_size % source.period:
         raise ConfigError(
             f"learner.batch_size={learner.batch_size} should be a multiple of {source.period}, to "

@@ -233,8 +233,8 @@ def build_reward(
     if config.reward is None:
         return RewardPipeline(env)
     reward = make_reward(config, env, learner.gamma, device)
-    if isinstance(reward, ObservesSteps) and learner.n_step > 1:
-        raise ConfigError("this reward needs one-step transitions: learner.n_step=1")
+    if learner.n_step > 1 and not reward.sums_steps:
+        raise ConfigError("this reward is that of a single decision: learner.n_step=1")
     augmented = augment(env, reward, learner.gamma)
     added = set(augmented.spec.obs) - set(env.spec.obs)
     keys = frozenset(f"{when}/{name}" for name in added for when in ("obs", "next_obs"))

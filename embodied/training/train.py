@@ -15,7 +15,7 @@ from embodied.core.errors import RemoteError, RobotError
 from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
 from embodied.training.config import as_node, read_config
-from embodied.training.logger import Log
+from embodied.training.logger import Log, read_metrics
 from embodied.training.trainer import Trainer, intervals
 
 
@@ -97,6 +97,10 @@ def _finish(
             trainer.evaluate(trainer.step)
     finally:  # what was trained is kept, also where an episode never ends
         trainer.save_now()
+    from embodied.training import rising_values
+
+    if line := rising_values.warning(read_metrics(folder), components.learner.n_step, folder):
+        log.warn(line)
     if components.config.video and first:
         components.record_videos(folder / "videos")
         components.write_reward_components(folder)

@@ -12,9 +12,11 @@ import warnings
 from dataclasses import dataclass
 
 import gymnasium
+from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
+from embodied.core.env import RETURN_ENDS, Step
 
 try:
     import ogbench
@@ -45,7 +47,7 @@ class Ogbench(gym.Gym):
     """Separate environments; env i is seeded with (seed, i). The state cannot be saved."""
 
     def __init__(self, config: Config) -> None:
-        self.play = config.play
+        self.play = config.play  # then a success is where returns end, and the episode goes on
         if "-singletask" not in config.id or config.id not in gymnasium.registry:
             known = [name for name in gymnasium.registry if "-singletask" in name]
             near = difflib.get_close_matches(config.id, known, n=3, cutoff=0.0)
@@ -53,6 +55,12 @@ class Ogbench(gym.Gym):
         super().__init__(
             gym.Config(config.id, config.num_envs, horizon=config.horizon, text=config.text)
         )
+
+    def step(self, action: Tensor) -> Step:
+        step = super().step(action)
+        if self.play:
+            step.log[RETURN_ENDS] = step.log["success"]
+        return step
 
     def make_one(self) -> gymnasium.Env:
         name = self.config.id

@@ -7,13 +7,13 @@ cleared. Each env has a generator of its own behind `numpy.random`, which the pa
 Play: an oracle moves what is there to one random target after another. Source: OGBench (Park et
 al., 2025), appendix on data collection, `play`: an episode of 1,001 steps in a random scene, the
 plan oracle of the package with its own correlated noise (0.1, smoothed by 0.5), a new target
-whenever it is done. Rewards and ends are those of a single task, computed by the package
-(`relabel_dataset`) from the state before the step.
+whenever it is done. Rewards are those of a single task, computed by the package (`relabel_dataset`)
+from the state before the step. A step at the task's goal is a success, with which returns end (the
+published data's masks), and the play goes on.
 
-Differences. A step at the task's goal ends an episode (terminated, as the published data's masks
-say) and the play goes on: such episodes have one step. In `scene` an episode is cut when the cube
-leaves the part of the table that can be seen; the authors draw it again. The oracle's action is the
-observation `privileged/demonstrator`, so an episode can also be played by another policy.
+Differences. In `scene` an episode is cut when the cube leaves the part of the table that can be
+seen; the authors draw it again. The oracle's action is the observation `privileged/demonstrator`,
+so an episode can also be played by another policy.
 """
 
 from __future__ import annotations
@@ -155,7 +155,6 @@ class Play(gymnasium.Env[Any, Any]):
         self.action_space = self.scene.action_space
         parts = {"state": self.scene.observation_space, DEMONSTRATOR: self.action_space}
         self.observation_space = spaces.Dict(parts)
-        self._goes_on = False
 
     @property
     def dt(self) -> float:
@@ -165,11 +164,7 @@ class Play(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """The next episode; after a success the play goes on from where it is."""
         super().reset(seed=seed)
-        if self._goes_on and seed is None:
-            self._goes_on = False
-            return self._obs, {}
         if seed is not None:
             self.drawn.seed(seed)
         with self.drawn.used():
@@ -177,7 +172,6 @@ class Play(gymnasium.Env[Any, Any]):
             low, high = next((v for k, v in STACK.items() if k in self.name), (0.5, 0.5))
             self.stack = np.random.uniform(low, high)
             self._begin(state, info)
-        self._goes_on = False
         return self._observed(state, info), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -195,8 +189,7 @@ class Play(gymnasium.Env[Any, Any]):
                 _, info = self.scene.unwrapped.set_new_target(p_stack=self.stack)
                 self._begin(state, info)
         late = late or (self.kind == "scene" and _is_hidden(info["qpos"][CUBE]))
-        self._goes_on = solved and not late
-        return self._observed(state, info), reward, solved, late, {"success": solved}
+        return self._observed(state, info), reward, False, late, {"success": solved}
 
     def _begin(self, state: Any, info: dict[str, Any]) -> None:
         """The oracle of the target begins its plan."""
@@ -205,8 +198,7 @@ class Play(gymnasium.Env[Any, Any]):
 
     def _observed(self, state: Any, info: dict[str, Any]) -> dict[str, Any]:
         action = np.clip(self.oracle.select_action(state, info), -1, 1)
-        self._obs = {"state": state, DEMONSTRATOR: action.astype(np.float32)}
-        return self._obs
+        return {"state": state, DEMONSTRATOR: action.astype(np.float32)}
 
     def render(self) -> Any:
         return self.scene.render()

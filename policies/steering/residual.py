@@ -5,6 +5,9 @@ Residual reinforcement learning (Johannink et al., 2019); ResiP on chunked imita
 policy, whose observations include the base's action of this step. The base's chunk is executed open
 loop for `execute` steps before it plans again; the correction is closed loop. Of ResiP's code, the
 distillation into a policy of images is not here.
+
+An action a of somebody else (demonstrations) is u = clip((a - a_base) / scale), and what is beyond
+the largest correction is taken for the base's: (a - scale * u, u) makes exactly a.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import CountOrZero, Positive
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
 from embodied.policies.encoded import require_continuous
@@ -27,24 +31,34 @@ class Config(steered.Config):
 
     scale: Positive = 0.1  # largest correction in units of the action range
     execute: CountOrZero = 0  # executed actions of the chunk (0: the whole chunk)
+    dims: tuple[CountOrZero, ...] | None = None  # action elements that are corrected (null: all)
 
 
 class Residual(steered.Steered):
     """Residual policy. The carry holds the base's plan and cursor; the learner's action is u."""
 
     chunk = 1
+    picked: Tensor | None
+    """[D, A]: one where an element of the correction is one of the action (None: all, in order)."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         require_continuous(spec)
         super().__init__(config, spec)
         self.scale = config.scale
+        picked = None if config.dims is None else torch.eye(spec.act.size)[list(config.dims)]
+        self.register_buffer("picked", picked, persistent=False)
         self.execute = config.execute or self.base.chunk
         self.inner_noise = self.inner.sample_noise(1).flatten(1).shape[1]
         self.base_noise = self.base.sample_noise(1).shape[1:]
 
     def inner_spec(self, config: Config, spec: Spec) -> Spec:
-        size = spec.act.size
-        act = Leaf((size,), low=-1.0, high=1.0)
+        size, dims = spec.act.size, config.dims
+        if dims is not None and (not dims or len({*dims} & {*range(size)}) < len(dims)):
+            raise ConfigError(
+                f"finetune.dims={list(dims)} should be numbers of action elements, each once, from "
+                f"0 to {size - 1}"
+            )
+        act = Leaf((size if dims is None else len(dims),), low=-1.0, high=1.0)
         return spec.with_obs(base_action=Leaf((size,), low=-1.0, high=1.0)).with_act(act)
 
     def initial(self, n: int) -> Tensors:
@@ -54,7 +68,7 @@ class Residual(steered.Steered):
             **super().initial(n),
             "plan": torch.zeros(n, self.base.chunk, size, device=device),
             "cursor": torch.full((n,), self.execute, device=device),
-            "row/action": torch.zeros(n, size, device=device),
+            "row/action": self.inner.spec.act.zeros(n, device),
             **self.inner.initial(n),
         }
 
@@ -75,7 +89,18 @@ class Residual(steered.Steered):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         u, kept = self.inner.act(obs, {}, noise[:, : self.inner_noise])
-        action = (obs["base_action"] + self.scale * u.squeeze(1)).clamp(-1, 1)
+        action = (obs["base_action"] + self.correction(u.squeeze(1))).clamp(-1, 1)
         # The inner policy's stored action (before clipping), or its executed action.
         kept = {"row/action": u.squeeze(1), **kept}
         return action[:, None], {**carry, "cursor": carry["cursor"] + 1, **kept}
+
+    def correction(self, u: Tensor) -> Tensor:
+        """What the inner policy's actions `u` [n, D] add to the base's, [n, A]."""
+        return self.scale * u if self.picked is None else (self.scale * u) @ self.picked.to(u)
+
+    def described(self, base_action: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Somebody's `action` [n, A], where the base's is `base_action` [n, A], as the base's
+        action [n, A] and the inner policy's [n, D] that make it."""
+        u = (action - base_action) / self.scale
+        u = (u if self.picked is None else u @ self.picked.T.to(u)).clamp(-1, 1)
+        return action - self.correction(u), u

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from embodied.buffers.weighted import Weighted, Weights
 from embodied.core.build import ConfigError, build
+from embodied.core.env import RETURN_ENDS
 from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import with_steps
 from embodied.training.logger import read_metrics
 from tests.datasets.test_transitions import episodes
 from tests.training.test_pretrain import demos, parts
@@ -23,8 +25,9 @@ __all__ = ["demos"]
 FOUR = episodes([[1.0, 1.0], [4.0], [0.0, 0.0, 0.0], [1.0, 2.0]], [True] * 4)  # 2, 4, 0, 3
 
 
-def weights(kind: str, data: Episodes = FOUR, **settings: float) -> Tensor:
-    return build({"_target_": f"embodied.buffers.weighted.{kind}", **settings}, Weights)(data)
+def weights(kind: str, data: Episodes = FOUR, **settings: float | str) -> Tensor:
+    node = {"_target_": f"embodied.buffers.weighted.{kind}", **settings}
+    return build(node, Weights, gamma=0.9)(data)
 
 
 def test_return_weights_by_hand() -> None:
@@ -61,6 +64,23 @@ def test_the_best_share() -> None:
     assert weights("Top", share=0.01).tolist() == [0, 1, 0, 0]
     with pytest.raises(ConfigError, match="share=0"):
         weights("Top", share=0.0)
+
+
+def test_of_two_successes_the_sooner_is_better() -> None:
+    """Sparse reward: the slow success and the failure are left out, in whatever order they come."""
+    slow, quick, failed = [0.0, 0.0, 0.0, 1.0], [0.0, 1.0], [0.0, 0.0]
+    assert weights("Top", episodes([slow, quick], [True] * 2), share=0.5).tolist() == [0, 1]
+    three = episodes([quick, failed, slow], [True, False, True])
+    assert weights("Top", three, share=1 / 3).tolist() == [1, 0, 0]
+    later = episodes([[0.0, 1.5], [1.0]], [True] * 2)
+    assert weights("Top", later, share=0.5).tolist() == [1, 0]
+    assert weights("Top", later, share=0.5, gamma=0.5).tolist() == [0, 1]
+
+
+def test_the_best_steps_of_play_are_those_before_the_goal() -> None:
+    play = episodes([[-1.0] * 3 + [0.0] + [-1.0] * 4], [False])
+    play = with_steps(play, {RETURN_ENDS: torch.arange(8) == 3})
+    assert weights("Top", play, share=3 / 8, of="steps").tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
 
 
 def test_frequencies_are_exact() -> None:
@@ -100,7 +120,8 @@ def test_a_run_draws_by_weight(tmp_path: Path, demos: list[str], data: str) -> N
     # One episode of twelve.
     assert made.loop.data_metrics == {"data/rows": 240, "data/effective_rows": 20}
     assert made.episodes is not None
-    best = int(made.episodes.steps["reward"].view(12, 20).sum(1).argmax())
+    discount = 0.99 ** torch.arange(20)
+    best = int((made.episodes.steps["reward"].view(12, 20) * discount).sum(1).argmax())
     loop: Any = made.loop
     rows = (loop.source if data == "offline" else loop.buffers.demos).sample(50)
     mine = made.episodes.episode(best)["action"]

@@ -149,3 +149,41 @@ def test_latent_is_the_base_at_the_chosen_noise() -> None:
     actions, carry = latent.act(obs, latent.initial(2), latent.sample_noise(2, explore=True))
     expected, _ = base.act(obs, {}, 1.5 * carry["row/action"])
     assert torch.equal(actions, expected)
+
+
+def corrected(**settings: Any) -> Any:
+    node = {"_target_": "embodied.policies.steering.residual.Residual", "scale": 0.1, **settings}
+    return resolve(node["_target_"], PolicyWrapper).wrap(
+        make_base(), node, INNER | {"zero_head": False}
+    )
+
+
+def test_a_correction_of_some_elements_leaves_the_others_alone() -> None:
+    residual = corrected(dims=[2, 0])
+    assert residual.inner.spec.act.shape == (2,)
+    noise = residual.sample_noise(4, explore=True)
+    seen, carry = residual.observe({"state": torch.randn(4, 5)}, residual.initial(4), noise)
+    assert seen["base_action"].shape == (4, 3)
+    action, carry = residual.act(seen, carry, noise)
+    u, base = carry["row/action"], seen["base_action"]
+    wanted = torch.stack([0.1 * u[:, 1], torch.zeros(4), 0.1 * u[:, 0]], 1)
+    assert torch.equal(action[:, 0], (base + wanted).clamp(-1, 1))
+    for dims in ([], [3], [0, 0]):
+        with pytest.raises(ConfigError, match=r"finetune\.dims=.* from 0 to 2"):
+            corrected(dims=dims)
+
+
+@pytest.mark.parametrize("dims", [None, [0, 1]])
+def test_anothers_action_is_described_exactly(dims: list[int] | None) -> None:
+    """Small corrections are of the base's own action; the rest of large ones counts as the base's,
+    as does all that is not corrected."""
+    residual = corrected(dims=dims)
+    base = torch.tensor([[0.2, -0.5, 0.0]])
+    near, far = base + torch.tensor([[0.05, -0.1, 0.0]]), torch.tensor([[0.9, -0.5, -1.0]])
+    own, u = residual.described(base, near)
+    torch.testing.assert_close(own, base)
+    torch.testing.assert_close(u[:, :2], torch.tensor([[0.5, -1.0]]))
+    own, u = residual.described(base, far)
+    assert u[0, 0] == 1 and u.abs().max() <= 1
+    torch.testing.assert_close(own + residual.correction(u), far)
+    assert own[0, 2].item() == pytest.approx(-1.0 if dims else -0.9)

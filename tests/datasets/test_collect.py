@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from embodied.core.build import allow
-from embodied.core.env import Step
+from embodied.core.env import RETURN_ENDS, Step
 from embodied.datasets.collect import CollectConfig, collect, play
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
+from embodied.datasets.transitions import return_ends
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 from tests.builders import node_of
@@ -48,6 +49,24 @@ def test_a_held_episode_keeps_its_own_end() -> None:
     episodes = list(islice(play(Random(RandomConfig(), env.spec), env, 0), 5))
     assert env.memory.flatten().tolist() == [1, 105]
     assert [episode["next_obs/state"].item() for episode in episodes] == [3, 105, 3, 105, 3]
+
+
+class Playing(Counter):
+    """Its second step is at a goal; the episode goes on."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        out = super().step(action)
+        out.log[RETURN_ENDS] = out.next_obs["state"].flatten() % 100 == 2
+        return out
+
+
+def test_where_returns_end_is_recorded(tmp_path: Path) -> None:
+    env = {"_target_": f"{__name__}.Playing"}
+    collect(settings(tmp_path, env=env, episodes=2, success_only=False), silent)
+    kept = read_episodes(tmp_path)
+    assert kept.length.tolist() == [3, 5]
+    assert kept.steps[RETURN_ENDS].int().tolist() == [0, 1, 0, 0, 1, 0, 0, 0]
+    assert return_ends(kept).int().tolist() == [0, 1, 1, 0, 1, 0, 0, 0], "or a termination"
 
 
 def test_episodes_come_in_turns_not_as_they_end() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from embodied.buffers.trajectory_columns import columns_of_episodes
+from embodied.core.env import RETURN_ENDS
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import remembered, with_history
 from embodied.datasets.lerobot.reader import Episodes
@@ -15,6 +17,7 @@ from embodied.datasets.transitions import (
     human_steps,
     joined,
     past_observations,
+    return_ends,
     transitions,
     with_steps,
 )
@@ -100,14 +103,42 @@ def test_n_step_keeps_the_first_action() -> None:
     assert rows["success"].tolist() == [False, False, True, False, False, False]
 
 
+def test_n_steps_of_chunks() -> None:
+    """Two decisions of two steps: rewards of four steps, the actions of the first two."""
+    data = episodes([[1.0, 2.0, 4.0, 8.0, 16.0], [32.0, 64.0, 128.0]], [True, False])
+    rows = transitions(data, gamma=0.5, chunk=2, n_step=2)
+    # 1 + 2/2 + 4/4 + 8/8, 2 + 4/2 + 8/4 + 16/8, 4 + 8/2 + 16/4, 8 + 16/2, 16; 32 + 64/2 + 128/4 ...
+    assert rows["reward"].tolist() == [4, 8, 12, 16, 16, 96, 128, 128]
+    # Row 0 bootstraps after four steps; those that contain step 4 terminate in it.
+    assert rows["discount"].tolist() == [0.5**4, 0, 0, 0, 0, 0.5**3, 0.5**2, 0.5]
+    assert rows["next_obs/state"].flatten().tolist() == [4, 5, 5, 5, 5, 13, 13, 13]
+    assert rows["executed_steps"].tolist() == [2, 2, 2, 2, 1, 2, 2, 1]
+    assert torch.equal(rows["action"], transitions(data, 0.5, chunk=2)["action"])
+
+
+def test_returns_end_where_the_recording_says_so() -> None:
+    """Play goes on after its second step, which is at the goal: nothing later counts before it."""
+    play = episodes([[-1.0, 0.0, -1.0, -1.0]], [False])
+    play = with_steps(play, {RETURN_ENDS: torch.tensor([False, True, False, False])})
+    rows = transitions(play, gamma=0.5, n_step=3)
+    assert rows["reward"].tolist() == [-1, 0, -1.5, -1]
+    assert rows["discount"].tolist() == [0, 0, 0.25, 0.5]
+    found = columns_of_episodes(play, rows, ["returns"], 0.5, 3)["returns"]
+    assert found.tolist() == [-1, 0, -2, -2], "the last reward goes on forever"
+    both = joined([play, TWO])
+    assert return_ends(both).tolist() == [False, True, False, False, False, False, True] + 3 * [
+        False
+    ]
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 40])
-@pytest.mark.parametrize("kind", ["chunk", "n_step"])
-def test_chained_rows_give_the_return_of_the_chain(width: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", [{"chunk": 1}, {"n_step": 1}, {"chunk": 1, "n_step": 2}])
+def test_chained_rows_give_the_return_of_the_chain(width: int, kind: dict[str, int]) -> None:
     """Following rows from start to end, V = reward + discount V', is the discounted return."""
     torch.manual_seed(width)
     rewards = [torch.rand(n).tolist() for n in (1, 7, 12)]
     data = episodes(rewards, [False, True, False])
-    rows = transitions(data, 0.9, **{kind: width})
+    rows = transitions(data, 0.9, **{name: width * times for name, times in kind.items()})
     for e, (reward, terminated) in enumerate(zip(rewards, [False, True, False], strict=True)):
         for t in range(len(reward)):
             value, weight, at = 0.0, 1.0, t
@@ -173,8 +204,8 @@ def test_sampling_is_uniform_and_repeatable() -> None:
 
 
 def test_impossible_requests_are_refused() -> None:
-    with pytest.raises(ValueError, match="chunk=2 and n_step=3"):
-        transitions(TWO, 0.9, chunk=2, n_step=3)
+    with pytest.raises(ValueError, match="chunk=2 and n_step=0"):
+        transitions(TWO, 0.9, chunk=2, n_step=0)
     with pytest.raises(ValueError, match="chunk=0"):
         chunks(TWO, 0)
     with pytest.raises(ValueError, match="at least one step"):

@@ -244,6 +244,8 @@ def test_n_steps_for_the_task_and_single_steps_for_the_risk() -> None:
     rows_ = learner._risk_transitions(learner._single(batch | single))
     assert torch.equal(rows_["next_seen"], single["single/next_obs/joints"])
     assert (rows_["goes_on"] == 0).all()
+    with pytest.raises(ConfigError, match=r"task\.actor_start must be 0"):
+        arm(task={"hidden": [16], "n_step": 5, "actor_start": 1})
     with pytest.raises(ConfigError, match=r"task\.n_step=3 should be 1, or at least"):
         arm(task={"hidden": [16], "n_step": 3})
 

@@ -224,3 +224,22 @@ def test_adam_is_torchs() -> None:
             )
     with pytest.raises(RuntimeError, match="without a gradient"):
         here.step()
+
+
+def test_critics_learn_alone_first() -> None:
+    """Policy and temperature from the fourth update on, also after a save in between."""
+    learner = make(actor_start=3)
+    batches = [batch_of(4) for _ in range(6)]
+    moved: list[bool] = []
+    for number, batch in enumerate(batches):
+        if number == 2:
+            fresh = make(actor_start=3)
+            fresh.set_state(copy.deepcopy(learner.get_state()))
+            learner = fresh
+        before = [p.detach().clone() for p in (*learner.actor_params, learner.log_alpha)]
+        critic = learner.critic_params[0].detach().clone()
+        assert ("actor_loss" in learner.update(batch)) == (number >= 3)
+        assert not torch.equal(critic, learner.critic_params[0])
+        after = (*learner.actor_params, learner.log_alpha)
+        moved.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+    assert moved == [False] * 3 + [True] * 3

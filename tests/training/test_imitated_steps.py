@@ -9,20 +9,24 @@ import pytest
 import torch
 
 from embodied.core import checkpoint
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.learners.imitation.hg_dagger import HgDagger
 from embodied.learners.on_policy.ppo_demos import PpoDemos
 from embodied.policies.scripted.intervener import Intervener
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
+from embodied.training.demonstrations import rows_for
 from embodied.training.off_policy import OffPolicyLoop
 from embodied.training.offline import OfflineLoop
-from tests.builders import random_demos, recorded
+from tests.builders import node_of, random_demos, recorded
 from tests.toy_envs import Reach
-from tests.training.test_train import run, settings
+from tests.training.test_train import run, same, settings, weights
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1, text="go to the origin")
 PERSON, POLICY = 0.5, -0.9  # their actions
@@ -194,6 +198,55 @@ def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: P
     ended = learned.state_dict()
     assert all(torch.equal(value, ended[key]) for key, value in begun.items())
     assert learned.chunk == 2
+
+
+@pytest.mark.parametrize("execute", [1, 2])
+def test_corrections_take_demonstrations(
+    given: dict[str, Any], tmp_path: Path, execute: int
+) -> None:
+    """What a run with corrections recorded is described as that run stored it."""
+    steered = node_of("policies.steering.residual.Residual", scale=0.5, execute=execute)
+    made = RunComponents(
+        read_config(
+            settings(tmp_path / "run", finetune=steered, **given) | {"learner": SAC | {"n_step": 3}}
+        )
+    )
+    policy: Any = made.policy
+    policy.base.sample_noise = lambda n, explore=False: torch.zeros(n, *policy.base_noise)
+    env = Reach(1)
+    obs, carry = env.reset(0), policy.initial(1)
+    seen: list[Tensors] = []
+    tape: list[Tensors] = []
+    for _ in range(5):
+        noise = policy.sample_noise(1, explore=True)
+        with torch.no_grad():
+            decision, carry = policy.observe(obs, carry, noise)
+            action, carry = policy.act(decision, carry, noise)
+        step = env.step(action[:, 0])
+        seen.append({"base": decision["base_action"], "u": carry["row/action"]})
+        tape.append({"obs/state": obs["state"], "action": action[:, 0], "reward": step.reward})
+        obs = step.obs
+    steps = tt.cat(tape)
+    flags = {name: torch.zeros(5, dtype=torch.bool) for name in ("terminated", "truncated")}
+    length = torch.tensor([5])
+    assert made.episodes is not None
+    whole = Episodes(
+        made.episodes.spec, {**steps, **flags}, torch.tensor([0]), length, {"state": obs["state"]}
+    )
+    rows = rows_for(whole, policy, made.learner, None)
+    torch.testing.assert_close(rows["obs/base_action"], tt.cat(seen)["base"])
+    torch.testing.assert_close(rows["action"], tt.cat(seen)["u"])
+    torch.testing.assert_close(rows["next_obs/base_action"][:2], tt.cat(seen)["base"][3:])
+    loop: Any = made.loop
+    batch = loop.buffers.demos.sample(32)
+    assert batch["obs/base_action"].shape == batch["action"].shape == (32, 2)
+
+
+def test_a_run_of_corrections_with_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:
+    steered = node_of("policies.steering.residual.Residual", scale=0.5, dims=[1])
+    node = settings(tmp_path / "run", finetune=steered, **given) | {"learner": SAC}
+    run(node)
+    assert same(weights(run(node | {"out": str(tmp_path / "again")})), weights(tmp_path / "run"))
 
 
 def test_chosen_noise_does_not(given: dict[str, Any], tmp_path: Path) -> None:

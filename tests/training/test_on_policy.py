@@ -333,8 +333,19 @@ def test_n_step_windows() -> None:
     assert rows["next_obs/state"][4:] == [102, 103, 104, 105, 105]
 
 
+def test_n_step_windows_of_chunks() -> None:
+    """The same as of recordings: row 0 (3 steps, terminates) and row 1 (5 steps, time limit) finish
+    their chunks of two steps at different times."""
+    rows = gather(rollout(chunk=2, n_step=2), 6)
+    assert rows["obs/state"] == [0, 0, 2, 2, 100, 102, 104]
+    whole = [100 + 101 / 2 + 102 / 4 + 103 / 8, 102 + 103 / 2 + 104 / 4, 104]
+    assert rows["reward"] == [0 + 1 / 2 + 2 / 4] * 2 + [2] * 2 + whole
+    assert rows["discount"] == [0] * 4 + [0.5**4, 0.5**3, 0.5]
+    assert rows["next_obs/state"] == [3, 3, 3, 3, 104, 105, 105]
+
+
 def test_state_round_trip() -> None:
-    for chunk, n_step in ((1, 1), (2, 1), (1, 3)):
+    for chunk, n_step in ((1, 1), (2, 1), (1, 3), (2, 3)):
         run, other = rollout(chunk, n_step), rollout(chunk, n_step)
         torch.manual_seed(0)
         for _ in range(4):

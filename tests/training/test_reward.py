@@ -100,6 +100,17 @@ def test_a_reward_that_is_not_a_number_is_named(start: float, learner: str, tmp_
         run(node)
 
 
+def test_rewards_of_single_decisions_are_no_n_step_returns(tmp_path: Path) -> None:
+    def made(reward: dict[str, Any]) -> RunComponents:
+        node = settings(tmp_path, reward=reward)
+        node["learner"]["n_step"] = 3
+        return RunComponents(read_config(node))
+
+    with pytest.raises(ConfigError, match=r"of a single decision: learner\.n_step=1"):
+        made({"_target_": f"{__name__}.Growing"})
+    assert made(node_of("rewards.handcrafted.composite.Scaled", factor=2.0)).learner.n_step == 3
+
+
 def test_rewards_learn_from_what_the_world_paid(tmp_path: Path) -> None:
     run(settings(tmp_path, steps=200, reward={"_target_": "tests.training.test_reward.Told"}))
     counts = [row.get("train/reward_lessons", 0) for row in read_metrics(tmp_path)]

@@ -31,6 +31,7 @@ REWARD = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor":
 UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
 PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
 TOP = {"_target_": "embodied.buffers.weighted.Top"}
+RESIDUAL = node_of("policies.steering.residual.Residual")
 
 # Another value than the default of every setting that a regime can use, and how it is seen in the
 # components; `None` where the whole run shows it (`test_a_run_follows`).
@@ -55,7 +56,7 @@ WITH_DEMOS: dict[str, tuple[Any, Any]] = {
     "weighting": (TOP, lambda c: "data/effective_rows" in c.loop.data_metrics),
     "data.demo_fraction": (None, lambda c: len(c.loop.buffers.replay) == 80),
     "data.pretrain_steps": (5, lambda c: c.config.total_steps == 5 + c.config.steps),
-    "data.normalize": (True, lambda c: bool(c.policy.encoder.norm.mean.abs().sum() > 0)),
+    "data.normalize": (False, lambda c: bool(c.policy.encoder.norm.mean.abs().sum() == 0)),
 }
 # What the whole run shows, or what other files test.
 ELSEWHERE = {
@@ -175,6 +176,34 @@ def test_what_has_no_effect_or_no_sense_is_one_line(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         RunComponents(read_config(node(tmp_path, "off_policy", None, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fitted"),
+    [
+        ({}, False),
+        ({"data.warmup_steps": 8}, True),
+        ({"data.warmup_steps": 8, "data.normalize": False}, False),
+        ({"demos": True}, True),
+        ({"demos": True, "data.normalize": False}, False),
+        ({"demos": True, "init": True}, False),
+        ({"demos": True, "init": True, "data.normalize": True}, True),
+        ({"data.warmup_steps": 8, "init": True, "finetune": RESIDUAL}, True),
+    ],
+)
+def test_observations_are_normalised_where_something_is_known(
+    tmp_path: Path, demos: str, changes: dict[str, Any], fitted: bool
+) -> None:
+    """But a policy that goes on from a run keeps what it was trained with."""
+    given = demos if changes.get("demos") else None
+    more = {key: value for key, value in changes.items() if key != "demos"}
+    if "init" in more:
+        run(node(tmp_path / "before", "off_policy", None))
+        more["init"] = str(tmp_path / "before")
+    made = RunComponents(read_config(node(tmp_path / "run", "off_policy", given, **more)))
+    loop: Any = made.loop
+    norm: Any = made.learner.policy.state_dict()["encoder.norm.mean"]
+    assert (bool(norm.any()) or loop.fit_after_warmup) == fitted
 
 
 def test_a_shift_is_for_images(tmp_path: Path, demos: str) -> None:

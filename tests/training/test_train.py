@@ -91,7 +91,9 @@ def resumed(node: dict[str, Any], cut: int) -> Path:
     return whole
 
 
-@pytest.mark.parametrize("extra", [{}, {"learner_n_step": 3}, {"chunk": 3}, {"fr3": True}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"learner_n_step": 3}, {"chunk": 3, "learner_n_step": 2}, {"fr3": True}]
+)
 def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
     node = settings(tmp_path, steps=240)
     node["learner"]["n_step"] = extra.get("learner_n_step", 1)

@@ -141,6 +141,8 @@ class Bresa(GradientLearner):
         task = replace(config.task, batch_size=config.batch_size, gamma=config.gamma)
         if task.utd != 1:
             raise ConfigError("task.utd must be 1; set data.utd_ratio instead")
+        if task.actor_start:
+            raise ConfigError("task.actor_start must be 0: the task policy learns from the start")
         self.config = config
         self.batch_size = config.batch_size
         self.gamma = config.gamma

@@ -19,13 +19,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Number
+from embodied.core.bounds import Count, CountOrZero, Number
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import (
-    ActorCritic,
+    DelayedActorCritic,
     OffPolicyConfig,
     TemperatureConfig,
     actor_loss,
@@ -44,9 +44,10 @@ class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
     target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element
     entropy_in_backup: bool = True  # whether the critics' target has the entropy bonus
     actor_objective: Literal["min", "mean"] = "min"  # of the critics; the policy maximises it
+    actor_start: CountOrZero = 0  # updates before the first step of policy and temperature
 
 
-class Sac(ActorCritic):
+class Sac(DelayedActorCritic):
     """`update` takes utd * batch_size transitions: utd critic steps on slices, one actor step."""
 
     data = "off_policy"
@@ -67,13 +68,17 @@ class Sac(ActorCritic):
         self.batch_size = config.utd * config.batch_size
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
+        self.updates += 1
+        return self.with_last_actor(self._step(self.updates > self.config.actor_start, batch))
+
+    def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
         metrics: Tensors = {}
         self.td_errors: list[Tensor] = []  # of each slice
         for part in self.slices(batch, self.config.batch_size):
             metrics |= self.critic_step(part, self.config.tau)
         if self.td_errors:
             self.priority = torch.cat(self.td_errors)
-        return metrics | self.soft_actor_step(part)
+        return metrics | (self.soft_actor_step(part) if act else {})
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])

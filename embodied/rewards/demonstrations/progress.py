@@ -244,6 +244,7 @@ class StepwiseProgress(FittedReward):
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
         super().__init__(config, seed)
+        self.sums_steps = config.shaping == "potential"
         shown, failed = self.read(spec, config.failures, config.failure_episodes)
         with forked(seed):
             self.net = PairwiseRegressor(self.leaves, config.hidden, config.channels)

@@ -246,6 +246,7 @@ class Rewind(FittedReward):
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path | None
     ) -> None:
         super().__init__(config, seed)
+        self.sums_steps = config.value == "potential"
         shown, mismatched = self.read(spec, config.mismatched, config.mismatched_episodes)
         self.window = Window(config.history, config.stride)
         with forked(seed):

@@ -252,6 +252,7 @@ class Scaled(Reward):
     """
 
     frozen = True
+    sums_steps = True
 
     def __init__(self, config: ScaledConfig) -> None:
         self.config = config

@@ -246,6 +246,7 @@ class Shaping(SummedReward):
     """Applied once, when transitions are stored."""
 
     frozen = True
+    sums_steps = True
 
     def __init__(self, config: ShapingConfig, spec: Spec) -> None:
         self.config = config

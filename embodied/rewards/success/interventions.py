@@ -43,6 +43,7 @@ class Interventions(Reward):
 
     def __init__(self, config: Config, num_envs: int, seed: int) -> None:
         self.config = config
+        self.sums_steps = config.pay == "env"
         self.num_envs = num_envs
         self.seed = seed
 
