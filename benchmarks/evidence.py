@@ -33,8 +33,11 @@ Each method is compared with its own baseline: same steps, same initial states. 
 interquartile mean over seeds, then the score of each seed; the worst seed has a column of its own.
 The difference is paired by seed, with its 95% bootstrap interval; P is the probability that a run
 of the method scores higher than one of the baseline. Minutes are those of one seed, on one thread
-of a shared two-core machine. `bc` is behavior cloning of the same data. BELOW: worse than the
-baseline. SIMULATED: rules or known rewards in place of a person or a model.
+of a shared two-core machine. `bc` is behavior cloning of the same data. SIMULATED: rules or known
+rewards in place of a person or a model. BELOW: the interval of the difference says that it is worse
+than the baseline, and its learning curve is flat: it gained less than two points over the last
+third of the steps. Otherwise "worse, not flat" (it may only have been stopped early), or "worse, no
+curve" (it was evaluated once).
 
 The [rules of a fair study](studies.md#rules-of-evidence) are newer than most results. WITHDRAWN: it
 lacks a fair baseline, and is no evidence that the method helps; the reason is below. Seeds
@@ -78,7 +81,8 @@ def study_of(name: str) -> Study:
 
 def require_fair(study: Study, name: str) -> None:
     """ConfigError with every rule (`benchmarks.rules`) that a study breaks, before it runs."""
-    if found := rules.problems(study) + rules.tuning_problems(study):
+    found = [*rules.problems(study), *rules.tuning_problems(study), *rules.still_missing(study)]
+    if found:
         raise ConfigError(f"study {name} is not fair, nothing was run: " + "; ".join(found))
 
 
@@ -138,15 +142,20 @@ def rows(facts: dict[str, Any]) -> list[str]:
         for metric, scores in further
         for each in results
     ]
-    return [row(each) for each in [*results, *by_metric]]
+    return [row(each) for each in results] + [row(each, with_verdict=False) for each in by_metric]
 
 
-def row(facts: dict[str, Any]) -> str:
+def row(facts: dict[str, Any], with_verdict: bool = True) -> str:
     """One table row: interquartile means over seeds and 95% bootstrap intervals, or, where the
-    rules allow none, the seeds alone; always the worst seed."""
+    rules allow none, the seeds alone; always the worst seed. `with_verdict` on a result that is
+    worse than the baseline (`direction` and `curves` are of the study's own metric)."""
     base = np.asarray(facts["scores"][facts["baseline"]])
     result = np.asarray(facts["scores"][facts["result"]])
     alone = bool(facts["seeds_alone"])
+    compared = f"seeds alone ({facts['seeds_alone']})" if alone else difference(result, base)
+    if with_verdict and not alone:
+        curve = facts.get("curves", {}).get(facts["result"])
+        compared += rules.verdict(result - base, curve, facts["direction"])
     worst = result.min() if facts["direction"] == "maximize" else result.max()
     cells = [
         f"WITHDRAWN: {facts['method']}" if facts["withdrawn"] else facts["method"],
@@ -155,7 +164,7 @@ def row(facts: dict[str, Any]) -> str:
         f"{facts['baseline']}: {summarize(base, alone)}",
         f"{facts['result']}: {summarize(result, alone)}",
         number(worst),
-        f"seeds alone ({facts['seeds_alone']})" if alone else difference(result, base),
+        compared,
         f"{facts['minutes'][facts['result']]:.1f}",
         f"{facts['date']} {commit(facts)}",
     ]
@@ -194,6 +203,7 @@ def current(name: str, facts: dict[str, Any]) -> dict[str, Any]:
             "withdrawn": "its study is gone",
             "seeds_alone": "",
             "direction": "maximize",
+            "notes": [],
         }
     study = study_of(name)
     return facts | {
@@ -201,6 +211,7 @@ def current(name: str, facts: dict[str, Any]) -> dict[str, Any]:
         "withdrawn": study.withdrawn,
         "seeds_alone": rules.seeds_alone(study, facts["seeds"]),
         "direction": study.direction,
+        "notes": notes(study),
     }
 
 
@@ -230,9 +241,20 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def notes(study: Study) -> list[str]:
+    """What a reader of a study's result has to know beside its claim."""
+    lacking = [
+        f"{'Not yet run again' if role == 'all' else f'Control not yet run, {role}'}: {why}"
+        for role, why in study.not_yet_run.items()
+    ]
+    reasons = ((key, why) for key, why in study.exempt.items() if key.startswith("env."))
+    other = [f"{key} is not the task's own: {why}" for key, why in reasons]
+    return [*lacking, *other, *([f"Advice: {study.advice}"] if study.advice else [])]
+
+
 def limits(facts: dict[str, Any]) -> str:
-    why = f" WITHDRAWN: {facts['withdrawn']}" if facts["withdrawn"] else ""
-    return f"- **{facts['method']}**: {facts['claim']}{why}"
+    said = [f"WITHDRAWN: {facts['withdrawn']}"] if facts["withdrawn"] else []
+    return " ".join([f"- **{facts['method']}**: {facts['claim']}", *said, *facts["notes"]])
 
 
 def finished(study: Study, work: Path) -> tuple[int, ...]:

@@ -213,7 +213,9 @@ class Study:
     further_metrics: tuple[str, ...] = ()  # read and compared in the same way
     kind: Literal["", "improvement", "comparison", "reproduction"] = ""  # of study
     controls: Mapping[str, str] = field(default_factory=dict)  # variants that a fair study has
-    exempt: Mapping[str, str] = field(default_factory=dict)  # why a control is left out
+    exempt: Mapping[str, str] = field(default_factory=dict)  # why a rule is not for it, by rule
+    not_yet_run: Mapping[str, str] = field(default_factory=dict)  # what the result lacks, and why
+    advice: str = ""  # when to take this method and not another one, for pages to quote
     tuning_seeds: tuple[CountOrZero, ...] | None = None  # settings chosen on them (null: unknown)
     withdrawn: str = ""  # why the result no longer counts
     direction: Literal["maximize", "minimize"] = "maximize"  # of the metric

@@ -61,6 +61,8 @@ def test_expectile_and_weights_by_hand() -> None:
     assert expectile_loss(gap, 0.5).item() == pytest.approx(0.5 * gap.square().mean().item())
     weight = awr_weight(torch.tensor([0.0, 1.0, -2.0, 5.0, 1e9]), 3.0, 100.0)
     assert weight.tolist() == pytest.approx([1, math.exp(3), math.exp(-6), 100, 100], rel=1e-5)
+    even = awr_weight(torch.tensor([-2.0, 1e9]), make(beta=0.0).config.beta, 100.0)
+    assert even.tolist() == [1, 1]  # the control: IQL whose advantages do not weigh
 
 
 def test_the_rate_falls_to_zero() -> None:

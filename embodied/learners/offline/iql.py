@@ -22,7 +22,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Bound, Positive, PositiveFraction
+from embodied.core.bounds import Bound, NonNegative, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -41,7 +41,7 @@ class Config(OffPolicyConfig, CriticConfig):
     """Settings of IQL."""
 
     expectile: Annotated[float, Bound(above=0.0, below=1.0)] = 0.7  # tau; 0.5: mean; to 1: maximum
-    beta: Positive = 3.0  # inverse temperature of the policy, in units of 1 / value
+    beta: NonNegative = 3.0  # inverse temperature, in units of 1 / value (0: plain imitation)
     clip: Positive = 100.0  # largest weight of a transition in the policy's loss
     value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
     cosine: bool = True  # decay the policy's learning rate to 0 along a cosine over the run
