@@ -34,7 +34,7 @@ LAYERS = [
         "compose",
         "study",
         "reward_design",
-        "viewer deploy settings_tables",
+        "viewer deploy settings_tables improve",
         "checks",
         "commands",
         "api",

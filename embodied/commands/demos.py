@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodied.commands import require_at_least, require_datasets, split_words, take
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError, Node, nearest
 
 if TYPE_CHECKING:
     from embodied.datasets.editing.write import Copied
@@ -24,8 +24,11 @@ def collect_command(args: argparse.Namespace) -> None:
     collect(args.words, args.config_dir)
 
 
-def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
-    """Record the episodes that the words of a command line ask for; returns the dataset folder."""
+def collect(
+    words: list[str], folders: Sequence[str] = (), given: Mapping[str, Node] | None = None
+) -> Path:
+    """Record the episodes that the words of a command line ask for; returns the dataset folder.
+    `given`: options that are not files, as in `compose`."""
     from embodied.compose import compose
 
     run, words = take(words, "policy")
@@ -33,7 +36,7 @@ def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
         words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
     if not any(word.startswith("demonstrator=") for word in words):
         words = [*words, f"demonstrator={demonstrator_of(words, folders)}"]
-    node = compose("collect", words, folders).node
+    node = compose("collect", words, folders, given).node
 
     from rich.progress import Progress
 

@@ -76,8 +76,9 @@ def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> 
     if not step:
         log.write(step, dict(components.loop.data_metrics))
     teacher = components.loop.teacher
-    trainer = Trainer(log, config.total_steps, every, evaluate, save, step, teacher)
-    return trainer
+    return Trainer(
+        log, config.total_steps, every, evaluate, save, step, teacher, config.minutes
+    )
 
 
 def _finish(

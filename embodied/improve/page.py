@@ -1,0 +1,67 @@
+"""The report of an improvement: who raced, how far each came, and the result on held-out states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embodied.improve.race import Journal, Leg
+from embodied.reports.page import Point, chart, figure, head, table, write_page
+
+if TYPE_CHECKING:
+    from embodied.improve.improve import ImproveConfig, Improvement
+
+
+def write_report(result: Improvement, journal: Journal, config: ImproveConfig) -> Path:
+    """Write OUT/report.html."""
+    rows = [_row(name, result, journal) for name in result.rows]
+    heads = ("", "budget", "minutes", "while choosing", "held out", "acts with")
+    drawn = curves(journal, "minutes"), curves(journal, "budget")
+    unit = "minutes" if config.steps is None else "steps"
+    parts = [
+        head("Improvement", str(result), f"base: {config.policy}"),
+        f"<h2>Result</h2>{table(heads, rows)}",
+        "<p>While choosing: the episodes by which the race was decided, from initial states of "
+        f"their own. Held out: {config.held_out} episodes from others, played once at the end; the "
+        "difference between both columns is luck that chose.</p>",
+        '<h2>Race</h2><div class="grid2">'
+        f"{figure(drawn[0], 'by minutes, with measurements')}{figure(drawn[1], f'by {unit}')}</div>",
+    ]
+    if result.problems:
+        shown = table(("way", "why it was not in the race"), result.problems.items())
+        parts.append(f"<h2>Left out</h2>{shown}")
+    lines = f"embodied view {result.policy}\nembodied eval {result.policy} episodes=500"
+    parts.append(f"<h2>Next</h2><pre>{escape(lines)}</pre>")
+    return write_page(result.report, "Improvement", parts)
+
+
+def _row(name: str, result: Improvement, journal: Journal) -> Sequence[str]:
+    legs = journal.of(name)
+    last = result.chosen if name == result.chosen.way else legs[-1]
+    until = [leg for leg in legs if leg.rung <= last.rung]
+    mark = " (chosen)" if name == result.chosen.way else ""
+    minutes = sum(leg.minutes for leg in until)
+    budget = sum(leg.budget for leg in until)
+    spent = f"{budget:,.4g}", f"{minutes:.1f}"
+    return (name + mark, *spent, str(last.score), str(result.rows[name]), " ".join(last.sampler))
+
+
+def curves(journal: Journal, along: str) -> str:
+    """The scores of all ways over what they have spent, with intervals."""
+    series, bands = dict[str, list[Point]](), dict[str, list[Point]]()
+    for way in dict.fromkeys(leg.way for leg in journal.legs if leg.score is not None):
+        points, spans, spent = list[Point](), list[Point](), 0.0
+        for leg in journal.of(way):
+            spent += 0.0 if leg.way == "base" else getattr(leg, along)
+            if leg.score is not None:
+                points.append((spent, leg.score.mean))
+                spans.append((leg.score.low, leg.score.high))
+        series[way], bands[way] = points, spans
+    limits = (0.0, 1.0) if _rates(journal.legs) else (None, None)
+    return chart(series, "score", bands, limits=limits)
+
+
+def _rates(legs: Sequence[Leg]) -> bool:
+    return all(leg.score.is_rate for leg in legs if leg.score is not None)
