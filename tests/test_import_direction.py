@@ -34,7 +34,7 @@ LAYERS = [
         "compose",
         "study",
         "reward_design",
-        "viewer deploy settings_tables improve",
+        "viewer deploy settings_tables improvement",
         "checks",
         "commands",
         "api",

@@ -33,7 +33,7 @@ from embodied.policies.remote.address import is_address
 from embodied.policies.wrappers.told import with_task
 
 if TYPE_CHECKING:
-    from embodied.improve.improve import Improvement
+    from embodied.improvement.improve import Improvement
 
 OPTIONS = Path(__file__).parent / "options"
 """YAML of options that only Python can choose."""
@@ -222,8 +222,6 @@ def improve(
 
     words = [] if env is None else env_words(env)
     given = {"out": str(out), **settings}
-    if isinstance(given.get("demos"), str | Path):
-        given["demos"] = [str(given["demos"])]
     asked = [*words, *_settings_words(given)]
     tell = print if verbose else _silent
     return improve_words(_saved(policy, env, Path(out)), asked, [str(OPTIONS)], tell)

@@ -25,10 +25,16 @@ def collect_command(args: argparse.Namespace) -> None:
 
 
 def collect(
-    words: list[str], folders: Sequence[str] = (), given: Mapping[str, Node] | None = None
+    words: list[str],
+    folders: Sequence[str] = (),
+    given: Mapping[str, Node] | None = None,
+    verbose: bool = True,
 ) -> Path:
     """Record the episodes that the words of a command line ask for; returns the dataset folder.
-    `given`: options that are not files, as in `compose`."""
+
+    Prints progress and what to type next, unless `verbose` is false. `given`: options that are not
+    files, as in `compose`.
+    """
     from embodied.compose import compose
 
     run, words = take(words, "policy")
@@ -46,7 +52,7 @@ def collect(
     config = parse(collecting.CollectConfig, node, "collect")
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0})
     try:
-        with Progress() as progress:
+        with Progress(disable=not verbose) as progress:
             task = progress.add_task("episodes", total=config.episodes)
             kept, played = collecting.collect(
                 config, lambda kept, played: progress.update(task, completed=kept)
@@ -55,6 +61,8 @@ def collect(
         raise KeyboardInterrupt(
             f"{config.out} keeps the recorded episodes; repeat the command to continue"
         ) from stop
+    if not verbose:
+        return Path(config.out)
     share = f"{kept} of {played} kept" if config.success_only else f"{kept}"
     print(f"{config.out}: {share}")
     print(f"next: embodied demos info {config.out}")

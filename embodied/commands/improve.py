@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.commands import require_folders, split_words
+from embodied.commands import require_folders
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_saved
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from embodied.core.policy import Policy
     from embodied.core.spec import Spec
     from embodied.evaluation.evaluate import Evaluation
-    from embodied.improve.improve import Improvement
-    from embodied.improve.ways import Commands
+    from embodied.improvement.improve import Improvement
+    from embodied.improvement.ways import Commands
 
 SETTINGS = "improve.yaml"
 """The file of an improvement's settings, in its folder."""
@@ -52,7 +52,7 @@ def improve(
     """
     from embodied.compose import options, search_folders
     from embodied.core.build import parse
-    from embodied.improve.improve import ImproveConfig, Improver
+    from embodied.improvement.improve import ImproveConfig, Improver
 
     node = _settings(policy, words, folders)
     config: ImproveConfig = parse(ImproveConfig, node, "improve")
@@ -100,8 +100,6 @@ def _settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node
     node = compose("improve", words, folders, given).node
     short = "served" if is_address(policy) else Path(policy).resolve().name
     node |= {"policy": policy, "out": node["out"] or str(Path("outputs") / f"{short}-improved")}
-    if isinstance(node["demos"], str):
-        node["demos"] = [node["demos"]]
     return node
 
 
@@ -114,15 +112,13 @@ def _remember(out: Path, node: Node) -> None:
     file.write_text(text)
 
 
-def _commands(
-    env: Node, allowed: Sequence[str], folders: Sequence[str], config: Any
-) -> Commands:
+def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config: Any) -> Commands:
     """Training, collecting and playing in `env`, as the command line does it."""
     from contextlib import closing
 
     from embodied.commands import demos
     from embodied.commands import train as training
-    from embodied.improve.ways import Commands
+    from embodied.improvement.ways import Commands
 
     given = {"env/as_trained": env}
 
@@ -131,7 +127,7 @@ def _commands(
         return training.train([*words, *allowed], folders, False, None if resumes else given)
 
     def collect(words: Sequence[str]) -> Path:
-        return demos.collect([*words, *allowed, "env=as_trained"], folders, given)
+        return demos.collect([*words, *allowed, "env=as_trained"], folders, given, False)
 
     def check(words: Sequence[str]) -> None:
         from embodied.training.components import RunComponents

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from embodied.evaluation.evaluate import Evaluation
 from embodied.evaluation.statistics import rate, wilson
 
+BASE = "base"  # the name of the policy that is to be improved
 ENOUGH = 0.95  # lower end of a success rate at which nothing is left to win
 
 
@@ -152,3 +153,33 @@ def gain(after: Score, before: Score) -> tuple[float, float, float]:
     below, above = after.mean - after.low, after.high - after.mean
     under, over = before.mean - before.low, before.high - before.mean
     return change, change - math.hypot(below, over), change + math.hypot(above, under)
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """What came out: `policy` is a run folder (or a policy server that nothing improved); `rows` are the final measurements by name, of the
+    base policy, of every way that finished, and of the chosen one."""
+
+    policy: str
+    chosen: Leg
+    rows: Mapping[str, Score]
+    problems: Mapping[str, str]
+    report: Path
+
+    @property
+    def gain(self) -> tuple[float, float, float]:
+        """How much better than the base the chosen policy is, with the 95% interval."""
+        return gain(self.rows[self.chosen.way], self.rows[BASE])
+
+    def __str__(self) -> str:
+        """The result in a sentence."""
+        change, low, high = self.gain
+        before, after = self.rows[BASE], self.rows[self.chosen.way]
+        if low <= 0:
+            return f"no improvement found: {before} before, {after} with {self.chosen.way}"
+        unit = ("percent", 100.0) if after.is_rate else ("return", 1.0)
+        change, low, high = (unit[1] * value for value in (change, low, high))
+        return (
+            f"{self.chosen.way}: {after} instead of {before}: "
+            f"{change:+.3g} {unit[0]} [{low:+.3g}, {high:+.3g}]"
+        )

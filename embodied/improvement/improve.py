@@ -22,11 +22,12 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.errors import ContractError
 from embodied.core.saved_node import read_saved
 from embodied.datasets.lerobot.reader import DatasetError
-from embodied.improve.race import Journal, Leg, Score, best, gain, race, shares
-from embodied.improve.ways import Commands, Setup, Way
+from embodied.improvement.page import write_report
+from embodied.improvement.race import BASE, Improvement, Journal, Leg, Score, best, race, shares
+from embodied.improvement.ways import Commands, Setup, Way
 from embodied.policies.remote.address import is_address
 
-BASE, SAMPLER = "base", "best sampler"
+SAMPLER = "best sampler"
 TUNING, HELD_OUT = 20_000, 10_000
 STEPS = (1, 4, 16)  # of a sampler, that are tried beside its own
 SEARCH_SHARE = 0.1  # of the budget, in which the best sampler is looked for
@@ -42,43 +43,13 @@ class ImproveConfig:
     minutes: Positive = 30.0  # wall time in all (with steps: not used)
     steps: Count | None = None  # environment steps of the race, in place of minutes
     ways: tuple[str, ...] | None = None  # that race (null: all that apply)
-    demos: tuple[str, ...] = ()  # datasets of demonstrations
+    demos: str | tuple[str, ...] | None = None  # dataset folder(s) of demonstrations
     episodes: Count = 100  # of a measurement that chooses
     held_out: Count = 200  # episodes of the last measurement
     num_envs: Count = 50  # parallel envs that measure
     seed: CountOrZero = 0  # of the trainings
     device: str = "auto"  # auto | cpu | cuda
     threads: Count = 1  # CPU threads of torch
-
-
-@dataclass(frozen=True)
-class Improvement:
-    """What came out: `policy` is a run folder (or a policy server that nothing improved); `rows` are the final measurements by name, of the
-    base policy, of every way that finished, and of the chosen one."""
-
-    policy: str
-    chosen: Leg
-    rows: Mapping[str, Score]
-    problems: Mapping[str, str]
-    report: Path
-
-    @property
-    def gain(self) -> tuple[float, float, float]:
-        """How much better than the base the chosen policy is, with the 95% interval."""
-        return gain(self.rows[self.chosen.way], self.rows[BASE])
-
-    def __str__(self) -> str:
-        """The result in a sentence."""
-        change, low, high = self.gain
-        before, after = self.rows[BASE], self.rows[self.chosen.way]
-        if low <= 0:
-            return f"no improvement found: {before} before, {after} with {self.chosen.way}"
-        unit = ("percent", 100.0) if after.is_rate else ("return", 1.0)
-        change, low, high = (unit[1] * value for value in (change, low, high))
-        return (
-            f"{self.chosen.way}: {after} instead of {before}: "
-            f"{change:+.3g} {unit[0]} [{low:+.3g}, {high:+.3g}]"
-        )
 
 
 class Improver:
@@ -168,7 +139,8 @@ class Improver:
         words += [f"eval.seed={TUNING}", "eval_every=0", "save_every=0"]
         pace = base.budget / max(base.minutes, 1e-6)
         unit = "minutes" if config.steps is None else "steps"
-        return Setup(self.commands, start, tuple(words), config.demos, unit, pace, config.seed)
+        demos = [config.demos] if isinstance(config.demos, str) else config.demos or ()
+        return Setup(self.commands, start, tuple(words), tuple(demos), unit, pace, config.seed)
 
     def problems(self, setup: Setup) -> dict[str, str]:
         """The ways that do not apply, and why."""
@@ -215,8 +187,6 @@ class Improver:
 
     def finished(self, problems: dict[str, str]) -> Improvement:
         """Measure once on held-out states, and write what is left behind."""
-        from embodied.improve.page import write_report
-
         chosen = best(self.journal.legs)
         assert chosen is not None
         lasts = {leg.way: leg for leg in self.journal.legs if leg.score is not None}
@@ -224,7 +194,8 @@ class Improver:
         rows = self.held_out(lasts)
         policy = self.left_behind(chosen)
         result = Improvement(policy, chosen, rows, problems, self.out / "report.html")
-        write_report(result, self.journal, self.config)
+        unit = "minutes" if self.config.steps is None else "steps"
+        write_report(result, self.journal, self.config.policy, unit)
         facts: dict[str, Any] = {
             "chosen": chosen.way,
             "policy": chosen.policy,
@@ -243,9 +214,7 @@ class Improver:
         for name, leg in legs.items():
             known = kept.find(name, leg.rung)
             if known is None:
-                result = self.commands.play(
-                    leg.policy, leg.sampler, self.config.held_out, HELD_OUT
-                )
+                result = self.commands.play(leg.policy, leg.sampler, self.config.held_out, HELD_OUT)
                 known = kept.add(replace(leg, score=Score.of(result)))
             assert known.score is not None
             rows[name] = known.score
@@ -260,7 +229,9 @@ class Improver:
             return chosen.policy
         folder, saved = self.out / "policy", Path(chosen.policy)
         shutil.rmtree(folder, ignore_errors=True)
-        settings = {w.partition("=")[0]: yaml.safe_load(w.partition("=")[2]) for w in chosen.sampler}
+        settings = {
+            w.partition("=")[0]: yaml.safe_load(w.partition("=")[2]) for w in chosen.sampler
+        }
         inner = {k.removeprefix("policy."): v for k, v in settings.items() if "policy." in k}
         policy = checkpoint.load_policy(saved)
         if inner:

@@ -18,7 +18,7 @@ from embodied.core.build import ConfigError
 
 QUICK = {
     "quick_dsrl": """
-_target_: embodied.improve.ways.Training
+_target_: embodied.improvement.ways.Training
 words: >-
   finetune=dsrl finetune.bound=2.0 finetune.shared_noise=true
   policy=gaussian policy.hidden=[64,64] policy.activation=tanh
@@ -27,18 +27,18 @@ words: >-
   data.normalize=true data.warmup_steps=400 data.utd_ratio=1.0
 """,
     "quick_own": """
-_target_: embodied.improve.ways.OwnSuccesses
+_target_: embodied.improvement.ways.OwnSuccesses
 words: policy=flow learner=imitate
-updates: 300
+updates: 150
 """,
     "quick_clone": """
-_target_: embodied.improve.ways.Training
+_target_: embodied.improvement.ways.Training
 words: policy=flow learner=imitate
 demos: needed
 init: false
 """,
 }
-SMALL = ["episodes=40", "held_out=60", "num_envs=20", "steps=2000"]
+SMALL = ["episodes=40", "held_out=60", "num_envs=20", "steps=1500"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_better_policy_is_left_behind_with_the_proof(
     assert {"base", "quick_dsrl", "quick_own"} <= result.rows.keys()
     assert "demos=DIR" in result.problems["quick_clone"]
     assert result.gain[1] > 0 and result.chosen.way != "base"
-    row = evaluate_run(Path(result.policy), ["episodes=60"], [])
+    row = evaluate_run(Path(result.policy), ["episodes=60", "num_envs=20"], [])
     assert row["successes"] == round(result.rows[result.chosen.way].mean * 60)
     page = result.report.read_text()
     assert all(name in page for name in result.rows) and "needs demonstrations" in page
@@ -86,6 +86,7 @@ def test_an_interrupted_improvement_goes_on_to_the_same_result(
     base: Path, recipes: str, tmp_path: Path
 ) -> None:
     words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
+    words = [word if word != "steps=1500" else "steps=900" for word in words]
     whole = command.improve(str(base), words, [recipes])
     kept = {leg: score.mean for leg, score in whole.rows.items()}
     shutil.rmtree(tmp_path / "out")
@@ -123,9 +124,7 @@ def test_a_torch_module_without_successes_is_ranked_by_its_return(tmp_path: Path
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
     settings = {"steps": 600, "ways": ["residual", "own_successes"], "episodes": 10, "held_out": 10}
-    result = em.improve(
-        module, "Pendulum-v1", out=tmp_path, verbose=False, num_envs=10, **settings
-    )
+    result = em.improve(module, "Pendulum-v1", out=tmp_path, verbose=False, num_envs=10, **settings)
     assert not result.rows["base"].is_rate
     assert "which episodes succeeded" in result.problems["own_successes"]
     assert result.rows["residual"].episodes == 10

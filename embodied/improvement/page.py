@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from embodied.improve.race import Journal, Leg
+from embodied.improvement.race import BASE, Improvement, Journal, Leg
 from embodied.reports.page import Point, chart, figure, head, table, write_page
 
-if TYPE_CHECKING:
-    from embodied.improve.improve import ImproveConfig, Improvement
 
-
-def write_report(result: Improvement, journal: Journal, config: ImproveConfig) -> Path:
-    """Write OUT/report.html."""
+def write_report(result: Improvement, journal: Journal, base: str, unit: str) -> Path:
+    """Write OUT/report.html about the improvement of the policy `base`, with budgets in `unit`."""
     rows = [_row(name, result, journal) for name in result.rows]
     heads = ("", "budget", "minutes", "while choosing", "held out", "acts with")
     drawn = curves(journal, "minutes"), curves(journal, "budget")
-    unit = "minutes" if config.steps is None else "steps"
     parts = [
-        head("Improvement", str(result), f"base: {config.policy}"),
+        head("Improvement", str(result), f"base: {base}"),
         f"<h2>Result</h2>{table(heads, rows)}",
         "<p>While choosing: the episodes by which the race was decided, from initial states of "
-        f"their own. Held out: {config.held_out} episodes from others, played once at the end; the "
+        "their own. Held out: episodes from others, played once at the end; the "
         "difference between both columns is luck that chose.</p>",
         '<h2>Race</h2><div class="grid2">'
         f"{figure(drawn[0], 'by minutes, with measurements')}{figure(drawn[1], f'by {unit}')}</div>",
@@ -54,7 +49,7 @@ def curves(journal: Journal, along: str) -> str:
     for way in dict.fromkeys(leg.way for leg in journal.legs if leg.score is not None):
         points, spans, spent = list[Point](), list[Point](), 0.0
         for leg in journal.of(way):
-            spent += 0.0 if leg.way == "base" else getattr(leg, along)
+            spent += 0.0 if leg.way == BASE else getattr(leg, along)
             if leg.score is not None:
                 points.append((spent, leg.score.mean))
                 spans.append((leg.score.low, leg.score.high))

@@ -16,7 +16,7 @@ from typing import Literal
 from embodied.core.bounds import Count, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.evaluation.evaluate import Evaluation
-from embodied.improve.race import Leg, best
+from embodied.improvement.race import Leg, best
 from embodied.training.logger import read_metrics
 
 MANY = 1000  # updates or steps of a training in the time of one step that is played, at most

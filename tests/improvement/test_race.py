@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embodied.evaluation.evaluate import Evaluation
-from embodied.improve.race import ENOUGH, Journal, Leg, Score, best, gain, race, shares
+from embodied.improvement.race import ENOUGH, Journal, Leg, Score, best, gain, race, shares
 
 
 def score(successes: int, episodes: int = 100) -> Score:
