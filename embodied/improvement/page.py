@@ -14,15 +14,15 @@ def write_report(result: Improvement, journal: Journal, base: str, unit: str) ->
     """Write OUT/report.html about the improvement of the policy `base`, with budgets in `unit`."""
     rows = [_row(name, result, journal) for name in result.rows]
     heads = ("", "budget", "minutes", "while choosing", "held out", "acts with")
-    drawn = curves(journal, "minutes"), curves(journal, "budget")
+    drawn = [figure(curves(journal, "minutes"), "by minutes, with measurements")]
+    drawn += [figure(curves(journal, "budget"), f"by {unit} of training")]
     parts = [
         head("Improvement", str(result), f"base: {base}"),
         f"<h2>Result</h2>{table(heads, rows)}",
         "<p>While choosing: the episodes by which the race was decided, from initial states of "
         "their own. Held out: episodes from others, played once at the end; the "
         "difference between both columns is luck that chose.</p>",
-        '<h2>Race</h2><div class="grid2">'
-        f"{figure(drawn[0], 'by minutes, with measurements')}{figure(drawn[1], f'by {unit}')}</div>",
+        f'<h2>Race</h2><div class="grid2">{"".join(drawn)}</div>',
     ]
     if result.problems:
         shown = table(("way", "why it was not in the race"), result.problems.items())

@@ -157,8 +157,9 @@ def gain(after: Score, before: Score) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Improvement:
-    """What came out: `policy` is a run folder (or a policy server that nothing improved); `rows` are the final measurements by name, of the
-    base policy, of every way that finished, and of the chosen one."""
+    """What came out: `policy` is a run folder (or a policy server that nothing improved); `rows`
+    are the final measurements by name, of the base policy, of every way that finished, and of the
+    chosen one."""
 
     policy: str
     chosen: Leg

@@ -1,4 +1,4 @@
-"""Ways to improve a policy: each spends a budget and leaves a run. Recipes are `configs/way/*.yaml`.
+"""Ways to improve a policy: each spends a budget and leaves a run. `configs/way/` has the recipes.
 
 A recipe's settings were chosen on other tasks and are the same everywhere: no way is tuned more
 than another.

@@ -1,4 +1,4 @@
-"""`embodied improve` from end to end in toy tasks: what races, what is left behind, what is said."""
+"""`embodied improve` from end to end in toy tasks: what races, what is left behind."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_equal_scores_go_to_the_cheaper_one() -> None:
 
 
 def test_a_gain_has_the_interval_of_a_difference_of_rates() -> None:
-    """56 of 70 against 48 of 80: 0.2 with [0.0524, 0.3339] (Newcombe, 1998, example a, method 10)."""
+    """56 of 70 against 48 of 80: 0.2 with [0.0524, 0.3339] (Newcombe, 1998, example a)."""
     change, low, high = gain(score(56, 70), score(48, 80))
     assert (change, low, high) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
 
