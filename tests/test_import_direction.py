@@ -34,7 +34,7 @@ LAYERS = [
         "compose",
         "study",
         "reward_design",
-        "viewer deploy settings_tables",
+        "viewer deploy settings_tables improvement",
         "checks",
         "commands",
         "api",

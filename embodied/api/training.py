@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.remote.address import is_address
 from embodied.policies.wrappers.told import with_task
+
+if TYPE_CHECKING:
+    from embodied.improvement.improve import Improvement
 
 OPTIONS = Path(__file__).parent / "options"
 """YAML of options that only Python can choose."""
@@ -195,6 +198,53 @@ def train(
     if num_envs == 1 and _is_object(env) and "eval.shared" not in given:
         asked += ["eval.num_envs=1", "eval.shared=true"]
     return load(train_words(asked, [str(OPTIONS)], verbose=verbose))
+
+
+def improve(
+    policy: Agent | Policy | nn.Module | str | Path,
+    env: EnvLike | None = None,
+    out: str | Path = "outputs/improved",
+    verbose: bool = True,
+    **settings: Any,
+) -> Improvement:
+    """Improve a policy by whatever works for it: several ways race, and the best one trains on.
+
+    `policy`: an agent, a run's folder, a policy server's address, or a torch module from flat
+    observations [n, D] to [n, A] numbers. `env`: by default the run's own. `settings` are those of
+    `embodied improve`: `minutes` (in all, 30), `steps`, `demos`, `ways`, `seed`. The result prints
+    as one line; its `policy` is the folder of the better policy, its `rows` the final measurements.
+    Call it again to go on with an interrupted one.
+
+        result = em.improve("outputs/bc", minutes=20)
+        agent = em.load(result.policy)
+    """
+    from embodied.commands.improve import improve as improve_words
+
+    words = [] if env is None else env_words(env)
+    given = {"out": str(out), **settings}
+    asked = [*words, *_settings_words(given)]
+    tell = print if verbose else _silent
+    return improve_words(_saved(policy, env, Path(out)), asked, [str(OPTIONS)], tell)
+
+
+def _silent(_: str) -> None:
+    """Tell nobody."""
+
+
+def _saved(policy: Agent | Policy | nn.Module | str | Path, env: EnvLike | None, out: Path) -> str:
+    """The folder (or address) of a policy, which is saved in `out` if it is in none."""
+    if isinstance(policy, str | Path):
+        return str(policy)
+    if isinstance(policy, Agent) and policy.folder is not None:
+        return str(policy.folder)
+    if not isinstance(policy, Agent | Policy):
+        if env is None:
+            raise ConfigError("a torch module belongs to no environment: env=NAME")
+        policy = make_policy(policy, spec_of(env, []))
+    folder = out / "given"
+    if not (folder / "policy.yaml").exists():
+        save(policy, folder)
+    return str(folder)
 
 
 def evaluate(

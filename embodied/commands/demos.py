@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodied.commands import require_at_least, require_datasets, split_words, take
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError, Node, nearest
 
 if TYPE_CHECKING:
     from embodied.datasets.editing.write import Copied
@@ -24,8 +24,17 @@ def collect_command(args: argparse.Namespace) -> None:
     collect(args.words, args.config_dir)
 
 
-def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
-    """Record the episodes that the words of a command line ask for; returns the dataset folder."""
+def collect(
+    words: list[str],
+    folders: Sequence[str] = (),
+    given: Mapping[str, Node] | None = None,
+    verbose: bool = True,
+) -> Path:
+    """Record the episodes that the words of a command line ask for; returns the dataset folder.
+
+    Prints progress and what to type next, unless `verbose` is false. `given`: options that are not
+    files, as in `compose`.
+    """
     from embodied.compose import compose
 
     run, words = take(words, "policy")
@@ -33,7 +42,7 @@ def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
         words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
     if not any(word.startswith("demonstrator=") for word in words):
         words = [*words, f"demonstrator={demonstrator_of(words, folders)}"]
-    node = compose("collect", words, folders).node
+    node = compose("collect", words, folders, given).node
 
     from rich.progress import Progress
 
@@ -43,7 +52,7 @@ def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
     config = parse(collecting.CollectConfig, node, "collect")
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0})
     try:
-        with Progress() as progress:
+        with Progress(disable=not verbose) as progress:
             task = progress.add_task("episodes", total=config.episodes)
             kept, played = collecting.collect(
                 config, lambda kept, played: progress.update(task, completed=kept)
@@ -52,6 +61,8 @@ def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
         raise KeyboardInterrupt(
             f"{config.out} keeps the recorded episodes; repeat the command to continue"
         ) from stop
+    if not verbose:
+        return Path(config.out)
     share = f"{kept} of {played} kept" if config.success_only else f"{kept}"
     print(f"{config.out}: {share}")
     print(f"next: embodied demos info {config.out}")

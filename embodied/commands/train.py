@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,12 +40,18 @@ def resume(args: argparse.Namespace) -> None:
     train([*args.words, f"resume={args.path}"], args.config_dir)
 
 
-def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = True) -> Path:
+def train(
+    words: Sequence[str],
+    folders: Sequence[str] = (),
+    verbose: bool = True,
+    given: Mapping[str, Node] | None = None,
+) -> Path:
     """Compose the configuration, train and write a report; returns the run folder.
 
-    Prints the settings, progress and what to type next, unless `verbose` is false.
+    Prints the settings, progress and what to type next, unless `verbose` is false. `given`: options
+    that are not files, as in `compose`.
     """
-    with session(words, folders, verbose) as (node, log):
+    with session(words, folders, verbose, given) as (node, log):
         from embodied.training.train import train as train_node
 
         return train_node(node, log)
@@ -53,7 +59,10 @@ def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = Tru
 
 @contextmanager
 def session(
-    words: Sequence[str], folders: Sequence[str] = (), verbose: bool = True
+    words: Sequence[str],
+    folders: Sequence[str] = (),
+    verbose: bool = True,
+    given: Mapping[str, Node] | None = None,
 ) -> Generator[tuple[Node, Log]]:
     """The settings of the run that `words` describe and its log, for the training in the block.
 
@@ -64,7 +73,7 @@ def session(
     if resume and resume[-1] not in ("", "null"):
         node, step = resumed(Path(resume[-1]), words, folders)
     else:
-        node, step = fresh(words, folders), 0
+        node, step = fresh(words, folders, given), 0
     if any(word.startswith("init=") for word in words):
         from embodied.policies.remote.address import allow_typed
 
@@ -114,7 +123,9 @@ def _how_to_resume(folder: Path) -> str:
     return f"saved {saved}; resume with: embodied train resume={folder}{allow_word(folder)}"
 
 
-def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
+def fresh(
+    words: Sequence[str], folders: Sequence[str], given: Mapping[str, Node] | None = None
+) -> Node:
     """A new run's configuration, with its name and folder filled in."""
     from embodied.compose import compose, options, search_folders
 
@@ -124,7 +135,7 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
             f"no experiment is given: experiment=NAME (known: {known}), "
             "or env=NAME policy=NAME learner=NAME, or demos=DIR policy=NAME learner=imitate"
         )
-    made = compose("train", words, folders)
+    made = compose("train", words, folders, given)
     node, choices = made.node, made.choices
     if node.get("env") is None and node.get("demos") is None:
         known = options("env", search_folders(folders))

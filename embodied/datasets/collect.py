@@ -7,6 +7,7 @@ each parallel env depend only on the seed, so the dataset does too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ class CollectConfig:
     num_envs: Count = 16  # parallel envs
     seed: CountOrZero = 0  # of environments and demonstrator
     success_only: bool = True  # keep only successful episodes
+    steps: Count | None = None  # environment steps after which fewer episodes do (null: no limit)
     execute: Count | None = None  # steps of each action chunk to execute (null: all)
     images: Literal["mp4", "png"] = "mp4"  # how pictures are stored
 
@@ -51,7 +53,8 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
 
     `tell(kept, played)` is called after each episode. A folder with fewer episodes of the same
     settings is completed: its episodes are simulated again, but not written again. Raises
-    DatasetError if the folder has other settings, or if hardly any episode succeeds.
+    DatasetError if the folder has other settings, or if hardly any episode succeeds, or none within
+    `config.steps`.
     """
     env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
     try:
@@ -72,11 +75,12 @@ def _fill(
     episodes: Iterator[Played],
     tell: Callable[[int, int], None],
 ) -> tuple[int, int]:
-    kept = played = 0
-    there = len(writer)
-    while kept < config.episodes:
+    kept = played = steps = 0
+    there, most = len(writer), config.steps or math.inf
+    while kept < config.episodes and steps < most:
         episode, text = next(episodes)
         played += 1
+        steps += len(episode["action"])
         if not config.success_only or bool(episode["success"].any()):
             kept += 1
             if kept > there:
@@ -89,6 +93,8 @@ def _fill(
                 f"the demonstrator succeeded in {kept} of {played} episodes; "
                 "demonstrator=NAME chooses another one; success_only=false keeps all episodes"
             )
+    if not kept:
+        raise DatasetError(f"no success in {config.steps} steps ({played} episodes)")
     return kept, played
 
 
@@ -100,7 +106,7 @@ def stored(spec: Spec) -> Spec:
 def _require_same_settings(config: CollectConfig) -> None:
     """Write the settings beside the dataset; DatasetError if it was collected with others."""
     names = ["env", "demonstrator", "num_envs", "seed", "success_only"]
-    names += [] if config.execute is None else ["execute"]
+    names += [name for name in ("steps", "execute") if getattr(config, name) is not None]
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     file = Path(config.out) / "collect.yaml"
     if file.exists():

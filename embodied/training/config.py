@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, PositiveFraction
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
 from embodied.core.device import pick_device, replaced
 from embodied.datasets.mapping import Statistics
@@ -169,6 +177,7 @@ class RunConfig:
     eval_every: CountOrZero | None = 0  # steps between evaluations (0: end; null: as save_every)
     eval: EvalConfig = field(default_factory=EvalConfig)  # how the policy is evaluated
     wandb: bool = False  # log to Weights & Biases (offline unless logged in)
+    minutes: Positive | None = None  # wall time of training, which then ends; a resume goes on
     video: bool = True  # videos of evaluation episodes at the end
     resume: str | None = None  # a run or checkpoint to resume
 

@@ -76,7 +76,8 @@ def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> 
     if not step:
         log.write(step, dict(components.loop.data_metrics))
     teacher = components.loop.teacher
-    trainer = Trainer(log, config.total_steps, every, evaluate, save, step, teacher)
+    total, minutes = config.total_steps, config.minutes
+    trainer = Trainer(log, total, every, evaluate, save, step, teacher, minutes)
     return trainer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -109,6 +110,7 @@ ECHO = 0.5  # s in which the same signal may have been sent again already
 class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
+    `minutes`: wall time after which it has done enough (None: no limit).
     The first Ctrl-C finishes the current iteration, saves and raises KeyboardInterrupt; a second
     one, more than `ECHO` s later, stops at once.
     """
@@ -122,6 +124,7 @@ class Trainer:
         save: Callable[[int], None],
         step: int = 0,
         teacher: Curriculum | None = None,
+        minutes: float | None = None,
     ) -> None:
         self.log, self.steps, self.every = log, steps, every
         self.evaluate, self.save, self.teacher = evaluate, save, teacher
@@ -132,10 +135,13 @@ class Trainer:
         self.episodes = EpisodeMeans()
         self.updates: list[Mapping[str, Tensor]] = []
         self.throughput = Throughput(step)
+        self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     @property
     def running(self) -> bool:
         self.interrupted = distributed.any_rank(self.interrupted)
+        if math.isfinite(self.until) and distributed.any_rank(time.monotonic() >= self.until):
+            return False
         return self.step < self.steps and not self.interrupted
 
     def advance(

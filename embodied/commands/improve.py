@@ -1,0 +1,174 @@
+"""Improve a policy: race the ways that apply, and leave the best one with the proof."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from embodied.commands import require_folders
+from embodied.core.build import ConfigError, Node
+from embodied.core.saved_node import read_saved
+
+if TYPE_CHECKING:
+    from embodied.core.policy import Policy
+    from embodied.core.spec import Spec
+    from embodied.evaluation.evaluate import Evaluation
+    from embodied.improvement.improve import Improvement
+    from embodied.improvement.ways import Commands
+
+SETTINGS = "improve.yaml"
+"""The file of an improvement's settings, in its folder."""
+
+
+def run(args: argparse.Namespace) -> None:
+    from embodied.policies.remote.address import is_address
+
+    runs = [word for word in args.words if "=" not in word or Path(word).exists()]
+    if len(runs) != 1:
+        raise ConfigError("name one policy: embodied improve RUN [env=NAME] [minutes=30]")
+    require_folders(run for run in runs if not is_address(run))
+    words = [word for word in args.words if word not in runs]
+    result = improve(runs[0], words, args.config_dir, print)
+    for name, score in result.rows.items():
+        print(f"  {name:<16} {score}")
+    print(f"{result}\n  policy  {result.policy}\n  report  {result.report}")
+    print(f"next: embodied view {result.policy}")
+
+
+def improve(
+    policy: str,
+    words: Sequence[str],
+    folders: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> Improvement:
+    """Improve the policy of a run, a checkpoint or a server with the settings that `words` say.
+
+    Goes on with an interrupted improvement of the same settings, or of the folder `policy`. Each
+    line about what is done is given to `tell`.
+    """
+    from embodied.compose import options, search_folders
+    from embodied.core.build import parse
+    from embodied.improvement.improve import ImproveConfig, Improver
+
+    node = _settings(policy, words, folders)
+    config: ImproveConfig = parse(ImproveConfig, node, "improve")
+    found = options("way", search_folders(folders))
+    names = [*found] if config.ways is None else config.ways
+    for name in names:
+        if name not in found:
+            from embodied.core.build import unknown
+
+            raise unknown(f'there is no way "{name}"', name, found, key="ways")
+    ways: dict[str, Any] = {name: yaml.safe_load(found[name].read_text()) for name in names}
+    _remember(Path(config.out), node)
+    allowed = [word for word in words if word.startswith("allow=")]
+    commands = _commands(config.env, allowed, folders, config)
+    try:
+        return Improver(config, commands, ways, tell).run()
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"go on with: embodied improve {config.out}") from stop
+
+
+def _settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:
+    """The settings as a plain dictionary: those of a folder that is gone on with, or new ones."""
+    from embodied.compose import compose
+    from embodied.core import checkpoint
+    from embodied.policies.remote.address import allow_typed, is_address
+
+    allow_typed([policy])
+    kept = Path(policy) / SETTINGS
+    allowed = [word for word in words if word.startswith("allow=")]
+    if kept.is_file():
+        if len(allowed) < len(words):
+            raise ConfigError(f"{policy} goes on as it began; out=DIR begins another one")
+        node = read_saved(kept)
+        compose("improve", [*allowed, "env=as_trained"], folders, {"env/as_trained": node["env"]})
+        return node
+    given: dict[str, Node] = {}
+    named = any(word.startswith("env=") for word in words)
+    if not is_address(policy) and not named:
+        from embodied.commands.eval import trained_with
+
+        env = trained_with(checkpoint.find(policy)).get("env")
+        given = {"env/as_trained": env} if env else {}
+    if not named and not given:
+        raise ConfigError(f"name the environment: embodied improve {policy} env=NAME")
+    node = compose("improve", words, folders, given).node
+    short = "served" if is_address(policy) else Path(policy).resolve().name
+    node |= {"policy": policy, "out": node["out"] or str(Path("outputs") / f"{short}-improved")}
+    return node
+
+
+def _remember(out: Path, node: Node) -> None:
+    """Write the settings; ConfigError if the folder has others."""
+    file, text = out / SETTINGS, yaml.safe_dump(node, sort_keys=False)
+    if file.exists() and yaml.safe_load(file.read_text()) != yaml.safe_load(text):
+        raise ConfigError(f"{out} is an improvement with other settings; choose another: out=DIR")
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config: Any) -> Commands:
+    """Training, collecting and playing in `env`, as the command line does it."""
+    from contextlib import closing
+
+    from embodied.commands import demos
+    from embodied.commands import train as training
+    from embodied.improvement.ways import Commands
+
+    given = {"env/as_trained": env}
+
+    def train(words: Sequence[str]) -> Path:
+        resumes = any(word.startswith("resume=") for word in words)
+        return training.train([*words, *allowed], folders, False, None if resumes else given)
+
+    def collect(words: Sequence[str]) -> Path:
+        return demos.collect([*words, *allowed, "env=as_trained"], folders, given, False)
+
+    def check(words: Sequence[str]) -> None:
+        from embodied.training.components import RunComponents
+        from embodied.training.config import read_config
+
+        unused = f"out={Path(config.out) / 'ways' / 'unused'}"
+        node = training.fresh([*words, *allowed, unused, "name=check"], folders, given)
+        with closing(RunComponents(read_config(node))):
+            pass
+
+    def play(policy: str, words: Sequence[str], episodes: int, seed: int) -> Evaluation:
+        asked = [*words, *allowed, f"episodes={episodes}", f"seed={seed}"]
+        asked += [f"num_envs={config.num_envs}", f"threads={config.threads}"]
+        return _play(policy, [*asked, f"device={config.device}"], folders, env)
+
+    return Commands(train, collect, check, play)
+
+
+def _play(policy: str, words: Sequence[str], folders: Sequence[str], env: Node) -> Evaluation:
+    """Episodes of a saved or served policy in `env`."""
+    from embodied.commands.eval import evaluated, fitted, trained_with
+    from embodied.compose import compose
+    from embodied.core import checkpoint
+    from embodied.core.build import build
+    from embodied.core.device import pick_device, replaced
+    from embodied.core.policy import Policy
+    from embodied.policies.remote.address import is_address, remote_node
+
+    if is_address(policy):
+        acting, trained = remote_node(policy)[0], dict[str, Any]()
+    else:
+        saved = checkpoint.find(policy)
+        acting, trained = read_saved(saved / "policy.yaml"), trained_with(saved, named=True)
+    given = {"env/as_trained": env, "policy/as_trained": acting}
+    node = compose("eval", words, folders, given).node
+    device = pick_device(node["device"])
+
+    def made(spec: Spec) -> Policy:
+        if is_address(policy):
+            return build(node["policy"], Policy, spec=spec).eval()
+        return fitted(checkpoint.find(policy), spec, None, node, trained).to(device)
+
+    there = replaced(node["env"], "device", "auto", str(device))
+    return evaluated(node, there, made, trained.get("execute"))[0]

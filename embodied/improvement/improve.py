@@ -1,0 +1,260 @@
+"""Improve a policy: measure it, let ways to improve it race, and leave the best one with the proof.
+
+Ways are chosen by episodes from initial states (seed `TUNING`) that no training sees; what is
+reported was measured once, at the end, on others (seed `HELD_OUT`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.core import checkpoint
+from embodied.core.bounds import Count, CountOrZero, Positive
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.errors import ContractError
+from embodied.core.saved_node import read_saved
+from embodied.datasets.lerobot.reader import DatasetError
+from embodied.improvement.page import write_report
+from embodied.improvement.race import BASE, Improvement, Journal, Leg, Score, best, race, shares
+from embodied.improvement.ways import Commands, Setup, Way
+from embodied.policies.remote.address import is_address
+
+SAMPLER = "best sampler"
+TUNING, HELD_OUT = 20_000, 10_000
+STEPS = (1, 4, 16)  # of a sampler, that are tried beside its own
+SEARCH_SHARE = 0.1  # of the budget, in which the best sampler is looked for
+
+
+@dataclass(frozen=True)
+class ImproveConfig:
+    """Settings of `embodied improve`."""
+
+    policy: str  # a run, a checkpoint or a policy server (ws://HOST:PORT)
+    out: str  # folder of everything; the better policy is in out/policy
+    env: Node  # the environment
+    minutes: Positive = 30.0  # wall time in all (with steps: not used)
+    steps: Count | None = None  # environment steps of the race, in place of minutes
+    ways: tuple[str, ...] | None = None  # that race (null: all that apply)
+    demos: str | tuple[str, ...] | None = None  # dataset folder(s) of demonstrations
+    episodes: Count = 100  # of a measurement that chooses
+    held_out: Count = 200  # episodes of the last measurement
+    num_envs: Count = 50  # parallel envs that measure
+    seed: CountOrZero = 0  # of the trainings
+    device: str = "auto"  # auto | cpu | cuda
+    threads: Count = 1  # CPU threads of torch
+
+
+class Improver:
+    """One improvement, which goes on where it was when it is run again."""
+
+    def __init__(
+        self,
+        config: ImproveConfig,
+        commands: Commands,
+        ways: Mapping[str, Node],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.config, self.commands, self.tell = config, commands, tell
+        self.out = Path(config.out)
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.ways = {name: build(node, Way) for name, node in ways.items()}
+        self.journal = Journal(self.out / "race.jsonl")
+
+    def run(self) -> Improvement:
+        base = self.journal.find(BASE, 0) or self.journal.add(self.measured_base())
+        self.tell(f"{BASE}: {base.score}")
+        searched = self.journal.find(SAMPLER, 0) or self.journal.add(self.searched_base(base))
+        start = best([base, searched])
+        assert start is not None
+        if start.way == SAMPLER:
+            self.tell(f"{SAMPLER}: {start.score} ({' '.join(start.sampler)})")
+        self.require_something(start)
+        setup = self.setup(base, start)
+        problems = self.problems(setup)
+        racing = [name for name in self.ways if name not in problems]
+        budget = self.budget(base, len(racing))
+        race(racing, budget, partial(self.leg, setup), self.journal, self.told)
+        problems |= {leg.way: leg.problem for leg in self.journal.legs if leg.problem}
+        return self.finished(problems)
+
+    def measured(self, policy: str, sampler: Sequence[str]) -> Score:
+        return Score.of(self.commands.play(policy, sampler, self.config.episodes, TUNING))
+
+    def measured_base(self) -> Leg:
+        """The base as it is; `budget` are the environment steps that were played."""
+        began = time.monotonic()
+        policy = self.config.policy
+        result = self.commands.play(policy, (), self.config.episodes, TUNING)
+        minutes = (time.monotonic() - began) / 60
+        found = policy if is_address(policy) else str(checkpoint.find(policy))
+        steps = float(result.lengths.sum())
+        return Leg(BASE, 0, steps, minutes, Score.of(result), found)
+
+    def searched_base(self, base: Leg) -> Leg:
+        began = time.monotonic()
+        most = SEARCH_SHARE * self.config.minutes
+        sampler, score = self.best_sampler(base.policy, most, base.score)
+        minutes = (time.monotonic() - began) / 60
+        return Leg(SAMPLER, 0, 0.0, minutes, score, base.policy, sampler)
+
+    def best_sampler(
+        self, policy: str, minutes: float, own: Score | None = None
+    ) -> tuple[tuple[str, ...], Score]:
+        """How a policy acts best: steps of its sampler, and steps of a chunk that are executed; as
+        many are tried as `minutes` allow. `own`: its score with its own settings, if known."""
+        until = time.monotonic() + 60 * minutes
+        sampler, score = (), self.measured(policy, ()) if own is None else own
+        for tried in samplers(policy):
+            if time.monotonic() > until:
+                break
+            other = self.measured(policy, tried)
+            if other.low > score.low:
+                sampler, score = tried, other
+        return sampler, score
+
+    def require_something(self, base: Leg) -> None:
+        """ConfigError for a policy from whose episodes nothing can be learned."""
+        score = base.score
+        assert score is not None
+        if score.is_rate and score.mean == 0 and not self.config.demos:
+            raise ConfigError(
+                f"none of {score.episodes} episodes succeeded, and what is never rewarded cannot "
+                "be learned: give demonstrations (demos=DIR), or train with easier initial states "
+                "first (embodied train teacher=reverse) or a reward that grows (reward=NAME)"
+            )
+
+    def setup(self, base: Leg, start: Leg) -> Setup:
+        """What the ways have in common."""
+        config = self.config
+        words = ["env=as_trained", f"seed={config.seed}", f"threads={config.threads}"]
+        words += [f"device={config.device}", "video=false", "eval.episodes=1", "eval.num_envs=1"]
+        words += [f"eval.seed={TUNING}", "eval_every=0", "save_every=0"]
+        pace = base.budget / max(base.minutes, 1e-6)
+        unit = "minutes" if config.steps is None else "steps"
+        demos = [config.demos] if isinstance(config.demos, str) else config.demos or ()
+        return Setup(self.commands, start, tuple(words), tuple(demos), unit, pace, config.seed)
+
+    def problems(self, setup: Setup) -> dict[str, str]:
+        """The ways that do not apply, and why."""
+        found: dict[str, str] = {}
+        for name, way in self.ways.items():
+            try:
+                way.require(setup)
+            except (ConfigError, ContractError) as error:
+                found[name] = str(error)
+                self.tell(f"{name}: does not apply: {error}")
+        return found
+
+    def budget(self, base: Leg, racing: int) -> float:
+        """What the race may spend in all: the time without that of the measurements."""
+        if self.config.steps is not None:
+            return float(self.config.steps)
+        measured = sum(count for count, _ in shares(racing)) if racing else 0
+        last = (racing + 2) * self.config.held_out / self.config.episodes
+        others = sum(leg.minutes for leg in self.journal.legs if leg.way in (BASE, SAMPLER))
+        others += base.minutes * (measured + last)
+        return max(self.config.minutes / 2, self.config.minutes - others)
+
+    def leg(self, setup: Setup, name: str, rung: int, budget: float) -> Leg:
+        """Let a way spend `budget` more, and measure it."""
+        unit = "minutes" if setup.unit == "minutes" else "steps"
+        self.tell(f"rung {rung + 1}: {name}, {budget:.3g} {unit}")
+        way, began = self.ways[name], time.monotonic()
+        legs = self.journal.of(name)
+        leg = Leg(name, rung, budget)
+        try:
+            run = way.advance(self.out / "ways" / name, legs, budget, setup)
+            policy = str(checkpoint.find(run))
+            if way.searches_sampler:
+                found = self.best_sampler(policy, SEARCH_SHARE * self.config.minutes)
+            else:
+                found = (), self.measured(policy, ())
+            leg = replace(leg, policy=policy, sampler=found[0], score=found[1])
+        except (ConfigError, ContractError, DatasetError) as error:
+            leg = replace(leg, problem=str(error))
+        return replace(leg, minutes=(time.monotonic() - began) / 60)
+
+    def told(self, leg: Leg) -> None:
+        self.tell(f"  {leg.way}: {leg.problem or leg.score}")
+
+    def finished(self, problems: dict[str, str]) -> Improvement:
+        """Measure once on held-out states, and write what is left behind."""
+        chosen = best(self.journal.legs)
+        assert chosen is not None
+        lasts = {leg.way: leg for leg in self.journal.legs if leg.score is not None}
+        lasts |= {chosen.way: chosen}
+        rows = self.held_out(lasts)
+        policy = self.left_behind(chosen)
+        result = Improvement(policy, chosen, rows, problems, self.out / "report.html")
+        unit = "minutes" if self.config.steps is None else "steps"
+        write_report(result, self.journal, self.config.policy, unit)
+        facts: dict[str, Any] = {
+            "chosen": chosen.way,
+            "policy": chosen.policy,
+            "sampler": [*chosen.sampler],
+            "held_out": {name: str(score) for name, score in rows.items()},
+            "does_not_apply": problems,
+            "result": str(result),
+        }
+        (self.out / "result.yaml").write_text(yaml.safe_dump(facts, sort_keys=False))
+        return result
+
+    def held_out(self, legs: Mapping[str, Leg]) -> dict[str, Score]:
+        """The last measurement of each of `legs`, by way."""
+        kept = Journal(self.out / "held_out.jsonl")
+        rows: dict[str, Score] = {}
+        for name, leg in legs.items():
+            known = kept.find(name, leg.rung)
+            if known is None:
+                result = self.commands.play(leg.policy, leg.sampler, self.config.held_out, HELD_OUT)
+                known = kept.add(replace(leg, score=Score.of(result)))
+            assert known.score is not None
+            rows[name] = known.score
+        return rows
+
+    def left_behind(self, chosen: Leg) -> str:
+        """Write the chosen policy as a run folder; returns it. A policy server stays where it is.
+
+        The learner's state goes with it, for what needs a critic; it is not resumed.
+        """
+        if is_address(chosen.policy):
+            return chosen.policy
+        folder, saved = self.out / "policy", Path(chosen.policy)
+        shutil.rmtree(folder, ignore_errors=True)
+        settings = {
+            w.partition("=")[0]: yaml.safe_load(w.partition("=")[2]) for w in chosen.sampler
+        }
+        inner = {k.removeprefix("policy."): v for k, v in settings.items() if "policy." in k}
+        policy = checkpoint.load_policy(saved)
+        if inner:
+            policy = checkpoint.with_settings(policy, inner, saved)
+        step = int(checkpoint.read_about(saved)["step"])
+        place = checkpoint.save(folder / "checkpoints" / f"{step:08d}", policy, step)
+        if (saved / "learner.pt").exists():
+            shutil.copy(saved / "learner.pt", place)
+        run = saved.parent.parent / "run.yaml"
+        node = read_saved(run) if run.exists() else {}
+        node |= {"env": self.config.env, "out": str(folder), "name": folder.parent.name}
+        node |= {"execute": settings["execute"]} if "execute" in settings else {}
+        (folder / "run.yaml").write_text(yaml.safe_dump(node, sort_keys=False))
+        return str(folder)
+
+
+def samplers(policy: str) -> list[tuple[str, ...]]:
+    """Other ways in which a policy can act than its own, as words of `embodied eval`."""
+    if is_address(policy):
+        return []
+    loaded = checkpoint.load_policy(policy)
+    own = loaded.node.get("steps")
+    tried = [k for k in STEPS if k != own] if isinstance(own, int) else []
+    steps: list[tuple[str, ...]] = [(), *((f"policy.steps={k}",) for k in tried)]
+    every = [(*words, "execute=1") for words in steps] if loaded.chunk > 1 else []
+    return [*steps[1:], *every]

@@ -1,0 +1,186 @@
+"""A race of ways to improve a policy: all get the same budget, and the better half goes on.
+
+Successive halving (Jamieson and Talwalkar, 2016): every rung has the same share of the budget,
+which those that are still racing divide equally, so that the last one has most of it. Whoever was
+measured is in the journal, so that an interrupted race goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from embodied.evaluation.evaluate import Evaluation
+from embodied.evaluation.statistics import rate, wilson
+
+BASE = "base"  # the name of the policy that is to be improved
+ENOUGH = 0.95  # lower end of a success rate at which nothing is left to win
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a policy reached in some episodes: its success rate, or its mean return where the
+    environment reports no success; `low`, `high`: the 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+    episodes: int
+    is_rate: bool
+
+    @classmethod
+    def of(cls, result: Evaluation) -> Score:
+        count = len(result.returns)
+        if result.success is not None:
+            won = int(result.success.sum())
+            return cls(won / count, *wilson(won, count), count, True)
+        mean = result.returns.double().mean().item()
+        error = result.returns.double().std(correction=1).item() / count**0.5 if count > 1 else 0.0
+        return cls(mean, mean - 1.96 * error, mean + 1.96 * error, count, False)
+
+    def __str__(self) -> str:
+        if self.is_rate:
+            return rate(round(self.mean * self.episodes), self.episodes)
+        return f"{self.mean:,.2f} [{self.low:,.2f}, {self.high:,.2f}]"
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What a way did in one rung: the budget that it had, what it was measured at, and the policy.
+
+    `policy`: a checkpoint folder; `execute`, `sampler`: how it acts best, where that was searched.
+    `problem`: why it is out of the race.
+    """
+
+    way: str
+    rung: int
+    budget: float = 0.0
+    minutes: float = 0.0
+    score: Score | None = None
+    policy: str = ""
+    sampler: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Journal:
+    """The legs that were run so far, in a file with a line for each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.legs = [_leg(json.loads(line)) for line in lines]
+
+    def find(self, way: str, rung: int) -> Leg | None:
+        return next((leg for leg in self.legs if (leg.way, leg.rung) == (way, rung)), None)
+
+    def of(self, way: str) -> list[Leg]:
+        """The legs of a way, in order."""
+        return [leg for leg in self.legs if leg.way == way]
+
+    def add(self, leg: Leg) -> Leg:
+        self.legs.append(leg)
+        with self.path.open("a") as sink:
+            sink.write(json.dumps(asdict(leg)) + "\n")
+        return leg
+
+
+def _leg(row: dict[str, Any]) -> Leg:
+    score = row.pop("score")
+    sampler = tuple(row.pop("sampler"))
+    return Leg(**row, sampler=sampler, score=None if score is None else Score(**score))
+
+
+def shares(contenders: int) -> list[tuple[int, float]]:
+    """How many race in each rung, and the share of the whole budget that each of them has in it."""
+    counts = [contenders]
+    while counts[-1] > 1:
+        counts.append(-(-counts[-1] // 2))
+    return [(count, 1 / (len(counts) * count)) for count in counts]
+
+
+def best(legs: Iterable[Leg]) -> Leg | None:
+    """The leg with the highest lower end of its interval, of equal ones the cheapest; None if none
+    was measured."""
+    scored = [leg for leg in legs if leg.score is not None]
+    return max(scored, key=_rank, default=None)
+
+
+def _rank(leg: Leg) -> tuple[float, float]:
+    assert leg.score is not None
+    return leg.score.low, -leg.minutes
+
+
+def race(
+    ways: Sequence[str],
+    budget: float,
+    run: Callable[[str, int, float], Leg],
+    journal: Journal,
+    told: Callable[[Leg], None] = lambda _: None,
+) -> list[Leg]:
+    """Let `ways` race with `budget` in all; returns the legs that were run, in order.
+
+    `run(way, rung, budget)` spends this budget more on a way. The race ends early where a success
+    rate is known to be above `ENOUGH`.
+    """
+    racing, every = list(ways), list[Leg]()
+    for rung, (count, share) in enumerate(shares(len(ways)) if ways else []):
+        legs: list[Leg] = []
+        for way in racing[:count]:
+            leg = journal.find(way, rung) or journal.add(run(way, rung, share * budget))
+            told(leg)
+            legs.append(leg)
+        every += legs
+        measured = sorted((leg for leg in legs if leg.score is not None), key=_rank, reverse=True)
+        racing = [leg.way for leg in measured]
+        if not racing or won(measured[0]):
+            break
+    return every
+
+
+def won(leg: Leg) -> bool:
+    """Whether nothing is left to win after `leg`."""
+    return leg.score is not None and leg.score.is_rate and leg.score.low >= ENOUGH
+
+
+def gain(after: Score, before: Score) -> tuple[float, float, float]:
+    """The difference of two scores and its 95% interval, from the intervals of both (Newcombe,
+    1998, method 10)."""
+    change = after.mean - before.mean
+    below, above = after.mean - after.low, after.high - after.mean
+    under, over = before.mean - before.low, before.high - before.mean
+    return change, change - math.hypot(below, over), change + math.hypot(above, under)
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """What came out: `policy` is a run folder (or a policy server that nothing improved); `rows`
+    are the final measurements by name, of the base policy, of every way that finished, and of the
+    chosen one."""
+
+    policy: str
+    chosen: Leg
+    rows: Mapping[str, Score]
+    problems: Mapping[str, str]
+    report: Path
+
+    @property
+    def gain(self) -> tuple[float, float, float]:
+        """How much better than the base the chosen policy is, with the 95% interval."""
+        return gain(self.rows[self.chosen.way], self.rows[BASE])
+
+    def __str__(self) -> str:
+        """The result in a sentence."""
+        change, low, high = self.gain
+        before, after = self.rows[BASE], self.rows[self.chosen.way]
+        if low <= 0:
+            return f"no improvement found: {before} before, {after} with {self.chosen.way}"
+        unit = ("percent", 100.0) if after.is_rate else ("return", 1.0)
+        change, low, high = (unit[1] * value for value in (change, low, high))
+        return (
+            f"{self.chosen.way}: {after} instead of {before}: "
+            f"{change:+.3g} {unit[0]} [{low:+.3g}, {high:+.3g}]"
+        )

@@ -1,0 +1,130 @@
+"""`embodied improve` from end to end in toy tasks: what races, what is left behind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import embodied as em
+from embodied.commands import improve as command
+from embodied.commands.eval import evaluate_run
+from embodied.commands.train import train
+from embodied.core.build import ConfigError
+
+QUICK = {
+    "quick_dsrl": """
+_target_: embodied.improvement.ways.Training
+words: >-
+  finetune=dsrl finetune.bound=2.0 finetune.shared_noise=true
+  policy=gaussian policy.hidden=[64,64] policy.activation=tanh
+  learner=sac learner.hidden=[64,64] learner.gamma=0.97 learner.initial_temperature=0.005
+  learner.target_entropy=0.0 learner.entropy_in_backup=false learner.batch_size=64
+  data.normalize=true data.warmup_steps=400 data.utd_ratio=1.0
+""",
+    "quick_own": """
+_target_: embodied.improvement.ways.OwnSuccesses
+words: policy=flow learner=imitate
+updates: 150
+""",
+    "quick_clone": """
+_target_: embodied.improvement.ways.Training
+words: policy=flow learner=imitate
+demos: needed
+init: false
+""",
+}
+SMALL = ["episodes=40", "held_out=60", "num_envs=20", "steps=1500"]
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "way").mkdir()
+    for name, text in QUICK.items():
+        (folder / "way" / f"{name}.yaml").write_text(text)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that goes through either of two gaps, in a task where one of them is closed."""
+    folder = tmp_path_factory.mktemp("base")
+    em.collect("two_gap", folder / "demos", episodes=40)
+    words = ["experiment=two_gap_flow", f"demos={folder / 'demos'}", f"out={folder / 'run'}"]
+    train([*words, "steps=600", "video=false", "eval.episodes=1"], verbose=False)
+    return folder / "run"
+
+
+def closed(base: Path, out: Path, ways: str, *words: str) -> list[str]:
+    return ["env=two_gap", "env.gaps=[0.75]", f"ways={ways}", f"out={out}", *SMALL, *words]
+
+
+def test_the_better_policy_is_left_behind_with_the_proof(
+    base: Path, recipes: str, tmp_path: Path
+) -> None:
+    out, said = tmp_path / "better", list[str]()
+    ways = "[quick_dsrl,quick_own,quick_clone]"
+    result = command.improve(str(base), closed(base, out, ways), [recipes], said.append)
+    assert {"base", "quick_dsrl", "quick_own"} <= result.rows.keys()
+    assert "demos=DIR" in result.problems["quick_clone"]
+    assert result.gain[1] > 0 and result.chosen.way != "base"
+    row = evaluate_run(Path(result.policy), ["episodes=60", "num_envs=20"], [])
+    assert row["successes"] == round(result.rows[result.chosen.way].mean * 60)
+    page = result.report.read_text()
+    assert all(name in page for name in result.rows) and "needs demonstrations" in page
+    assert yaml.safe_load((out / "result.yaml").read_text())["chosen"] == result.chosen.way
+    again = command.improve(str(out), [], [recipes])
+    assert (again.rows, again.chosen) == (result.rows, result.chosen)
+
+
+def test_an_interrupted_improvement_goes_on_to_the_same_result(
+    base: Path, recipes: str, tmp_path: Path
+) -> None:
+    words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
+    words = [word if word != "steps=1500" else "steps=900" for word in words]
+    whole = command.improve(str(base), words, [recipes])
+    kept = {leg: score.mean for leg, score in whole.rows.items()}
+    shutil.rmtree(tmp_path / "out")
+
+    def interrupt(line: str) -> None:
+        if line.startswith("rung 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="go on with: embodied improve"):
+        command.improve(str(base), words, [recipes], interrupt)
+    resumed = command.improve(str(tmp_path / "out"), [], [recipes])
+    assert {leg: score.mean for leg, score in resumed.rows.items()} == kept
+
+
+def test_one_line_for_what_cannot_be_improved(base: Path, recipes: str, tmp_path: Path) -> None:
+    never = closed(base, tmp_path / "never", "[quick_dsrl]", "env.horizon=3")
+    cases = {
+        "none of 40 episodes succeeded": (str(base), never),
+        "there is no way": (str(base), closed(base, tmp_path / "a", "[quick_dsrk]")),
+        "name the environment": ("ws://127.0.0.1:1", ["minutes=1"]),
+        "minutes=0": (str(base), closed(base, tmp_path / "b", "[quick_dsrl]", "minutes=0")),
+    }
+    for line, (policy, words) in cases.items():
+        with pytest.raises(ConfigError, match=line):
+            command.improve(policy, words, [recipes])
+
+
+def test_another_improvement_is_not_overwritten(base: Path, recipes: str, tmp_path: Path) -> None:
+    (tmp_path / "improve.yaml").write_text("policy: another\n")
+    with pytest.raises(ConfigError, match="choose another: out=DIR"):
+        command.improve(str(base), closed(base, tmp_path, "[quick_own]"), [recipes])
+
+
+def test_a_torch_module_without_successes_is_ranked_by_its_return(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+    settings = {"steps": 600, "ways": ["residual", "own_successes"], "episodes": 10, "held_out": 10}
+    result = em.improve(module, "Pendulum-v1", out=tmp_path, verbose=False, num_envs=10, **settings)
+    assert not result.rows["base"].is_rate
+    assert "which episodes succeeded" in result.problems["own_successes"]
+    assert result.rows["residual"].episodes == 10
