@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from embodied.api import (
         Agent,
         collect,
+        diagnose,
         evaluate,
         list,
         load,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "collect",
+    "diagnose",
     "evaluate",
     "list",
     "load",

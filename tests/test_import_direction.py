@@ -32,7 +32,7 @@ LAYERS = [
         "training",
         "reports",
         "compose",
-        "study",
+        "study improve",
         "reward_design",
         "viewer deploy settings_tables",
         "checks",

@@ -7,6 +7,7 @@ from embodied.api.agent import Agent as Agent
 from embodied.api.agent import load as load
 from embodied.api.agent import make_env as make_env
 from embodied.api.training import collect as collect
+from embodied.api.training import diagnose as diagnose
 from embodied.api.training import evaluate as evaluate
 from embodied.api.training import list_names as list  # noqa: F401
 from embodied.api.training import make_learner as make_learner

@@ -1,0 +1,1 @@
+"""Find out what improves a policy, and improve it: `embodied diagnose` and `embodied improve`."""
