@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     print_rows(("measured", ""), measured(found.diagnosis))
     ways = [(each.way, f"+{each.gain:.0%}", each.reason) for each in advise(found.diagnosis)]
     if ways:
-        print_rows(("what may help", "at most", "why"), ways)
+        print_rows(("what may help", "may add", "why"), ways)
     else:
         print(NOTHING)
     print(f"report: {page}")

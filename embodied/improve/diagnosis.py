@@ -55,8 +55,8 @@ class Config:
 class Findings:
     """A diagnosis, and what its report draws.
 
-    `episodes` are those of the policy as it is, one of each initial state; `mean` [S] their
-    outcomes, averaged over noise where it was varied; `pictures` the first and last frame side by
+    `episodes` are those of the policy as it is, one of each initial state; `mean` [R] the outcomes
+    over noise, of the states in which it was varied; `pictures` the first and last frame side by
     side [H, 2 W, 3] of failures, by what happened.
     """
 
@@ -234,7 +234,6 @@ class Measurement:
         columns = self.initial_numbers()
         many = self.env.num_envs * len(self.varied)
         draws = self.varied_noise(found, outcome[:many])
-        mean = torch.cat([draws.mean(0), outcome[many:]])
         d = Diagnosis(
             base=score,
             pass_at={k: best_of(draws, k) for k in TRIES if k <= len(draws)},
@@ -247,7 +246,7 @@ class Measurement:
             obs_spread=found.over_obs,
             elements=found.elements,
             continuous=self.env.spec.act.is_continuous,
-            regions=regions(columns, mean),
+            regions=regions(columns, torch.cat([draws.mean(0), outcome[many:]])),
         )
         if found.noise != "none":
             self.say(f"best of k draws of the noise: {d.tries}")
@@ -256,7 +255,7 @@ class Measurement:
         d = self.with_sampler(d, outcome[many:].mean().item())
         d = self.with_more_time(d, base)
         d = self.with_range(d, draws)
-        return Findings(d, base, mean, self.pictures(base))
+        return Findings(d, base, draws.mean(0), self.pictures(base))
 
     def play(
         self,

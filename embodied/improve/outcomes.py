@@ -35,7 +35,8 @@ def chosen_noise(outcomes: Tensor, groupings: Sequence[Tensor]) -> float:
     """The score of one noise for each group of states, in states that did not choose it.
 
     Each of `groupings` [S] (int64, below 3) numbers the group of each state. Every second state
-    chooses the grouping and its noises, the others are the score, and the other way round.
+    chooses the grouping and its noises, the others are the score, and the other way round. The
+    grouping is chosen by scores that leave one state out: many groups fit anything.
     """
     states = outcomes.shape[1]
     scores: list[float] = []
@@ -43,8 +44,9 @@ def chosen_noise(outcomes: Tensor, groupings: Sequence[Tensor]) -> float:
         train = torch.arange(states) % 2 == half
         found: list[tuple[float, float]] = []
         for groups in groupings:
-            each = [outcomes[:, train & (groups == g)].sum(1).argmax() for g in range(3)]
-            played = outcomes[torch.stack(each)[groups], torch.arange(states)].double()
+            sums = torch.stack([outcomes[:, train & (groups == g)].sum(1) for g in range(3)])
+            others = sums[groups].T - outcomes * train  # a state does not choose for itself
+            played = outcomes[others.argmax(0), torch.arange(states)].double()
             found.append((played[train].mean().item(), played[~train].mean().item()))
         scores.append(max(found, key=lambda pair: pair[0])[1])
     return sum(scores) / 2
