@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from embodied.api import (
         Agent,
         collect,
+        diagnose,
         evaluate,
         improve,
         list,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "collect",
+    "diagnose",
     "evaluate",
     "improve",
     "list",

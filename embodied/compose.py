@@ -25,7 +25,12 @@ from embodied.core.saved_node import parse_yaml, require_inside
 
 PACKAGED = Path(str(files("embodied.configs")))
 RUN = "embodied.training.config.RunConfig"
-PRIMARY = {"train": RUN, "run": RUN, "improve": "embodied.improvement.improve.ImproveConfig"}
+PRIMARY = {
+    "train": RUN,
+    "run": RUN,
+    "diagnose": "embodied.improvement.diagnosis.Config",
+    "improve": "embodied.improvement.improve.ImproveConfig",
+}
 """The class of a command's settings, where it has one; `run` is a run.yaml that is resumed."""
 DATA = {
     "offline": "embodied.training.config.Offline",

@@ -233,7 +233,7 @@ OWN_WORDS = {"deploy": ("policy=",), "demos collect": ("policy=",), "reward labe
 
 def composable() -> list[str]:
     """Commands that configure something else than a training, and leave nothing to fill in."""
-    kinds = (*PRIMARY, "eval")
+    kinds = (*PRIMARY, "eval", "diagnose")
     made_up = re.compile(r"\.\.\.|my_|=[A-Z]+\b|=~|resume=")
     found = [each for each in all_commands() if each.removeprefix("embodied ").startswith(kinds)]
     return [each for each in found if "=" in each and not made_up.search(each)]
@@ -263,8 +263,8 @@ def test_what_a_command_configures_exists(command: str) -> None:
     words = shlex.split(command, comments=True)[1:]
     kind = " ".join(words[:2]) if " ".join(words[:2]) in PRIMARY else words[0]
     settings = [word for word in words if re.match(r"[\w.@]+=", word)]
-    if kind == "eval":
-        wrong = [composes("eval", settings, run) for run in RUNS]
+    if kind in ("eval", "diagnose"):
+        wrong = [composes(kind, settings, run) for run in RUNS]
         assert "" in wrong, wrong
         return
     rest = [word for word in settings if not word.startswith(OWN_WORDS.get(kind, ("-",)))]

@@ -7,6 +7,7 @@ from embodied.api.agent import Agent as Agent
 from embodied.api.agent import load as load
 from embodied.api.agent import make_env as make_env
 from embodied.api.training import collect as collect
+from embodied.api.training import diagnose as diagnose
 from embodied.api.training import evaluate as evaluate
 from embodied.api.training import improve as improve
 from embodied.api.training import list_names as list  # noqa: F401

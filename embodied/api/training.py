@@ -13,6 +13,7 @@ from embodied.api.agent import (
     Agent,
     EnvLike,
     as_words,
+    env_node,
     env_words,
     load,
     make_env,
@@ -21,12 +22,14 @@ from embodied.api.agent import (
 )
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build, resolve
+from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.spec import Spec
 from embodied.evaluation import evaluate as evaluation
+from embodied.improvement import diagnosis, diagnosis_page
+from embodied.improvement.advice import Diagnosis
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.remote.address import is_address
@@ -264,12 +267,7 @@ def evaluate(
 
         print(em.evaluate("outputs/pendulum_sac-0", episodes=100))
     """
-    if isinstance(agent, str | Path):
-        served = is_address(str(agent))
-        if served and env is None:
-            raise ConfigError(f'name the environment: em.evaluate("{agent}", env=...)')
-        agent = load(agent, env if served else None, task=task if served else None)
-        task = None if served else task
+    agent, task = _loaded(agent, env, task)
     policy = agent.policy if isinstance(agent, Agent) else agent
     count = min(num_envs, episodes)
     made = _trained_env(agent, count) if env is None else _several(env, count)
@@ -279,6 +277,40 @@ def evaluate(
     finally:
         if made is not env:
             made.close()
+
+
+def diagnose(
+    agent: Agent | Policy | str | Path,
+    env: EnvLike | None = None,
+    out: str | Path | None = None,
+    task: str | None = None,
+    verbose: bool = True,
+    **settings: Any,
+) -> Diagnosis:
+    """Measure what can help a policy, on tuning initial states.
+
+    `agent`, `env`, `task` as in `evaluate`. `out`: the folder of a report. `settings` are those of
+    `embodied diagnose`: `episodes`, `num_envs`, `noises`, `seed`, `execute`. The result prints as
+    lines of measurements and, best first, of ways that may help.
+
+        print(em.diagnose("outputs/bc"))
+    """
+    agent, task = _loaded(agent, env, task)
+    policy = agent.policy if isinstance(agent, Agent) else agent
+    node = _trained_node(agent) if env is None else env_node(env)
+    folder = agent.folder if isinstance(agent, Agent) else None
+    as_trained = None if folder is None else read_run_settings(folder / "run.yaml").get("execute")
+    execute = settings.pop("execute", as_trained)
+    config = parse(diagnosis.Config, settings, "diagnose")
+
+    def made(spec: Spec) -> Policy:
+        return with_task(policy, task, spec)
+
+    found = diagnosis.diagnose(made, node, config, execute, print if verbose else lambda _: None)
+    if out is not None:
+        name = type(policy).__name__ if folder is None else str(folder)
+        diagnosis_page.write(Path(out), name, node, config, found)
+    return found.diagnosis
 
 
 def rollout(
@@ -353,8 +385,26 @@ def _is_object(env: Any) -> bool:
     )
 
 
+def _loaded(
+    agent: Agent | Policy | str | Path, env: EnvLike | None, task: str | None
+) -> tuple[Agent | Policy, str | None]:
+    """The agent of a run or a policy server, and the task that is not in it yet."""
+    if not isinstance(agent, str | Path):
+        return agent, task
+    if not is_address(str(agent)):
+        return load(agent), task
+    if env is None:
+        raise ConfigError(f"name the environment of {agent}: env=...")
+    return load(agent, env, task=task), None
+
+
 def _trained_env(agent: Agent | Policy, num_envs: int) -> VecEnv:
     """The environment of an agent's run."""
+    return build({**_trained_node(agent), "num_envs": num_envs}, VecEnv)
+
+
+def _trained_node(agent: Agent | Policy) -> Node:
+    """The settings of the environment of an agent's run."""
     folder = agent.folder if isinstance(agent, Agent) else None
     if folder is None:
         raise ConfigError("this policy belongs to no run: give the environment, env=...")
@@ -362,4 +412,4 @@ def _trained_env(agent: Agent | Policy, num_envs: int) -> VecEnv:
     if not node:
         raise ConfigError(f"{folder} was trained without an environment: give one, env=...")
     require_inside(node, folder / "run.yaml")
-    return build({**node, "num_envs": num_envs}, VecEnv)
+    return node

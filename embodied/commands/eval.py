@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,20 @@ if TYPE_CHECKING:
     from embodied.evaluation.evaluate import Evaluation
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A policy that acts in an environment, as the words of a command line have it."""
+
+    name: str  # its run folder, or the address of its server
+    node: Node  # the settings of the command
+    env: Node
+    make: Callable[[Spec], Policy]  # the policy for the spec of the environment
+    execute: int | None  # steps of each chunk that are executed (None: all)
+    step: int = 0  # of its checkpoint
+
+
 def run(args: argparse.Namespace) -> None:
-    runs = [word for word in args.words if "=" not in word or Path(word).exists()]
-    words = quoted([word for word in args.words if word not in runs], "task")
+    runs, words = runs_in(args.words)
     if not runs:
         raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
     from embodied.policies.remote.address import allow_typed, is_address
@@ -40,6 +52,12 @@ def run(args: argparse.Namespace) -> None:
         else:
             rows.append(evaluate_run(Path(path), words, args.config_dir))
     print_table(rows)
+
+
+def runs_in(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words that are runs or policy servers, and the settings."""
+    runs = [word for word in words if "=" not in word or Path(word).exists()]
+    return runs, quoted([word for word in words if word not in runs], "task")
 
 
 def require_one_environment(runs: list[Path]) -> None:
@@ -61,74 +79,92 @@ def require_one_environment(runs: list[Path]) -> None:
 
 def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[str, Any]:
     """Evaluate the policy of a server in an environment that the command line names."""
+    subject = served_subject(address, words, folders)
+    if subject.node["out"] is not None:
+        raise ConfigError("out= is for runs, not for a policy server")
+    return result_row(subject, evaluated(subject)[0])
+
+
+def served_subject(
+    address: str, words: list[str], folders: list[str], primary: str = "eval"
+) -> Subject:
+    """The policy of a server, for the command with `configs/PRIMARY.yaml`."""
     from embodied.compose import compose
     from embodied.core.build import build
     from embodied.core.policy import Policy
     from embodied.policies.remote.address import remote_node, with_mapping
 
     if not any(word.startswith("env=") for word in words):
-        raise ConfigError(f"name the environment: embodied eval {address} env=NAME")
+        raise ConfigError(f"name the environment: embodied {primary} {address} env=NAME")
     given = {"policy/as_trained": remote_node(address)[0], "env/as_trained": {}}
-    node = compose("eval", words, folders, given).node
-    if node["out"] is not None:
-        raise ConfigError("out= is for runs, not for a policy server")
-
+    node = compose(primary, words, folders, given).node
     prompt = {} if node["task"] is None else {"prompt": node["task"]}
 
     def connected(spec: Spec) -> Policy:
         acting = with_mapping({**node["policy"], **prompt}, node["mapping"])
         return build(acting, Policy, spec=spec).eval()
 
-    return result_row(address, 0, node, evaluated(node, node["env"], connected, None)[0])
+    return Subject(address, node, node["env"], connected, executed(node, None))
 
 
 def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, Any]:
     """Evaluate the newest checkpoint of `path`; adds a line to RUN/evaluations.jsonl."""
-    from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.core.device import pick_device, replaced
-    from embodied.datasets.mapping import Mapping
     from embodied.reports import run_report
 
-    saved = checkpoint.find(path)
-    run = saved.parent.parent
-    acting = read_saved(saved / "policy.yaml")
-    named = any(word.startswith("env=") for word in words)
-    trained = trained_with(saved, named)
-    given = {"policy/as_trained": acting}
-    if trained.get("env"):
-        given["env/as_trained"] = trained["env"]
-    elif not named:
-        raise ConfigError(
-            f"{path} was trained without an environment: env=NAME, and mapping=FILE where its "
-            "names or units are others"
-        )
-    node = compose("eval", words, folders, given).node
-    mapping = None if node["mapping"] is None else Mapping.load(node["mapping"])
-    device = pick_device(node["device"])
-
-    def loaded(spec: Spec) -> Policy:
-        return fitted(saved, spec, mapping, node, trained).to(device)
-
-    env = replaced(node["env"], "device", "auto", str(device))
-    result, policy = evaluated(node, env, loaded, trained.get("execute"))
-    row = result_row(str(run), int(saved.name), node, result)
-    if node["policy"] != acting:
+    subject = run_subject(path, words, folders)
+    run, node = Path(subject.name), subject.node
+    result, policy = evaluated(subject)
+    row = result_row(subject, result)
+    if node["policy"] != read_saved(checkpoint.find(path) / "policy.yaml"):
         row["policy"] = policy.node
     add_line(run / "evaluations.jsonl", row)
     run_report.write(run)
     if node["out"] is not None:
         scores = {f"eval/{name}": value for name, value in result.metrics().items()}
-        add_line(Path(node["out"]) / "metrics.jsonl", {"step": int(saved.name), **scores})
+        add_line(Path(node["out"]) / "metrics.jsonl", {"step": subject.step, **scores})
     return row
 
 
-def evaluated(
-    node: Node, env_node: Node, make: Callable[[Spec], Policy], as_trained: int | None
-) -> tuple[Evaluation, Policy]:
-    """The result in the environment `env_node` of the policy that `make` returns, and the policy;
-    where the environment has held-out tasks, those are the episodes. `as_trained`: the steps of a
-    chunk that are executed in training."""
+def run_subject(path: Path, words: list[str], folders: list[str], primary: str = "eval") -> Subject:
+    """The newest checkpoint of `path`, for the command with `configs/PRIMARY.yaml`."""
+    from embodied.compose import compose
+    from embodied.core import checkpoint
+    from embodied.core.device import pick_device, replaced
+    from embodied.datasets.mapping import Mapping
+
+    saved = checkpoint.find(path)
+    acting = read_saved(saved / "policy.yaml")
+    named = any(word.startswith("env=") for word in words)
+    settings = trained_with(saved, named)
+    given = {"policy/as_trained": acting}
+    if settings.get("env"):
+        given["env/as_trained"] = settings["env"]
+    elif not named:
+        raise ConfigError(
+            f"{path} was trained without an environment: env=NAME, and mapping=FILE where its "
+            "names or units are others"
+        )
+    node = compose(primary, words, folders, given).node
+    mapping = None if node["mapping"] is None else Mapping.load(node["mapping"])
+    device = pick_device(node["device"])
+
+    def loaded(spec: Spec) -> Policy:
+        return fitted(saved, spec, mapping, node, settings).to(device)
+
+    env = replaced(node["env"], "device", "auto", str(device))
+    execute = executed(node, settings.get("execute"))
+    return Subject(str(saved.parent.parent), node, env, loaded, execute, int(saved.name))
+
+
+def executed(node: Node, as_trained: int | None) -> int | None:
+    """The steps of a chunk that are executed."""
+    return as_trained if node["execute"] == "as_trained" else node["execute"]
+
+
+def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
+    """The result of a policy in its environment, and the policy; where the environment has held-out
+    tasks, those are the episodes."""
     import torch
 
     from embodied.core.build import build
@@ -136,17 +172,17 @@ def evaluated(
     from embodied.evaluation.evaluate import evaluate
     from embodied.evaluation.task_grid import TaskGridEval, held_out
 
+    node = subject.node
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(node["threads"])
-    env = build(env_node | {"num_envs": min(node["num_envs"], node["episodes"])}, VecEnv)
+    env = build(subject.env | {"num_envs": min(node["num_envs"], node["episodes"])}, VecEnv)
     try:
         tasks = held_out(env)
         if tasks is not None:
             env = TaskGridEval(env, tasks[: node["episodes"]])
             node["episodes"] = len(env.tasks)
-        policy = make(env.spec)
-        execute = as_trained if node["execute"] == "as_trained" else node["execute"]
-        return evaluate(policy, env, node["episodes"], node["seed"], execute), policy
+        policy = subject.make(env.spec)
+        return evaluate(policy, env, node["episodes"], node["seed"], subject.execute), policy
     finally:
         env.close()
 
@@ -229,11 +265,12 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     return critic
 
 
-def result_row(run: str, step: int, node: Node, result: Evaluation) -> dict[str, Any]:
+def result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
     """The result of one policy."""
+    node = subject.node
     row: dict[str, Any] = {
-        "run": run,
-        "step": step,
+        "run": subject.name,
+        "step": subject.step,
         "episodes": len(result.returns),
         "seed": node["seed"],
         "env": node["env"],

@@ -24,6 +24,7 @@ class Evaluation:
 
     `success` and `violated` are None if the environment does not report them. `change` is the mean
     change of an action's elements from one step to the next (None where some are choices).
+    `timed_out` marks the episodes that a time limit ended.
     """
 
     success: Tensor | None
@@ -31,6 +32,7 @@ class Evaluation:
     lengths: Tensor
     violated: Tensor | None = None
     change: Tensor | None = None
+    timed_out: Tensor | None = None
 
     def metrics(self) -> dict[str, float]:
         """Means as metrics, without the `eval/` prefix; `return_cvar10` is the mean of the lowest
@@ -69,14 +71,16 @@ def evaluate(
     seed: int,
     execute: int | None = None,
     each_step: Callable[[int], None] | None = None,
+    noise_seed: int | None = None,
 ) -> Evaluation:
     """Run `episodes` episodes from initial states that depend on `seed` only, without exploration.
 
     Every parallel env contributes its first episodes, as many as any other, so that short episodes
     (early successes) are not over-represented. The global random state is left unchanged.
     `each_step` is called with the number of finished episodes after every step.
+    `noise_seed`: of the policy's noise (None: `seed`).
     """
-    with forked(seed):
+    with forked(seed if noise_seed is None else noise_seed):
         return _play(policy, env, episodes, seed, execute, each_step)
 
 
@@ -93,7 +97,7 @@ def _play(
     actor, stats = Actor(policy, n, execute), EpisodeStats()
     obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=device)
     played = torch.zeros(n, dtype=torch.int64, device=device)
-    table = torch.zeros(quota, n, 5, device=device)
+    table = torch.zeros(quota, n, 6, device=device)
     continuous = env.spec.act.is_continuous
     last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
     quiet = 0  # steps since an episode ended
@@ -111,18 +115,21 @@ def _play(
         sums = stats.add(step)
         mean_change = change / (sums[1] - 1).clamp(min=1)
         ended = (first & (played < quota)).nonzero().flatten()
-        table[played[ended], ended] = torch.cat([sums, mean_change[None]])[:, ended].T.float()
+        late = step.truncated.to(sums.dtype)
+        found = torch.cat([sums, mean_change[None], late[None]])
+        table[played[ended], ended] = found[:, ended].T.float()
         played[ended] += 1
         change = change * ~first
         if each_step is not None:
             each_step(int(played.sum()))
-    returns, lengths, won, violated, change = table.flatten(0, 1)[:episodes].cpu().unbind(1)
+    returns, lengths, won, violated, change, late = table.flatten(0, 1)[:episodes].cpu().unbind(1)
     return Evaluation(
         won > 0 if stats.reports_success else None,
         returns,
         lengths.long(),
         violated > 0 if stats.reports_violations else None,
         change if continuous else None,
+        late > 0,
     )
 
 

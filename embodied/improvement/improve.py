@@ -22,9 +22,12 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.errors import ContractError
 from embodied.core.saved_node import read_saved
 from embodied.datasets.lerobot.reader import DatasetError
+from embodied.evaluation.evaluate import Evaluation
+from embodied.improvement.advice import Score
+from embodied.improvement.diagnosis import outcomes_of, sampler_in, steps_of
 from embodied.improvement.page import write_report
-from embodied.improvement.race import BASE, Improvement, Journal, Leg, Score, best, race, shares
-from embodied.improvement.ways import Commands, Setup, Way
+from embodied.improvement.race import BASE, Improvement, Journal, Leg, best, race, shares
+from embodied.improvement.ways import Commands, Setup, Way, executed, save_as_it_acts
 from embodied.policies.remote.address import is_address
 
 SAMPLER = "best sampler"
@@ -86,7 +89,7 @@ class Improver:
         return self.finished(problems)
 
     def measured(self, policy: str, sampler: Sequence[str]) -> Score:
-        return Score.of(self.commands.play(policy, sampler, self.config.episodes, TUNING))
+        return scored(self.commands.play(policy, sampler, self.config.episodes, TUNING))
 
     def measured_base(self) -> Leg:
         """The base as it is; `budget` are the environment steps that were played."""
@@ -96,7 +99,7 @@ class Improver:
         minutes = (time.monotonic() - began) / 60
         found = policy if is_address(policy) else str(checkpoint.find(policy))
         steps = float(result.lengths.sum())
-        return Leg(BASE, 0, steps, minutes, Score.of(result), found)
+        return Leg(BASE, 0, steps, minutes, scored(result), found)
 
     def searched_base(self, base: Leg) -> Leg:
         began = time.monotonic()
@@ -215,7 +218,7 @@ class Improver:
             known = kept.find(name, leg.rung)
             if known is None:
                 result = self.commands.play(leg.policy, leg.sampler, self.config.held_out, HELD_OUT)
-                known = kept.add(replace(leg, score=Score.of(result)))
+                known = kept.add(replace(leg, score=scored(result)))
             assert known.score is not None
             rows[name] = known.score
         return rows
@@ -229,23 +232,20 @@ class Improver:
             return chosen.policy
         folder, saved = self.out / "policy", Path(chosen.policy)
         shutil.rmtree(folder, ignore_errors=True)
-        settings = {
-            w.partition("=")[0]: yaml.safe_load(w.partition("=")[2]) for w in chosen.sampler
-        }
-        inner = {k.removeprefix("policy."): v for k, v in settings.items() if "policy." in k}
-        policy = checkpoint.load_policy(saved)
-        if inner:
-            policy = checkpoint.with_settings(policy, inner, saved)
         step = int(checkpoint.read_about(saved)["step"])
-        place = checkpoint.save(folder / "checkpoints" / f"{step:08d}", policy, step)
+        place = save_as_it_acts(chosen, folder / "checkpoints" / f"{step:08d}")
         if (saved / "learner.pt").exists():
             shutil.copy(saved / "learner.pt", place)
         run = saved.parent.parent / "run.yaml"
         node = read_saved(run) if run.exists() else {}
         node |= {"env": self.config.env, "out": str(folder), "name": folder.parent.name}
-        node |= {"execute": settings["execute"]} if "execute" in settings else {}
+        node |= {"execute": executed(chosen)} if executed(chosen) is not None else {}
         (folder / "run.yaml").write_text(yaml.safe_dump(node, sort_keys=False))
         return str(folder)
+
+
+def scored(result: Evaluation) -> Score:
+    return Score.of(outcomes_of(result), result.success is not None)
 
 
 def samplers(policy: str) -> list[tuple[str, ...]]:
@@ -253,8 +253,10 @@ def samplers(policy: str) -> list[tuple[str, ...]]:
     if is_address(policy):
         return []
     loaded = checkpoint.load_policy(policy)
-    own = loaded.node.get("steps")
-    tried = [k for k in STEPS if k != own] if isinstance(own, int) else []
-    steps: list[tuple[str, ...]] = [(), *((f"policy.steps={k}",) for k in tried)]
+    place = sampler_in(loaded)
+    own = None if place is None else steps_of(loaded, place)
+    key = ".".join(["policy", *(place or ()), "steps"])
+    tried = [k for k in STEPS if k != own] if own is not None else []
+    steps: list[tuple[str, ...]] = [(), *((f"{key}={k}",) for k in tried)]
     every = [(*words, "execute=1") for words in steps] if loaded.chunk > 1 else []
     return [*steps[1:], *every]

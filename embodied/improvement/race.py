@@ -14,38 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied.evaluation.evaluate import Evaluation
-from embodied.evaluation.statistics import rate, wilson
+from embodied.improvement.advice import Score
 
 BASE = "base"  # the name of the policy that is to be improved
 ENOUGH = 0.95  # lower end of a success rate at which nothing is left to win
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a policy reached in some episodes: its success rate, or its mean return where the
-    environment reports no success; `low`, `high`: the 95% interval."""
-
-    mean: float
-    low: float
-    high: float
-    episodes: int
-    is_rate: bool
-
-    @classmethod
-    def of(cls, result: Evaluation) -> Score:
-        count = len(result.returns)
-        if result.success is not None:
-            won = int(result.success.sum())
-            return cls(won / count, *wilson(won, count), count, True)
-        mean = result.returns.double().mean().item()
-        error = result.returns.double().std(correction=1).item() / count**0.5 if count > 1 else 0.0
-        return cls(mean, mean - 1.96 * error, mean + 1.96 * error, count, False)
-
-    def __str__(self) -> str:
-        if self.is_rate:
-            return rate(round(self.mean * self.episodes), self.episodes)
-        return f"{self.mean:,.2f} [{self.low:,.2f}, {self.high:,.2f}]"
 
 
 @dataclass(frozen=True)

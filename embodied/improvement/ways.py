@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from embodied.core import checkpoint
 from embodied.core.bounds import Count, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.evaluation.evaluate import Evaluation
+from embodied.improvement.diagnosis import with_steps
 from embodied.improvement.race import Leg, best
+from embodied.policies.remote.address import is_address
 from embodied.training.logger import read_metrics
 
 MANY = 1000  # updates or steps of a training in the time of one step that is played, at most
@@ -136,6 +139,8 @@ class OwnSuccesses(Way):
 
     def require(self, setup: Setup) -> None:
         score = setup.base.score
+        if is_address(setup.base.policy):
+            raise ConfigError("episodes of a policy server cannot be recorded: use a run")
         if score is None or not score.is_rate:
             raise ConfigError("the environment does not say which episodes succeeded")
 
@@ -144,9 +149,11 @@ class OwnSuccesses(Way):
         assert player is not None
         in_steps = setup.unit == "steps"
         played = budget if in_steps else self.config.collecting * budget
-        words = [f"policy={player.policy}", f"seed={setup.seed + 1000 * (rung + 1)}"]
-        words += ["episodes=1000000", f"steps={setup.steps(played)}"]
-        setup.commands.collect([*words, *playing(player.sampler), f"out={folder}/episodes-{rung}"])
+        acting = save_as_it_acts(player, folder / f"player-{rung}")
+        words = [f"policy={acting}", f"seed={setup.seed + 1000 * (rung + 1)}", "episodes=1000000"]
+        words += [f"steps={setup.steps(played)}", f"out={folder}/episodes-{rung}"]
+        words += [] if executed(player) is None else [f"execute={executed(player)}"]
+        setup.commands.collect(words)
         every = ",".join(f"{folder}/episodes-{k}" for k in range(rung + 1))
         new = [*shlex.split(self.config.words), f"demos=[{every}]"]
         return setup.train(
@@ -154,8 +161,17 @@ class OwnSuccesses(Way):
         )
 
 
-def playing(sampler: Sequence[str]) -> list[str]:
-    """The words of a demonstrator that acts with the settings `sampler` of an evaluation."""
-    settings = [w.removeprefix("policy.").replace("=", ": ") for w in sampler if "policy." in w]
-    rest = [word for word in sampler if "policy." not in word]
-    return [*([f"demonstrator.settings={{{', '.join(settings)}}}"] if settings else []), *rest]
+def save_as_it_acts(leg: Leg, folder: Path) -> Path:
+    """Save the policy of `leg` with the sampler's steps with which it acts best."""
+    policy = checkpoint.load_policy(leg.policy)
+    step = int(checkpoint.read_about(leg.policy)["step"])
+    for word in leg.sampler:
+        if word.partition("=")[0].endswith("steps"):
+            policy = with_steps(policy, int(word.partition("=")[2]))
+    return checkpoint.save(folder, policy, step)
+
+
+def executed(leg: Leg) -> int | None:
+    """The steps of each chunk that are executed where it acts best; None: as it was trained."""
+    found = [word.partition("=")[2] for word in leg.sampler if word.startswith("execute=")]
+    return int(found[0]) if found else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from embodied.adopt.adopt import own_spec, policy_node
 from embodied.adopt.lerobot_config import read_config
@@ -103,6 +104,15 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(diffusion: Path, tmp_pat
 def test_real_time_chunking_and_other_sampler_steps(diffusion: Path) -> None:
     evaluated(diffusion, "policy=real_time_chunking", "policy.delay=1", "execute=2")
     evaluated(diffusion, "policy.steps=3")
+
+
+def test_what_can_help_it(diffusion: Path, tmp_path: Path) -> None:
+    """Other steps of its sampler are among what is tried."""
+    few = ["episodes=2", "num_envs=1", "noises=2", f"out={tmp_path}"]
+    embodied("diagnose", str(diffusion), *few)
+    assert (
+        yaml.safe_load((tmp_path / "diagnosis.yaml").read_text())["diagnosis"]["noise"] == "chosen"
+    )
 
 
 def test_best_of_n_plays_the_chunk_that_the_critic_prefers(diffusion: Path, tmp_path: Path) -> None:

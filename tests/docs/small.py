@@ -11,6 +11,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "sweep": ("size=debug", "eval_every=120", "rungs=2", "workers=1"),
     "study": ("workers=1", "seeds=[0]"),
     "eval": ("episodes=2", "num_envs=2"),
+    "diagnose": ("episodes=4", "num_envs=2", "noises=2"),
     "demos collect": ("episodes=4",),
     "model train": ("model.most_updates=100", "model.hidden=[16]"),
     "deploy": (
@@ -35,13 +36,20 @@ MOST = {
     "env.env.horizon": 40,
     "deploy episodes": 1,
     "eval episodes": 2,
+    "diagnose episodes": 4,
+    "noises": 4,
 }
 """By setting, or by verb and setting: a larger number is replaced by this one."""
 RESUMED = 260  # steps, of a debug run of 240
 PATIENT = "{hold: 1.0, stop: 10.0, state: 5.0}"  # s: a busy machine is given time, and dry=true
 LEARNED = 120  # steps of Stable-Baselines3's example: 20 updates
 UNNAMED = re.compile(r"\b(outputs/\w+)-(\d)\b")  # a run folder that no `out=` named
-CALLS = {"train": {"size": "debug"}, "evaluate": {"episodes": 4}, "collect": {"episodes": 8}}
+CALLS = {
+    "train": {"size": "debug"},
+    "evaluate": {"episodes": 4},
+    "collect": {"episodes": 8},
+    "diagnose": {"episodes": 4, "num_envs": 2, "noises": 2},
+}
 """By function of `em`: keywords that are set; `train` loses its `steps`."""
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.evaluation.evaluate import Evaluation
-from embodied.improvement.race import ENOUGH, Journal, Leg, Score, best, gain, race, shares
+from embodied.improvement.advice import Score
+from embodied.improvement.race import ENOUGH, Journal, Leg, best, gain, race, shares
 
 
 def score(successes: int, episodes: int = 100) -> Score:
-    won = torch.arange(episodes) < successes
-    return Score.of(Evaluation(won, won.float(), torch.ones(episodes).long()))
+    return Score.of((torch.arange(episodes) < successes).float(), True)
 
 
 def test_every_rung_has_the_same_share_of_the_budget() -> None:
@@ -91,6 +90,6 @@ def test_a_gain_has_the_interval_of_a_difference_of_rates() -> None:
 
 def test_returns_where_the_environment_reports_no_success() -> None:
     returns = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    found = Score.of(Evaluation(None, returns, torch.ones(4).long()))
+    found = Score.of(returns, False)
     error = returns.std().item() / 2
     assert (found.mean, found.low, found.is_rate) == (2.5, pytest.approx(2.5 - 1.96 * error), False)
