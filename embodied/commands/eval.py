@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,17 +86,22 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
 
 
 def served_subject(
-    address: str, words: list[str], folders: list[str], primary: str = "eval"
+    address: str,
+    words: list[str],
+    folders: Sequence[str],
+    primary: str = "eval",
+    there: Node | None = None,
 ) -> Subject:
-    """The policy of a server, for the command with `configs/PRIMARY.yaml`."""
+    """The policy of a server, for the command with `configs/PRIMARY.yaml`; in the environment
+    `there`, if the words name none."""
     from embodied.compose import compose
     from embodied.core.build import build
     from embodied.core.policy import Policy
     from embodied.policies.remote.address import remote_node, with_mapping
 
-    if not any(word.startswith("env=") for word in words):
+    if there is None and not any(word.startswith("env=") for word in words):
         raise ConfigError(f"name the environment: embodied {primary} {address} env=NAME")
-    given = {"policy/as_trained": remote_node(address)[0], "env/as_trained": {}}
+    given = {"policy/as_trained": remote_node(address)[0], "env/as_trained": there or {}}
     node = compose(primary, words, folders, given).node
     prompt = {} if node["task"] is None else {"prompt": node["task"]}
 
@@ -126,8 +131,15 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     return row
 
 
-def run_subject(path: Path, words: list[str], folders: list[str], primary: str = "eval") -> Subject:
-    """The newest checkpoint of `path`, for the command with `configs/PRIMARY.yaml`."""
+def run_subject(
+    path: Path,
+    words: list[str],
+    folders: Sequence[str],
+    primary: str = "eval",
+    there: Node | None = None,
+) -> Subject:
+    """The newest checkpoint of `path`, for the command with `configs/PRIMARY.yaml`; in the
+    environment `there` (None: its run's own), if the words name none."""
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.core.device import pick_device, replaced
@@ -136,10 +148,10 @@ def run_subject(path: Path, words: list[str], folders: list[str], primary: str =
     saved = checkpoint.find(path)
     acting = read_saved(saved / "policy.yaml")
     named = any(word.startswith("env=") for word in words)
-    settings = trained_with(saved, named)
+    settings = trained_with(saved, named or there is not None)
     given = {"policy/as_trained": acting}
-    if settings.get("env"):
-        given["env/as_trained"] = settings["env"]
+    if known := there or settings.get("env"):
+        given["env/as_trained"] = known
     elif not named:
         raise ConfigError(
             f"{path} was trained without an environment: env=NAME, and mapping=FILE where its "
@@ -154,7 +166,8 @@ def run_subject(path: Path, words: list[str], folders: list[str], primary: str =
 
     env = replaced(node["env"], "device", "auto", str(device))
     execute = executed(node, settings.get("execute"))
-    return Subject(str(saved.parent.parent), node, env, loaded, execute, int(saved.name))
+    step = int(checkpoint.read_about(saved)["step"])
+    return Subject(str(saved.parent.parent), node, env, loaded, execute, step)
 
 
 def executed(node: Node, as_trained: int | None) -> int | None:

@@ -14,8 +14,6 @@ from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_saved
 
 if TYPE_CHECKING:
-    from embodied.core.policy import Policy
-    from embodied.core.spec import Spec
     from embodied.evaluation.evaluate import Evaluation
     from embodied.improvement.improve import Improvement
     from embodied.improvement.ways import Commands
@@ -118,7 +116,9 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
 
     from embodied.commands import demos
     from embodied.commands import train as training
+    from embodied.commands.eval import evaluated, run_subject, served_subject
     from embodied.improvement.ways import Commands
+    from embodied.policies.remote.address import is_address
 
     given = {"env/as_trained": env}
 
@@ -141,34 +141,9 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
     def play(policy: str, words: Sequence[str], episodes: int, seed: int) -> Evaluation:
         asked = [*words, *allowed, f"episodes={episodes}", f"seed={seed}"]
         asked += [f"num_envs={config.num_envs}", f"threads={config.threads}"]
-        return _play(policy, [*asked, f"device={config.device}"], folders, env)
+        asked += [f"device={config.device}"]
+        if is_address(policy):
+            return evaluated(served_subject(policy, asked, folders, there=env))[0]
+        return evaluated(run_subject(Path(policy), asked, folders, there=env))[0]
 
     return Commands(train, collect, check, play)
-
-
-def _play(policy: str, words: Sequence[str], folders: Sequence[str], env: Node) -> Evaluation:
-    """Episodes of a saved or served policy in `env`."""
-    from embodied.commands.eval import evaluated, fitted, trained_with
-    from embodied.compose import compose
-    from embodied.core import checkpoint
-    from embodied.core.build import build
-    from embodied.core.device import pick_device, replaced
-    from embodied.core.policy import Policy
-    from embodied.policies.remote.address import is_address, remote_node
-
-    if is_address(policy):
-        acting, trained = remote_node(policy)[0], dict[str, Any]()
-    else:
-        saved = checkpoint.find(policy)
-        acting, trained = read_saved(saved / "policy.yaml"), trained_with(saved, named=True)
-    given = {"env/as_trained": env, "policy/as_trained": acting}
-    node = compose("eval", words, folders, given).node
-    device = pick_device(node["device"])
-
-    def made(spec: Spec) -> Policy:
-        if is_address(policy):
-            return build(node["policy"], Policy, spec=spec).eval()
-        return fitted(checkpoint.find(policy), spec, None, node, trained).to(device)
-
-    there = replaced(node["env"], "device", "auto", str(device))
-    return evaluated(node, there, made, trained.get("execute"))[0]
