@@ -26,11 +26,10 @@ from embodied.evaluation.evaluate import Evaluation
 from embodied.improvement.advice import Score
 from embodied.improvement.diagnosis import outcomes_of, sampler_in, steps_of
 from embodied.improvement.page import write_report
-from embodied.improvement.race import BASE, Improvement, Journal, Leg, best, race, shares
+from embodied.improvement.race import BASE, SAMPLER, Improvement, Journal, Leg, best, race, shares
 from embodied.improvement.ways import Commands, Setup, Way, executed, save_as_it_acts
 from embodied.policies.remote.address import is_address
 
-SAMPLER = "best sampler"
 TUNING, HELD_OUT = 20_000, 10_000
 STEPS = (1, 4, 16)  # of a sampler, that are tried beside its own
 SEARCH_SHARE = 0.1  # of the budget, in which the best sampler is looked for
@@ -86,7 +85,7 @@ class Improver:
         budget = self.budget(base, len(racing))
         race(racing, budget, partial(self.leg, setup), self.journal, self.told)
         problems |= {leg.way: leg.problem for leg in self.journal.legs if leg.problem}
-        return self.finished(problems)
+        return self.finished(start, problems)
 
     def measured(self, policy: str, sampler: Sequence[str]) -> Score:
         return scored(self.commands.play(policy, sampler, self.config.episodes, TUNING))
@@ -188,15 +187,17 @@ class Improver:
     def told(self, leg: Leg) -> None:
         self.tell(f"  {leg.way}: {leg.problem or leg.score}")
 
-    def finished(self, problems: dict[str, str]) -> Improvement:
+    def finished(self, start: Leg, problems: dict[str, str]) -> Improvement:
         """Measure once on held-out states, and write what is left behind."""
         chosen = best(self.journal.legs)
         assert chosen is not None
         lasts = {leg.way: leg for leg in self.journal.legs if leg.score is not None}
         lasts |= {chosen.way: chosen}
         rows = self.held_out(lasts)
-        policy = self.left_behind(chosen)
-        result = Improvement(policy, chosen, rows, problems, self.out / "report.html")
+        page = self.out / "report.html"
+        result = Improvement("", start, chosen, rows, problems, page)
+        left = self.left_behind(chosen if result.found else start)
+        result = replace(result, policy=left)
         unit = "minutes" if self.config.steps is None else "steps"
         write_report(result, self.journal, self.config.policy, unit)
         facts: dict[str, Any] = {

@@ -17,6 +17,7 @@ from typing import Any
 from embodied.improvement.advice import Score
 
 BASE = "base"  # the name of the policy that is to be improved
+SAMPLER = "best sampler"  # the same with other settings of its sampler
 ENOUGH = 0.95  # lower end of a success rate at which nothing is left to win
 
 
@@ -129,30 +130,45 @@ def gain(after: Score, before: Score) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Improvement:
-    """What came out: `policy` is a run folder (or a policy server that nothing improved); `rows`
-    are the final measurements by name, of the base policy, of every way that finished, and of the
-    chosen one."""
+    """What came out.
+
+    `start` is the base at its best sampler, `chosen` the best of all while choosing; `policy` is
+    the run folder of `chosen`, of `start` where that is not better (the server's address, if it is
+    on a server). `rows` are the final measurements by name, `problems` why a way did not race.
+    """
 
     policy: str
+    start: Leg
     chosen: Leg
     rows: Mapping[str, Score]
     problems: Mapping[str, str]
     report: Path
 
     @property
+    def before(self) -> str:
+        """What has to be better than: the base at its best sampler, or as it was given."""
+        return BASE if self.chosen.way == self.start.way else self.start.way
+
+    @property
     def gain(self) -> tuple[float, float, float]:
-        """How much better than the base the chosen policy is, with the 95% interval."""
-        return gain(self.rows[self.chosen.way], self.rows[BASE])
+        """How much better the chosen policy is, with the 95% interval."""
+        return gain(self.rows[self.chosen.way], self.rows[self.before])
+
+    @property
+    def found(self) -> bool:
+        """Whether it is better, as far as chance can be told from it."""
+        return self.chosen.way != BASE and self.gain[1] > 0
 
     def __str__(self) -> str:
         """The result in a sentence."""
-        change, low, high = self.gain
-        before, after = self.rows[BASE], self.rows[self.chosen.way]
-        if low <= 0:
-            return f"no improvement found: {before} before, {after} with {self.chosen.way}"
-        unit = ("percent", 100.0) if after.is_rate else ("return", 1.0)
-        change, low, high = (unit[1] * value for value in (change, low, high))
+        before, after = self.rows[self.before], self.rows[self.chosen.way]
+        if not self.found:
+            tried = "" if self.chosen.way == BASE else f", {after} with {self.chosen.way}"
+            return f"no improvement found: {before} before{tried}"
+        unit, scale = ("points", 100.0) if after.is_rate else ("return", 1.0)
+        change, low, high = (scale * value for value in self.gain)
+        there = "" if self.before == BASE else f" at its {self.before}"
         return (
-            f"{self.chosen.way}: {after} instead of {before}: "
-            f"{change:+.3g} {unit[0]} [{low:+.3g}, {high:+.3g}]"
+            f"{self.chosen.way}: {after} instead of {before}{there}: "
+            f"{change:+.3g} {unit} [{low:+.3g}, {high:+.3g}]"
         )
