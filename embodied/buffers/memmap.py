@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from embodied.core import tensors as tt
 from embodied.core.atomic_write import write_durably
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
+
+FORMAT = 2  # of the files
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,16 @@ class MemmapReplayBuffer(ReplayBuffer):
                     f"{self.folder} holds a replay buffer of capacity {facts['capacity']}, not "
                     f"{self.capacity}: use the same data.replay_size, or another replay.folder"
                 )
-            self._open(facts["rows"])
-            self.size, self.cursor = (int(number) for number in self.head)
+            if facts.get("format") != FORMAT:
+                raise ConfigError(
+                    f"{self.folder} was written by another version of embodied: choose another "
+                    "replay.folder"
+                )
+            kinds = {
+                key: (shape, getattr(torch, kind)) for key, (shape, kind) in facts["rows"].items()
+            }
+            self._open({key: torch.empty(0, *s, dtype=kind) for key, (s, kind) in kinds.items()})
+            self._go_to(*self.head.tolist())
 
     def room(self) -> tuple[int, str]:
         there = next(path for path in self.folder.resolve().parents if path.exists())
@@ -87,7 +98,13 @@ class MemmapReplayBuffer(ReplayBuffer):
                 f"{self.folder} holds {self.size} transitions, but the checkpoint needs "
                 f"{state['size']} in {state['folder']}: restore that folder"
             )
-        self.size, self.cursor = state["size"], state["cursor"]
+        self._go_to(state["size"], state["cursor"])
+
+    def _go_to(self, size: int, cursor: int) -> None:
+        """Count the first `size` transitions as all that there are."""
+        self.size, self.cursor = size, cursor
+        for name, store in self._stores.items():
+            store.restore([self._apart[key][:size] for key in self._pictures[name]])
 
     def _allocate(self, rows: Tensors) -> None:
         layout = {
@@ -95,28 +112,22 @@ class MemmapReplayBuffer(ReplayBuffer):
             for key, value in rows.items()
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._open(layout)
-        text = json.dumps({"capacity": self.capacity, "rows": layout}, indent=1).encode()
+        self._open(rows)
+        facts = {"format": FORMAT, "capacity": self.capacity, "rows": layout}
+        text = json.dumps(facts, indent=1).encode()
         write_durably(self.folder / "layout.json", lambda sink: sink.write(text))
 
-    def _open(self, layout: dict[str, Any]) -> None:
-        """Memory-map the files of this layout; create those that do not exist."""
-        empty = {key: torch.empty(0, *s, dtype=getattr(torch, d)) for key, (s, d) in layout.items()}
-        self._lay_out(empty)
-        self._flat = self._map("rows", torch.float32, sum(self._widths))
-        self._apart = {
-            key: self._map(key.replace("/", "-"), value.dtype, math.prod(value.shape[1:])).view(
-                self.capacity, *value.shape[1:]
-            )
-            for key, value in self._apart.items()
-        }
-        self.head = self._file("head", torch.int64, 2)
+    def _open(self, rows: Tensors) -> None:
+        """Memory-map the files of transitions with the leaves of `rows`."""
+        super()._allocate(rows)
+        self.head = self._array("head", (2,), torch.int64)
 
-    def _map(self, name: str, dtype: torch.dtype, width: int) -> Tensor:
-        return self._file(name, dtype, self.capacity * width).view(self.capacity, width)
+    def _array(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A memory-mapped file, which is made if it does not exist."""
+        if not math.prod(shape):
+            return torch.empty(*shape, dtype=dtype)
+        path = str(self.folder / f"{name.replace('/', '-')}.bin")
+        return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
 
-    def _file(self, name: str, dtype: torch.dtype, size: int) -> Tensor:
-        if not size:
-            return torch.empty(0, dtype=dtype)
-        path = self.folder / f"{name}.bin"
-        return torch.from_file(str(path), shared=True, size=size, dtype=dtype)
+    def _first_room(self, most: int) -> int:
+        return most  # what is not used takes no space on a disk

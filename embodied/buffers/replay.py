@@ -2,9 +2,10 @@
 
 The float32 leaves of a transition are stored side by side, as one line of a [capacity, F] matrix:
 sampling is a single `index_select`, and the leaves of a batch are views of its result. Leaves of
-other types (uint8 images, int64) have a tensor each. The cost of sampling does not depend on the
-number of stored transitions. Large arrays are in huge pages (2 MiB), where the system has them:
-random reads miss the TLB less.
+other types (int64, bool) have a tensor each; pictures are stored once (`PictureStore`), however
+many transitions show them. The cost of sampling does not depend on the number of stored
+transitions. Large arrays are in huge pages (2 MiB), where the system has them: random reads miss
+the TLB less.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import contextlib
 import math
 import mmap
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from embodied.buffers.pictures import PictureStore, is_shared, joined, name_of, numbered
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.device import free_bytes
@@ -25,6 +28,8 @@ from embodied.core.env import Step
 from embodied.core.tensors import Tensors
 
 Layout = list[tuple[str, torch.Size]]
+PART = 1024  # transitions that are restored at once, as their pictures take memory twice
+PICTURES = 9 / 8  # of a transition, at first: one, and one of each episode of eight
 
 
 class ReplayBuffer:
@@ -45,6 +50,8 @@ class ReplayBuffer:
         self._widths: list[int] = []
         self._flat = torch.empty(0)
         self._apart: Tensors = {}
+        self._stores: dict[str, PictureStore] = {}  # the frames of each observation
+        self._pictures: dict[str, list[str]] = {}  # and the leaves that hold slots of them
 
     def __len__(self) -> int:
         return self.size
@@ -83,6 +90,13 @@ class ReplayBuffer:
 
     def take(self, index: Tensor) -> Tensors:
         """Copies of the transitions at storage positions `index` [n] (int64)."""
+        rows = self._stored(index)
+        for name, keys in self._pictures.items():
+            rows |= {key: self._stores[name].take(rows[key]) for key in keys}
+        return rows
+
+    def _stored(self, index: Tensor) -> Tensors:
+        """As `take`, with the slots [n, k] of pictures in their place."""
         rows: Tensors = {}
         if self._packed:
             parts = self._flat.index_select(0, index).split_with_sizes(self._widths, 1)
@@ -98,7 +112,9 @@ class ReplayBuffer:
     def leaf(self, key: str, index: Tensor) -> Tensor:
         """A copy of one leaf of the transitions at storage positions `index` [n] (int64)."""
         if key in self._apart:
-            return self._apart[key].index_select(0, index)
+            values = self._apart[key].index_select(0, index)
+            store = self._stores.get(name_of(key))
+            return values if store is None else store.take(values)
         place = [name for name, _ in self._packed].index(key)
         begin = sum(self._widths[:place])
         part = self._flat[:, begin : begin + self._widths[place]].index_select(0, index)
@@ -120,10 +136,19 @@ class ReplayBuffer:
         """The running episodes of parallel envs `ended` [B] (bool) have no further transitions."""
 
     def get_state(self) -> dict[str, Any]:
-        """The stored transitions (copied) in storage order, and the write position."""
-        rows = self.take(torch.arange(self.size, device=self.device)) if self.size else {}
-        rows = tt.each(rows, lambda leaf: leaf.contiguous())
-        return {"capacity": self.capacity, "cursor": self.cursor, "rows": rows}
+        """The stored transitions (copied) in storage order, and the write position.
+
+        Pictures are numbers of their frames, which are numbered in the order of their first use.
+        """
+        every = torch.arange(self.size, device=self.device)
+        rows = tt.each(self._stored(every), lambda leaf: leaf.contiguous())
+        frames: Tensors = {}
+        for name, store in self._stores.items():
+            keys = self._pictures[name]
+            used, numbers = numbered(torch.stack([rows[key] for key in keys]))
+            frames[name] = store.frames(used)
+            rows |= dict(zip(keys, numbers, strict=True))
+        return {"capacity": self.capacity, "cursor": self.cursor, "rows": rows, "frames": frames}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state of `get_state`; ValueError if the capacity differs."""
@@ -133,31 +158,59 @@ class ReplayBuffer:
                 f"{self.capacity}: resume with the data.replay_size of the saved run"
             )
         self._here, self._packed, self._apart, self.size, self.cursor = {}, [], {}, 0, 0
-        if state["rows"]:
-            self.add(state["rows"])
+        self._pictures, self._stores = {}, {}
+        rows, frames = state["rows"], state["frames"]
+        for start in range(0, tt.length(rows) if rows else 0, PART):
+            part = {key: value[start : start + PART] for key, value in rows.items()}
+            for key in part:
+                if name_of(key) in frames:
+                    part[key] = joined(frames[name_of(key)][part[key]])
+            self.add(part)
         self.cursor = state["cursor"]
 
     def _allocate(self, rows: Tensors) -> None:
-        """Allocate memory for transitions with the leaves of `rows`."""
-        self._lay_out(rows)
-        self._flat = empty((self.capacity, sum(self._widths)), torch.float32, self.device)
-        self._apart = {
-            key: empty((self.capacity, *leaf.shape[1:]), leaf.dtype, self.device)
-            for key, leaf in self._apart.items()
-        }
-
-    def _lay_out(self, rows: Tensors) -> None:
-        """Choose the leaves' order: first `obs`, `action` and `next_obs`, then the others."""
+        """Allocate memory for transitions with the leaves of `rows`, in this order: first `obs`,
+        `action` and `next_obs`, then the others."""
         keys = sorted(rows, key=_place)
         self._here = shapes = {key: rows[key].shape[1:] for key in keys}
-        packed = [key for key in keys if rows[key].dtype == torch.float32]
+        shared = [key for key in keys if is_shared(key, rows[key])]
+        packed = [key for key in keys if rows[key].dtype == torch.float32 and key not in shared]
         self._packed = [(key, shapes[key]) for key in packed]
         self._widths = [math.prod(shapes[key]) for key in packed]
-        self._apart = {key: rows[key] for key in keys if key not in packed}
+        self._flat = self._array("rows", (self.capacity, sum(self._widths)), torch.float32)
+        self._apart = {
+            key: self._array(key, (self.capacity, *shapes[key]), rows[key].dtype)
+            for key in keys
+            if key not in packed and key not in shared
+        }
+        self._pictures = {name_of(key): [] for key in shared}
+        for key in shared:
+            self._pictures[name_of(key)].append(key)
+        for name, keys in self._pictures.items():
+            most = self.capacity * len(keys)
+            make = partial(self._array, f"frames/{name}")
+            store = PictureStore(rows[keys[0]], most, self._first_room(most), make)
+            self._stores[name] = store
+            for key in keys:
+                slots = self._array(f"slots/{key}", (self.capacity, store.stack), torch.int64)
+                self._apart[key] = slots
+
+    def _array(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return empty(shape, dtype, self.device)
+
+    def _first_room(self, most: int) -> int:
+        """For how many pictures there is room at first, where there may be `most`."""
+        return min(most, math.ceil(PICTURES * self.capacity))
 
     def _write(self, rows: Tensors, n: int) -> None:
         """Write `n` transitions that fit between the cursor and the end."""
         end = self.cursor + n
+        for name, keys in self._pictures.items():
+            store = self._stores[name]
+            for key in keys:
+                store.drop(self._apart[key][self.cursor : min(end, self.size)])
+            slots = store.put(torch.cat([rows[key] for key in keys])).split(n)
+            rows = rows | dict(zip(keys, slots, strict=True))
         if self._packed:
             leaves = [rows[key].reshape(n, -1) for key, _ in self._packed]
             if leaves[0].device != self.device:

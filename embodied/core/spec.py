@@ -70,6 +70,7 @@ class Leaf:
     unit: str = ""
     names: tuple[str, ...] = ()
     classes: tuple[int, ...] = ()
+    frames: int = field(default=1, compare=False)  # pictures stacked along the channels
 
     @property
     def size(self) -> int:
@@ -235,11 +236,14 @@ class Spec:
         """This spec with additional observations."""
         return replace(self, obs={**self.obs, **extra})
 
-    def transition_bytes(self, decision: int = 1) -> int:
+    def transition_bytes(self, decision: int = 1, pictures: float | None = None) -> int:
         """About how many bytes a stored transition of `decision` steps has: both observations, the
-        action, reward and discount."""
-        sizes = (leaf.size * getattr(torch, leaf.dtype).itemsize for leaf in self.obs.values())
-        return 2 * sum(sizes) + 4 * max(self.act.size, 1) * decision + 8
+        action, reward and discount; `pictures`: how many of each camera are new (None: all)."""
+        size = 4.0 * max(self.act.size, 1) * decision + 8
+        for leaf in self.obs.values():
+            new = pictures / leaf.frames if pictures and leaf.is_picture else 2
+            size += new * leaf.size * getattr(torch, leaf.dtype).itemsize
+        return int(size)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.n_step import KeepsSingle
-from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.replay import PICTURES, ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
@@ -158,7 +158,7 @@ def require_memory(config: RunConfig, buffers: Buffers, env: VecEnv, policy: Pol
     """The line about the memory of the buffers; ConfigError if what the run will store in them, at
     most all transitions in each, cannot fit."""
     steps = config.execute or policy.chunk
-    size = env.spec.transition_bytes(steps) + buffers.replay.extra_bytes
+    size = env.spec.transition_bytes(steps, PICTURES) + buffers.replay.extra_bytes
     ahead = config.steps // steps // distributed.world()
     stores = {"the replay buffer": buffers.replay}
     if buffers.success is not None:

@@ -186,7 +186,7 @@ VIEWS = ("front", "wrist")
 class Config:
     """Settings of an FR3 environment.
 
-    `drawing` "light" renders boxes instead of meshes and no arm, which is hundreds of times faster
+    `drawing` "light" renders boxes instead of meshes and no arm, which is ten times as fast
     without a GPU. With `objects` "privileged", `state` has the robot's own values only and
     `privileged/state` has everything, for critics and demonstrators. `randomize` gives quantities
     of `embodied.envs.fr3.env` a range to be sampled from in each episode, as

@@ -69,7 +69,8 @@ class RenderedCamera(Scene):
         if self.cameras is None:  # the renderer belongs to the thread that creates it
             self.cameras = Cameras((), 0)
         config = self.config
-        return self.cameras.picture(model, data, config.camera, config.size, config.size)
+        size = config.size
+        return self.cameras.picture(model, data, config.camera, size, size, "observation")
 
     def close(self) -> None:
         """Release the renderer; call it from the thread that called `picture`."""

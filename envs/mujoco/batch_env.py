@@ -322,7 +322,7 @@ class MujocoVecEnv(VecEnv):
         for shot, row in zip(shots, rows.tolist(), strict=True):
             model, data = self.sight(row)
             for view, name in enumerate(names):
-                picture = self.cameras.picture(model, data, name, size, size)
+                picture = self.cameras.picture(model, data, name, size, size, "observation")
                 shot[:, view] = torch.from_numpy(picture)
         return shots.flatten(2, 3)
 

@@ -1,8 +1,18 @@
-"""Off-screen rendering of MuJoCo scenes (EGL), initialised on first use."""
+"""Off-screen rendering of MuJoCo scenes (EGL), initialised on first use.
+
+Its quality is that of its purpose:
+
+| purpose | shadows, reflections | samples per pixel | meshes |
+| film, for people | as the scene says | as the scene says | whole |
+| observation, for policies and rewards | none | at most 4 | decimated |
+| depth | none | 1 | whole, as places are measured |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -13,6 +23,14 @@ from embodied.core.spec import Leaf
 
 Image = NDArray[np.uint8]
 Point = tuple[float, float, float]
+Purpose = Literal["film", "observation", "depth"]
+SAMPLES: dict[Purpose, int] = {"observation": 4, "depth": 0}
+"""Most samples per pixel: blended edges; distances must not be blended."""
+SMALL_MESH = 300
+"""Meshes with up to this many triangles are drawn as they are."""
+CELLS = 20
+"""Cells along the diagonal of a decimated mesh: about a pixel of a small picture of a whole arm."""
+FACES = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord", "mesh_facenum")
 
 
 class NoDisplay(RuntimeError):
@@ -20,12 +38,12 @@ class NoDisplay(RuntimeError):
 
 
 class Cameras:
-    """Images by camera name, `size` x `size` pixels; one renderer per image size is kept."""
+    """Images by camera name, `size` x `size` pixels; one renderer per size and purpose is kept."""
 
     def __init__(self, names: tuple[str, ...], size: int) -> None:
         self.names = tuple(names)
         self.size = size
-        self._renderers: dict[tuple[int, int, int, bool], mujoco.Renderer] = {}
+        self._renderers: dict[tuple[int, int, int, Purpose], mujoco.Renderer] = {}
 
     def leaves(self) -> dict[str, Leaf]:
         """The observations these cameras add."""
@@ -37,16 +55,25 @@ class Cameras:
     ) -> dict[str, NDArray[np.generic]]:
         """The image of every camera for every scene, uint8 [n, size, size, 3] by name."""
         rows = [
-            [self.picture(model, data, name, self.size, self.size) for name in self.names]
+            [
+                self.picture(model, data, name, self.size, self.size, "observation")
+                for name in self.names
+            ]
             for model, data in scenes
         ]
         return {name: np.stack([row[i] for row in rows]) for i, name in enumerate(self.names)}
 
     def picture(
-        self, model: mujoco.MjModel, data: mujoco.MjData, name: str | None, width: int, height: int
+        self,
+        model: mujoco.MjModel,
+        data: mujoco.MjData,
+        name: str | None,
+        width: int,
+        height: int,
+        purpose: Purpose = "film",
     ) -> Image:
         """One image, uint8 [height, width, 3]; `name` None is the model's first camera."""
-        renderer = self._renderer(model, width, height)
+        renderer = self._renderer(model, width, height, purpose)
         renderer.update_scene(data, camera=_camera(model, name))
         return renderer.render().copy()
 
@@ -54,7 +81,7 @@ class Cameras:
         self, model: mujoco.MjModel, data: mujoco.MjData, name: str | None, width: int, height: int
     ) -> NDArray[np.float32]:
         """The distance of everything along the viewing axis, m, float32 [height, width]."""
-        renderer = self._renderer(model, width, height, depth=True)
+        renderer = self._renderer(model, width, height, "depth")
         renderer.update_scene(data, camera=_camera(model, name))
         return renderer.render().astype(np.float32)
 
@@ -78,13 +105,13 @@ class Cameras:
         self._renderers.clear()
 
     def _renderer(
-        self, model: mujoco.MjModel, width: int, height: int, depth: bool = False
+        self, model: mujoco.MjModel, width: int, height: int, purpose: Purpose
     ) -> mujoco.Renderer:
-        key = (id(model), width, height, depth)
+        key = (id(model), width, height, purpose)
         if key not in self._renderers:
             try:
-                make = _measuring if depth else _drawing
-                self._renderers[key] = make(model, width, height)
+                make = _full if purpose == "film" else _cheap
+                self._renderers[key] = make(model, width, height, purpose)
             except Exception as error:  # the graphics bindings raise many kinds
                 raise NoDisplay(
                     f"off-screen rendering cannot start ({error}); install libegl1 and libgl1, "
@@ -93,27 +120,73 @@ class Cameras:
         return self._renderers[key]
 
 
-def _drawing(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
+def _full(model: mujoco.MjModel, width: int, height: int, purpose: Purpose) -> mujoco.Renderer:
     screen = model.vis.global_
     screen.offwidth = max(screen.offwidth, width)
     screen.offheight = max(screen.offheight, height)
     return mujoco.Renderer(model, height, width)
 
 
-def _measuring(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
-    """Depth has no shadows and no blended edges, and in software every sample is paid for."""
+def _cheap(model: mujoco.MjModel, width: int, height: int, purpose: Purpose) -> mujoco.Renderer:
+    """In software every shadow, sample and triangle is paid for."""
+    with _restored(model):
+        screen = model.vis.global_
+        screen.offwidth = width
+        screen.offheight = height
+        quality = model.vis.quality
+        quality.offsamples = min(quality.offsamples, SAMPLES[purpose])
+        quality.shadowsize = 0
+        for mesh in range(model.nmesh if purpose == "observation" else 0):
+            decimate(model, mesh)
+        renderer = mujoco.Renderer(model, height, width)  # copies what was changed
+    renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+    if purpose == "depth":
+        renderer.enable_depth_rendering()
+    return renderer
+
+
+@contextmanager
+def _restored(model: mujoco.MjModel) -> Iterator[None]:
+    """What makes a renderer of `model` cheap may be changed inside, and is as before outside."""
     screen = model.vis.global_
     quality = model.vis.quality
     kept = screen.offwidth, screen.offheight, quality.offsamples, quality.shadowsize
-    screen.offwidth = width
-    screen.offheight = height
-    quality.offsamples = quality.shadowsize = 0
+    faces = {name: getattr(model, name).copy() for name in FACES}
     try:
-        renderer = mujoco.Renderer(model, height, width)
+        yield
     finally:
         screen.offwidth, screen.offheight, quality.offsamples, quality.shadowsize = kept
-    renderer.enable_depth_rendering()
-    return renderer
+        for name, value in faces.items():
+            getattr(model, name)[:] = value
+
+
+def decimate(model: mujoco.MjModel, mesh: int) -> None:
+    """Give a dense mesh of `model` fewer triangles, in place.
+
+    The vertices of a cell become that in its middle: vertex clustering (Rossignac and Borrel,
+    1993). Corners keep their normals, so edges stay sharp.
+    """
+    begin, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+    if count <= SMALL_MESH:
+        return
+    first = model.mesh_vertadr[mesh]
+    places = model.mesh_vert[first : first + model.mesh_vertnum[mesh]].astype(np.float64)
+    low = places.min(0)
+    grid = (places - low) / max(float(np.linalg.norm(places.max(0) - low)) / CELLS, 1e-12)
+    cell = np.floor(grid).astype(np.int64)
+    central = np.argsort(np.square(grid - cell - 0.5).sum(1), kind="stable")
+    number = (cell @ (1, CELLS + 1, (CELLS + 1) ** 2))[central]
+    _, leader, which = np.unique(number, return_index=True, return_inverse=True)
+    merged = np.empty_like(central)
+    merged[central] = central[leader[which]]
+    corners = merged[model.mesh_face[begin : begin + count]]
+    a, b, c = corners.T
+    kept = np.flatnonzero((a != b) & (b != c) & (c != a))
+    model.mesh_face[begin : begin + len(kept)] = corners[kept]
+    for name in ("mesh_facenormal", "mesh_facetexcoord"):
+        values = getattr(model, name)
+        values[begin : begin + len(kept)] = values[begin + kept]
+    model.mesh_facenum[mesh] = len(kept)
 
 
 def looking(place: Point, target: Point, up: Point = (0.0, 0.0, 1.0)) -> list[float]:

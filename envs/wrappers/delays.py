@@ -145,7 +145,8 @@ def stacked(leaf: Leaf, count: int) -> Leaf:
     """The leaf of `count` values of `leaf`."""
     if leaf.is_image:
         height, width, channels = leaf.shape
-        return replace(leaf, shape=(height, width, count * channels), names=())
+        shape = (height, width, count * channels)
+        return replace(leaf, shape=shape, names=(), frames=count * leaf.frames)
     low, high = _repeat_bound(leaf.low, count), _repeat_bound(leaf.high, count)
     return replace(leaf, shape=(count, *leaf.shape), low=low, high=high, names=())
 

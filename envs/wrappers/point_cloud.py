@@ -63,7 +63,8 @@ class Clouds(Cameras):
                 pose = torch.from_numpy(eye.pose)
                 parts.append(unproject(depth[None], matrix[None], pose[None])[0].numpy())
                 if self.config.colour:
-                    colours.append(self.picture(model, data, name, size, size).reshape(-1, 3) / 255)
+                    shades = self.picture(model, data, name, size, size, "observation")
+                    colours.append(shades.reshape(-1, 3) / 255)
             clouds.append((np.concatenate(parts), np.concatenate(colours) if colours else None))
         images = {n: np.concatenate([one[n] for one in pictures]) for n in self.names}
         return {**images, "points": self._sample_points(clouds)}
