@@ -1,1 +1,1 @@
-"""Find out what improves a policy, and improve it: `embodied diagnose` and `embodied improve`."""
+"""Find out what improves a policy: measurements and advice (`embodied diagnose`)."""
