@@ -272,7 +272,7 @@ def measured(d: Diagnosis) -> list[tuple[str, str]]:
     if d.acts_best:
         lines.append((f"best sampler: {d.acts_best}", d.shown(d.sampled)))
     if d.longer is not None:
-        lines.append((f"twice the time ({d.limit} steps)", d.shown(d.longer)))
+        lines.append((f"twice the time limit of {d.limit} steps", d.shown(d.longer)))
     lines += [("best of k draws of the noise", d.tries)] if d.noise != "none" else []
     if d.fixed is not None:
         lines.append(("one fixed noise", d.shown(d.fixed)))

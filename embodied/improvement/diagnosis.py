@@ -34,7 +34,7 @@ from embodied.policies.wrappers.real_time_chunking import GuidedSampler
 CALLS = 8  # of the policy that are kept, or up to twice as many, to compare actions there
 EACH = 8  # parallel envs of a call
 TRIES = (1, 4, 16)  # k of pass@k
-STEPS = (1, 2, 4, 10, 20)  # of a sampler
+STEPS = (1, 4, 20)  # of a sampler
 SAME = 1e-4  # actions that differ by less are the same
 STIRS = 1e-3  # spread in half ranges from which noise counts
 LARGEST = 64  # elements of an observation that may explain failures
