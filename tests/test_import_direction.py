@@ -56,7 +56,7 @@ SHARED = [
 METHODS = ("policy", "learner", "finetune", "reward", "teacher")
 ORDINARY = {  # plain words too
     *("act", "best", "clip", "deterministic", "goal", "metrics", "normal", "Program", "Trajectory"),
-    *("progress", "program", "realtime", "reverse", "trajectory", "uniform"),
+    *("progress", "program", "realtime", "reverse", "ticket", "trajectory", "uniform"),
 }
 
 

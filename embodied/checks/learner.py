@@ -39,9 +39,9 @@ class LearnerSubject:
 
 def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     """The learner with the first policy that it accepts; ConfigError with the last reason."""
-    settings = complete(subject.node) | {"batch_size": ROWS}
-    if "horizon" in settings:
-        settings["horizon"] = HORIZON
+    settings = complete(subject.node)
+    sizes = {"batch_size": ROWS, "horizon": HORIZON}
+    settings |= {key: size for key, size in sizes.items() if key in settings}
     tries: list[Callable[[], Policy]] = [
         *(lambda node=node: build(node, Policy, spec=SPEC) for node in subject.policies),
         *(lambda pair=pair: trainable(*pair) for pair in subject.finetunes),

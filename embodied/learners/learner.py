@@ -76,8 +76,10 @@ class Learner(nn.Module):
     """Transitions of action chunks have `executed_steps` [n] (int64): how many steps of the chunk
     were executed before the episode ended."""
     columns: tuple[str, ...] = ()
+    keeps_stale: ClassVar[bool] = False
+    """On-policy: the batch has also decisions that were running at the last update."""
     counters: ClassVar[tuple[str, ...]] = ()
-    """Attributes that are numbers, saved and restored besides the module and the optimisers."""
+    """Attributes, numbers or tensors, saved and restored besides the module and the optimisers."""
     node: dict[str, Any]
 
     @classmethod

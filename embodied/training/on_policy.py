@@ -36,8 +36,9 @@ class OnPolicyLoop:
 
     One update follows every `learner.horizon` decisions' worth of steps: horizon x execute in each
     parallel env. A decision that is still running then was made by older parameters, and is left
-    out of the next batch. `estimates`: for a teacher that needs the learner's advantages and
-    values. `second_agent`: another agent, which is stepped after each step of the first.
+    out of the next batch, unless the learner `keeps_stale`. `estimates`: for a teacher that needs
+    the learner's advantages and values. `second_agent`: another agent, which is stepped after each
+    step of the first.
     """
 
     held_out = None
@@ -111,7 +112,8 @@ class OnPolicyLoop:
         carry = {k: v for k, v in actor.carry.items() if not k.startswith("row/")}
         self.carry = tt.each(carry, torch.clone)
         running = ~self.collector.first.to(actor.device) & (actor.cursor < actor.execute)
-        self.stale = running if actor.execute > 1 else torch.zeros_like(running)
+        drop = actor.execute > 1 and not self.learner.keeps_stale
+        self.stale = running if drop else torch.zeros_like(running)
         self.buffer.clear()
         self.age = 0
 

@@ -1,1 +1,1 @@
-"""Generative policies: flow, diffusion, shortcut, consistency, ACT, one-step."""
+"""Generative policies: flow, diffusion, shortcut, consistency, minimal iterative, ACT, one-step."""

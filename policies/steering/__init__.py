@@ -1,1 +1,1 @@
-"""Policies that steer a frozen base policy: DSRL (latent noise) and residual actions."""
+"""Policies that steer a frozen base policy: DSRL (latent noise), searched noise, residuals."""

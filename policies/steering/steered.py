@@ -71,8 +71,13 @@ class Steered(PolicyWrapper):
         return nest(self.base.initial(n), "base")
 
     def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """One decision of the base: its chunk [n, H, A] and its carry under `base/`."""
-        kept = under(carry, "base")
-        seen, kept = self.base.observe(obs, kept, noise)
-        actions, kept = self.base.act(seen, kept, noise)
-        return actions, nest(kept, "base")
+        """As `decide`, with this policy's base."""
+        return decide(self.base, obs, carry, noise)
+
+
+def decide(base: Policy, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+    """One decision of `base`: its chunk [n, H, A] and its carry under `base/`."""
+    kept = under(carry, "base")
+    seen, kept = base.observe(obs, kept, noise)
+    actions, kept = base.act(seen, kept, noise)
+    return actions, nest(kept, "base")

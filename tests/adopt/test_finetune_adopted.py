@@ -40,6 +40,7 @@ CASES = {
     "residual": ["experiment=two_gap_dsrl", "finetune=residual", *SMALL],
     "expo": ["experiment=two_gap_expo", "demo_episodes=null", "data.pretrain_steps=0", *SMALL],
     "dppo": ["experiment=two_gap_dppo", "env.num_envs=4", "finetune.steps=null", "finetune.last=1"],
+    "ticket": ["experiment=fr3_detour_ticket", "env=two_gap", "env.num_envs=4"],
 }
 
 

@@ -56,7 +56,7 @@ def case(group: str, name: str) -> tuple[str, ...]:
     chosen = choices(file)
     if chosen["env"] in CHEAP or chosen["learner"] == "hg_dagger":  # which needs an intervener
         return (f"experiment={file.stem}",)
-    chosen["env"] = "cartpole" if "categorical" in chosen["policy"] else "two_gap"
+    chosen["env"] = "cartpole" if "categorical" in chosen.get("policy", "") else "two_gap"
     if chosen.get("finetune") == "dsrl_features":
         chosen["env"] = "two_gap_pictured"
     kept = ("env", "policy", "learner", "finetune")
@@ -220,7 +220,8 @@ def update_waits(name: str) -> str:
 
 
 WAITS_OF_UPDATES = {"ppo": 1, "ppo_shared": 1, "ppo_demos": 1, "reinflow": 1, "dppo": 1} | {
-    "ppo_rapid": 7
+    "ppo_rapid": 7,
+    "ticket": 12,  # its search is on the CPU
 }
 """Waits of one update where there are any; of a whole on-policy batch, not of its minibatches."""
 

@@ -24,6 +24,7 @@ from embodied.checks.learner import (
 from embodied.checks.subjects import candidates, learner_subject
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, build, resolve
+from embodied.core.config_fields import complete
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.steering.steered import Steered
@@ -64,7 +65,9 @@ def test_the_contract(file: Path, check: Check) -> None:
 @pytest.mark.parametrize("file", once_per_class(FILES))
 def test_unknown_settings_get_the_nearest_name(file: Path) -> None:
     policy = build(node("policy", "gaussian"), Policy, spec=SPEC)
-    wrong = node("learner", file.stem) | {"batch_sise": ROWS}
+    made = node("learner", file.stem)
+    known = "batch_size" if "batch_size" in complete(made) else "horizon"
+    wrong = known.replace("z", "s")
     with pytest.raises(ConfigError) as error:
-        build(wrong, Learner, policy=policy, spec=SPEC, run=RunPlan(100))
-    assert (error.value.key, error.value.hint) == ("batch_sise", "batch_size")
+        build(made | {wrong: ROWS}, Learner, policy=policy, spec=SPEC, run=RunPlan(100))
+    assert (error.value.key, error.value.hint) == (wrong, known)

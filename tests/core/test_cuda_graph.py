@@ -62,6 +62,7 @@ NODES = [
     node_of("policies.generative.flow.Flow", **SMALL),
     node_of("policies.generative.shortcut.Shortcut", **SMALL),
     node_of("policies.generative.consistency.Consistency", **SMALL),
+    node_of("policies.generative.minimal_iterative.MinimalIterative", **SMALL),
     node_of("policies.generative.diffusion.Diffusion", **SMALL, eta=1.0),
     node_of("policies.generative.act.Act", **SMALL, ensemble=True),
     node_of(

@@ -33,6 +33,7 @@ POLICIES = [
     "generative.diffusion.Diffusion",
     "generative.shortcut.Shortcut",
     "generative.consistency.Consistency",
+    "generative.minimal_iterative.MinimalIterative",
 ]
 
 

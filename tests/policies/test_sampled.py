@@ -1,4 +1,4 @@
-"""Flow, shortcut, consistency and diffusion policies, their networks and past, by hand."""
+"""Policies that are sampled in steps, their networks and past, by hand."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from embodied.policies.generative.consistency import Consistency
 from embodied.policies.generative.diffusion import Config as DiffusionConfig
 from embodied.policies.generative.diffusion import Diffusion
 from embodied.policies.generative.flow import Config, Flow
+from embodied.policies.generative.minimal_iterative import MinimalIterative
 from embodied.policies.generative.shortcut import Config as ShortcutConfig
 from embodied.policies.generative.shortcut import Shortcut
 from tests.builders import make_policy
@@ -231,6 +232,37 @@ def test_only_the_noisier_side_learns() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def make_minimal(**settings: Any) -> MinimalIterative:
+    given = {"chunk": 2, "width": 16, **settings}
+    return make_policy("generative.minimal_iterative.MinimalIterative", SPEC, **given)
+
+
+def test_the_action_is_two_predictions_from_nothing() -> None:
+    policy = make_minimal(time=0.8)
+    obs, z = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5, explore=True)
+    assert not policy.sample_noise(5).any()
+    features, start = policy.encoder(obs), torch.zeros(5)
+    once = policy.net(torch.zeros(5, 2), start, features)
+    for noise in (torch.zeros(5, 2), z):
+        twice = policy.net(0.8 * once + 0.2 * noise, start + 0.8, features)
+        found = policy.act(obs, {}, noise)[0][:, :, 0]
+        torch.testing.assert_close(found, twice.clamp(-1, 1), atol=1e-6, rtol=1e-5)
+
+
+def test_both_regressions_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network answers x + t, so the errors are 0 + 0 - a and t* a + (1 - t*) z + t* - a."""
+    policy = make_minimal(time=0.75)
+    times = torch.tensor([[0.0], [0.75]])
+    monkeypatch.setattr(policy, "embedded", lambda: times)
+    monkeypatch.setattr(policy.net, "at", lambda x, time, features: x + time)
+    torch.manual_seed(5)
+    loss = policy.loss(rows(50))
+    torch.manual_seed(5)
+    z = torch.randn(50, 2)
+    error = 0.4**2 + (0.75 * 0.4 + 0.25 * z + 0.75 - 0.4).square()
+    torch.testing.assert_close(loss, error.mean(1))
+
+
 def make_diffusion(**settings: float) -> Diffusion:
     given = {"chunk": 3, "width": 16, **settings}
     return make_policy("generative.diffusion.Diffusion", SPEC, **given)
@@ -291,7 +323,13 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyP
         Diffusion(DiffusionConfig(), SPEC)
 
 
-KINDS = ("flow.Flow", "shortcut.Shortcut", "consistency.Consistency", "diffusion.Diffusion")
+KINDS = (
+    "flow.Flow",
+    "shortcut.Shortcut",
+    "consistency.Consistency",
+    "diffusion.Diffusion",
+    "minimal_iterative.MinimalIterative",
+)
 STEPS = 3
 
 

@@ -343,6 +343,7 @@ def networks() -> list[dict]:
         node_of("policies.generative.shortcut.Shortcut", **flow),
         node_of("policies.generative.consistency.Consistency", steps=2, **flow),
         node_of("policies.generative.diffusion.Diffusion", **flow),
+        node_of("policies.generative.minimal_iterative.MinimalIterative", **flow),
         node_of("policies.generative.one_step.OneStep", flow=base, **small),
         node_of("policies.generative.act.Act", chunk=2, width=16, heads=2, style=4),
     ]

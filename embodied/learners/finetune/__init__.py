@@ -1,1 +1,1 @@
-"""Learners for fine-tuning a base policy: DPPO, ReinFlow, EXPO, DSRL-NA."""
+"""Learners for fine-tuning a base policy: DPPO, ReinFlow, EXPO, DSRL-NA, searched noise."""

@@ -1,0 +1,263 @@
+"""Searched noise: the vector that succeeds is found, or the one for each first observation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core import checkpoint
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, allow, build, resolve
+from embodied.core.env import Step, VecEnv
+from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.evaluation.evaluate import evaluate
+from embodied.export.decision import Decision
+from embodied.learners.finetune.ticket import posterior, principal
+from embodied.learners.learner import RunPlan
+from embodied.policies.steering.ticket import Ticket
+from tests.builders import make_learner, node_of, run_folder
+from tests.training.test_train import resumed, run, settings
+
+allow("tests")
+LENGTH = 3
+
+
+class Doors(VecEnv):
+    """Episodes of 3 steps; success in the last one if the first action was right.
+
+    `side` 0: right is an action between 0.3 and 0.4; else one of at least 0.1 on the side, -1 or 1,
+    that the first number of the observation says. The second says nothing.
+    """
+
+    def __init__(self, num_envs: int = 4, sides: bool = True) -> None:
+        self.num_envs, self.sides = num_envs, sides
+        act = Leaf((1,), low=-1.0, high=1.0)
+        self.spec = Spec({"state": Leaf((2,))}, act, dt=0.1, text="choose a door")
+        self.generator = torch.Generator().manual_seed(0)
+        self.state, self.age = torch.zeros(num_envs, 2), torch.zeros(num_envs, dtype=torch.int64)
+        self.right = torch.zeros(num_envs, dtype=torch.bool)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        self._begin(torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask)
+        return {"state": self.state}
+
+    def _begin(self, rows: Tensor) -> None:
+        drawn = torch.rand(self.num_envs, 2, generator=self.generator) - 0.5
+        drawn[:, 0] = drawn[:, 0].sign()
+        self.state, self.age = torch.where(rows[:, None], drawn, self.state), self.age * ~rows
+
+    def step(self, action: Tensor) -> Step:
+        a = action[:, 0]
+        right = a * self.state[:, 0] >= 0.1 if self.sides else (a - 0.35).abs() < 0.05
+        self.right = torch.where(self.age == 0, right, self.right)
+        self.age = self.age + 1
+        ended, following = self.age == LENGTH, {"state": self.state}
+        success = ended & self.right
+        if ended.any():
+            self._begin(ended)
+        log = {"success": success}
+        return Step({"state": self.state}, following, success.float(), ended, ~ended & ended, log)
+
+    def get_state(self) -> Tensors:
+        kept = {"state": self.state, "age": self.age, "right": self.right}
+        return {**kept, "generator": self.generator.get_state()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        self.state, self.age, self.right = (state[key].clone() for key in ("state", "age", "right"))
+        self.generator.set_state(state["generator"].clone())
+        return {"state": self.state}
+
+
+@dataclass(frozen=True)
+class EchoConfig:
+    """No settings."""
+
+
+class Echo(Policy):
+    """Its chunk of two actions is its noise."""
+
+    chunk = 2
+
+    def __init__(self, config: EchoConfig, spec: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return torch.randn(n, 2)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        return noise[:, :, None].clamp(-1, 1), carry
+
+
+ECHO = {"_target_": f"{__name__}.Echo"}
+
+
+def echo(spec: Spec) -> Policy:
+    return build(ECHO, Policy, spec=spec)
+
+
+def search(folder: Path, per_context: bool, sides: bool, **more: Any) -> dict[str, Any]:
+    """A run that searches the noise of Echo."""
+    env = {"_target_": f"{__name__}.Doors", "sides": sides}
+    base = run_folder(folder / "base", env, ECHO, (0,))
+    ticket = node_of("policies.steering.ticket.Ticket", candidates=16, per_context=per_context)
+    given = {"init": str(base), "finetune": ticket, "policy": None, "steps": 1200, **more}
+    learner = node_of("learners.finetune.ticket.TicketSearch")
+    return settings(folder / "run", "on_policy", learner=learner, env=env, **given)
+
+
+def score(folder: Path, sides: bool) -> float:
+    """Success of a run's policy in 200 other episodes."""
+    result = evaluate(checkpoint.load_policy(folder), Doors(20, sides), 200, 1000)
+    assert result.success is not None
+    return float(result.success.float().mean())
+
+
+def test_halving_finds_the_one_vector_that_succeeds(tmp_path: Path) -> None:
+    folder = run(search(tmp_path, per_context=False, sides=False, seed=2))  # one of 16 is right
+    policy = checkpoint.load_policy(folder)
+    assert isinstance(policy, Ticket)
+    good = ((policy.vectors[:, 0] - 0.35).abs() < 0.05).nonzero().flatten()
+    assert good.tolist() == policy.value.argmax(0).tolist()
+    assert score(folder, sides=False) == 1.0
+
+
+def test_the_first_observation_chooses_the_vector(tmp_path: Path) -> None:
+    """One vector for all can be right on one side only."""
+    found = {
+        per_context: score(run(search(tmp_path / str(per_context), per_context, True)), True)
+        for per_context in (True, False)
+    }
+    assert found[True] > 0.95 and found[False] < 0.7
+
+
+@pytest.mark.parametrize("per_context", [True, False])
+def test_resume_is_exact(tmp_path: Path, per_context: bool) -> None:
+    """Stopped in the middle of an episode and of a chunk."""
+    resumed(search(tmp_path, per_context, True, steps=240), 116)
+
+
+def searcher(per_context: bool = False, candidates: int = 4, decisions: int = 0) -> Any:
+    torch.manual_seed(0)
+    spec = Doors().spec
+    target = "embodied.policies.steering.ticket.Ticket"
+    node = {"_target_": target, "candidates": candidates, "per_context": per_context}
+    policy = resolve(target, PolicyWrapper).wrap(echo(spec), node)
+    return make_learner("finetune.ticket.TicketSearch", policy, RunPlan(decisions=decisions))
+
+
+def batch(first: list[list[int]], ended: list[list[int]], reward: list[list[float]]) -> Tensors:
+    """Decisions [T, 2] of vectors 1 and 2, all valid but one of the second environment."""
+    shape = torch.Size((len(first), 2))
+    valid = torch.ones(shape, dtype=torch.bool)
+    valid[-1, 1] = False
+    over = torch.tensor(ended, dtype=torch.bool)
+    return {
+        "obs/state": torch.arange(2.0 * shape.numel()).view(*shape, 2),
+        "candidate": torch.tensor([1, 2]).expand(shape).contiguous(),
+        "first": torch.tensor(first, dtype=torch.bool),
+        "ended": over,
+        "valid": valid,
+        "reward": torch.tensor(reward),
+        "discount": 0.5 * ~over,
+    }
+
+
+def test_returns_of_whole_episodes_across_updates() -> None:
+    learner = searcher(per_context=True)
+    learner.update(batch([[1, 1], [0, 0]], [[0, 0], [0, 0]], [[1.0, 2.0], [4.0, 100.0]]))
+    assert learner.episodes == {} and learner.started.tolist() == [0, 1, 1, 0]
+    learner.update(batch([[0, 0], [1, 1]], [[1, 1], [0, 0]], [[8.0, 6.0], [0.0, 0.0]]))
+    # 1 + 4 / 2 + 8 / 4 of the first, 2 + 6 / 2 of the second, whose second decision is not valid.
+    assert learner.episodes["returns"].tolist() == [5.0, 5.0]
+    assert learner.episodes["candidate"].tolist() == [1, 2]
+    assert learner.episodes["context"].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert learner.started.tolist() == [0, 2, 1, 0] and learner.decisions == 6
+
+
+def test_each_round_closes_the_worse_half_and_plays_what_was_played_least() -> None:
+    learner = searcher(candidates=8, decisions=300)
+    learner.started = torch.full((8,), 2)
+    learner.started[[4, 5]] = 1
+    learner.episodes = {"candidate": torch.arange(8), "returns": torch.arange(8.0)}
+    for decisions, still in ((99, 8), (100, 4), (200, 2), (299, 2)):
+        learner.decisions = decisions
+        learner._halve()
+        assert learner.open.nonzero().flatten().tolist() == list(range(8 - still, 8))
+    explored = learner.policy.choose({}, learner.policy.sample_noise(64, explore=True))
+    assert set(explored.tolist()) == {6, 7}
+    assert learner.policy.choose({}, learner.policy.sample_noise(1)).item() == 7
+    learner.started[6] = 1
+    learner._halve()
+    assert set(learner.policy.choose({}, learner.policy.sample_noise(9, True)).tolist()) == {6}
+
+
+def test_what_does_not_matter_to_the_choice_is_ignored() -> None:
+    """Returns with a part common to all groups and one slope, of column 2, for each group."""
+    torch.manual_seed(0)
+    n, groups = 600, 6
+    x = torch.cat([torch.ones(n, 1), torch.randn(n, 5)], 1).double()
+    group, slope = torch.arange(n) % groups, torch.randn(groups).double()
+    y = 3 * x[:, 4] + slope[group] * x[:, 2] + 0.3 * torch.randn(n)
+    mean, root = posterior(x, y, group, groups)
+    torch.testing.assert_close(mean[:, 2], slope - slope.mean(), atol=0.2, rtol=0)
+    assert mean[:, [0, 1, 3, 4, 5]].abs().max() < 0.1
+    rows = x[group == 1]
+    covariance = root[1].T @ root[1]
+    noise = 0.3**2
+    expected = torch.linalg.inv(rows.T @ rows / noise)[2, 2]
+    assert covariance[2, 2].item() == pytest.approx(expected.item(), rel=0.2)
+
+
+def test_contexts_are_standardised_and_long_ones_shortened() -> None:
+    torch.manual_seed(0)
+    few = torch.randn(50, 3).double() * torch.tensor([1.0, 100.0, 0.0]) + 7
+    z = (few - few.mean(0)) @ principal(few - few.mean(0), 8)
+    torch.testing.assert_close(z.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]).double())
+    many = torch.randn(50, 2).double() @ torch.randn(2, 40).double()
+    z = (many - many.mean(0)) @ principal(many - many.mean(0), 4)
+    torch.testing.assert_close(z.T @ z / 50, torch.tensor([1.0, 1.0, 0.0, 0.0]).double().diag())
+
+
+def test_an_episode_keeps_its_vector() -> None:
+    policy = searcher(per_context=True, candidates=8).policy
+    actor, first = Actor(policy, 3, explore=True), torch.ones(3, dtype=torch.bool)
+    played: list[list[int]] = []
+    for step in range(8):
+        actor({"state": torch.randn(3, 2)}, first & (step in (0, 5)))
+        played.append(actor.extras["candidate"].tolist())
+        assert torch.equal(actor.plan[:, :, 0], policy.vectors[played[-1]].clamp(-1, 1))
+    assert played[0] == played[4] and played[5] == played[7] and played[4] != played[5]
+
+
+def test_one_vector_is_exported_and_a_choice_is_refused() -> None:
+    single = Decision(searcher().policy)
+    assert single.inputs == ["obs/state", "noise"]
+    given = {"state": torch.randn(3, 2)}
+    assert torch.equal(
+        single(given["state"], torch.zeros(3, 4)), single(given["state"] + 1, torch.zeros(3, 4))
+    )
+    with pytest.raises(ConfigError, match="Ticket carries candidate from one decision"):
+        Decision(searcher(per_context=True).policy)
+
+
+def test_refusals() -> None:
+    spec = Spec({"front": Leaf((8, 8, 3), "uint8")}, Leaf((1,), low=-1.0, high=1.0), 0.1)
+    ticket = resolve("embodied.policies.steering.ticket.Ticket", PolicyWrapper)
+    node = node_of("policies.steering.ticket.Ticket")
+    with pytest.raises(ConfigError, match=r"Echo offers no features .*per_context=false"):
+        ticket.wrap(echo(spec), node)
+    assert ticket.wrap(echo(spec), node | {"per_context": False}).chunk == 2
+    with pytest.raises(ConfigError, match="finetune=ticket"):
+        make_learner("finetune.ticket.TicketSearch", echo(spec))
