@@ -68,8 +68,9 @@ class Config:
 
 
 class So101Arm(MujocoVecEnv):
-    """B parallel arms on a table, moved by a controller. The arm's joints come first in `qpos`, then
-    the opening of its hand.
+    """B parallel arms on a table, moved by a controller.
+
+    The arm's joints come first in `qpos`, then the opening of its hand.
     """
 
     controller: Controller

@@ -192,7 +192,7 @@ class So101Pick(So101Arm):
 
 def _compiled(task: Pick) -> mujoco.MjModel:
     """The arm, a cube, and the cameras `front` and `wrist`."""
-    spec = scene((0.50, -0.30, 0.32), (0.20, 0.0, 0.05))
+    spec = scene((0.52, -0.28, 0.32), (0.16, 0.01, 0.07))
     # Friction cones without slack, or a held cube creeps out of the hand.
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0

@@ -1,6 +1,6 @@
 """Scripted demonstrator that picks up a cube with an SO-101-style arm, by joint positions.
 
-It moves the tool as the FR3's scripts do (`embodied.policies.scripted.fr3`), with the same human-like
+It moves the tool as the FR3's scripts do (`embodied.policies.scripted.fr3`), with the same
 variation; the joints follow by the arm's closed-form inverse kinematics. The roll aligns the jaws
 with the cube, whose side the fixed jaw approaches:
 
@@ -51,7 +51,7 @@ class ScriptedPick(Scripted):
             )
         low, high = (torch.tensor(ends, dtype=torch.float32) for ends in (so101.LOWER, so101.UPPER))
         self.middle = (low + high) / 2
-        self.half = (high - low) / 2
+        self.reach = (high - low) / 2
 
     def plans(self) -> Mapping[str, Callable[[Seen], Plan]]:
         return {"pick": pick}
@@ -70,7 +70,7 @@ class ScriptedPick(Scripted):
         roll = torch.where(carry["phase"] < CLOSE, roll, roll_now)
         roll = roll_now + (roll - roll_now).clamp(-TURN, TURN)
         joints = torch.cat([joints, roll[:, None]], 1)
-        arm = (joints - self.middle) / self.half
+        arm = (joints - self.middle) / self.reach
         return torch.cat([arm, moves[:, 0, -1:]], 1).clamp(-1, 1)[:, None], carry
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.embodiments import so101
 from embodied.envs.so101_pick import RAISED, Config, So101Pick
@@ -45,10 +46,11 @@ def test_success_is_a_cube_in_the_hand_and_high() -> None:
     q = so101.inverse(high, np.full(3, 1.0))
     env.batch.qpos[:, :4] = q
     env.batch.qpos[:, 4] = 0.0
-    set_cubes(env, high + [[0, 0.016, 0], [0, 0.1, 0], [0, 0.016, 0]])
+    beside = np.array([[0, 0.016, 0], [0, 0.1, 0], [0, 0.016, 0]])
+    set_cubes(env, high + beside)
     outcome = env.outcome(np.zeros((3, 6)))
     assert outcome.terminated.tolist() == [True, False, False]
-    assert outcome.reward[0] == 1.0 and (0 < outcome.reward[1:]).all()
+    assert outcome.reward[0] == 1.0 and (outcome.reward[1:] > 0).all()
     assert (outcome.reward[1:] < 0.1).all()
 
 
@@ -106,8 +108,6 @@ def test_the_driver_of_the_arm_takes_what_a_policy_says(
     assert outside is not None and env.spec.act.names == outside.names
     run = tmp_path / "run"
     policy = make_policy("gaussian.Gaussian", env.spec)
-    from embodied.core import checkpoint
-
     checkpoint.save(run / "checkpoints" / "00000001", policy, 1)
     (run / "run.yaml").write_text("env: {_target_: embodied.envs.so101_pick.So101Pick}\n")
     given = f"robot.given={json.dumps(GIVEN)}".replace('"', "").replace(" ", "")
