@@ -22,7 +22,7 @@ from embodied.embodiments import so101
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
-from embodied.envs.mujoco.cameras import looking
+from embodied.envs.mujoco.cameras import Point, looking
 from embodied.envs.point_goals import PointGoals
 from embodied.envs.spaces import Ranges
 
@@ -36,12 +36,12 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "goal_z": (0.04, 0.20),
     "stiffness": (0.5, 2.0),  # of the servos, times that of the model
 }
-NAMES = (
+ROBOT_NAMES = (
     *(f"{what}{i}" for what in ("q", "dq") for i in range(1, JOINTS + 1)),
     *(f"{what}_{axis}" for what in ("tool", "lead") for axis in "xyz"),
     "width",
-    *(f"{what}_{axis}" for what in ("goal", "goal_from_tool") for axis in "xyz"),
 )
+NAMES = (*ROBOT_NAMES, *(f"{what}_{axis}" for what in ("goal", "goal_from_tool") for axis in "xyz"))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,51 @@ class Config:
                 raise ConfigError(f"ranges: {key}=[{low}, {high}] must be [low, high]")
 
 
-class So101(MujocoVecEnv):
+class So101Arm(MujocoVecEnv):
+    """B parallel arms on a table, moved by a controller.
+
+    The arm's joints come first in `qpos`, then the opening of its hand.
+    """
+
+    controller: Controller
+
+    def keep_references(self) -> None:
+        """Allocate the references of the controller, one per env."""
+        for key, value in self.controller.begin(so101.HOME[None], np.zeros(1)).items():
+            self.memory[key] = np.zeros((self.num_envs, *value.shape[1:]))
+
+    def control(self, action: Floats) -> None:
+        joints, width, moved = self.controller(action, self.batch.qpos[:, :JOINTS], self.memory)
+        for key, value in moved.items():
+            self.memory[key][:] = value
+        self.batch.ctrl[:, :JOINTS] = joints
+        self.batch.ctrl[:, JOINTS] = width
+
+    def stand(self, rows: Rows, q: Floats, width: Floats) -> None:
+        """Put the arms of `rows` [n] at rest at joints `q` [n, 5], hands open by `width` [n] m."""
+        for key, value in self.controller.begin(q, width).items():
+            self.memory[key][rows] = value
+        for field_of_state in (self.batch.qpos, self.batch.ctrl):
+            field_of_state[rows, :JOINTS] = q
+            field_of_state[rows, JOINTS] = width
+
+    def stiffen(self, rows: Rows, times: Floats) -> None:
+        """The servos of `rows` [n] as stiff as the model's, times `times` [n]."""
+        for name, index in (("actuator_gainprm", 0), ("actuator_biasprm", 1)):
+            stiffness = getattr(self.model, name)[:JOINTS, index]
+            self.batch.expand(name)[rows, :JOINTS, index] = times[:, None] * stiffness
+
+
+def scene(place: Point, target: Point) -> mujoco.MjSpec:
+    """The arm of rods in the light; the camera `front` is at `place` and faces `target` (m)."""
+    spec = mujoco.MjSpec.from_string(so101.mjcf())
+    spec.worldbody.add_light(pos=[0.8, -0.6, 1.2], dir=[-0.6, 0.5, -1.0])
+    spec.visual.headlight.ambient = [0.5] * 3
+    spec.worldbody.add_camera(name="front", pos=place, quat=looking(place, target), fovy=40)
+    return spec
+
+
+class So101(So101Arm):
     """B parallel arms, each with a goal in the air; success: the tool is within 15 mm of it."""
 
     draws = JOINTS
@@ -78,13 +122,8 @@ class So101(MujocoVecEnv):
         ranges = {**RANGES, **config.ranges}
         self._low = np.array([low for low, _ in ranges.values()])
         self._span = np.array([high for _, high in ranges.values()]) - self._low
-        # The arm of rods in the light, and a ball that shows the goal and touches nothing.
-        spec = mujoco.MjSpec.from_string(so101.mjcf())
-        spec.worldbody.add_light(pos=[0.8, -0.6, 1.2], dir=[-0.6, 0.5, -1.0])
-        spec.visual.headlight.ambient = [0.5] * 3
-        place = (0.62, -0.42, 0.4)
-        front = looking(place, (0.16, 0.0, 0.1))
-        spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
+        # A ball that shows the goal and touches nothing.
+        spec = scene((0.62, -0.42, 0.4), (0.16, 0.0, 0.1))
         ball = spec.worldbody.add_body(name="goal", mocap=True)
         sphere = mujoco.mjtGeom.mjGEOM_SPHERE
         size = [NEAR, 0, 0]
@@ -107,15 +146,7 @@ class So101(MujocoVecEnv):
             seed=config.seed,
             name="so101_reach",
         )
-        for key, value in self.controller.begin(so101.HOME[None], np.zeros(1)).items():
-            self.memory[key] = np.zeros((config.num_envs, *value.shape[1:]))
-
-    def control(self, action: Floats) -> None:
-        joints, width, moved = self.controller(action, self.batch.qpos[:, :JOINTS], self.memory)
-        for key, value in moved.items():
-            self.memory[key][:] = value
-        self.batch.ctrl[:, :JOINTS] = joints
-        self.batch.ctrl[:, JOINTS] = width
+        self.keep_references()
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
         q = self.batch.qpos[rows]
@@ -136,20 +167,11 @@ class So101(MujocoVecEnv):
 
     def place(self, rows: Rows, draws: Floats) -> None:
         q = so101.HOME + TURNED * (2 * draws - 1)
-        width = np.full(len(rows), so101.OPEN / 2)
-        for key, value in self.controller.begin(q, width).items():
-            self.memory[key][rows] = value
-        self.batch.qpos[rows, :JOINTS] = q
-        self.batch.qpos[rows, JOINTS] = width
-        self.batch.ctrl[rows, :JOINTS] = q
-        self.batch.ctrl[rows, JOINTS] = width
+        self.stand(rows, q, np.full(len(rows), so101.OPEN / 2))
         self.batch.mocap_pos[rows, 0] = self.goals(rows)
 
     def retask(self, rows: Rows) -> None:
-        times = self.native(rows)[:, 3:]
-        for name, index in (("actuator_gainprm", 0), ("actuator_biasprm", 1)):
-            stiffness = getattr(self.model, name)[:JOINTS, index]
-            self.batch.expand(name)[rows, :JOINTS, index] = times * stiffness
+        self.stiffen(rows, self.native(rows)[:, 3])
 
     def native(self, rows: Rows) -> Floats:
         """Task parameters [n, 4] of `rows`, in the units of `RANGES`."""

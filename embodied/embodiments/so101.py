@@ -55,6 +55,26 @@ def forward(q: Floats) -> tuple[Floats, Floats, Floats]:
     return place, pitch, xp.stack(columns, 2)
 
 
+def inverse(place: Floats, pitch: Floats) -> Floats:
+    """Pan, lift, elbow and wrist [B, 4] (rad) that put the tool at `place` [B, 3] (m) with `pitch`
+    [B] (rad, positive down), elbow up; what cannot be reached, or not within the limits, is
+    approached.
+    """
+    xp = namespace(place)
+    out = xp.hypot(place[:, 0], place[:, 1]) - HAND * xp.cos(pitch) - SHOULDER[0]
+    up = place[:, 2] + HAND * xp.sin(pitch) - SHOULDER[1]
+    # The bend between both rods, from 0 (stretched) to pi.
+    square = out * out + up * up
+    bend = (square - UPPER_ARM**2 - FOREARM**2) / (2 * UPPER_ARM * FOREARM)
+    bend = xp.arccos(xp.clip(bend, -1.0, 1.0))
+    ahead = xp.arctan2(FOREARM * xp.sin(bend), UPPER_ARM + FOREARM * xp.cos(bend))
+    lift = xp.arctan2(out, up) - ahead
+    elbow = bend - np.pi / 2
+    joints = (xp.arctan2(place[:, 1], place[:, 0]), lift, elbow, pitch - lift - elbow)
+    ends = zip(joints, LOWER, UPPER, strict=False)
+    return xp.stack([xp.clip(q, float(low), float(high)) for q, low, high in ends], 1)
+
+
 def mjcf() -> str:
     """The arm of rods, with position servos; site `tool`; the gripper slides (joint `gripper`)."""
     x, z = SHOULDER

@@ -232,8 +232,9 @@ class TaskInstance:
         self._low = tuple(each.low for each in self.parameters)
         self._span = tuple(each.high - each.low for each in self.parameters)
 
-    def spec(self, controller: Controller) -> Spec:
-        names = (*ROBOT_NAMES, *self.task.names)
+    def spec(self, controller: Controller, robot: tuple[str, ...] = ROBOT_NAMES) -> Spec:
+        """The spec of this task for an arm whose own observations are `robot`."""
+        names = (*robot, *self.task.names)
         vector = tuple(parameter.name for parameter in self.parameters)
         return Spec(
             obs={"state": Leaf((len(names),), names=names)},
