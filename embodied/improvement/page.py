@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from embodied.improvement.race import BASE, Improvement, Journal, Leg
+from embodied.improvement.race import BASE, SAMPLER, Improvement, Journal, Leg
 from embodied.reports.page import Point, chart, figure, head, table, write_page
 
 
 def write_report(result: Improvement, journal: Journal, base: str, unit: str) -> Path:
     """Write OUT/report.html about the improvement of the policy `base`, with budgets in `unit`."""
     rows = [_row(name, result, journal) for name in result.rows]
-    heads = ("", "budget", "minutes", "while choosing", "held out", "acts with")
-    drawn = [figure(curves(journal, "minutes"), "by minutes, with measurements")]
-    drawn += [figure(curves(journal, "budget"), f"by {unit} of training")]
+    spent = f"{unit} of training", "minutes in all"
+    heads = ("", *spent, "while choosing", "held out", "acts with")
+    drawn = [figure(curves(journal, "budget"), f"by {spent[0]}")]
+    drawn += [figure(curves(journal, "minutes"), "by minutes, with all measurements")]
     parts = [
         head("Improvement", str(result), f"base: {base}"),
         f"<h2>Result</h2>{table(heads, rows)}",
@@ -39,8 +40,15 @@ def _row(name: str, result: Improvement, journal: Journal) -> Sequence[str]:
     mark = " (chosen)" if name == result.chosen.way else ""
     minutes = sum(leg.minutes for leg in until)
     budget = sum(leg.budget for leg in until)
-    spent = f"{budget:,.4g}", f"{minutes:.1f}"
-    return (name + mark, *spent, str(last.score), str(result.rows[name]), " ".join(last.sampler))
+    spent = "-" if name in (BASE, SAMPLER) else f"{budget:,.4g}"
+    return (
+        name + mark,
+        spent,
+        f"{minutes:.1f}",
+        str(last.score),
+        str(result.rows[name]),
+        " ".join(last.sampler),
+    )
 
 
 def curves(journal: Journal, along: str) -> str:

@@ -12,9 +12,12 @@ from torch import nn
 
 import embodied as em
 from embodied.commands import improve as command
+from embodied.commands import serve
 from embodied.commands.eval import evaluate_run
 from embodied.commands.train import train
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError
+from tests.policies.remote.servers import free_port
 
 QUICK = {
     "quick_dsrl": """
@@ -118,6 +121,22 @@ def test_another_improvement_is_not_overwritten(base: Path, recipes: str, tmp_pa
     (tmp_path / "improve.yaml").write_text("policy: another\n")
     with pytest.raises(ConfigError, match="choose another: out=DIR"):
         command.improve(str(base), closed(base, tmp_path, "[quick_own]"), [recipes])
+
+
+def test_a_served_policy_is_improved_in_its_noise(
+    base: Path, recipes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = serve.parsed([str(base), f"port={free_port()}"])[1]
+    with serve.serving(checkpoint.load_policy(base), settings) as server:
+        address = tmp_path / "served.yaml"
+        address.write_text(yaml.safe_dump({"url": server.url, "timeout": 60.0}))
+        words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
+        words += ["steps=900", "episodes=10", "held_out=10", "num_envs=10"]
+        result = command.improve(str(address), words, [recipes])
+    assert "policy server" in result.problems["quick_own"]
+    assert {"base", "quick_dsrl"} <= result.rows.keys()
+    assert result.policy in (str(address), str(tmp_path / "out" / "policy"))
 
 
 def test_a_torch_module_without_successes_is_ranked_by_its_return(tmp_path: Path) -> None:
