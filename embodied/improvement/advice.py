@@ -120,7 +120,8 @@ class Diagnosis:
         return (self.simple + self.ceiling) / 2
 
     def gain(self, score: float | None, before: float | None = None) -> float:
-        """By how much a score is better, as a share of the range of scores."""
+        """By how much a score is better than `before` (None: a draw of its noise), as a share of the
+        range of scores."""
         before = self.pass_at[1] if before is None else before
         wide = self.best - self.worst
         return 0.0 if score is None or wide <= 0 else (score - before) / wide
@@ -180,9 +181,9 @@ def sampler(d: Diagnosis) -> Advice | None:
 
 def more_time(d: Diagnosis) -> Advice | None:
     """A policy that is only slow needs no learning."""
-    before = d.base.mean
-    reason = f"{d.shown(d.longer)} instead of {d.shown(before)} with twice the {d.limit} steps"
-    return Advice("more_time", d.gain(d.longer, before), reason)
+    before = d.shown(d.pass_at[1])
+    reason = f"{d.shown(d.longer)} instead of {before} with twice the {d.limit} steps"
+    return Advice("more_time", d.gain(d.longer), reason)
 
 
 def ticket(d: Diagnosis) -> Advice | None:

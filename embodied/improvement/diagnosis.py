@@ -354,10 +354,13 @@ class Measurement:
     def with_more_time(self, d: Diagnosis, base: Evaluation) -> Diagnosis:
         """Play with twice the time limit, if one ended episodes that failed. Returns of longer
         episodes do not compare."""
-        if base.success is None or not timeouts(base):
+        if base.success is None or base.timed_out is None:
             return d
-        assert base.timed_out is not None
-        limit = int(base.lengths[base.timed_out].max())
+        first = self.env.num_envs * len(self.varied)
+        late = (base.timed_out & ~base.success)[:first]
+        if not late.any():
+            return d
+        limit = int(base.lengths[:first][late].max())
         longer = self.lengthened(limit)
         if longer is None:
             self.say(f"twice the time: not known, no setting `horizon` changes the {limit} steps")
@@ -372,7 +375,7 @@ class Measurement:
             return None
         env = build(node | {"num_envs": self.env.num_envs}, VecEnv)
         try:
-            result = self.play(self.policy, self.every, env=env)
+            result = self.play(self.policy, self.varied, env=env)
         finally:
             env.close()
         return None if result.lengths.max() <= limit else outcomes_of(result).mean().item()

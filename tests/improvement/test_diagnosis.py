@@ -68,7 +68,7 @@ def test_a_deterministic_policy_is_corrected() -> None:
     assert d.noise == "none" and d.pass_at == {1: pytest.approx(d.pass_at[1])}
     assert d.obs_spread > 0.5 and d.noise_spread == 0.0
     assert ways(d)[0] == "residual" and "ticket" not in ways(d) and "dsrl" not in ways(d)
-    assert d.limit == 10 and d.longer == pytest.approx(d.base.mean) and d.timeouts == 1.0
+    assert d.limit == 10 and d.longer == pytest.approx(d.pass_at[1]) and d.timeouts == 1.0
     assert [r.name for r in d.regions] == ["state.number"] and "demonstrations_there" in ways(d)
     assert d.always + d.never == pytest.approx(1.0)
 
