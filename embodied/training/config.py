@@ -89,7 +89,7 @@ class OffPolicy:
     demo_fraction: Fraction | None = 0.5  # share of a batch from demos (null: they fill the buffer)
     success_fraction: Fraction = 0.0  # share of a batch from successful episodes, if there are any
     pretrain_steps: CountOrZero = 0  # updates from demos before the first environment step
-    normalize: bool | None = None  # fit normalizers to demos, else to the warm-up (null: where new)
+    normalize: bool | None = None  # fit normalizers to demos, else to the warm-up (null: if any)
     random_shift: CountOrZero = 0  # maximum random shift of the images of a batch, pixels (DrQ-v2)
     actors: CountOrZero = 0  # processes that step the environment (0: the process that learns)
     max_lag: CountOrZero = 1  # vector steps that the actors may be ahead of the learner
