@@ -120,8 +120,8 @@ class Diagnosis:
         return (self.simple + self.ceiling) / 2
 
     def gain(self, score: float | None, before: float | None = None) -> float:
-        """By how much a score is better than `before` (None: a draw of its noise), as a share of the
-        range of scores."""
+        """By how much a score is better than `before` (None: one draw of the noise), as a share of
+        the range of scores."""
         before = self.pass_at[1] if before is None else before
         wide = self.best - self.worst
         return 0.0 if score is None or wide <= 0 else (score - before) / wide
