@@ -14,6 +14,9 @@ from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_saved
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from embodied.commands.eval import Subject
     from embodied.evaluation.evaluate import Evaluation
     from embodied.improvement.improve import Improvement
     from embodied.improvement.ways import Commands
@@ -117,6 +120,9 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
     from embodied.commands import demos
     from embodied.commands import train as training
     from embodied.commands.eval import evaluated, run_subject, served_subject
+    from embodied.core.build import build
+    from embodied.core.env import VecEnv
+    from embodied.evaluation.evaluate import film
     from embodied.improvement.ways import Commands
     from embodied.policies.remote.address import is_address
 
@@ -138,12 +144,21 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
         with closing(RunComponents(read_config(node))):
             pass
 
-    def play(policy: str, words: Sequence[str], episodes: int, seed: int) -> Evaluation:
+    def subject(policy: str, words: Sequence[str], episodes: int, seed: int) -> Subject:
         asked = [*words, *allowed, f"episodes={episodes}", f"seed={seed}"]
         asked += [f"num_envs={config.num_envs}", f"threads={config.threads}"]
         asked += [f"device={config.device}"]
         if is_address(policy):
-            return evaluated(served_subject(policy, asked, folders, there=env))[0]
-        return evaluated(run_subject(Path(policy), asked, folders, there=env))[0]
+            return served_subject(policy, asked, folders, there=env)
+        return run_subject(Path(policy), asked, folders, there=env)
 
-    return Commands(train, collect, check, play)
+    def play(policy: str, words: Sequence[str], episodes: int, seed: int) -> Evaluation:
+        return evaluated(subject(policy, words, episodes, seed))[0]
+
+    def show(policy: str, words: Sequence[str], episodes: int, seed: int, row: int) -> Tensor:
+        found = subject(policy, words, episodes, seed)
+        made = build(found.env | {"num_envs": episodes}, VecEnv)
+        with closing(made):
+            return film(found.make(made.spec).eval(), made, seed, row, found.execute)
+
+    return Commands(train, collect, check, play, show)

@@ -23,6 +23,7 @@ from embodied.core.errors import ContractError
 from embodied.core.saved_node import read_saved
 from embodied.datasets.lerobot.reader import DatasetError
 from embodied.evaluation.evaluate import Evaluation
+from embodied.evaluation.video import write_mp4
 from embodied.improvement.advice import Score
 from embodied.improvement.diagnosis import outcomes_of, sampler_in, steps_of
 from embodied.improvement.page import write_report
@@ -199,7 +200,8 @@ class Improver:
         left = self.left_behind(chosen if result.found else start)
         result = replace(result, policy=left)
         unit = "minutes" if self.config.steps is None else "steps"
-        write_report(result, self.journal, self.config.policy, unit)
+        films = self.films([start, chosen]) if result.found else {}
+        write_report(result, self.journal, self.config.policy, unit, films)
         facts: dict[str, Any] = {
             "chosen": chosen.way,
             "policy": chosen.policy,
@@ -210,6 +212,25 @@ class Improver:
         }
         (self.out / "result.yaml").write_text(yaml.safe_dump(facts, sort_keys=False))
         return result
+
+    def films(self, legs: Sequence[Leg]) -> dict[str, Path]:
+        """Videos of episodes from an initial state that the last of `legs` makes most of, by way;
+        none where the environment draws no pictures."""
+        count = min(self.config.num_envs, self.config.held_out)
+        play = self.commands.play
+        played = [outcomes_of(play(leg.policy, leg.sampler, count, HELD_OUT)) for leg in legs]
+        row = int((played[-1] - played[0]).argmax())
+        found: dict[str, Path] = {}
+        for leg in legs:
+            try:
+                frames = self.commands.film(leg.policy, leg.sampler, count, HELD_OUT, row)
+            except (NotImplementedError, RuntimeError, ImportError) as error:
+                self.tell(f"no videos: {error}")
+                return {}
+            name = leg.way.replace(" ", "_")
+            rate = 1 / checkpoint.load_spec(legs[-1].policy).dt
+            found[leg.way] = write_mp4(self.out / "videos" / f"{name}.mp4", frames, rate)
+        return found
 
     def held_out(self, legs: Mapping[str, Leg]) -> dict[str, Score]:
         """The last measurement of each of `legs`, by way."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from embodied.improvement.race import BASE, SAMPLER, Improvement, Journal, Leg
-from embodied.reports.page import Point, chart, figure, head, table, write_page
+from embodied.reports.page import Point, chart, figure, film_figure, head, table, write_page
 
 
-def write_report(result: Improvement, journal: Journal, base: str, unit: str) -> Path:
-    """Write OUT/report.html about the improvement of the policy `base`, with budgets in `unit`."""
+def write_report(
+    result: Improvement, journal: Journal, base: str, unit: str, videos: Mapping[str, Path]
+) -> Path:
+    """Write OUT/report.html about the improvement of the policy `base`, with budgets in `unit`;
+    `videos` are of ways from the same initial state."""
     rows = [_row(name, result, journal) for name in result.rows]
     spent = f"{unit} of training", "minutes in all"
     heads = ("", *spent, "while choosing", "held out", "acts with")
@@ -25,6 +28,9 @@ def write_report(result: Improvement, journal: Journal, base: str, unit: str) ->
         "difference between both columns is luck that chose.</p>",
         f'<h2>Race</h2><div class="grid2">{"".join(drawn)}</div>',
     ]
+    if videos:
+        films = "".join(film_figure(path, name) for name, path in videos.items())
+        parts.append(f"<h2>From the same initial state</h2>{films}")
     if result.problems:
         shown = table(("way", "why it was not in the race"), result.problems.items())
         parts.append(f"<h2>Left out</h2>{shown}")

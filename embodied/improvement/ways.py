@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from embodied.core import checkpoint
 from embodied.core.bounds import Count, PositiveFraction
 from embodied.core.build import ConfigError
@@ -35,6 +37,8 @@ class Commands:
     """ConfigError for a training that cannot begin."""
     play: Callable[[str, Sequence[str], int, int], Evaluation]
     """(policy, words, episodes, seed): episodes of a policy with other settings."""
+    film: Callable[[str, Sequence[str], int, int, int], Tensor]
+    """The frames [T, H, W, 3] of one of as many parallel envs as episodes: (..., row)."""
 
 
 @dataclass(frozen=True)

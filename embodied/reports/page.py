@@ -53,6 +53,19 @@ def figure(drawn: str, caption: str = "", value: str = "") -> str:
     return f"<figure>{above}{drawn}</figure>"
 
 
+def film_figure(file: Path, caption: str) -> str:
+    """A strip of frames of a video, and the video itself."""
+    from embodied.evaluation.video import strip_png
+
+    picture = data_url("image/png", strip_png(file))
+    film = data_url("video/mp4", file.read_bytes())
+    drawn = (
+        f'<img alt="{escape(caption)}" src="{picture}"><details><summary>play</summary>'
+        f'<video controls loop muted src="{film}"></video></details>'
+    )
+    return figure(drawn, caption)
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; without heads the first cell of each row is the row's head."""
     lines = ["".join(f"<th>{escape(each)}</th>" for each in heads)] if heads else []

@@ -24,6 +24,7 @@ from embodied.reports.page import (
     chart,
     data_url,
     figure,
+    film_figure,
     head,
     number,
     table,
@@ -260,18 +261,7 @@ def _films(folder: Path) -> str:
     files = sorted(folder.glob("videos/*.mp4"), reverse=True)
     if not files:
         return ""
-    from embodied.evaluation.video import strip_png
-
-    figures = []
-    for file in files[:4]:
-        picture = data_url("image/png", strip_png(file))
-        film = data_url("video/mp4", file.read_bytes())
-        drawn = (
-            f'<img alt="{escape(file.stem)}" src="{picture}"><details><summary>play</summary>'
-            f'<video controls loop muted src="{film}"></video></details>'
-        )
-        figures.append(figure(drawn, file.stem))
-    return f"<h2>Episodes</h2>{''.join(figures)}"
+    return f"<h2>Episodes</h2>{''.join(film_figure(file, file.stem) for file in files[:4])}"
 
 
 def _evaluations(folder: Path) -> str:
