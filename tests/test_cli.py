@@ -370,7 +370,9 @@ def test_every_experiment_runs(
     assert f"embodied view {run}" in outcome.out.splitlines()[-2]
     rows = read_metrics(run)
     assert rows[-1]["step"] >= 240 and "eval/return" in rows[-1]
-    assert any("loss" in key for row in rows for key in row), "no update was logged"
+    logged = {key for row in rows for key in row}
+    searched = "train/open_vectors" in logged  # a noise, which has no loss
+    assert searched or any("loss" in key for key in logged), "no update was logged"
     page = (run / "report.html").read_text()
     assert experiment in page and "eval/return" in page
 

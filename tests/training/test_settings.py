@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from embodied.compose import PACKAGED, compose
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.training.components import RunComponents
 from embodied.training.config import REGIMES, RunConfig, read_config, settings_of
@@ -74,6 +75,7 @@ ELSEWHERE = {
     "test_pairs.py": "data.pairs",
     "actors/test_actor_runs.py": "data.actors data.max_lag data.when_behind data.actors_on",
     "test_finetune_adopted.py": "copy_base_mb",
+    "test_the_clock_ends_a_training": "minutes",
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "offline": {"reward": REWARD, "teacher": UNIFORM, "replay": PRIORITIZED},
@@ -204,6 +206,16 @@ def test_observations_are_normalised_where_something_is_known(
     loop: Any = made.loop
     norm: Any = made.learner.policy.state_dict()["encoder.norm.mean"]
     assert (bool(norm.any()) or loop.fit_after_warmup) == fitted
+
+
+def test_the_clock_ends_a_training(tmp_path: Path) -> None:
+    """And a resume goes on, for as long again."""
+    short = {"steps": 10**9, "minutes": 1e-4, "data.replay_size": 99}
+    asked = node(tmp_path, "off_policy", None, **short)
+    run(asked)
+    first = int(checkpoint.find(tmp_path).name)
+    run(asked | {"resume": str(tmp_path)})
+    assert 0 < first < int(checkpoint.find(tmp_path).name)
 
 
 def test_a_shift_is_for_images(tmp_path: Path, demos: str) -> None:
