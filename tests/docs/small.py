@@ -12,7 +12,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "study": ("workers=1", "seeds=[0]"),
     "eval": ("episodes=2", "num_envs=2"),
     "diagnose": ("episodes=4", "num_envs=2", "noises=2"),
-    "improve": ("episodes=4", "held_out=4", "num_envs=2", "ways=[clone,residual]"),
+    "improve": ("episodes=4", "held_out=4", "num_envs=2", "ways=[residual]"),
     "demos collect": ("episodes=4",),
     "model train": ("model.most_updates=100", "model.hidden=[16]"),
     "deploy": (
@@ -39,7 +39,7 @@ MOST = {
     "eval episodes": 2,
     "diagnose episodes": 4,
     "noises": 4,
-    "minutes": 0.1,
+    "minutes": 0.02,
 }
 """By setting, or by verb and setting: a larger number is replaced by this one."""
 RESUMED = 260  # steps, of a debug run of 240
@@ -51,7 +51,7 @@ CALLS = {
     "evaluate": {"episodes": 4},
     "collect": {"episodes": 8},
     "diagnose": {"episodes": 4, "num_envs": 2, "noises": 2},
-    "improve": {"minutes": 0.1, "episodes": 4, "held_out": 4, "num_envs": 2, "ways": ["residual"]},
+    "improve": {"minutes": 0.02, "episodes": 4, "held_out": 4, "num_envs": 2, "ways": ["residual"]},
 }
 """By function of `em`: keywords that are set; `train` loses its `steps`."""
 
