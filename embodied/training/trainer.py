@@ -110,7 +110,7 @@ ECHO = 0.5  # s in which the same signal may have been sent again already
 class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
-    `minutes`: wall time after which it has done enough (None: no limit).
+    `minutes`: wall time from the first step on, after which it is enough (None: no limit).
     The first Ctrl-C finishes the current iteration, saves and raises KeyboardInterrupt; a second
     one, more than `ECHO` s later, stops at once.
     """
@@ -135,13 +135,16 @@ class Trainer:
         self.episodes = EpisodeMeans()
         self.updates: list[Mapping[str, Tensor]] = []
         self.throughput = Throughput(step)
-        self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self.minutes, self.until = minutes, math.inf
 
     @property
     def running(self) -> bool:
         self.interrupted = distributed.any_rank(self.interrupted)
-        if math.isfinite(self.until) and distributed.any_rank(time.monotonic() >= self.until):
-            return False
+        if self.minutes is not None:
+            if math.isinf(self.until):  # from the first step on, which is always made
+                self.until = time.monotonic() + 60 * self.minutes
+            elif distributed.any_rank(time.monotonic() >= self.until):
+                return False
         return self.step < self.steps and not self.interrupted
 
     def advance(

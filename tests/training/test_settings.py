@@ -210,7 +210,7 @@ def test_observations_are_normalised_where_something_is_known(
 
 def test_the_clock_ends_a_training(tmp_path: Path) -> None:
     """And a resume goes on, for as long again."""
-    short = {"steps": 10**9, "minutes": 1e-4, "data.replay_size": 99}
+    short = {"steps": 10**9, "minutes": 0.02, "data.replay_size": 99}
     asked = node(tmp_path, "off_policy", None, **short)
     run(asked)
     first = int(checkpoint.find(tmp_path).name)
