@@ -25,6 +25,15 @@ SETTINGS = "improve.yaml"
 """The file of an improvement's settings, in its folder."""
 
 
+def settings() -> str:
+    """The settings of an improvement as a table."""
+    from embodied.compose import PACKAGED
+    from embodied.settings_tables import command_rows, table
+
+    given = ("policy",)  # is the word that is no setting
+    return table(row for row in command_rows(PACKAGED / "improve.yaml") if row.key not in given)
+
+
 def run(args: argparse.Namespace) -> None:
     from embodied.policies.remote.address import is_address
 
