@@ -231,7 +231,7 @@ def improve(
 
 
 def _silent(_: str) -> None:
-    """Tell nobody."""
+    """Print nothing."""
 
 
 def _saved(policy: Agent | Policy | nn.Module | str | Path, env: EnvLike | None, out: Path) -> str:

@@ -61,7 +61,7 @@ def improve(
     line about what is done is given to `tell`.
     """
     from embodied.compose import options, search_folders
-    from embodied.core.build import parse
+    from embodied.core.build import parse, unknown
     from embodied.improvement.improve import ImproveConfig, Improver
 
     node = _settings(policy, words, folders)
@@ -70,8 +70,6 @@ def improve(
     names = [*found] if config.ways is None else config.ways
     for name in names:
         if name not in found:
-            from embodied.core.build import unknown
-
             raise unknown(f'there is no way "{name}"', name, found, key="ways")
     ways: dict[str, Any] = {name: yaml.safe_load(found[name].read_text()) for name in names}
     _remember(Path(config.out), node)

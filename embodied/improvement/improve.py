@@ -6,13 +6,14 @@ reported was measured once, at the end, on others (seed `HELD_OUT`).
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -70,6 +71,7 @@ class Improver:
         self.out.mkdir(parents=True, exist_ok=True)
         self.ways = {name: build(node, Way) for name, node in ways.items()}
         self.journal = Journal(self.out / "race.jsonl")
+        self.unit: Literal["minutes", "steps"] = "minutes" if config.steps is None else "steps"
 
     def run(self) -> Improvement:
         base = self.journal.find(BASE, 0) or self.journal.add(self.measured_base())
@@ -84,7 +86,7 @@ class Improver:
         problems = self.problems(setup)
         racing = [name for name in self.ways if name not in problems]
         budget = self.budget(base, len(racing))
-        race(racing, budget, partial(self.leg, setup), self.journal, self.told)
+        race(racing, budget, partial(self.leg, setup), self.journal, self.tell_score)
         problems |= {leg.way: leg.problem for leg in self.journal.legs if leg.problem}
         return self.finished(start, problems)
 
@@ -103,16 +105,15 @@ class Improver:
 
     def searched_base(self, base: Leg) -> Leg:
         began = time.monotonic()
-        most = SEARCH_SHARE * self.config.minutes
-        sampler, score = self.best_sampler(base.policy, most, base.score)
+        sampler, score = self.best_sampler(base.policy, base.score)
         minutes = (time.monotonic() - began) / 60
         return Leg(SAMPLER, 0, 0.0, minutes, score, base.policy, sampler)
 
-    def best_sampler(
-        self, policy: str, minutes: float, own: Score | None = None
-    ) -> tuple[tuple[str, ...], Score]:
-        """How a policy acts best: steps of its sampler, and steps of a chunk that are executed; as
-        many are tried as `minutes` allow. `own`: its score with its own settings, if known."""
+    def best_sampler(self, policy: str, own: Score | None = None) -> tuple[tuple[str, ...], Score]:
+        """How a policy acts best: steps of its sampler, and steps of a chunk that are executed;
+        with a budget of minutes, as many are tried as a share of it allows. `own`: its score with
+        its own settings, if known."""
+        minutes = SEARCH_SHARE * self.config.minutes if self.unit == "minutes" else math.inf
         until = time.monotonic() + 60 * minutes
         sampler, score = (), self.measured(policy, ()) if own is None else own
         for tried in samplers(policy):
@@ -141,9 +142,8 @@ class Improver:
         words += [f"device={config.device}", "video=false", "eval.episodes=1", "eval.num_envs=1"]
         words += [f"eval.seed={TUNING}", "eval_every=0", "save_every=0"]
         pace = base.budget / max(base.minutes, 1e-6)
-        unit = "minutes" if config.steps is None else "steps"
         demos = [config.demos] if isinstance(config.demos, str) else config.demos or ()
-        return Setup(self.commands, start, tuple(words), tuple(demos), unit, pace, config.seed)
+        return Setup(self.commands, start, tuple(words), tuple(demos), self.unit, pace, config.seed)
 
     def problems(self, setup: Setup) -> dict[str, str]:
         """The ways that do not apply, and why."""
@@ -168,8 +168,7 @@ class Improver:
 
     def leg(self, setup: Setup, name: str, rung: int, budget: float) -> Leg:
         """Let a way spend `budget` more, and measure it."""
-        unit = "minutes" if setup.unit == "minutes" else "steps"
-        self.tell(f"rung {rung + 1}: {name}, {budget:.3g} {unit}")
+        self.tell(f"rung {rung + 1}: {name}, {budget:.3g} {self.unit}")
         way, began = self.ways[name], time.monotonic()
         legs = self.journal.of(name)
         leg = Leg(name, rung, budget)
@@ -177,7 +176,7 @@ class Improver:
             run = way.advance(self.out / "ways" / name, legs, budget, setup)
             policy = str(checkpoint.find(run))
             if way.searches_sampler:
-                found = self.best_sampler(policy, SEARCH_SHARE * self.config.minutes)
+                found = self.best_sampler(policy)
             else:
                 found = (), self.measured(policy, ())
             leg = replace(leg, policy=policy, sampler=found[0], score=found[1])
@@ -185,7 +184,7 @@ class Improver:
             leg = replace(leg, problem=str(error))
         return replace(leg, minutes=(time.monotonic() - began) / 60)
 
-    def told(self, leg: Leg) -> None:
+    def tell_score(self, leg: Leg) -> None:
         self.tell(f"  {leg.way}: {leg.problem or leg.score}")
 
     def finished(self, start: Leg, problems: dict[str, str]) -> Improvement:
@@ -199,9 +198,8 @@ class Improver:
         result = Improvement("", start, chosen, rows, problems, page)
         left = self.left_behind(chosen if result.found else start)
         result = replace(result, policy=left)
-        unit = "minutes" if self.config.steps is None else "steps"
         films = self.films([start, chosen]) if result.found else {}
-        write_report(result, self.journal, self.config.policy, unit, films)
+        write_report(result, self.journal, self.config.policy, self.unit, films)
         facts: dict[str, Any] = {
             "chosen": chosen.way,
             "policy": chosen.policy,
@@ -267,6 +265,7 @@ class Improver:
 
 
 def scored(result: Evaluation) -> Score:
+    """The score of an evaluation."""
     return Score.of(outcomes_of(result), result.success is not None)
 
 

@@ -25,8 +25,8 @@ ENOUGH = 0.95  # lower end of a success rate at which nothing is left to win
 class Leg:
     """What a way did in one rung: the budget that it had, what it was measured at, and the policy.
 
-    `policy`: a checkpoint folder; `execute`, `sampler`: how it acts best, where that was searched.
-    `problem`: why it is out of the race.
+    `policy`: a checkpoint folder, or a server's address; `sampler`: the words of `embodied eval`
+    with which it acts best, where these were searched; `problem`: why it is out of the race.
     """
 
     way: str
@@ -92,19 +92,19 @@ def race(
     budget: float,
     run: Callable[[str, int, float], Leg],
     journal: Journal,
-    told: Callable[[Leg], None] = lambda _: None,
+    finished: Callable[[Leg], None] = lambda _: None,
 ) -> list[Leg]:
     """Let `ways` race with `budget` in all; returns the legs that were run, in order.
 
     `run(way, rung, budget)` spends this budget more on a way. The race ends early where a success
-    rate is known to be above `ENOUGH`.
+    rate is known to be above `ENOUGH`. `finished` is called after each leg.
     """
     racing, every = list(ways), list[Leg]()
     for rung, (count, share) in enumerate(shares(len(ways)) if ways else []):
         legs: list[Leg] = []
         for way in racing[:count]:
             leg = journal.find(way, rung) or journal.add(run(way, rung, share * budget))
-            told(leg)
+            finished(leg)
             legs.append(leg)
         every += legs
         measured = sorted((leg for leg in legs if leg.score is not None), key=_rank, reverse=True)
