@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.bounds import Count, CountOrZero
+from embodied.core.bounds import Count, CountOrZero, Ranges
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.env import GoalSpace
 from embodied.core.spec import Leaf, Spec
@@ -24,7 +24,6 @@ from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
 from embodied.envs.mujoco.cameras import Point, looking
 from embodied.envs.point_goals import PointGoals
-from embodied.envs.spaces import Ranges
 
 JOINTS = len(so101.JOINTS)
 TURNED = np.array([0.5, 0.2, 0.2, 0.2, 0.5])  # rad from home, where episodes begin at most

@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.bounds import Count, CountOrZero
+from embodied.core.bounds import Count, CountOrZero, Ranges
 from embodied.core.build import Node, build
 from embodied.core.spec import Leaf
 from embodied.embodiments import so101
@@ -30,7 +30,6 @@ from embodied.envs.fr3.tasks.task import Flags, Parameter, Term, View, add_box, 
 from embodied.envs.mujoco.batch_env import STATE, Outcome, Rows
 from embodied.envs.mujoco.cameras import Cameras, looking
 from embodied.envs.so101 import DT, JOINTS, ROBOT_NAMES, So101Arm, scene
-from embodied.envs.spaces import Ranges
 
 RAISED = 0.06  # m
 LARGEST = 0.02  # half edge of a cube, m

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from embodied.core.bounds import Number
 from embodied.core.build import nearest, require_allowed
 from embodied.core.env import require_finite
 from embodied.core.errors import ContractError, ContractWarning
@@ -31,7 +30,6 @@ from embodied.core.spec import MASK, Bound, Leaf
 from embodied.core.tensors import Tensors
 from embodied.envs.process.worker.memory import flat_name, is_true
 
-Ranges = Mapping[str, tuple[Number, Number]]  # lowest and highest value, by name
 NO_KINDS: Mapping[str, Kind] = {}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -279,3 +281,16 @@ def test_shared_code_knows_no_method() -> None:
         f"{path.relative_to(ROOT)}: {line}" for path in sources(*SHARED) for line in told(path)
     ]
     assert not known
+
+
+def test_the_processes_that_move_an_arm_import_no_torch() -> None:
+    """Two seconds and 200 MB in each of them: control, driver, and what stands in for a robot."""
+    made = "driver", "emulator", "controller"
+    needed = {"embodied.real_robot.control.main", "embodied.real_robot.safety.learned_reflex"}
+    for file in (ROOT / "configs/robot").glob("*.yaml"):
+        parts = yaml.safe_load(file.read_text())
+        named = re.findall(r"embodied\.[\w.]+(?=\.)", str([parts.get(name) for name in made]))
+        needed |= {*named, *filter(None, [parts.get("kinematics", "").rpartition(".")[0]])}
+    assert len(needed) > 15
+    code = f"import sys, {', '.join(sorted(needed))}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -11,6 +11,7 @@ every finite number, or every whole number, has a meaning.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -55,3 +56,4 @@ PositiveFraction = Annotated[float, Bound(above=0.0, high=1.0)]
 Whole = Annotated[int, Bound()]
 Count = Annotated[int, Bound(1)]
 CountOrZero = Annotated[int, Bound(0)]
+Ranges = Mapping[str, tuple[Number, Number]]  # lowest and highest value, by name

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch import Tensor
+import numpy as np
+
+if TYPE_CHECKING:  # the processes that control an arm have no torch
+    import torch
+    from torch import Tensor
 
 Bound = float | tuple[float, ...] | None
 SYMBOL = "symbol"  # unit of categorical integers
@@ -145,10 +148,14 @@ class Leaf:
 
     def zeros(self, n: int, device: torch.device | str = "cpu") -> Tensor:
         """A zero tensor [n, *shape] of this leaf's dtype."""
+        import torch
+
         return torch.zeros(n, *self.shape, dtype=getattr(torch, self.dtype), device=device)
 
     def sample(self, n: int) -> Tensor:
         """Random values [n, *shape] within the bounds; if unbounded, normal with std 3."""
+        import torch
+
         kind: torch.dtype = getattr(torch, self.dtype)
         if self.is_symbol:
             count = torch.tensor(self.symbols)
@@ -242,7 +249,7 @@ class Spec:
         size = 4.0 * max(self.act.size, 1) * decision + 8
         for leaf in self.obs.values():
             new = pictures / leaf.frames if pictures and leaf.is_picture else 2
-            size += new * leaf.size * getattr(torch, leaf.dtype).itemsize
+            size += new * leaf.size * np.dtype(leaf.dtype).itemsize
         return int(size)
 
     def to_json(self) -> dict[str, Any]:

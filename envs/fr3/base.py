@@ -13,7 +13,7 @@ from typing import Literal
 import mujoco
 import numpy as np
 
-from embodied.core.bounds import NonNegative
+from embodied.core.bounds import NonNegative, Ranges
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import fr3
@@ -208,7 +208,6 @@ ROBOT_NAMES = (
 )
 DT = 0.05
 """s of a control step."""
-Ranges = Mapping[str, tuple[float, float]]
 Worth = Literal["sparse", "shaped"]
 
 

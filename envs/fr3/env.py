@@ -24,7 +24,7 @@ import torch
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
-from embodied.core.bounds import Count, CountOrZero
+from embodied.core.bounds import Count, CountOrZero, Ranges
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.env import GoalSpace
 from embodied.core.spec import Leaf, Spec
@@ -49,7 +49,6 @@ from embodied.envs.maze.levels import MazeLevels
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.point_goals import PointGoals
-from embodied.envs.spaces import Ranges
 from embodied.envs.wrappers import point_cloud
 
 AXES: dict[str, tuple[tuple[str, ...], str]] = {

@@ -14,11 +14,10 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Count, Ranges
 from embodied.envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
 from embodied.envs.mujoco.batch_env import Floats
 from embodied.envs.mujoco.cameras import Cameras
-from embodied.envs.spaces import Ranges
 from embodied.real_robot.cameras.sources import Scene
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, CountOrZero
+from embodied.core.bounds import Count, CountOrZero, Ranges
 from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, where
@@ -32,7 +32,6 @@ from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.mujoco.warp_batch import WarpBatch, tell_about_compiling
 from embodied.envs.row_rng import RowRng
-from embodied.envs.spaces import Ranges
 
 REFERENCE = ("place", "turn", "q", "width")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import mujoco
 import numpy as np
 
+from embodied.core.bounds import Ranges
 from embodied.embodiments import fr3
 from embodied.envs.fr3.base import (
     JointValues,
@@ -22,8 +23,7 @@ from embodied.envs.fr3.base import (
     write_joints,
 )
 from embodied.envs.fr3.tasks.task import View
-from embodied.envs.mujoco.batch_env import Floats
-from embodied.envs.spaces import Ranges
+from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.sim import World
 
 

@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.bounds import Count, CountOrZero
+from embodied.core.bounds import Count, CountOrZero, Ranges
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.text import encode, text_leaf
@@ -37,7 +37,6 @@ from embodied.envs.fr3.tasks.task import (
     yaw_of,
 )
 from embodied.envs.mujoco.batch_env import Rows
-from embodied.envs.spaces import Ranges
 
 
 @dataclass(frozen=True)
