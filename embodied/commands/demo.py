@@ -12,7 +12,7 @@ from embodied.commands.train import train
 OPEN = "env.ranges={can_distance: [0.2, 0.26]}"  # both ways are open, as recorded
 DEMOS = ["env=fr3_detour", OPEN, "demonstrator.quality=0.6", "episodes=60"]
 CLONE = ["experiment=fr3_detour_flow", "video=false"]
-WAYS = "ways=[clone,own_successes,ticket,dsrl_shared]"
+WAYS = "ways=[own_successes,ticket,dsrl_shared]"
 RACE = ["env=fr3_detour", WAYS, "steps=24000", "episodes=50", "workers=2"]
 
 

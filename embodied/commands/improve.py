@@ -51,11 +51,16 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("name one policy: embodied improve RUN [env=NAME] [minutes=30]")
     require_folders(run for run in runs if not is_address(run))
     words = [word for word in args.words if word not in runs]
-    result = improve(runs[0], words, args.config_dir, print)
+    result = improve(runs[0], words, args.config_dir, _print_line)
     for name, score in result.rows.items():
         print(f"  {name:<16} {score}")
     print(f"{result}\n  policy  {result.policy}\n  report  {result.report}")
     print(f"next: embodied view {result.policy}")
+
+
+def _print_line(line: str) -> None:
+    """Print a line in one piece: several ways may speak at the same time."""
+    print(f"{line}\n", end="", flush=True)
 
 
 def improve(
