@@ -11,6 +11,7 @@ import yaml
 
 from embodied.commands import require_folders
 from embodied.core.build import ConfigError, Node
+from embodied.core.folder_lock import locked
 from embodied.core.saved_node import read_saved
 
 if TYPE_CHECKING:
@@ -72,13 +73,14 @@ def improve(
         if name not in found:
             raise unknown(f'there is no way "{name}"', name, found, key="ways")
     ways: dict[str, Any] = {name: yaml.safe_load(found[name].read_text()) for name in names}
-    _remember(Path(config.out), node)
     allowed = [word for word in words if word.startswith("allow=")]
-    commands = _commands(config.env, allowed, folders, config)
-    try:
-        return Improver(config, commands, ways, tell).run()
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"go on with: embodied improve {config.out}") from stop
+    with locked(config.out):
+        _remember(Path(config.out), node)
+        commands = _commands(config.env, allowed, folders, config)
+        try:
+            return Improver(config, commands, ways, tell).run()
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"go on with: embodied improve {config.out}") from stop
 
 
 def _settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:

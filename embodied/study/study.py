@@ -22,6 +22,7 @@ from embodied.core.atomic_write import write_durably, write_json
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
+from embodied.core.folder_lock import locked
 from embodied.core.saved_node import parse_yaml
 
 # Stages of a study: commands that feed each other, with choices by a result, and loops.
@@ -346,7 +347,8 @@ def command(line: str, out: Path) -> None:
     if resumed:
         words = [*resume_words(words), f"resume={out}"]
     else:
-        shutil.rmtree(out, ignore_errors=True)
+        with locked(out):  # a training of a study that was killed may still write there
+            shutil.rmtree(out, ignore_errors=True)
     print(shlex.join(words) if resumed else line, flush=True)
     from embodied.core.checkpoint import git_revision  # imports torch: not where FILE is wrong
 
