@@ -49,7 +49,8 @@ def connected(ray: Any) -> bool:
         if not address:
             # What Ray does where it has no clusters of machines: its node is 127.0.0.1, and all of
             # it listens there. `_node_ip_address` does not take that address.
-            import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = False
+            constants: Any = import_module("ray._private.ray_constants")
+            constants.ENABLE_RAY_CLUSTER = False
         ray.init(address or "local", logging_level=logging.WARNING, **options)
     except (OSError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
