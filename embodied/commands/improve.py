@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodied.commands import require_folders
+from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node
-from embodied.core.folder_lock import locked
 from embodied.core.saved_node import read_saved
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, nearest, parse
-from embodied.core.folder_lock import locked
 from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodied.commands import require_at_least, require_inputs
+from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node, nearest
-from embodied.core.folder_lock import locked
 
 if TYPE_CHECKING:
     from embodied.models.dynamics import Fit

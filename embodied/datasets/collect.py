@@ -18,11 +18,11 @@ import yaml
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.atomic_write import locked
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.device import forked, rng_state, set_rng_state
 from embodied.core.env import RETURN_ENDS, HasInstructions, VecEnv, require_finite
-from embodied.core.folder_lock import locked
 from embodied.core.policy import Policy
 from embodied.core.spec import DEMONSTRATOR, Spec
 from embodied.core.tensors import Tensors

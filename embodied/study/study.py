@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from embodied.core.atomic_write import write_durably, write_json
+from embodied.core.atomic_write import locked, write_durably, write_json
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
-from embodied.core.folder_lock import locked
 from embodied.core.saved_node import parse_yaml
 
 # Stages of a study: commands that feed each other, with choices by a result, and loops.

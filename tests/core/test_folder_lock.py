@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from embodied.core import checkpoint, folder_lock
+from embodied.core import atomic_write, checkpoint
+from embodied.core.atomic_write import LOCK, locked
 from embodied.core.build import ConfigError
 from embodied.core.errors import ContractWarning
-from embodied.core.folder_lock import LOCK, locked
 from embodied.study.study import command as study_command
 from tests.builders import ROOT, exit_of, node_of, run_folder, wait_until
 
@@ -93,7 +93,7 @@ def test_a_file_system_without_locks_is_said(
     def flock(handle: int, how: int) -> Any:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(folder_lock.fcntl, "flock", flock)
+    monkeypatch.setattr(atomic_write.fcntl, "flock", flock)
     said = pytest.warns(ContractWarning, match="cannot be locked .*: let no other process")
     with said, locked(tmp_path / "run"):
         pass
