@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodied.commands import require_folders
-from embodied.core.atomic_write import write_json
+from embodied.core.atomic_write import locked, write_json
 from embodied.core.build import ConfigError, Node
 from embodied.core.children import import_from_here, interrupt_with_parent, module_command
 from embodied.core.saved_node import read_saved
@@ -83,11 +83,12 @@ def improve(
         return _leg_in_process(out, (policy, way, str(rung), repr(budget)), allowed, folders)
 
     improver = _improver(node, allowed, folders, tell, in_process)
-    _remember(out, node)
-    try:
-        return improver.run()
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"go on with: embodied improve {out}") from stop
+    with locked(out):
+        _remember(out, node)
+        try:
+            return improver.run()
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"go on with: embodied improve {out}") from stop
 
 
 def _improver(

@@ -6,17 +6,17 @@ in `references.json` the path and hash of the base's file instead of a copy of i
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from embodied.core.hashes import file_hash
 
 BASES = "EMBODIED_BASES"
 """Environment variable: runs, separated by colons, in which a base is looked for that has moved."""
@@ -87,18 +87,6 @@ def referred(entry: Any, folder: Path) -> SavedFile:
         f"{present[0]} has changed and is no longer the {part} policy of {folder} (its SHA-256 "
         f"should begin with {sha256[:12]}): restore it, or {told}"
     )
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file's present content."""
-    found = path.stat()
-    return _hash(path.resolve(), found.st_mtime_ns, found.st_size, found.st_ino)
-
-
-@lru_cache(maxsize=64)
-def _hash(path: Path, *_: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _same(saved: Tensor, now: Tensor) -> bool:

@@ -37,6 +37,7 @@ from embodied.datasets.lerobot.schema import (
     place_in_file,
     place_in_film,
     tasks_table,
+    write_parquet,
 )
 from embodied.datasets.lerobot.writer import summarise
 
@@ -73,9 +74,9 @@ def copy(path: Path, out: Path) -> int:
         begin += length
     index = pa.Table.from_pylist(rows)
     listed, tasks = out / INDEX.format(chunk_index=0, file_index=0), out / "meta" / "tasks.parquet"
-    write_durably(listed, lambda sink: pq.write_table(index, sink))
+    write_durably(listed, lambda sink: write_parquet(index, sink))
     words = [texts[number] for number in range(len(texts))]
-    write_durably(tasks, lambda sink: pq.write_table(tasks_table(words), sink))
+    write_durably(tasks, lambda sink: write_parquet(tasks_table(words), sink))
     summarise(out, info, index)
     if not stats and (path / "meta" / "stats.json").exists():
         write_json(out / "meta" / "stats.json", json.loads((path / "meta/stats.json").read_text()))
@@ -150,7 +151,7 @@ def _copy_steps(file: Path, target: Path, number: int, begin: int, length: int) 
     if not file.exists():
         raise DatasetError(f"{file} is missing; copy the dataset again")
     try:
-        table = pq.ParquetFile(file).read()
+        table = pq.ParquetFile(file, page_checksum_verification=True).read()
         counters = {
             "episode_index": np.full(length, number),
             "index": np.arange(begin, begin + length),
@@ -168,4 +169,4 @@ def _copy_steps(file: Path, target: Path, number: int, begin: int, length: int) 
     for name, values in counters.items():
         at = table.column_names.index(name)
         table = table.set_column(at, table.schema.field(name), pa.array(values, pa.int64()))
-    write_durably(target, lambda sink: pq.write_table(table, sink))
+    write_durably(target, lambda sink: write_parquet(table, sink))

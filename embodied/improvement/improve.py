@@ -276,6 +276,7 @@ class Improver:
         place = save_as_it_acts(chosen, folder / "checkpoints" / f"{step:08d}")
         if (saved / "learner.pt").exists():
             shutil.copy(saved / "learner.pt", place)
+            checkpoint.seal(place, checkpoint.read_about(place))
         run = saved.parent.parent / "run.yaml"
         node = read_saved(run) if run.exists() else {}
         node |= {"env": self.config.env, "out": str(folder), "name": folder.parent.name}

@@ -42,6 +42,7 @@ from embodied.datasets.lerobot.schema import (
     read_info,
     read_tasks,
     tasks_table,
+    write_parquet,
 )
 from embodied.datasets.lerobot.video import FILMS, decode_numbers, open_film, open_sink
 from embodied.datasets.lerobot.writer import consolidate, summarise, write_row_groups
@@ -106,7 +107,7 @@ class Source:
     def table(self, file: Path) -> pa.Table:
         """All rows of a data file, all its columns."""
         try:
-            return pq.ParquetFile(file).read()
+            return pq.ParquetFile(file, page_checksum_verification=True).read()
         except DAMAGE as error:
             raise damaged(file, error) from error
 
@@ -255,7 +256,7 @@ def write_dataset(folder: Path, chosen: Sequence[Chosen]) -> Copied:
         lines = [line | film for line, film in zip(lines, films, strict=True)]
     index = _new_index(chosen, lines)
     target = folder / INDEX.format(chunk_index=0, file_index=0)
-    write_durably(target, lambda sink: pq.write_table(index, sink))
+    write_durably(target, lambda sink: write_parquet(index, sink))
     _copy_other_meta(folder, chosen)
     summarise(folder, info, index)
     made.episodes, made.steps = index.num_rows, int(info["total_frames"])
@@ -304,7 +305,7 @@ def _copy_data(
             waiting.append(rows)
     flush()
     tasks = folder / "meta" / "tasks.parquet"
-    write_durably(tasks, lambda sink: pq.write_table(tasks_table(list(texts)), sink))
+    write_durably(tasks, lambda sink: write_parquet(tasks_table(list(texts)), sink))
     return lines
 
 

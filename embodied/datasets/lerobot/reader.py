@@ -249,8 +249,8 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
             low, high = number[here].min(), number[here].max()
             chosen = [("episode_index", ">=", int(low)), ("episode_index", "<=", int(high))]
             # No partitioning: folders called a=b above the dataset are no columns.
-            none: Any = None
-            table = pq.read_table(name, filters=chosen, partitioning=none)
+            how: Any = {"partitioning": None, "page_checksum_verification": True}
+            table = pq.read_table(name, filters=chosen, **how)
             table = table.replace_schema_metadata(None)
             table = table.filter(pa.array(np.isin(table["episode_index"].to_numpy(), number[here])))
         except DAMAGE as error:

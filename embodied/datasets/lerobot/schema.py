@@ -439,11 +439,16 @@ def tasks_table(texts: list[str]) -> pa.Table:
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
 
+def write_parquet(table: pa.Table, sink: Any) -> None:
+    """Write a table with a checksum of each page: a reader notices a bit that was flipped."""
+    pq.write_table(table, sink, write_page_checksum=True)
+
+
 def read_tasks(path: Path) -> dict[int, str]:
     """The sentence of every task_index, from meta/tasks.parquet."""
     file = path / "meta" / "tasks.parquet"
     try:
-        table = pq.read_table(file)
+        table = pq.read_table(file, page_checksum_verification=True)
         names = [n for n in table.column_names if n != "task_index"]
         words = table[names[0]].to_pylist()
         return dict(zip(table["task_index"].to_pylist(), words, strict=True))
@@ -468,7 +473,7 @@ class Pending:
     def read(self) -> tuple[pa.Table, pa.Table]:
         """Its steps, and its one-row line of meta/episodes."""
         try:
-            steps = pq.ParquetFile(self.file).read()
+            steps = pq.ParquetFile(self.file, page_checksum_verification=True).read()
             line = pa.ipc.open_stream(steps.schema.metadata[ROW]).read_all()
         except DAMAGE as error:
             raise damaged(self.file, error) from error
@@ -531,7 +536,7 @@ def read_index(path: Path, whole: bool = True) -> pa.Table | None:
     tables = []
     for file in sorted((path / "meta" / "episodes").glob("*/*.parquet")):
         try:
-            tables.append(pq.ParquetFile(file).read())
+            tables.append(pq.ParquetFile(file, page_checksum_verification=True).read())
         except DAMAGE as error:
             if whole:
                 raise damaged(file, error) from error
@@ -550,7 +555,8 @@ def _tasks_by_steps(path: Path, index: pa.Table) -> pa.Array:
     words, found = read_tasks(path), dict[int, dict[str, None]]()
     for file in sorted((path / "data").glob("*/*.parquet")):
         try:
-            table = pq.ParquetFile(file).read(["episode_index", "task_index"])
+            opened = pq.ParquetFile(file, page_checksum_verification=True)
+            table = opened.read(["episode_index", "task_index"])
         except DAMAGE as error:
             raise damaged(file, error) from error
         numbers = (table[name].to_pylist() for name in ("episode_index", "task_index"))
