@@ -36,6 +36,7 @@ from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Config as GeometryConfig
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
+from embodied.real_robot.watchdog.client import Config as WatchdogConfig
 
 FILE = "deployment.json"
 MOST_NUMBER = 1e12
@@ -115,6 +116,7 @@ class Deployment:
     seconds: Annotated[float, Bound(above=0.0, high=600.0)] = 10.0  # length of a flight record, s
     keep: Count = 20  # newest flight records that are kept
     heartbeat: Heartbeat = field(default_factory=Heartbeat)  # how long the daemon may be silent
+    watchdog: WatchdogConfig | None = None  # board on the robot's safeguard input; null: none
     hold_to_run: bool = False  # whether the arm moves by itself only while an operator holds a key
     records: str = ""  # folder of the flight records; empty: beside the socket
     metrics: Port | None = None  # port of this machine for Prometheus; 0: any free one; null: none

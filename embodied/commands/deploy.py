@@ -212,7 +212,9 @@ def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeove
     print(f"starting in {folder} ...", flush=True)
     elsewhere = f" folder={folder}" if node["folder"] else ""
     print(f"to view it: embodied view robot{elsewhere}", flush=True)
-    session.ready()
+    if made.watchdog is not None:
+        print(f"press the button of the watchdog at {made.watchdog.device}", flush=True)
+    print(session.ready()["safety"], flush=True)
     moves = (
         "nothing moves (dry run)" if made.dry else "the arm WILL MOVE; keep a hand on its own stop"
     )

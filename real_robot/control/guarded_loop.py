@@ -27,6 +27,7 @@ from embodied.real_robot.ipc.messages import MOST_ACTION, TEXT, Command, Ended, 
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled
+from embodied.real_robot.watchdog.client import Watchdog
 
 
 class LastResort:
@@ -35,8 +36,8 @@ class LastResort:
     A part of the loop raised: a controller with a mistake, a driver that returned the wrong shape,
     a motion planner that failed. None of them is run again before an operator resets. The commanded
     motion goes to where the arm was measured last, within its limits, so that the arm does not
-    press on. Call `mark` at the beginning of every tick (0.5 us), `begin` after an error, then
-    `brake` once a tick."""
+    press on (stop category 2). Call `mark` at the beginning of every tick (0.5 us), `begin` after
+    an error, then `brake` once a tick."""
 
     def __init__(self, driver: Driver, limiter: Limiter) -> None:
         self.driver = driver
@@ -66,11 +67,11 @@ class LastResort:
                 self.driver.engage()
         except Exception as another:
             self._give_up(another)
-        return _logged(describe(error))
+        return logged(describe(error))
 
     def brake(self, width: float) -> None:
-        """Send one tick of braking; where that fails as well, tell the driver to stop. Never
-        raises."""
+        """Send one tick of braking; where that fails as well, let the robot's own controller stop
+        it. Never raises."""
         if self.stopped:
             return
         try:
@@ -81,11 +82,11 @@ class LastResort:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Tell the driver to stop, and send nothing more."""
+        """Let the robot's own controller stop it, and send nothing more."""
         self.stopped = True
-        _logged(f"braking failed as well: {describe(error)}")
+        logged(f"braking failed as well: {describe(error)}")
         with contextlib.suppress(Exception):
-            self.driver.stop()
+            self.driver.halt()
 
     def _measured(self, arm: ArmState | None) -> Floats | None:
         """The set-point [n] that holds the arm where it was measured; None where that is not
@@ -116,7 +117,7 @@ def describe(error: Exception) -> str:
     return f"internal error in the control loop: {type(error).__name__}: {said}{place}"
 
 
-def _logged(line: str) -> str:
+def logged(line: str) -> str:
     """Print `line` to the log, and return it."""
     with contextlib.suppress(OSError):  # a full disk
         print(line, file=sys.stderr, flush=True)
@@ -154,6 +155,8 @@ class GuardedLoop(ABC):
         """Reason to come to rest and then quit; a signal or another thread may set it."""
         self.arm: ArmState | None = None
         self.width = 0.0
+        self.watchdog: Watchdog | None = None
+        """The hardware watchdog, connected; None: there is none."""
         self._stop_number = 0  # of the newest press of the emergency stop that was acted on
 
     @abstractmethod
@@ -168,6 +171,11 @@ class GuardedLoop(ABC):
     def resting(self) -> bool:
         """Whether what is sent no longer moves."""
         return self.last_resort.resting if self.internal_error else self.chain.resting
+
+    @property
+    def in_order(self) -> bool:
+        """Whether this loop may keep the hardware watchdog's relay closed."""
+        return not self.internal_error
 
     def run(self, rate: Rate) -> None:
         """Run ticks until an operator quits. The garbage collector is off meanwhile, because ticks
@@ -196,6 +204,8 @@ class GuardedLoop(ABC):
         except Exception as error:
             self._latch_internal_error(error)
             self._brake_and_publish(now)
+        if self.watchdog is not None and self.in_order:
+            self.watchdog.beat()
 
     def _check_emergency_stop(self, now: float) -> None:
         """Act on an emergency stop that was pressed without the daemon; only a reset releases

@@ -14,7 +14,7 @@ import numpy as np
 
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkCheck, ChunkFollower
-from embodied.real_robot.control.guarded_loop import Episode, GuardedLoop
+from embodied.real_robot.control.guarded_loop import Episode, GuardedLoop, logged
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.control.yielding import Yielding
@@ -28,6 +28,8 @@ from embodied.real_robot.safety.checks import DaemonAlive, Fresh, HoldToRun
 
 RESETS = (Mode.ESTOP, Mode.RELEASED)
 RELEASES = (Command.RELEASE, Command.RELEASE_SUPPORTED)
+GIVE_UP = 0.5  # s for which an arm that was stopped may be unheard, or away from its set-point
+FAR = 0.1  # rad (m) of a command that a latched stop has to refuse
 MOVING = (Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING)
 
 
@@ -58,6 +60,12 @@ class Control(GuardedLoop):
         """Whether the wire failed since the last reset."""
         self._home_pending = False
         """Whether the way home begins as soon as the set-point has yielded."""
+        self._followed = 0.0
+        """When (s) the arm was last seen to follow a latched stop."""
+        self._given_up = False
+        """Whether a latched stop was handed to the robot's own controller."""
+        self._testing = False
+        """Whether the stop is being tested, and nothing of it reaches the robot."""
         self._compliant = False
         """Whether the driver was told to release the arm and not yet to hold it again."""
         self.homing = homing
@@ -73,6 +81,8 @@ class Control(GuardedLoop):
     def _turn(self, now: float, rate: Rate | None) -> None:
         self._measure()
         self._check_emergency_stop(now)
+        if self.watchdog is not None and (reason := self.watchdog.fault):
+            self._stop_for_good(reason)
         self.presence.listen(now)
         if self.channels.request.receive():
             self._handle_request(now)
@@ -90,6 +100,7 @@ class Control(GuardedLoop):
             self.quit = self.mode == Mode.DISCONNECTED or self._yielded
         if self.mode != Mode.DISCONNECTED:
             self._move(now)
+        self._watch_stop(now)
         self._publish(now, rate)
 
     def _apply(self, command: Command, now: float) -> bool:
@@ -98,7 +109,8 @@ class Control(GuardedLoop):
         if command == Command.ESTOP:
             self._stop_for_good("an operator pressed stop")
             self.yielding.begin(self.chain.limiter.q, now, moving=True)
-            self.driver.cut()
+            if not self._testing:
+                self.driver.cut()
         elif command == Command.QUIT and mode in (Mode.DISCONNECTED, Mode.IDLE, Mode.ESTOP):
             self.quit = True
         elif command in (Command.ARM, Command.HOME) and not self.presence.daemon_speaks(now):
@@ -222,7 +234,32 @@ class Control(GuardedLoop):
             self._send(sent, arm)
         except DriverError as error:
             self._connection_lost(error)
-            self.driver.stop()
+            self.driver.halt()
+
+    def _watch_stop(self, now: float) -> None:
+        """Give a latched stop up where the arm does not follow it, or is not heard: the robot's own
+        controller stops it, once, and the hardware watchdog hears no more of this loop."""
+        if self.mode != Mode.ESTOP or self._follows(now):
+            self._followed = now
+        elif not self._given_up and now - self._followed > GIVE_UP:
+            self._given_up = True
+            category = self.driver.halt()
+            logged(
+                f"the arm did not follow its stop for {GIVE_UP:g} s ({self.fault}): its own "
+                f"controller was told to stop it (category {category})"
+            )
+
+    def _follows(self, now: float) -> bool:
+        """Whether the arm was measured of late, where its set-point is."""
+        arm = self.arm
+        if arm is None or not abs(now - arm.t) <= self.fresh.config.state:
+            return False
+        error = np.abs(arm.q - self.chain.limiter.q)
+        return bool((error <= np.asarray(self.chain.limiter.limits.tracking)).all())
+
+    @property
+    def in_order(self) -> bool:
+        return super().in_order and not self._given_up
 
     def _yield(self, now: float) -> None:
         """Let the set-point of a stopped arm move to where the arm is; then a pending way home
@@ -252,7 +289,7 @@ class Control(GuardedLoop):
 
     def _send(self, sent: Floats, arm: ArmState) -> None:
         """Send the joint target `sent` [n] to the driver. DriverError."""
-        if self.mode == Mode.RELEASED:
+        if self.mode == Mode.RELEASED or self._given_up:
             return
         if self.chain.stiffness is not None:
             stiffen(self.driver, self.chain.stiffness)
@@ -279,6 +316,38 @@ class Control(GuardedLoop):
         self.chain.check(springs_of(self.driver))
         self.arm = self.driver.read()
         self._begin_at_rest(self.arm, self.arm.q)
+        self.mode = Mode.IDLE
+        self.test_stop()
+
+    def test_stop(self) -> None:
+        """Try the stop of an arm at rest, and send it nothing: press the button in shared memory,
+        see it latch and a command be refused, and reset. DriverError where one of them fails.
+
+        `Driver.cut` and `Driver.recover` are left out: a drone would be locked by the first."""
+        button, counts = self.channels.estop, self.chain.counts.copy()
+        if self.arm is None or button.pressed:  # a press of before is acted on in the first tick
+            return
+        now, rest = self.clock(), self.chain.limiter.q.copy()
+        self._testing = True
+        button.press()
+        number = button.number
+        self._check_emergency_stop(now)
+        self._testing = False
+        self.enabled.on = True
+        sent = self.chain(rest + FAR, now, replace(self.arm, t=now), now)
+        moved = bool((np.abs(sent - rest) > 1e-9).any())
+        held = self.mode == Mode.ESTOP and bool(self.chain.fault) and not moved
+        self.enabled.on = False
+        if button.number == number:  # another press is acted on in the first tick
+            button.clear()
+        if not held:
+            raise DriverError(
+                "the stop test failed: a pressed stop did not hold the arm; nothing was moved"
+            )
+        self._begin_at_rest(self.arm, rest)
+        self.chain.clear()
+        self.chain.counts[:] = counts
+        self.fault = ""
         self.mode = Mode.IDLE
 
     def _measure(self) -> None:
@@ -343,6 +412,8 @@ class Control(GuardedLoop):
 
     def _reset(self) -> None:
         """End a latched stop, and continue from where the arm is."""
+        if self.watchdog is not None:
+            self.watchdog.wait()
         try:
             self.driver.recover()
             self._hold_released()
@@ -350,9 +421,12 @@ class Control(GuardedLoop):
         except DriverError as error:
             self._connection_lost(error)
             return
+        if not np.isfinite(self.arm.q).all():  # where it would continue from
+            return
         self.chain.clear()
         self.follower.forget()  # it may have been said on another clock
-        stopped = self._connection_failed or (self.internal_error and self.last_resort.stopped)
+        stopped = self._connection_failed or self._given_up
+        stopped = stopped or (self.internal_error and self.last_resort.stopped)
         self.fault = ""
         self.mode = Mode.IDLE
         self.internal_error = False
@@ -360,10 +434,11 @@ class Control(GuardedLoop):
             self._begin_at_rest(self.arm, self.arm.q + self.droop(self.arm.q))
         else:
             self._rest(self.arm, self.clock())
-        self._connection_failed = False
+        self._connection_failed = self._given_up = False
 
     def _stop_for_good(self, reason: str) -> None:
-        """Latch a stop: the arm comes to rest and yields, until a reset. The first reason stays."""
+        """Latch a stop (category 2): the arm comes to rest and yields, until a reset. The first
+        reason stays."""
         self.chain.fault = self.chain.fault or reason
         self.fault = self.fault or reason
         self.enabled.on = self._home_pending = False

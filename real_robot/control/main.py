@@ -23,6 +23,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED
+from embodied.real_robot.watchdog.client import Watchdog
 
 PATIENCE = 5.0  # s to wait for another control process to let go of the arm
 
@@ -68,7 +69,13 @@ def main(folder: Path) -> None:
         control.quit_reason = control.quit_reason or reason
 
     on_daemon_exit(leave)
+    watched = deployment.watchdog
+    watchdog = None if watched is None else Watchdog(watched, deployment.hertz)
     try:
+        if watchdog is not None:
+            watchdog.connect(lambda: bool(control.quit_reason))
+            watchdog.wait()
+            control.watchdog = watchdog
         control.connect()
         with ahead_of_others() as granted:
             if not granted:
@@ -76,6 +83,8 @@ def main(folder: Path) -> None:
             control.run(Rate(deployment.hertz, deployment.spin))
     finally:
         control.driver.close()
+        if watchdog is not None:
+            watchdog.close()
         os.close(lock)
 
 

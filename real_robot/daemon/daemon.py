@@ -42,6 +42,7 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
+from embodied.real_robot.safety.parameters import compared
 
 KILLED = "-of-a-killed-daemon"
 
@@ -265,6 +266,8 @@ class Daemon:
         self.metrics_at = 0.0
         self.heard = clock()
         self.needs_session = False
+        self.safety = ""
+        """Checksum of the safety parameters, and what changed; empty before the start."""
 
     @property
     def deployment(self) -> Deployment:
@@ -276,6 +279,8 @@ class Daemon:
         try:
             left = self.records.rescue()
             self._start()
+            self.safety = compared(self.deployment, self.folder)
+            self.monitor.note(self.safety)
             if left:
                 self.monitor.note(left)
             if self.deployment.metrics is not None:
@@ -412,6 +417,7 @@ class Daemon:
         return {
             **self.monitor.status(self.processes.control, self.processes.policy),
             **{"robot": about.robot, "dry": about.dry, "acting": about.policy},
+            "safety": self.safety,
             **self.processes.status(),
             "now": self.clock(),
             "clients": len(self.server.clients),

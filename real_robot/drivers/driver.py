@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Annotated, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -28,6 +29,18 @@ class DriverError(RuntimeError):
     def __init__(self, text: str, measured: ArmState | None = None) -> None:
         super().__init__(text)
         self.measured = measured
+
+
+class StopCategory(IntEnum):
+    """How a stop ends, by IEC 60204-1. Every stop of the safety chain is HELD; what else a driver
+    does, it says."""
+
+    POWER_OFF = 0
+    """Power is removed at once."""
+    BRAKED = 1
+    """Braked under power, which is removed at rest."""
+    HELD = 2
+    """Braked under power, and held with it."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +112,15 @@ class Driver(ABC):
         return True
 
     def cut(self) -> None:
-        """Act on an operator's emergency stop. An arm is brought to rest by the limits and held; a
-        robot that flies switches off. Never raises."""
+        """Act on an operator's emergency stop. An arm is brought to rest by the limits and held
+        (stop category 2); a robot that flies switches off (0). Never raises."""
         return
+
+    def halt(self) -> StopCategory:
+        """Let the robot's own controller stop it, because it does not follow a latched stop, or its
+        wire fails; `recover` ends that. Returns the category of this stop. Never raises."""
+        self.stop()
+        return StopCategory.HELD
 
     def release(self) -> None:
         """Make the arm compliant, so that a person can move it by hand, until `engage`: it carries
@@ -154,8 +173,8 @@ class Driver(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Hold the arm where it is, from any state; safe to call twice. Never raises for a wire
-        that is gone: the robot's own watchdog acts then."""
+        """Hold the arm where it is (stop category 2), from any state; safe to call twice. Never
+        raises for a wire that is gone: the robot's own watchdog acts then."""
 
     @abstractmethod
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory
 from embodied.real_robot.drivers.springs import Springs, check_stiffness, springs_of, stiffness_of
 
 
@@ -74,6 +74,9 @@ class DryRunDriver(Driver):
 
     def cut(self) -> None:
         self.driver.cut()
+
+    def halt(self) -> StopCategory:
+        return self.driver.halt()
 
     def stop(self) -> None:
         self.driver.stop()

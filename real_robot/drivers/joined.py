@@ -15,7 +15,14 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, Outside, droop_of, unloaded
+from embodied.real_robot.drivers.driver import (
+    Driver,
+    DriverError,
+    Outside,
+    StopCategory,
+    droop_of,
+    unloaded,
+)
 
 
 @dataclass(frozen=True)
@@ -230,12 +237,17 @@ class JoinedDriver(Driver):
         for part in self.parts:
             part.lost = False
 
+    def halt(self) -> StopCategory:
+        return min(part.driver.halt() for part in self._broken())
+
     def stop(self) -> None:
-        """Stop the robots whose wire is broken, or all where none is: the others are being
-        brought to rest."""
-        broken = [part for part in self.parts if part.lost]
-        for part in broken or self.parts:
+        for part in self._broken():
             part.driver.stop()
+
+    def _broken(self) -> list[Part]:
+        """Robots to stop: those whose wire is broken, or all where none is; the others are being
+        brought to rest."""
+        return [part for part in self.parts if part.lost] or self.parts
 
     def close(self) -> None:
         for part in self.parts:

@@ -35,6 +35,7 @@ from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.policy.observer import Success, observer
 from embodied.real_robot.recording.recorder import Episode, EpisodeBuilder, recorded_spec
+from embodied.real_robot.safety.parameters import checksum
 
 PER_STEP = 4  # looks in a step of the policy
 
@@ -161,6 +162,7 @@ class Recorder:
             "given": self.deployment.given,
             "dry": self.deployment.dry,
             "stages": self.stages,
+            "safety": checksum(self.deployment),
             "fault": episode.fault,
             "recorded": time.time(),
         }

@@ -192,6 +192,8 @@ def test_an_operators_stop_ends_the_session(
         assert summary["episodes"][0]["recorded"]
         episodes = read_episodes(tmp_path / "out" / "recording")
         assert episodes.info[0]["fault"] == "an operator pressed stop"
+        line = f"safety parameters {episodes.info[0]['safety']}: nothing to compare with"
+        assert line in text and line in (tmp_path / "out" / "daemon.log").read_text()
         assert list((tmp_path / "out" / "blackbox").glob("*.npz")), "the black box is there"
     finally:
         deploy.kill()

@@ -30,7 +30,7 @@ from embodied.envs.hardware_sim.franka import Franky
 from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Channels, Control
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory
 from embodied.real_robot.drivers.franka.driver import Franka
 from embodied.real_robot.drivers.franka.errors import explain
 from embodied.real_robot.drivers.franka.impedance import Own, allowed, misfit, own
@@ -247,6 +247,32 @@ def test_stop_holds(arm: Franka) -> None:
     assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
     later(arm, 0.2)
     assert np.abs(arm.read().q - rest).max() < 0.01
+
+
+def test_where_the_chain_gives_up_the_arm_stops_by_itself() -> None:
+    emulator = Franky(FrankyConfig())
+    arm = build(node(**emulator.start(), hand=None), Franka)
+    try:
+        arm.connect()
+        gives_up(arm)
+    finally:
+        arm.close()
+        emulator.stop()
+
+
+def gives_up(arm: Franka) -> None:
+    start = arm.read().q
+    away = start.copy()
+    away[0] += 0.5 if start[0] < 0 else -0.5
+    follow(arm, away, 1.0, until=0.4)
+    assert arm.halt() == StopCategory.HELD
+    with pytest.raises(DriverError, match="127"):
+        wait_until(lambda: arm.read() is None, "its motion is over")
+    assert arm.halt() == StopCategory.HELD, "again"
+    arm.recover()
+    rest = arm.read().q
+    assert abs(rest[0] - start[0]) < 0.45, "it did not go on"
+    follow(arm, rest + 0.05, 0.5)
 
 
 def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:

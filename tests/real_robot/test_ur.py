@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, parse
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.driver import DriverError, StopCategory
 from embodied.real_robot.drivers.ur import rtde_codec as rtde
 from embodied.real_robot.drivers.ur import ur_rtde_driver
 from embodied.real_robot.drivers.ur.driver import UR, Config, program
 from embodied.real_robot.drivers.ur.ur_rtde_driver import UrRtde
 from embodied.real_robot.emulators.ur import controller
-from embodied.real_robot.emulators.ur.controller import STOPPED, FakeUR
+from embodied.real_robot.emulators.ur.controller import PROTECTIVE, STOPPED, FakeUR
 from tests.builders import wait_until
 from tests.real_robot.test_daemon import gone
 from tests.tiers import only_all
@@ -198,6 +198,26 @@ def test_a_protective_stop_waits_for_an_operator(fake: FakeUR, kind: type[UR]) -
         assert not set(asked) & set(fake.asked)
         arm.recover()
         assert [words for words in fake.asked if words in asked] == asked
+        to = arm.read().q + 0.05
+        arm.write(to, 0.0)
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
+
+
+@BOTH
+def test_where_the_chain_gives_up_the_controller_makes_a_protective_stop(
+    fake: FakeUR, kind: type[UR]
+) -> None:
+    with driver(fake, kind) as arm:
+        to = arm.read().q + 3.0
+        arm.write(to, 0.0)
+        wait_until(lambda: arm.read().q[0] > 0.1, "moving")
+        assert arm.halt() == StopCategory.HELD
+        wait_until(lambda: fake.halted and fake.joints.resting, "at rest")
+        assert fake.halted == PROTECTIVE and fake.q[0] < 2.9
+        with pytest.raises(DriverError, match="a protective stop: clear the way, then reset"):
+            wait_until(lambda: arm.read() is None, "said")
+        arm.halt()
+        arm.recover()
         to = arm.read().q + 0.05
         arm.write(to, 0.0)
         wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")

@@ -42,7 +42,7 @@ from embodied.real_robot.drivers.crazyflie.link import (
     refusal,
     stopped,
 )
-from embodied.real_robot.drivers.driver import Driver, DriverError, Wait
+from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 
 LIFT = 0.05  # m
@@ -188,8 +188,12 @@ class Crazyflie(Driver):
     def width(self) -> float:
         return 0.0
 
+    def halt(self) -> StopCategory:
+        self.stop()
+        return StopCategory.BRAKED
+
     def stop(self) -> None:
-        """Land, wherever it is."""
+        """Land, wherever it is, and switch the motors off (stop category 1)."""
         if self.phase == Phase.ARMING:
             self._arm(False)
             self._enter(Phase.GROUND)
@@ -200,8 +204,8 @@ class Crazyflie(Driver):
         raise DriverError("a drone is not released: it would fall; stop makes it land")
 
     def cut(self) -> None:
-        """Motors off, now, wherever it is. It falls, and is locked until it is switched off and
-        on."""
+        """Motors off, now, wherever it is (stop category 0). It falls, and is locked until it is
+        switched off and on."""
         if self.link.connected:
             self._enter(Phase.CUT)
             for _ in range(3):

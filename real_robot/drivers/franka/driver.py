@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, Wait
+from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
 from embodied.real_robot.drivers.franka.errors import FAILED, MODES, call, explain, franky, sever
 from embodied.real_robot.drivers.franka.impedance import JointSpring, Own, ToolSpring, misfit, own
 from embodied.real_robot.drivers.springs import Gain, Springs, Tool, check_stiffness, span
@@ -37,6 +38,7 @@ PAUSE = 0.02  # s between two looks
 OPEN = "open"
 CLOSE = "close"
 STILL = "still"
+HALT = 0.5  # s that the arm has to answer a stop of its motion
 
 
 @dataclass(frozen=True)
@@ -321,6 +323,15 @@ class Franka(Driver):
                 self._spring.engage(self._motion, np.array(self._robot.state.q))
         except FAILED as error:
             self._fail(error)
+
+    def halt(self) -> StopCategory:
+        """libfranka's stop: the arm's own controller breaks the motion off and holds it (category
+        2). On a wire that is gone, the arm stops itself."""
+        robot = self._robot
+        if robot is not None and not (self._lost or self._silent):
+            with suppress(DriverError):
+                call(self.config.host, robot.stop, HALT, "stop")
+        return StopCategory.HELD
 
     def close(self) -> None:
         if self._silent or "Timeout" in self._lost:

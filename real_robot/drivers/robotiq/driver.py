@@ -26,7 +26,13 @@ from typing import Annotated, Literal
 from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
+from embodied.real_robot.drivers.driver import (
+    Driver,
+    DriverError,
+    StopCategory,
+    droop_of,
+    unloaded,
+)
 from embodied.real_robot.drivers.servos.bus import SerialPort
 from embodied.real_robot.drivers.springs import Springs, springs_of, stiffen, stiffness_of
 
@@ -300,6 +306,9 @@ class WithRobotiq(Driver):
 
     def cut(self) -> None:
         self.arm.cut()
+
+    def halt(self) -> StopCategory:
+        return self.arm.halt()
 
     def release(self) -> None:
         self.arm.release()

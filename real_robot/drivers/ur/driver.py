@@ -3,8 +3,9 @@
     here   target q, heartbeat  ->  input registers 24...   ->  program: servoj(q) at every tick
            measured q, dq       <-  output recipe, 125 or 500 Hz
 
-The program stops the arm by itself (stopj) when the heartbeat stands still: that is its watchdog. A
-protective stop is reported in one line and unlocked only by an operator's reset.
+The program stops the arm by itself (stopj) when the heartbeat stands still: that is its watchdog.
+Where the safety chain gives up, it triggers the controller's protective stop. A protective stop is
+reported in one line and unlocked only by an operator's reset.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, Wait
+from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
 from embodied.real_robot.drivers.ur import rtde_codec as rtde
 
 RTDE = 30004  # port
@@ -36,6 +37,7 @@ SENT = (
     "input_int_register_25",
 )
 RUNNING, PLAYING = 7, 2
+FOLLOW, FREE, PROTECT = range(3)  # what the program does, in integer register 25
 STOPS = {  # bits of safety_status_bits that let nothing move; the last comes with any of them
     2: "a protective stop: clear the way, then reset",
     3: "recovery mode, outside of its safety limits: move it back with its pendant, then reset",
@@ -74,8 +76,9 @@ class Config:
 
 def program(config: Config) -> str:
     """The program that runs on the arm. Registers 24 to 29 are the target, integer 24 the beat
-    (0: nothing has been said yet, below 0: leave), integer 25 is 1 for freedrive. What an
-    earlier session left in them is not followed: only a beat that changes is."""
+    (0: nothing has been said yet, below 0: leave), integer 25 is 1 for freedrive, 2 for a
+    protective stop. What an earlier session left in them is not followed: only a beat that changes
+    is."""
     dt, most = 1 / config.frequency, round(config.watchdog * config.frequency)
     registers = ", ".join(f"read_input_float_register({i})" for i in range(24, 30))
     return f"""def follow():
@@ -95,7 +98,10 @@ def program(config: Config) -> str:
     end
     if begun and (beat < 0 or still > {most}):
       going = False
-    elif begun and read_input_integer_register(25) == 1:
+    elif begun and read_input_integer_register(25) == {PROTECT}:
+      protective_stop()
+      going = False
+    elif begun and read_input_integer_register(25) == {FREE}:
       if not free:
         stopj({config.brake:g})
         freedrive_mode()
@@ -132,7 +138,7 @@ class UR(Driver):
         self._seen = 0.0
         self._beat = 0
         self._said = ""
-        self._free = False
+        self._do = FOLLOW
 
     def connect(self) -> None:
         try:
@@ -155,7 +161,7 @@ class UR(Driver):
             raise self._error("its program has stopped: see its pendant, then reset")
         if (silence := self.clock() - self._seen) > self.config.silence:
             raise self._error(f"nothing heard for {silence:.2f} s: look at its cable and power")
-        if self._free:  # nothing is written, and its watchdog waits for a beat
+        if self._do == FREE:  # nothing is written, and its watchdog waits for a beat
             self._follow(self._state["actual_q"])
         q, dq = np.array(self._state["actual_q"]), np.array(self._state["actual_qd"])
         return ArmState(q, dq, np.zeros(6), self._seen)
@@ -168,12 +174,12 @@ class UR(Driver):
     def release(self) -> None:
         """Freedrive: the controller carries the arm, and ends it where nothing is heard of us."""
         self._drain()
-        self._free = True
+        self._do = FREE
         self._follow(self._state["actual_q"])
 
     def engage(self) -> None:
         self._drain()
-        self._free = False
+        self._do = FOLLOW
         self._follow(self._state["actual_q"])
 
     def _follow(self, q: Any) -> None:
@@ -193,14 +199,24 @@ class UR(Driver):
             with suppress(DriverError):  # a wire that is gone: the program's own watchdog stops it
                 self.engage()
 
+    def halt(self) -> StopCategory:
+        """The controller's own protective stop (category 2). On a wire that is gone, the program's
+        watchdog stops the arm."""
+        if self._wire is not None and "actual_q" in self._state:
+            self._do = PROTECT
+            with suppress(DriverError):
+                self._follow(self._state["actual_q"])
+        return StopCategory.HELD
+
     def recover(self) -> None:
         """Unlock a protective stop and start again."""
         protected = bool(self._state.get("safety_status_bits", 0) & 1 << 2)
+        halted = self._do == PROTECT  # by us, on a wire that may not have brought back what came
         self.close()
-        if protected:
+        if protected or halted:
             self._ask_dashboard("close safety popup")
             said = self._ask_dashboard("unlock protective stop")
-            if not said.startswith("Protective stop releasing"):
+            if protected and not said.startswith("Protective stop releasing"):
                 raise self._error(f"stays stopped: {said}")
         self.connect()
 
@@ -213,7 +229,7 @@ class UR(Driver):
             self._wire.close()
         self._wire = None
         self._state = {}
-        self._free = False
+        self._do = FOLLOW
         self._buffer.clear()
 
     def _agree(self) -> None:
@@ -318,7 +334,7 @@ class UR(Driver):
         return found
 
     def _send(self, q: Any) -> None:
-        self._put(self._inputs.pack([*(float(each) for each in q), self._beat, int(self._free)]))
+        self._put(self._inputs.pack([*(float(each) for each in q), self._beat, self._do]))
 
     def _put(self, data: bytes) -> None:
         if self._wire is None:

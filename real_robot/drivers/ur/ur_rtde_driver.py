@@ -30,7 +30,7 @@ from typing import Any
 from embodied.core.children import module_command
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.ur import driver
-from embodied.real_robot.drivers.ur.ur_rtde_main import BEGIN, FOLLOW, FREE, MEASURED, ORDER, STATE
+from embodied.real_robot.drivers.ur.ur_rtde_main import BEGIN, MEASURED, ORDER, STATE
 
 PACKAGE = "pip install 'ur-rtde>=1.6.5,<1.7'"
 GONE = 3.0  # s for its process to stop the arm and end
@@ -77,7 +77,7 @@ class UrRtde(driver.UR):
         self._wire = None
         self._process = None
         self._state = {}
-        self._free = False
+        self._do = driver.FOLLOW
 
     def _start(self) -> None:
         if find_spec("rtde_control") is None or find_spec("rtde_receive") is None:
@@ -126,7 +126,7 @@ class UrRtde(driver.UR):
         return f"the process with ur_rtde died (exit status {code})"
 
     def _send(self, q: Any) -> None:
-        self._order(FREE if self._free else FOLLOW, q)
+        self._order(self._do, q)
 
     def _order(self, what: int, q: Any = (0.0,) * 6) -> None:
         if self._wire is None:

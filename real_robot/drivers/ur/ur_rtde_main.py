@@ -26,14 +26,14 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from embodied.real_robot.drivers.ur.driver import PLAYING, SEEN
+from embodied.real_robot.drivers.ur.driver import FOLLOW, FREE, PLAYING, PROTECT, SEEN
 
 ORDER = struct.Struct("=i6d")
 """An order: what to do, and joint targets (rad)."""
 STATE = struct.Struct("=d12d4i")
 """A state: the time (s, monotonic), q (rad), dq (rad/s), robot mode, safety bits, runtime state,
 and whether it follows orders."""
-BEGIN, FOLLOW, FREE = range(3)
+BEGIN = -1  # an order beside those of the driver
 MEASURED, REASON = b"m", b"!"
 """First bytes of an answer."""
 OURS = -1  # its threads keep the priority that they have
@@ -76,6 +76,8 @@ class Client:
         what, *q = ORDER.unpack(order)
         if what == FREE:
             self._release()
+        elif what == PROTECT:
+            self.control.triggerProtectiveStop()
         elif what == FOLLOW:
             self.begun = True
             self._engage()

@@ -24,6 +24,8 @@ from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.emulators.process import Pace, Process, answer, settings
 
+PROTECTIVE = "a protective stop"
+
 
 class Registers:
     """What is written and read by clients and programs, by RTDE's names: its `values`, and when (s,
@@ -45,8 +47,8 @@ class Registers:
 
 class Following:
     """`embodied.real_robot.drivers.ur.driver.program`: follows registers 24 to 29; integer 24
-    beats, 25 is 1 for freedrive, in which a person (a test) sets `joints.q`. It stops with `brake`
-    (rad/s^2)."""
+    beats, 25 is 1 for freedrive, in which a person (a test) sets `joints.q`, and 2 for a protective
+    stop. It stops with `brake` (rad/s^2)."""
 
     def __init__(self, code: str, registers: Registers) -> None:
         self._most = int(re.findall(r"still > (\d+)", code)[0])
@@ -56,6 +58,7 @@ class Following:
         )
         self._beat, self._still, self._begun = registers.integer(24), 0, False
         self._frees = "freedrive_mode()" in code and "end_freedrive_mode()" in code
+        self._protects = "protective_stop()" in code
         self.free = False
 
     def tick(self, joints: UrJoints, registers: Registers) -> str:
@@ -66,6 +69,8 @@ class Following:
         if self._begun and (beat < 0 or self._still > self._most):
             self.free = False
             return "told" if beat < 0 else "the watchdog"
+        if self._begun and self._protects and registers.integer(25) == 2:
+            return PROTECTIVE
         self.free = self._begun and self._frees and registers.integer(25) == 1
         if self.free:
             joints.dq = list(STILL)
@@ -112,7 +117,7 @@ class UrJoints:
 
 
 NOTHING, SERVOJ, SERVO_STOP, SET_WATCHDOG, END = 0, 11, 16, 35, 255
-FREEDRIVE, END_FREEDRIVE = 52, 53
+FREEDRIVE, END_FREEDRIVE, PROTECTIVE_STOP = 52, 53, 31
 READY, DONE = 1, 2
 
 
@@ -145,6 +150,8 @@ class ControlScript:
             return "the watchdog"
         if command == END:
             return "told"
+        if command == PROTECTIVE_STOP:
+            return PROTECTIVE
         if command == SERVOJ:
             numbers = registers.doubles(self._first, 11)
             self._target, self._lookahead = numbers[:6], numbers[9]
@@ -443,11 +450,12 @@ class FakeUR:
                     self._part(visitor)
         self._cut = False
         if self.bits & 0x4 and self.runtime == PLAYING:
-            self.runtime, self.halted = STOPPED, "a protective stop"
+            self.runtime, self.halted = STOPPED, PROTECTIVE
         if self.program is None or self.runtime != PLAYING:
             self.joints.turn(STILL, BRAKE if self.program is None else self.program.brake)
         elif ended := self.program.tick(self.joints, self.registers):
             self.runtime, self.halted = STOPPED, ended
+            self.bits |= 0x4 if ended == PROTECTIVE else 0
         state = {
             "timestamp": time.monotonic() - self._began,
             "robot_mode": self.mode,

@@ -1,0 +1,1 @@
+"""The hardware watchdog: firmware for a board on the robot's safeguard input, and its client."""
