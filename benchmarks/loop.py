@@ -47,6 +47,7 @@ from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
+from embodied.real_robot.safety.hand import Config as Hand
 
 HERTZ = (100, 200, 500)
 STEP, EVERY, STALL = 0.05, 1.5, 0.3  # s: of the policy; between two stalls; of each
@@ -228,6 +229,7 @@ def deployment(hertz: int, folder: Path) -> Deployment:
         step=STEP,
         limits=LIMITS,
         fresh=FreshConfig(5.0, 30.0, 30.0),
+        hand=Hand(high=0.08, speed=0.4, force=35.0, at_stop="hold"),
         heartbeat=Heartbeat(60.0, 120.0),
     )
 

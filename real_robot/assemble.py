@@ -18,6 +18,7 @@ from embodied.real_robot.control.loop import Control
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.joined import JoinedDriver
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import state_record
 from embodied.real_robot.ipc.ring_buffer import BlackBox
@@ -34,6 +35,8 @@ from embodied.real_robot.safety.checks import (
 )
 from embodied.real_robot.safety.energy_stage import Energy
 from embodied.real_robot.safety.geometry import Geometry
+from embodied.real_robot.safety.hand import Config as HandConfig
+from embodied.real_robot.safety.hand import HandLimiter
 from embodied.real_robot.safety.learned_reflex import Reflex
 from embodied.real_robot.safety.workspace import Region, Workspace
 
@@ -97,7 +100,8 @@ def build_chain(deployment: Deployment) -> Chain:
     if deployment.torque_rate is not None:
         stages.append(TorqueRate(deployment.torque_rate, dt))
     stages.append(Tracking(limits))
-    return Chain(stages, Limiter(limits, dt, [region.depths for region in regions]))
+    hand = None if deployment.hand is None else HandLimiter(deployment.hand, dt)
+    return Chain(stages, Limiter(limits, dt, [region.depths for region in regions]), hand)
 
 
 def open_flight_recorder(deployment: Deployment, folder: Path, create: bool = False) -> BlackBox:
@@ -143,7 +147,25 @@ def build_driver(deployment: Deployment) -> Driver:
         raise ConfigError(
             f"sensed is {shown(list(deployment.sensed))}, the driver senses {list(driver.sensed)}"
         )
+    if driver.grip is not None:
+        _require_limits(deployment.hand, driver.grip, isinstance(driver, JoinedDriver))
     return DryRunDriver(driver) if deployment.dry else driver
+
+
+def _require_limits(hand: HandConfig | None, grip: float, joined: bool) -> None:
+    """ConfigError where a driver's hand, which can be limited to `grip` N, has no limits, or some
+    that it cannot keep. `joined`: hands whose openings are joints."""
+    if hand is None:
+        raise ConfigError(
+            "hand: this robot has a hand, and its limits are not set: hand={high: 0.08, "
+            "speed: 0.2, force: 20, at_stop: hold} (m, m/s, N; hold, open or limp)"
+        )
+    if hand.force < grip:
+        raise ConfigError(f"hand.force={hand.force:g}: this hand presses with {grip:g} N or more")
+    if hand.at_stop == "limp" and grip:
+        raise ConfigError("hand.at_stop=limp: this hand cannot be limp; hold or open")
+    if hand.at_stop == "open" and joined:
+        raise ConfigError("hand.at_stop=open: hands that are joints hold, or are limp")
 
 
 def _built(node: Node, role: type[T]) -> T:

@@ -34,6 +34,7 @@ from embodied.real_robot.drivers.driver import Outside
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Config as GeometryConfig
+from embodied.real_robot.safety.hand import Config as HandConfig
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 from embodied.real_robot.watchdog.client import Config as WatchdogConfig
@@ -104,6 +105,7 @@ class Deployment:
     step: Annotated[float, Bound(above=0.0, high=10.0)]  # control period of the policy, s
     limits: Limits  # what a command may ask of the joints
     fresh: FreshConfig  # ages (s) from which observations and measurements are too old
+    hand: HandConfig | None = None  # what a command may ask of the hand; null: there is none
     workspace: WorkspaceConfig | None = None  # region of the tool; null: none
     geometry: GeometryConfig | None = None  # obstacles of the whole arm; null: none
     reflex: ReflexConfig | None = None  # learned reflex; null: none

@@ -24,6 +24,7 @@ from embodied.embodiments.kinematics.from_mujoco import (
 SAMPLES = 4000  # poses that the box of the tool is found with
 TABLE = 0.02  # m above the base: the lowest that the tool of a first robot YAML goes
 MARGIN = 0.05  # rad, m: kept from the joint limits
+FORCE = 20.0  # N: largest force of a hand, to begin with
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     goal = _floats(np.clip(0.8 * place, np.array(low) + TABLE, np.array(high) - TABLE))
     node["given"] = dict(zip(node["given"], goal, strict=True))
     if table.hand is not None:
-        node["home_width"] = table.hand.open
+        open, speed = table.hand.open, table.hand.speed
+        node["home_width"] = open
+        node["hand"] = {"high": open, "speed": speed, "force": FORCE, "at_stop": "hold"}
     if table.bodies:
         # A table at z = 0 that whatever stays with the base may touch.
         still = [body["name"] for body in table.bodies if body["joint"] <= 0]

@@ -27,6 +27,7 @@ from embodied.real_robot.ipc.messages import MOST_ACTION, TEXT, Command, Ended, 
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled
+from embodied.real_robot.safety.hand import REST_FORCE, HandLimiter
 from embodied.real_robot.watchdog.client import Watchdog
 
 
@@ -39,9 +40,10 @@ class LastResort:
     press on (stop category 2). Call `mark` at the beginning of every tick (0.5 us), `begin` after
     an error, then `brake` once a tick."""
 
-    def __init__(self, driver: Driver, limiter: Limiter) -> None:
+    def __init__(self, driver: Driver, limiter: Limiter, hand: HandLimiter | None = None) -> None:
         self.driver = driver
         self.limiter = limiter
+        self.hand = hand
         self.stopped = False
         """Whether braking failed as well and the driver was told to stop; it is sent nothing."""
         self._sent = limiter.q.copy()
@@ -77,9 +79,20 @@ class LastResort:
         try:
             # Two steps in one tick would be twice the speed.
             moved = bool((self.limiter.q != self._sent).any())
-            self.driver.hold(self.limiter.q if moved else self._step(), width)
+            q = self.limiter.q if moved else self._step()
+            self.driver.hold(q, width if self.hand is None else self._width(self.hand))
+            if self.hand is not None:
+                self.hand.tell(self.driver)
         except Exception as error:
             self._give_up(error)
+
+    def _width(self, hand: HandLimiter) -> float:
+        """The opening (m) of a hand that does what it does at a latched stop. Nothing is measured:
+        what it holds may be gone, and it presses no harder than with nothing."""
+        with contextlib.suppress(Exception):
+            hand.stay(self.driver.width, latched=True)
+        hand.force = min(hand.force, REST_FORCE)
+        return hand.width
 
     def _give_up(self, error: Exception) -> None:
         """Let the robot's own controller stop it, and send nothing more."""
@@ -145,7 +158,7 @@ class GuardedLoop(ABC):
         self.writer = StateWriter(channels.state, ring)
         self.episode = Episode()
         self.enabled = chain.required(Enabled)
-        self.last_resort = LastResort(driver, chain.limiter)
+        self.last_resort = LastResort(driver, chain.limiter, chain.hand)
         self.internal_error = False
         """Whether a tick raised, and no operator has reset that yet."""
         self.mode = Mode.DISCONNECTED
@@ -155,6 +168,7 @@ class GuardedLoop(ABC):
         """Reason to come to rest and then quit; a signal or another thread may set it."""
         self.arm: ArmState | None = None
         self.width = 0.0
+        """Opening (m) that is wanted of the hand."""
         self.watchdog: Watchdog | None = None
         """The hardware watchdog, connected; None: there is none."""
         self._stop_number = 0  # of the newest press of the emergency stop that was acted on

@@ -6,6 +6,7 @@ another process."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from embodied.real_robot.control.yielding import Yielding
 from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
 from embodied.real_robot.drivers.springs import springs_of, stiffen
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.ipc.messages import PRESSED_AGAIN, Command, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import DaemonAlive, Fresh, HoldToRun
@@ -77,6 +78,7 @@ class Control(GuardedLoop):
         self._waiting = False
         self._target = np.zeros(len(chain.limiter.limits))
         self._proposed = np.zeros(len(chain.limiter.limits))
+        self._sent_width = 0.0
 
     def _turn(self, now: float, rate: Rate | None) -> None:
         self._measure()
@@ -129,14 +131,22 @@ class Control(GuardedLoop):
         elif command == Command.STOP and mode in MOVING:
             self.enabled.on = False
             self.mode = Mode.STOPPING
-        elif command == Command.RESET and mode in RESETS and self.resting:
-            self.channels.estop.clear()
+        elif command == Command.RESET and mode in RESETS and self.resting and self._stop_is_seen():
             self._reset()
         elif command in RELEASES and mode in (Mode.IDLE, Mode.ESTOP) and self.resting:
             return self._release(supported=command == Command.RELEASE_SUPPORTED)
         else:
             return command == Command.NOTHING
         return True
+
+    def _stop_is_seen(self) -> bool:
+        """Whether the operator who resets has seen the newest press of the emergency stop, and it
+        was acted on."""
+        seen = int(self.channels.request.fields["stop"][0])
+        if seen == self._stop_number == self.channels.estop.number:
+            return True
+        self.writer.explain(PRESSED_AGAIN)
+        return False
 
     @property
     def _seconds(self) -> float:
@@ -224,6 +234,9 @@ class Control(GuardedLoop):
             self.chain.limiter.begin(arm.q)  # a person moves it, and it is followed
         np.copyto(self._proposed, self._target)
         sent = self.chain(self._target, self.follower.seen if running else now, arm, now)
+        if not math.isfinite(self.width):
+            self.width = self._sent_width
+            self.chain.fault = self.chain.fault or "a command of the hand is not a finite number"
         if self.chain.fault and self.mode != Mode.ESTOP:
             self._stop_for_good(self.chain.fault)
         if self.mode == Mode.STOPPING and self.chain.resting:
@@ -293,10 +306,27 @@ class Control(GuardedLoop):
             return
         if self.chain.stiffness is not None:
             stiffen(self.driver, self.chain.stiffness)
-        if self.mode not in (Mode.IDLE, Mode.ESTOP):
-            self.driver.write(sent, self.width)
-        elif not self.driver.hold(sent, self.width):
-            self.chain.begin(arm)  # the arm moves by itself, and the set-point follows it
+        self._sent_width = self._limited_width()
+        try:
+            if self.mode not in (Mode.IDLE, Mode.ESTOP):
+                self.driver.write(sent, self._sent_width)
+            elif not self.driver.hold(sent, self._sent_width):
+                self.chain.begin(arm)  # the arm moves by itself, and the set-point follows it
+        finally:
+            if self.chain.hand is not None:  # also where the arm takes nothing any more
+                self.chain.hand.tell(self.driver)
+
+    def _limited_width(self) -> float:
+        """The opening (m) to send the hand to: it moves with the arm, and stops with it."""
+        hand = self.chain.hand
+        if hand is None:
+            return self.width
+        if self.mode in (Mode.RUNNING, Mode.HOMING) and not self._waiting:
+            return hand.move(self.width, self.driver.width)
+        width = hand.stay(self.driver.width, latched=self.mode == Mode.ESTOP)
+        if self.mode != Mode.HOMING:  # on the way home it goes on to where it was wanted
+            self.width = width
+        return width
 
     def _publish(self, now: float, rate: Rate | None) -> None:
         """Send the state message."""
@@ -304,7 +334,7 @@ class Control(GuardedLoop):
         if self.arm is not None:
             self.writer.measured(self.arm, self.driver.width, self._sensed)
             self.writer.followed(self.follower)
-        self.writer.commanded(self._proposed, self.chain, self.width, self.follower.starved)
+        self.writer.commanded(self._proposed, self.chain, self._sent_width, self.follower.starved)
         if rate is not None:
             self.writer.timed(rate)
         self.writer.send()
@@ -363,6 +393,8 @@ class Control(GuardedLoop):
 
     def _begin_at_rest(self, arm: ArmState, q: Floats) -> None:
         """Begin from rest, with the set-point at `q` [n]."""
+        if self.chain.hand is not None:
+            self.chain.hand.forget()
         self.chain.begin(replace(arm, q=q))
         self._rest(arm, self.clock())
 
@@ -371,7 +403,8 @@ class Control(GuardedLoop):
         q = self.chain.limiter.q.copy()
         self.enabled.on = False
         self._home_pending = False
-        self.width = self.driver.width
+        hand, measured = self.chain.hand, self.driver.width
+        self.width = measured if hand is None else hand.begin(measured)
         self.chain.forget(replace(arm, q=q))
         self.follower.begin(q, self.width, now)
         self.yielding.begin(q, now, moving=False)

@@ -51,16 +51,21 @@ def call(
     seconds: float | None = None,
     session: str = "",
     supported: bool = False,
+    stop: int | None = None,
 ) -> Reply:
     """Send `verb` to the daemon in `folder` and return its reply, within `timeout` s.
 
     `policy` is the run or checkpoint to load, `seconds` the time limit of the episode to start.
     `session`: the token of the session that asks (empty: an operator). `supported`: a person holds
-    the arm that is to be released. ClientError, RequestError.
+    the arm that is to be released. `stop`: number of the newest press of the emergency stop that
+    the operator who resets has seen (None: the status is asked first). ClientError, RequestError.
     """
     if verb not in list(Verb):
         raise RequestError(f"unknown verb {verb!r} (known: {', '.join(Verb)})")
-    request = Request(1, time.monotonic(), Verb(verb), policy, seconds, session, supported)
+    if stop is None and verb == Verb.RESET:
+        stop = int(call(folder, Verb.STATUS, timeout).status.get("estop", 0))
+    now, saw = time.monotonic(), stop or 0
+    request = Request(1, now, Verb(verb), policy, seconds, session, supported, saw)
     reply = _send(folder, request, timeout)
     if reply.reason == FOREIGN:
         raise ForeignDaemonError(f"the daemon in {folder} belongs to another session")

@@ -40,7 +40,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.mailbox import MailboxError
-from embodied.real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
+from embodied.real_robot.ipc.messages import DEADMAN, PRESSED_AGAIN, READY, TAKEOVER, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
 from embodied.real_robot.safety.parameters import compared
 
@@ -190,6 +190,7 @@ class Commands:
         fields["number"] = self.sent
         fields["command"] = request.command
         fields["seconds"] = 0.0 if request.seconds is None else request.seconds
+        fields["stop"] = request.stop
         self.channels.request.send()
         self.pending = Pending(client, request, self.sent, self.clock() + ANSWER)
 
@@ -380,6 +381,11 @@ class Daemon:
             self._answer(client, request, True)
             return
         self.monitor.note(f"{'its session' if request.session else 'an operator'} asks: {verb}")
+        if verb == Verb.ESTOP:
+            self.channels.estop.press()  # a number of its own, as every press has
+        if verb == Verb.RESET and request.stop != self.channels.estop.number:
+            self._answer(client, request, False, PRESSED_AGAIN)
+            return
         if verb == Verb.RESET:
             self.processes.restart_dead()
         if not self.processes.control.alive:
@@ -422,6 +428,7 @@ class Daemon:
             "now": self.clock(),
             "clients": len(self.server.clients),
             "refused": self.server.refused,
+            "estop": self.channels.estop.number,
         }
 
     def _answer(self, client: Client | None, request: Request, ok: bool, reason: str = "") -> None:

@@ -1,9 +1,9 @@
 """Requests and replies between operators' clients and the daemon: one JSON object per line.
 
 A request is `{"version": 1, "number": 7, "time": 123.4, "verb": "stop"}` and nothing else but what
-its verb takes (`policy` of `load`, `seconds` of `start`, `supported` of `release`) and the
-`session` that sends it; every other line is refused with a reason. Nothing that arrives over the
-socket is unpickled.
+its verb takes (`policy` of `load`, `seconds` of `start`, `supported` of `release`, `stop` of
+`reset`) and the `session` that sends it; every other line is refused with a reason. Nothing that
+arrives over the socket is unpickled.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ class Verb(StrEnum):
     RELEASE = "release"
 
 
-TAKES = {Verb.LOAD: ("policy",), Verb.START: ("seconds",), Verb.RELEASE: ("supported",)}
+TAKES = {
+    Verb.LOAD: ("policy",),
+    Verb.START: ("seconds",),
+    Verb.RELEASE: ("supported",),
+    Verb.RESET: ("stop",),
+}
 """The settings of a verb."""
-NEEDS = (Verb.LOAD,)  # its settings may not be left out
+NEEDS = (Verb.LOAD, Verb.RESET)  # its settings may not be left out
 FOREIGN = "this daemon belongs to another session; ask it without one, as an operator"
 MOST_TOKEN = 64
 ALWAYS = (Verb.STATUS, Verb.STOP, Verb.ESTOP)  # accepted at any age: they move nothing
@@ -55,7 +60,8 @@ class Request:
     """`number` counts up in a connection; `time` (s) is when it was sent, on the monotonic clock
     that all processes of a machine share; `policy` is the run or checkpoint to `load`, `seconds`
     the time limit of the episode to `start` (None: none). `session`: the token of the session that
-    asks; empty for an operator. `supported`: a person holds the arm that is to be released."""
+    asks; empty for an operator. `supported`: a person holds the arm that is to be released. `stop`:
+    number of the newest press of the emergency stop that the operator who resets has seen."""
 
     number: int
     time: float
@@ -64,6 +70,7 @@ class Request:
     seconds: float | None = None
     session: str = ""
     supported: bool = False
+    stop: int = 0
 
     @property
     def command(self) -> Command:
@@ -84,6 +91,7 @@ class Request:
         about |= {"seconds": self.seconds} if self.seconds is not None else {}
         about |= {"session": self.session} if self.session else {}
         about |= {"supported": True} if self.supported else {}
+        about |= {"stop": self.stop} if self.verb == Verb.RESET else {}
         return json.dumps(about).encode() + b"\n"
 
     def foreign(self, token: str) -> bool:
@@ -141,11 +149,14 @@ def parse(line: bytes) -> Request:
     supported = message.get("supported", False)
     if not isinstance(supported, bool):
         raise RequestError(f"supported {_shown(supported)} should be true or false")
+    stop = message.get("stop", 0)
+    if not isinstance(stop, int) or stop is True or not 0 <= stop <= MOST_NUMBER:
+        raise RequestError(f"stop {_shown(stop)} should be the number of a press")
     if not isinstance(verb, str) or verb not in list(Verb):
         hint = nearest(verb[:40] if isinstance(verb, str) else "", list(Verb))
         raise RequestError(f"unknown verb {_shown(verb)}{hint}")
     limit = None if seconds is None else float(seconds)
-    return Request(number, float(time), Verb(verb), policy, limit, session, supported)
+    return Request(number, float(time), Verb(verb), policy, limit, session, supported, stop)
 
 
 def parse_reply(line: bytes) -> Reply:

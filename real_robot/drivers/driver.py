@@ -92,6 +92,8 @@ class Driver(ABC):
     """Whether gravity takes the arm down when it is released: a person has to support it."""
     sensed: tuple[str, ...] = ()
     """Names of the numbers of `sense`: places of objects, `success`, forces."""
+    grip: float | None = None
+    """Least force (N) to which the hand can be limited; 0: it can be limp. None: no hand."""
 
     @abstractmethod
     def connect(self) -> None:
@@ -110,6 +112,12 @@ class Driver(ABC):
         itself (a drone lands): the set-point then follows what is measured. DriverError."""
         self.write(q, width)
         return True
+
+    def limit_hand(self, speed: float, force: float) -> None:
+        """Move the hand at most at `speed` (m/s) and press with at most `force` (N; no less than
+        `grip`) from now on. One that presses with more, and cannot be made softer, is stopped.
+        A hand that cannot be told its force does nothing here. DriverError."""
+        return
 
     def cut(self) -> None:
         """Act on an operator's emergency stop. An arm is brought to rest by the limits and held

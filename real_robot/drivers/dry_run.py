@@ -17,6 +17,7 @@ class DryRunDriver(Driver):
         self.driver = driver
         self.joints = driver.joints
         self.sensed = driver.sensed
+        self.grip = driver.grip
         self._q: Floats = np.zeros(len(driver.joints))
         self._dq, self._held = self._q.copy(), self._q.copy()
         self._t = self._then = 0.0
@@ -71,6 +72,9 @@ class DryRunDriver(Driver):
 
     def release(self) -> None:
         raise DriverError("a dry run holds the arm: release it without dry=true")
+
+    def limit_hand(self, speed: float, force: float) -> None:
+        self.driver.limit_hand(speed, force)
 
     def cut(self) -> None:
         self.driver.cut()

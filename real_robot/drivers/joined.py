@@ -23,6 +23,7 @@ from embodied.real_robot.drivers.driver import (
     droop_of,
     unloaded,
 )
+from embodied.real_robot.safety.hand import Grasp
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Part:
     sent: float = 0.0
     t: float = 0.0
     lost: bool = False
+    grasp: Grasp = field(default_factory=Grasp)
 
     @property
     def whole(self) -> slice:
@@ -77,6 +79,8 @@ class JoinedDriver(Driver):
         sensed = [f"{p.name}_{word}" for p in self.parts for word in p.driver.sensed]
         self.sensed = (*sensed, "skew")
         self.falls_when_released = any(p.driver.falls_when_released for p in self.parts)  # type: ignore[misc]
+        grips = [p.driver.grip for p in self.parts if p.driver.grip is not None]
+        self.grip = max(grips, default=None)
         n = len(names)
         self._state = ArmState(np.zeros(n), np.zeros(n), np.zeros(n), 0.0)
         self._skew = 0.0
@@ -130,15 +134,33 @@ class JoinedDriver(Driver):
             passed, known = arm.t - part.t, part.t > 0 and arm.t > part.t
             state.dq[at] = (width - before.q[at]) / passed if known else before.dq[at]
             state.q[at] = width
+            part.grasp.see(width, part.sent, arm.t)
         part.t = arm.t
 
     def write(self, q: Floats, width: float) -> None:
         self._each(lambda part: part.driver.write(q[part.at], self._hand(part, q)))
 
     def hold(self, q: Floats, width: float) -> bool:
+        """A hand that holds nothing closes no further than where it is measured."""
         held: list[bool] = []
-        self._each(lambda part: held.append(part.driver.hold(q[part.at], self._hand(part, q))))
+
+        def do(part: Part) -> None:
+            part.sent = self._hand(part, q)
+            if part.hand and not part.grasp.held:
+                part.sent = max(part.sent, part.driver.width)
+            held.append(part.driver.hold(q[part.at], part.sent))
+
+        self._each(do)
         return all(held)
+
+    def limit_hand(self, speed: float, force: float) -> None:
+        """A hand that holds something keeps its force, unless all are to be limp."""
+
+        def do(part: Part) -> None:
+            if not part.grasp.held or not force:
+                part.driver.limit_hand(speed, force)
+
+        self._each(do)
 
     def _hand(self, part: Part, q: Floats) -> float:
         part.sent = float(q[part.at.stop]) if part.hand else part.sent

@@ -27,7 +27,8 @@ SMOOTH = 0.5  # weight of the newest difference in the velocity
 
 
 class JointDriver(Driver):
-    """Set `joints` (names, in the order of all arrays) before `connect`.
+    """Set `joints` (names, in the order of all arrays) before `connect`, and `grip` of a hand: the
+    force (N) that it presses with, or the least that a `limit_hand` of yours can set.
 
     An exception of `read_joints`, `send_joints` or `open` that is an OSError (a port, a socket), a
     TimeoutError or a ValueError counts as a lost wire: the arm stops and the fault names it.

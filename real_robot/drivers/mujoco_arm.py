@@ -57,6 +57,7 @@ class MujocoArm(Driver):
         self.clock = clock
         self.table = read_arm_file(config.arm)
         self.joints = tuple(joint.name for joint in self.table.joints)
+        self.grip = None if self.table.hand is None else 0.0
         if config.start and len(config.start) != len(self.joints):
             raise ConfigError(f"driver.start needs {len(self.joints)} joint positions")
         self.random = np.random.default_rng(config.seed)
@@ -92,6 +93,15 @@ class MujocoArm(Driver):
         if hand is not None:
             share, closed = width / hand.open, np.array(hand.closed)
             self.data.ctrl[self._grips] = closed + share * (np.array(hand.opened) - closed)
+
+    def limit_hand(self, speed: float, force: float) -> None:
+        """The fingers share the force by the way that each goes for a way of the opening."""
+        hand = self.table.hand
+        if hand is not None:
+            way = np.abs(np.array(hand.opened) - hand.closed)
+            most = force * hand.open / (len(way) * way)
+            self.model.actuator_forcelimited[self._grips] = 1
+            self.model.actuator_forcerange[self._grips] = np.stack([-most, most], 1)
 
     @property
     def width(self) -> float:

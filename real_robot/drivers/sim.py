@@ -77,6 +77,7 @@ class Sim(Driver):
     itself."""
 
     joints = fr3.JOINTS
+    grip = 0.0
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
@@ -99,6 +100,7 @@ class Sim(Driver):
         start = fr3.HOME if self.config.start is None else np.asarray(self.config.start)
         self.data.qpos[self.at] = start
         self.hand = self.model.actuator("hand").id
+        self._strength = float(self.model.actuator_forcerange[self.hand, 1])
         tool = self.config.tool
         self._hold = JointHold(self.arm) if tool is None else ToolHold(self.arm, tool)
         self._hold.aim(start)
@@ -127,6 +129,11 @@ class Sim(Driver):
         self._run()
         self._held().aim(q)
         self.data.ctrl[self.hand] = width / fr3.OPEN * self.model.actuator_ctrlrange[self.hand, 1]
+
+    def limit_hand(self, speed: float, force: float) -> None:
+        """Half of the actuator's force goes to each finger."""
+        most = min(2 * force, self._strength)
+        self.model.actuator_forcerange[self.hand] = -most, most
 
     @property
     def springs(self) -> Springs | None:

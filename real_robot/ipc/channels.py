@@ -28,9 +28,9 @@ class EmergencyStop:
     """The flag in the file `path`. `create`: make it, with access for this user only.
 
     It reaches the control process without the daemon. The file holds one number of 8 bytes: 0, or
-    when the stop was pressed. The control process looks at it in every tick, latches, and puts the
-    number back to 0 at an operator's reset. One aligned store of 8 bytes is never seen half
-    written."""
+    that of the newest press. The control process looks at it in every tick, and latches where it
+    has changed. Nobody puts it back, so that no press is lost: a reset says which one its operator
+    has seen. One aligned store of 8 bytes is never seen half written."""
 
     def __init__(self, path: Path, create: bool = False) -> None:
         self._map = mapped(path, NUMBER.itemsize, create)
@@ -38,21 +38,13 @@ class EmergencyStop:
 
     def press(self) -> None:
         """Stop the arm. Returns at once; the control process acts at its next tick."""
-        self._number[0] = time.monotonic_ns() | 1  # another number at every press, never 0
+        now = time.monotonic_ns() // 1000  # JSON keeps it
+        self._number[0] = max(now, self.number + 1)  # another number at every press
 
     @property
     def number(self) -> int:
         """0, or which press was the newest."""
         return int(self._number[0])
-
-    @property
-    def pressed(self) -> bool:
-        """Whether it was pressed since `clear`."""
-        return bool(self._number[0])
-
-    def clear(self) -> None:
-        """An operator has reset. Only the control process calls this."""
-        self._number[0] = 0
 
     def close(self) -> None:
         """Unmap the memory; the file stays until its owner unlinks it."""

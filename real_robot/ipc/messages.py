@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 6
+VERSION = 7
 DEADMAN = "deadman"
 """The mailbox of hold-to-run: a HEARTBEAT of the operator's terminal."""
 TAKEOVER = "takeover"
@@ -35,6 +35,8 @@ class Mode(IntEnum):
     RELEASED = 7
 
 
+PRESSED_AGAIN = "the emergency stop was pressed again: look, then reset once more"
+"""Why a reset is refused."""
 DAEMON_GONE, TERMINATED = "its daemon is gone", "it was told to end"
 """Why a control process ends, as the last fault that it reports; every session ends with one."""
 
@@ -139,9 +141,9 @@ PERSON = np.dtype(
 CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
 """Record of a camera's process: since when (s) it shows pictures (0: not yet), and why no more."""
 
-REQUEST = np.dtype([("number", "<i8"), ("command", "<i4"), ("seconds", "<f8")])
+REQUEST = np.dtype([("number", "<i8"), ("command", "<i4"), ("seconds", "<f8"), ("stop", "<u8")])
 """Record of the daemon: a request. `seconds`: the time limit of the episode that START begins
-(0: none)."""
+(0: none). `stop`: number of the newest press of the emergency stop that who asks for RESET saw."""
 
 HEARTBEAT = np.dtype([("count", "<i8"), ("time", "<f8")])
 """Record of the daemon's main loop at every poll. The control process watches `count` with its own

@@ -57,6 +57,8 @@ class RemoteClient:
         self.host = host
         self.timeout = timeout
         self.number = 0
+        self.stop = 0
+        """Number of the newest press of the emergency stop, when the clock was asked for."""
         self.deadline = time.monotonic() + timeout
         self.happened = "no server answers there"
         self.context = zmq.Context()
@@ -77,6 +79,7 @@ class RemoteClient:
     def now(self) -> float:
         """A lower bound of the robot's clock (s)."""
         reply = self.call(Verb.STATUS)
+        self.stop = int(reply.status.get("estop", 0))
         now = reply.status.get("now")
         if not isinstance(now, float):
             raise ClientError(f"{self.host} sends no clock ({reply.reason or 'another version'})")
@@ -86,7 +89,7 @@ class RemoteClient:
         """ClientError, RequestError."""
         self.number += 1
         self._wait(zmq.POLLOUT)
-        self.line.send(Request(self.number, now, verb, policy).line())
+        self.line.send(Request(self.number, now, verb, policy, stop=self.stop).line())
         self._wait(zmq.POLLIN)
         answer = self.line.recv()
         if answer == BYE:

@@ -19,6 +19,7 @@ import numpy as np
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.springs import Springs
+from embodied.real_robot.safety.hand import HandLimiter
 
 try:
     import ruckig as package
@@ -282,9 +283,11 @@ class KnowsSprings(Protocol):
 
 
 class Chain:
-    """The stages in their order, then the hard limits."""
+    """The stages in their order, then the hard limits; beside them, those of the `hand`."""
 
-    def __init__(self, stages: Sequence[Stage], limiter: Limiter) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], limiter: Limiter, hand: HandLimiter | None = None
+    ) -> None:
         names = [stage.name for stage in stages]
         if unknown := set(names) - set(ORDER):
             raise ConfigError(f"safety: there is no stage {min(unknown)!r} (known: {ORDER})")
@@ -293,6 +296,8 @@ class Chain:
         self.stages = sorted(stages, key=lambda stage: ORDER.index(stage.name))
         self.names = (*(stage.name for stage in self.stages), "limits")
         self.limiter = limiter
+        self.hand = hand
+        """Limits of the hand; None: there is no hand."""
         self.changed = np.zeros(len(self.names))
         """Distance [stages + 1] (rad, m) by which each stage, and last the limits, moved the newest
         target."""

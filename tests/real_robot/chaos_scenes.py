@@ -30,6 +30,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.messages import Mode
 from tests.real_robot.blows import BRAKE, SAY, TURN, press
 from tests.real_robot.chaos import Blow, Outcome, Scene, Settings, ended, latch, place
+from tests.real_robot.jaws import SENSED as FELT
 from tests.real_robot.plate import SENSED
 from tests.real_robot.test_daemon import PATIENT, Bridge, until
 from tests.real_robot.trouble import Trouble
@@ -42,6 +43,28 @@ CONTACT = Blow(
     "latched",
     "an operator pressed stop",
 )
+
+HANDS = (
+    Blow(
+        "an operator presses stop while the hand closes",
+        "control: the target of the hand becomes its measured width",
+        press,
+        lambda s: (SAY + BRAKE, SAY + TURN),
+        "latched",
+        "an operator pressed stop",
+    ),
+    Blow(
+        "the same while the jaws press on a finger of 20 mm, with 20 N or more",
+        "control: the target of the hand becomes its measured width",
+        press,
+        lambda s: (SAY + BRAKE, SAY + TURN),
+        "latched",
+        "an operator pressed stop",
+    ),
+)
+SQUEEZED, CLOSING = 20.0, 0.05  # N on the finger; m of an empty hand
+FINGER_BOUND, FINGER_AFTER = 10.0, 0.3  # N, from so many s after the latch on
+CLOSED_BOUND = 3.0  # mm
 
 BOUND = 15.0  # N, from `AFTER` on
 AFTER, WATCHED = 1.0, 5.0  # s from the latch on; how long the plate is looked at, at most
@@ -98,6 +121,62 @@ def plate(settings: Settings) -> Iterator[Scene]:
         yield from ended(OnPlate(folder, settings))
 
 
+class InJaws(OnPlate):
+    """The scene of a hand that closes on a bar of `thick` m, 0: on nothing."""
+
+    thick = 0.02
+
+    def deployed(self) -> Deployment:
+        made = Scene.deployed(self)
+        driver = {
+            **made.driver,
+            "world": {"_target_": "tests.real_robot.jaws.Jaws", "thick": self.thick},
+        }
+        home = tuple(fr3.HOME)
+        return replace(made, driver=driver, sensed=(FELT,), home=home, home_width=fr3.OPEN)
+
+    def policy(self) -> dict[str, Any]:
+        return {**Scene.policy(self), "reach": 0.1, "grip": -1.0}
+
+    def moving(self) -> dict[str, Any]:
+        """Running, and closing, or pressing on the bar."""
+        status = self.running()
+        self.felt = Felt(self.trouble)
+        state = open_channels(self.deployment, self.folder).state
+
+        def closes() -> bool:
+            state.receive()
+            fields = state.fields[0]
+            assert fields["mode"] == Mode.RUNNING, fields["fault"]
+            if self.thick:
+                return bool(fields["sensed"][0] > SQUEEZED)
+            return bool(fields["width"] < CLOSING)
+
+        until(closes, "the hand closes")
+        return status
+
+
+class OnNothing(InJaws):
+    """The same, with nothing between the jaws."""
+
+    thick = 0.0
+
+
+@contextmanager
+def jaws(settings: Settings, kind: type[InJaws] = InJaws) -> Iterator[Scene]:
+    """A hand that closes."""
+    with place() as folder:
+        yield from ended(kind(folder, settings))
+
+
+def closed_on(outcome: Outcome) -> float:
+    """Opening (mm) that the hand lost after the latch."""
+    records = outcome.records
+    late = (records["mode"] == Mode.ESTOP) & (records["now"] > outcome.began)
+    width = records["width"][late]
+    return 1e3 * float(width[0] - width.min())
+
+
 @dataclass(frozen=True)
 class Contact:
     """`before`: the largest force (N) in the second before; `after`: from 1 s after the latch on
@@ -108,14 +187,14 @@ class Contact:
     last: float
 
 
-def contact(scene: Scene, outcome: Outcome) -> Contact | None:
-    """Of a blow on a plate; None where nothing latched."""
+def contact(scene: Scene, outcome: Outcome, after: float = AFTER) -> Contact | None:
+    """Of a blow on a plate, from `after` s after the latch on; None where nothing latched."""
     assert isinstance(scene, OnPlate)
     times, force = scene.felt.all()
     if (latched := latch(outcome.records, outcome.began)) is None:
         return None
     since = times - outcome.began
-    late = (since >= latched + AFTER) & (since <= latched + WATCHED)
+    late = (since >= latched + after) & (since <= latched + WATCHED)
     before = (since > -1.0) & (since <= 0.0)
     worst = float(force[late].max()) if late.any() else None
     return Contact(float(force[before].max()), worst, float(force[-1]))

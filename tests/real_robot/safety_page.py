@@ -18,10 +18,17 @@ from tests.real_robot.chaos import Blow, Outcome, Scene, scene, suffer
 from tests.real_robot.chaos_drone import DRONE, flown
 from tests.real_robot.chaos_scenes import (
     BOUND,
+    CLOSED_BOUND,
     CONTACT,
+    FINGER_AFTER,
+    FINGER_BOUND,
+    HANDS,
     TERMINAL,
     Contact,
+    OnNothing,
+    closed_on,
     contact,
+    jaws,
     plate,
     reset_and_armed,
     terminal,
@@ -69,6 +76,9 @@ def settings() -> dict[str, object]:
         "beat_hold": TABLE.beat.hold,
         "beat_stop": TABLE.beat.stop,
         "bound": BOUND,
+        "closed": CLOSED_BOUND,
+        "finger": FINGER_BOUND,
+        "finger_after": FINGER_AFTER,
         "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
         "load": os.getloadavg()[0],
         "nice": os.nice(0),
@@ -88,9 +98,26 @@ def table() -> Iterator[str]:
         stopped = f"{force(contact(pressing, at_stop))}; after reset and arm {force(armed)}"
     yield from rows(scene(TABLE), (*REFUSED, *BRIDGE, *ARM), forces)
     yield line(CONTACT, at_stop, stopped)
+    yield from hands()
     yield from rows(terminal(TABLE), TERMINAL, forces)
     yield from rows(scene(TABLE, bus=True), BUS, forces)
     yield from rows(flown(TABLE), DRONE, forces)
+
+
+def hands() -> Iterator[str]:
+    """Rows of a hand that closes, on nothing and on a finger."""
+    closing, finger = HANDS
+    with jaws(TABLE, OnNothing) as empty:
+        outcome = tried(empty, closing)
+        lost = closed_on(outcome)
+        wrong = " TOO MUCH" if lost > CLOSED_BOUND else ""
+        yield line(closing, outcome, f"closed on by {lost:.1f} mm{wrong}")
+    with jaws(TABLE) as full:
+        outcome = tried(full, finger)
+        pressed = contact(full, outcome, FINGER_AFTER)
+        assert pressed is not None and pressed.after is not None
+        wrong = " TOO MUCH" if pressed.after > FINGER_BOUND else ""
+        yield line(finger, outcome, f"{pressed.after:.1f} from {FINGER_AFTER} s on{wrong}")
 
 
 def rows(

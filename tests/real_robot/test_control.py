@@ -19,6 +19,7 @@ from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain, Limiter, Stage
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.safety.hand import HandLimiter
 
 DT, STEP = 0.01, 0.05
 LIMITS = Limits(
@@ -37,12 +38,12 @@ DOWN = np.array([0.0, 0.0, -1.0, 1.0])
 class Bench:
     """An arm, its control process, a policy that says `action`, and an operator."""
 
-    def __init__(self, folder: Path, **wire: float) -> None:
+    def __init__(self, folder: Path, hand: HandLimiter | None = None, **wire: float) -> None:
         self.now = 1000.0
         self.driver = Sim(SimConfig(**wire), lambda: self.now)  # pyright: ignore[reportArgumentType]
         fresh = Fresh(FreshConfig(hold=0.2, stop=0.5, state=0.1))
         stages = [Finite(), fresh, Enabled(), Torque(LIMITS), Tracking(LIMITS)]
-        chain = Chain([*stages, *self.further()], Limiter(LIMITS, DT))
+        chain = Chain([*stages, *self.further()], Limiter(LIMITS, DT), hand)
         follower = ChunkFollower(CartesianDelta(CartesianConfig()), STEP)
         self.here = Channels.make(folder, 7, len(chain.names))
         self.there = Channels.open(folder, 7, len(chain.names))
@@ -59,6 +60,7 @@ class Bench:
         fields = self.there.request.fields
         fields["number"] += 1
         fields["command"] = wish
+        fields["stop"] = self.there.estop.number  # which this operator has seen
         self.there.request.send()
 
     def ask(self, wish: Command) -> Mode:

@@ -45,12 +45,14 @@ from embodied.real_robot.daemon.server import (
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.safety.checks import FreshConfig
+from embodied.real_robot.safety.hand import Config as HandConfig
 from tests.builders import node_of
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_decide import GOAL, SPEC
 
 PATIENT = 600.0  # s for something to become so, on a machine that does much else
 HERTZ = 100.0
+HAND = HandConfig(high=fr3.OPEN, speed=0.4, force=35.0, at_stop="hold")
 SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
 
 
@@ -62,6 +64,7 @@ def simulated(place: Path, node: dict[str, Any] = SCRIPT, **changed: Any) -> Dep
         "kinematics": "embodied.embodiments.fr3.forward",
         **{"hertz": HERTZ, "step": SPEC.dt, "given": GOAL, "seconds": 20.0, "limits": LIMITS},
         "fresh": FreshConfig(hold=1.0, stop=3.0, state=2.0),
+        "hand": HAND,
         "records": str(place / "records"),
         **changed,
     }
@@ -220,6 +223,19 @@ def test_a_killed_policy_is_held_and_latched_and_leaves_a_black_box(
     bridge.done(Verb.RESET)
     again = bridge.running()
     assert again["policy"]["pid"] not in (0, pid)
+
+
+def test_a_reset_of_who_has_not_seen_the_newest_stop_is_refused(bridge: Bridge) -> None:
+    """P-4: its number is in the status, and a reset carries it."""
+    bridge.idle()
+    seen = bridge.status["estop"]
+    bridge.done(Verb.ESTOP)
+    bridge.mode("ESTOP")
+    assert bridge.status["estop"] > seen
+    stale = call(bridge.folder, Verb.RESET, PATIENT, stop=seen)
+    assert not stale.ok and "pressed again" in stale.reason
+    assert bridge.status["mode"] == "ESTOP"
+    until(lambda: bridge.ask(Verb.RESET).ok, "at rest, it is reset")
 
 
 def test_a_policy_that_hangs_is_replaced_by_a_reset(bridge: Bridge) -> None:

@@ -251,6 +251,7 @@ def test_a_request_comes_back_as_it_was(number: int, time: float, verb: Verb) ->
         Verb.LOAD: {"policy": "/a b"},
         Verb.ESTOP: {"session": "abc"},
         Verb.RELEASE: {"supported": True},
+        Verb.RESET: {"stop": 2**50},
     }
     more = Request(number, time, verb, **about.get(verb, {}))
     assert parse(more.line()) == more
@@ -264,6 +265,9 @@ def test_an_arm_that_falls_is_released_only_by_who_says_that_it_is_held() -> Non
         parse(line(verb="release", supported=1))
     with pytest.raises(RequestError, match="wrong: "):
         parse(line(verb="reset", supported=True))
+    for wrong in (-1, 2**60, True, "3", None):
+        with pytest.raises(RequestError, match="number of a press"):
+            parse(line(verb="reset", stop=wrong))
 
 
 @calmly
@@ -321,6 +325,7 @@ def test_a_changed_byte_never_does_more_than_be_refused(at: int, byte: int) -> N
         (line(verb="start", seconds=1e400), "Infinity is no number"),
         *((line(session=wrong), "should be a token") for wrong in (3, "x" * 65, "\ud800")),
         (line(verb="load"), "'policy'"),
+        (line(verb="reset"), "'stop'"),
         *((line(verb="load", policy=no), "a folder's name") for no in ("a\0b", "\ud800")),
         (b'{"version": 1, "number": 1, "time": 0}', "'verb'"),
         (b'{"version": 1, "version": 1}', "twice"),

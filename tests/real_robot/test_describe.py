@@ -200,6 +200,8 @@ def test_the_simulation_follows_and_its_hand_too(tmp_path: Path) -> None:
     assert arm.read().q == pytest.approx(target, abs=1e-3)
     assert arm.width == pytest.approx(0.045, abs=1e-3)
     assert np.abs(arm.read().tau).max() < 30.0
+    arm.limit_hand(0.1, 12.0)
+    assert (arm.model.actuator_forcerange[arm._grips, 1] == 12.0).all(), "of each finger"
     with pytest.raises(ConfigError, match=r"driver\.start needs 6"):
         MujocoArm(ArmConfig(str(TERN), str(tmp_path / "t.yaml"), start=(0.0,)))
 

@@ -306,6 +306,27 @@ def test_the_hand_follows_and_nobody_waits_for_a_motion_that_was_broken_off(arm:
     arm.read()
 
 
+def test_a_hand_that_closes_is_told_to_stop(arm: Franka) -> None:
+    """Also where the arm takes no commands any more."""
+    q = arm.read().q
+    wait_until(lambda: (arm.write(q, 0.08), arm.width > 0.07)[1], "open")
+    wait_until(lambda: (arm.write(q, 0.0), arm.width < 0.06)[1], "closing")
+    arm.write(q, arm.width)
+    arm.limit_hand(0.2, 10.0)
+    hand = arm._hand
+    assert hand is not None
+    wait_until(lambda: hand._going == "still" and not hand._busy, "stopped")
+    stopped = arm.width
+    later(arm, 0.5)
+    assert arm.width == pytest.approx(stopped, abs=0.005) and arm.width > 0.03
+    arm._lost = "it has stopped itself"
+    with pytest.raises(DriverError):
+        arm.write(q, 0.05)
+    assert hand.wish == 0.05
+    arm._lost = ""
+    arm.limit_hand(0.2, 20.0)
+
+
 def test_check_asks_the_arm(arm: Franka) -> None:
     limits = limits_of("franka")
     arm.check(limits)

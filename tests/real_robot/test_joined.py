@@ -110,6 +110,20 @@ def test_joints_and_hands_are_one_vector_on_one_clock() -> None:
     assert droop == pytest.approx([0, 0, -0.03, 0, 0, 0])
 
 
+def test_a_hand_at_rest_closes_no_further_unless_it_holds_something() -> None:
+    """P-1, where openings are joints: what brakes them would close on meanwhile."""
+    arm, left, right = joined()
+    goal = np.array([0.1, 0.2, 0.0, 0.6, 0.7, 0.0])
+    for tick in range(100):
+        left.t = right.t = 7.0 + 0.01 * tick
+        arm.write(goal, 0.0)
+        left._width, right._width = 0.02, 0.03 - 2e-4 * tick  # one holds something, one closes
+        arm.read()
+    assert arm.hold(goal, 0.0)
+    assert left.width == 0.0 and right.width == pytest.approx(0.03 - 2e-4 * 99)
+    assert arm.droop(arm.read().q)[[2, 5]] == pytest.approx(0.0)
+
+
 def test_one_broken_wire_is_a_fault_and_the_other_arm_is_still_braked() -> None:
     arm, left, right = joined()
     left.broken, right.q = "no answer from servo 3", np.array([0.9, 0.9])

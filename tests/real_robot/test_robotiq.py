@@ -76,3 +76,15 @@ def test_a_wire_that_is_not_there() -> None:
         Modbus("/dev/nowhere").open()
     with pytest.raises(ConfigError, match="needs driver"):
         Config(ARM, "serial")
+
+
+def test_the_hand_is_told_how_fast_and_how_hard() -> None:
+    with (
+        SerialGripper() as gripper,
+        over_serial(gripper, speed=1.0, force=1.0, silence=10.0) as arm,
+    ):
+        assert arm.grip == 20.0
+        for force, said in ((127.5, 128), (10.0, 0), (500.0, 255)):
+            arm.limit_hand(0.085, force)
+            wait_until(lambda said=said: gripper.gripper.force == said)
+        assert gripper.gripper.speed == 128

@@ -424,3 +424,22 @@ def test_a_firm_grasp_is_limited_and_no_fault(tmp_path: Path) -> None:
             assert int.from_bytes(hand.table[48:50], "little") == 300 and hand.kept > kept
     with FakeBus("dynamixel", START) as bus, ServoBus(config("dynamixel", bus.path)):
         assert int.from_bytes(bus.servos[4].table[100:102], "little") == 442
+
+
+@pytest.mark.parametrize(
+    ("protocol", "register", "most"), [("feetech", 48, 1000), ("dynamixel", 100, 885)]
+)
+def test_the_hand_presses_with_no_more_than_it_is_told(
+    protocol: str, register: int, most: int
+) -> None:
+    """A share of its strength, 30 N, and of the settings' half; no force: it is limp."""
+    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
+        table = bus.servos[4].table
+        kept = getattr(bus.servos[4], "kept", 0)
+        for force, share in ((10.0, 1 / 3), (100.0, 0.5), (0.0, 0.0)):
+            arm.limit_hand(0.2, force)
+            said = int.from_bytes(table[register : register + 2], "little")
+            assert said == round(most * share)
+        assert getattr(bus.servos[4], "kept", 0) == kept, "its memory does not wear"
+        arm.wire.silent.add(4)
+        arm.limit_hand(0.2, 10.0)  # not waited for

@@ -100,12 +100,13 @@ class TroubledCamera(Source):
 @dataclass(frozen=True)
 class SwayConfig:
     """`period` s of a sway along y, `reach` of the largest action; `down` of the one that presses
-    on what is below all the while."""
+    on what is below all the while; `grip` of the hand."""
 
     trouble: str
     period: float = 3.0
     reach: float = 0.8
     down: float = 0.0
+    grip: float = 0.0
 
 
 class Sway(Policy):
@@ -126,6 +127,7 @@ class Sway(Policy):
         action = torch.zeros(len(noise), 1, self.spec.act.size)
         action[:, 0, 1] = self.config.reach * torch.cos(2 * math.pi * turns)
         action[:, 0, 2] = -self.config.down
+        action[:, 0, -1] = self.config.grip
         if self.trouble.wild:
             action[:, 0, 0] = torch.nan
         return action, {"steps": carry["steps"] + 1}

@@ -9,9 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from viser._messages import GuiUpdateMessage
+from websockets.exceptions import InvalidMessage, InvalidStatus
+from websockets.sync.client import connect
 
 from embodied.core.build import build
 from embodied.embodiments import fr3, so101
@@ -32,6 +37,7 @@ from embodied.viewer.robot.app import (
 from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
 from tests.builders import exit_of
 from tests.viewer.browser import Browser, program, until
+from tests.viewer.test_auth_proxy import VISER
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -251,6 +257,42 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     open_channels(about, folder, create=True)
     assert not seen.poll() and seen.number == 2 and seen.state is None, "all is new"
     seen.close()
+
+
+def test_the_page_stops_the_arm_and_nothing_else(folder: Path, viewer: RobotViewer) -> None:
+    """A click is a message of its websocket, behind the page's door: from another site, or without
+    the token, it does not come through."""
+    about = Deployment.parse(FRANKA)
+    about.write(folder)
+    boxes = open_channels(about, folder, create=True)
+    viewer.refresh()
+    click = GuiUpdateMessage(viewer.page.stop._impl.uuid, {"value": True})
+    message = msgspec.msgpack.encode(click.as_serializable_dict())
+    address = viewer.url.replace("http", "ws")
+    protocol: Any = {"subprotocols": [VISER]}
+    elsewhere: tuple[dict[str, Any], ...] = (
+        {"origin": "http://evil.example"},
+        {"additional_headers": {"Host": "evil"}},
+    )
+    for wrong in elsewhere:
+        with pytest.raises((InvalidStatus, InvalidMessage)):
+            connect(address, **protocol, **wrong)
+    with RobotViewer(folder, 0, "0.0.0.0") as public, pytest.raises(InvalidStatus):
+        connect(f"ws://127.0.0.1:{public.proxy.port}", **protocol)
+    assert boxes.estop.number == 0
+    protocol["origin"] = viewer.url
+    with connect(address, max_size=None, **protocol) as line:
+        line.recv(timeout=30)
+        line.send(message)
+        until(lambda: boxes.estop.number > 0)
+        until(lambda: "was not seen to latch" in viewer.page.stopped.content)
+    assert not boxes.request.receive(), "nothing is asked for but the stop"
+    buttons = [
+        each
+        for each in viewer.server.gui._gui_input_handle_from_uuid.values()
+        if each._impl.is_button
+    ]
+    assert buttons == [viewer.page.stop]
 
 
 def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:

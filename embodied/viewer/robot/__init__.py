@@ -1,1 +1,1 @@
-"""Monitoring a deployed robot: its mailboxes, model, history and page; strictly read-only."""
+"""Monitoring a deployed robot: its mailboxes, model, history and page, which only stops it."""

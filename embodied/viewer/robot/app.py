@@ -14,7 +14,7 @@ from typing import Any
 import mujoco
 import numpy as np
 import torch
-from viser import ViserServer
+from viser import Icon, ViserServer
 
 from embodied.core.build import build, named_function
 from embodied.embodiments.controller import Controller
@@ -24,13 +24,14 @@ from embodied.envs.fr3.base import compile_scene
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.daemon.client import ClientError, emergency_stop
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.sim import World
 from embodied.real_robot.policy.observer import APART, AXES, names_of
 from embodied.viewer.panels.main_view import CHOSEN, GONE, Paths, segments
 from embodied.viewer.panels.page import Parts, Refresh
 from embodied.viewer.panels.plots import plot
-from embodied.viewer.robot.monitor import RobotMonitor
+from embodied.viewer.robot.monitor import ANSWER_TIMEOUT, RobotMonitor
 from embodied.viewer.scene.detect import HINGE, MujocoScene, PosedModel
 from embodied.viewer.scene.types import Array, DecimatedScene, ball, view_of
 from embodied.viewer.scene.viser_scene import SceneCameras, ViserScene
@@ -353,6 +354,11 @@ class RobotPage(Parts):
         self.marks: dict[str, Any] = {}
         self.missing = ""
         server.gui.add_html(WRAP)
+        self.stop = server.gui.add_button(
+            "Emergency stop", color="red", icon=Icon.HAND_STOP, hint="no reset from here"
+        )
+        self.stop.on_click(lambda _: self._stop())
+        self.stopped = server.gui.add_markdown("")
         self.head = server.gui.add_markdown("")
         self.figures = server.gui.add_markdown("")
         self.folder: Any = None
@@ -401,6 +407,14 @@ class RobotPage(Parts):
     def words(self) -> str:
         """All text of the page."""
         return "\n".join((self.head.content, self.figures.content, self.notes.content))
+
+    def _stop(self) -> None:
+        """Press the emergency stop, in a thread of the server's own."""
+        try:
+            said = emergency_stop(self.monitor.folder, ANSWER_TIMEOUT).line()
+        except ClientError as error:
+            said = str(error)
+        self.stopped.content = code(f"emergency stop: {said}")
 
     def _draw_scene(self) -> None:
         state, arm = self.monitor.state, self.arm
@@ -465,7 +479,7 @@ QUERY = 0.5  # s between two status requests to the daemon
 
 class RobotViewer(PageThread):
     """Monitors the deployment in `folder` (None: the only one in a default folder), and its
-    successors, from a thread; read-only."""
+    successors, from a thread. Nothing of it is written but its emergency stop."""
 
     def __init__(
         self,

@@ -8,7 +8,8 @@ packets) is reported in one line and cleared only by an operator's reset.
 The hand takes one command at a time, and is made to follow a changing target width. A target that
 leaves the measured width starts a motion to the end of that direction. Closing is a grasp with
 force, so that a held object stays held. A hand that reaches its target before the end is stopped
-there. Commands take up to a second and run in threads of their own.
+there, and so is one that closes or grasps with more force than it may any more: that ends its
+force. Commands take up to a second and run in threads of their own.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ OPEN = "open"
 CLOSE = "close"
 STILL = "still"
 HALT = 0.5  # s that the arm has to answer a stop of its motion
+LEAST_FORCE = 10.0  # N of a grasp
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Hand:
             raise DriverError(f"the hand of the Franka at {host} says it cannot open: home it")
         self.width = self.wish = float(state.width)
         self.fault = ""
+        self._speed = config.speed
+        self._force = config.force
+        self._too_strong = False
         self._going = STILL
         self._number = 0
         self._busy = False
@@ -70,31 +75,45 @@ class Hand:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
+    def limit(self, speed: float, force: float) -> None:
+        """Move and grasp with at most `speed` (m/s) and `force` (N), or what the settings say."""
+        force = min(force, self.config.force)
+        self._too_strong = self._too_strong or force < self._force
+        self._speed = min(speed, self.config.speed)
+        self._force = force
+
     def close(self) -> None:
-        """No more commands; the hand keeps what it holds."""
+        """End a motion that runs; a hand that holds something keeps it."""
         self._end.set()
         self._watcher.join(1.5)  # a look at a hand that is gone ends after a second
+        if self._busy and not (self.fault or self._watcher.is_alive()):
+            with suppress(*FAILED):
+                self._halt()
 
     def _watch(self) -> None:
         try:
             while not self._end.wait(PAUSE):
                 self.width = float(self._gripper.state.width)
+                if self._too_strong:
+                    self._too_strong = False  # before the hand is: it may be set again meanwhile
+                    if self._going == CLOSE:
+                        self._halt()
                 self._follow(min(max(self.wish, 0.0), self.most) - self.width)
         except FAILED as error:
             self._failed(error)
 
     def _follow(self, off: float) -> None:
         """`off` (m): how much wider it is wanted."""
-        config, most = self.config, self.most
+        speed, most = self._speed, self.most
         left = off if self._going == OPEN else -off
         before_end = BAND < self.wish < most - BAND
         if off < -BAND and self._going != CLOSE:
             # Close until something is between the pads, or nothing: both are fine
-            grasp = (0.0, config.speed, config.force, most, most)
+            grasp = (0.0, speed, self._force, most, most)
             self._go(CLOSE, lambda: self._gripper.grasp(*grasp))
         elif off > BAND and self._going != OPEN:
-            self._go(OPEN, lambda: self._gripper.move(most, config.speed))
-        elif self._busy and before_end and left <= config.speed * LATENCY:
+            self._go(OPEN, lambda: self._gripper.move(most, speed))
+        elif self._busy and before_end and left <= speed * LATENCY:
             self._halt()
 
     def _go(self, way: str, do: Callable[[], bool]) -> None:
@@ -194,6 +213,7 @@ class Franka(Driver):
         self.clock = clock
         self.senses = None if config.senses is None else build(config.senses, ExternalStateReader)
         self.sensed = () if self.senses is None else self.senses.names
+        self.grip = None if config.hand is None else LEAST_FORCE
         self._robot: Any = None
         self._motion: Any = None
         self._hand: Hand | None = None
@@ -271,6 +291,8 @@ class Franka(Driver):
         return ArmState(self._q, np.array(state.dq), np.array(state.tau_J), self._seen)
 
     def write(self, q: Floats, width: float) -> None:
+        if self._hand is not None and np.isfinite(width):
+            self._hand.wish = width  # also where the arm has stopped itself
         self._controlled()
         own = self._own
         assert own is not None
@@ -280,8 +302,10 @@ class Franka(Driver):
                 "outside of its own limits"
             )
         self._motion.set_reference(self._spring.reference(q, self._q))
+
+    def limit_hand(self, speed: float, force: float) -> None:
         if self._hand is not None:
-            self._hand.wish = width
+            self._hand.limit(speed, force)
 
     def release(self) -> None:
         """Let the arm's own gravity compensation carry it, with a little damping."""

@@ -5,10 +5,11 @@ it: its versions of PyTorch and Python are not ours, and a read of its bus block
 the newest measurement and sends one command; neither waits.
 
 What a LeRobot robot does not have, this driver has not either: torques are zeros, so that
-`limits.torque` never acts; velocities are differences of positions. LeRobot's `connect` may switch
-torque off for a moment while it writes to the motors: support the arm then. Torque comes on where
-the motors stand (those on one of LeRobot's motor buses; other robots decide that themselves). It
-cannot be released to be guided by hand.
+`limits.torque` never acts; velocities are differences of positions. The force of a hand is what
+LeRobot set up: `hand.force` says how much that is. LeRobot's `connect` may switch torque off for a
+moment while it writes to the motors: support the arm then. Torque comes on where the motors stand
+(those on one of LeRobot's motor buses; other robots decide that themselves). It cannot be released
+to be guided by hand.
 """
 
 from __future__ import annotations
@@ -227,6 +228,7 @@ class Hand:
     closed: Number = 0.0  # LeRobot's value where it is closed
     open: Number = 100.0  # LeRobot's value where it is open
     width: Annotated[float, Bound(above=0.0, high=1.0)] = 0.07  # opening there, m
+    force: Annotated[float, Bound(above=0.0, high=1000.0)] = 15.0  # N that LeRobot lets it press
 
     def __post_init__(self) -> None:
         if self.closed == self.open:
@@ -317,6 +319,7 @@ class LeRobotDriver(RestDroop, Driver):
         self.config = config
         self.clock = clock
         self.joints = tuple(joint.name or motor(joint.key) for joint in config.joints)
+        self.grip = None if config.hand is None else config.hand.force
         self.process = LeRobotProcess(config, "robot", config.keys)
         self._droop = np.zeros(len(config.joints))
         self._units: Units | None = None

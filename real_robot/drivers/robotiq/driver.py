@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from embodied.core.bounds import Bound, Fraction
+from embodied.core.bounds import Bound, Fraction, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import (
@@ -181,6 +181,8 @@ class Config:
     stroke: Annotated[float, Bound(above=0.0, below=1.0)] = 0.085  # opening, m; 0.14 of a 2F-140
     speed: Fraction = 0.5  # share of the fastest
     force: Fraction = 0.2  # share of the strongest
+    speeds: tuple[Positive, Positive] = (0.02, 0.15)  # m/s at a speed of 0 and 1
+    forces: tuple[Positive, Positive] = (20.0, 235.0)  # N at a force of 0 and 1; 2F-140: 10, 125
     silence: Annotated[float, Bound(above=PERIOD, high=60.0)] = 0.5  # s: then the gripper is lost
 
     def __post_init__(self) -> None:
@@ -188,6 +190,8 @@ class Config:
             raise ConfigError("driver.wire=serial needs driver.port=/dev/serial/by-id/...")
         if self.wire == "ur" and not self.host:
             raise ConfigError("driver.wire=ur needs driver.host=ADDRESS")
+        if not (self.speeds[0] < self.speeds[1] and self.forces[0] < self.forces[1]):
+            raise ConfigError("driver: speeds and forces should each grow")
 
 
 class WithRobotiq(Driver):
@@ -198,6 +202,7 @@ class WithRobotiq(Driver):
         self.arm = build(config.arm, Driver)
         self.joints = self.arm.joints
         self.sensed = self.arm.sensed
+        self.grip = config.forces[0]
         self.falls_when_released = self.arm.falls_when_released  # type: ignore[misc]
         self.wire = (
             Modbus(config.port) if config.wire == "serial" else UrSocket(config.host, config.socket)
@@ -205,6 +210,8 @@ class WithRobotiq(Driver):
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._problem = ""
+        self._speed = round(255 * config.speed)
+        self._force = round(255 * config.force)
         self._position = 0
         self._wanted = 0
         self._heard = 0.0
@@ -258,14 +265,6 @@ class WithRobotiq(Driver):
             self._thread = None
         self.wire.close()
 
-    @property
-    def _speed(self) -> int:
-        return round(255 * self.config.speed)
-
-    @property
-    def _force(self) -> int:
-        return round(255 * self.config.force)
-
     def read(self) -> ArmState:
         state = self.arm.read()
         if self._problem:
@@ -281,6 +280,11 @@ class WithRobotiq(Driver):
     def hold(self, q: Floats, width: float) -> bool:
         self._grip(width)
         return self.arm.hold(q, width)
+
+    def limit_hand(self, speed: float, force: float) -> None:
+        config = self.config
+        self._speed = round(255 * min(config.speed, _share(speed, config.speeds)))
+        self._force = round(255 * min(config.force, _share(force, config.forces)))
 
     def _grip(self, width: float) -> None:
         share = min(max(1 - width / self.config.stroke, 0.0), 1.0)
@@ -344,3 +348,8 @@ class WithRobotiq(Driver):
 
     def check(self, limits: Limits) -> None:
         self.arm.check(limits)
+
+
+def _share(value: float, ends: tuple[float, float]) -> float:
+    """The share of the way from the first of `ends` to the second at which `value` is, 0 to 1."""
+    return min(max((value - ends[0]) / (ends[1] - ends[0]), 0.0), 1.0)

@@ -60,6 +60,7 @@ class Hand:
     open: Whole  # tick where it is open
     width: Annotated[float, Bound(above=0.0, high=1.0)]  # opening there, m
     force: Annotated[float, Bound(0.05, 1.0)] = 0.5  # largest share of the servo's torque
+    strength: Annotated[float, Bound(above=0.0, high=1e3)] = 30.0  # N at all of that torque
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class ServoBus(RestDroop, Driver):
         self.config = config
         self.clock = clock
         self.make = MAKES[config.protocol]
+        self.grip = None if config.hand is None else 0.0
         self.joints = tuple(joint.name for joint in config.joints)
         names = {joint.id: f"joint {joint.name}" for joint in config.joints}
         names |= {hand.id: "the hand" for hand in some(config.hand)}
@@ -167,6 +169,12 @@ class ServoBus(RestDroop, Driver):
             goals[hand.id] = self.make.encode(tick)
         self._check_watchdog()
         self.wire.send(self.make.codec.sync_write(self.make.goal, goals))
+
+    def limit_hand(self, speed: float, force: float) -> None:
+        """By the register that does not survive switching off: the other's memory wears."""
+        for hand in some(self.config.hand):
+            if hand.id not in self.wire.silent:
+                self._put(hand.id, self.make.force(min(hand.force, force / hand.strength))[1])
 
     @property
     def width(self) -> float:
