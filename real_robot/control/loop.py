@@ -355,12 +355,11 @@ class Control(GuardedLoop):
 
         `Driver.cut` and `Driver.recover` are left out: a drone would be locked by the first."""
         button, counts = self.channels.estop, self.chain.counts.copy()
-        if self.arm is None or button.pressed:  # a press of before is acted on in the first tick
+        if self.arm is None or button.number != self._stop_number:  # it is acted on in the first tick
             return
         now, rest = self.clock(), self.chain.limiter.q.copy()
         self._testing = True
         button.press()
-        number = button.number
         self._check_emergency_stop(now)
         self._testing = False
         self.enabled.on = True
@@ -368,8 +367,6 @@ class Control(GuardedLoop):
         moved = bool((np.abs(sent - rest) > 1e-9).any())
         held = self.mode == Mode.ESTOP and bool(self.chain.fault) and not moved
         self.enabled.on = False
-        if button.number == number:  # another press is acted on in the first tick
-            button.clear()
         if not held:
             raise DriverError(
                 "the stop test failed: a pressed stop did not hold the arm; nothing was moved"

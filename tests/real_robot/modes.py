@@ -145,6 +145,7 @@ class Modes:
         if command is not None:
             request["number"] += 1
             request["command"] = command
+            request["stop"] = self.there.estop.number
             self.there.request.send()
         self.control.turn()
         assert self.there.state.receive()
