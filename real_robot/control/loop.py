@@ -25,9 +25,11 @@ from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import DaemonAlive, Fresh, HoldToRun
+from embodied.real_robot.safety.measured import Force
 
 RESETS = (Mode.ESTOP, Mode.RELEASED)
 RELEASES = (Command.RELEASE, Command.RELEASE_SUPPORTED)
+LET_GO = 0.3  # s for which the set-point stays where it lets go of what the arm touched
 MOVING = (Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING)
 
 
@@ -211,9 +213,12 @@ class Control(GuardedLoop):
         if self.mode == Mode.RELEASED and np.isfinite(arm.q).all():
             self.chain.limiter.begin(arm.q)  # a person moves it, and it is followed
         np.copyto(self._proposed, self._target)
+        self.chain.guided = self.mode == Mode.RELEASED
         sent = self.chain(self._target, self.follower.seen if running else now, arm, now)
         if self.chain.fault and self.mode != Mode.ESTOP:
             self._stop_for_good(self.chain.fault)
+            if self.chain.back is not None:
+                sent = self._let_go(self.chain.back, now)
         if self.mode == Mode.STOPPING and self.chain.resting:
             self._come_to_rest(now)
         if self.mode == Mode.HOMING and arrived and self.chain.resting:
@@ -223,6 +228,14 @@ class Control(GuardedLoop):
         except DriverError as error:
             self._connection_lost(error)
             self.driver.stop()
+
+    def _let_go(self, back: Floats, now: float) -> Floats:
+        """Put the set-point at once to `back` [n], where the arm touched nothing; returns it. No
+        limit of acceleration holds a set-point that only lets go."""
+        limiter = self.chain.limiter
+        limiter.begin(np.clip(back + self.droop(back), limiter.low, limiter.high))
+        self.yielding.begin(limiter.q, now, moving=True, pause=LET_GO)
+        return limiter.q
 
     def _yield(self, now: float) -> None:
         """Let the set-point of a stopped arm move to where the arm is; then a pending way home
@@ -278,6 +291,8 @@ class Control(GuardedLoop):
         self.driver.check(self.chain.limiter.limits)
         self.chain.check(springs_of(self.driver))
         self.arm = self.driver.read()
+        if (force := self.chain.stage(Force)) is not None:
+            force.require_measured(self.arm)
         self._begin_at_rest(self.arm, self.arm.q)
         self.mode = Mode.IDLE
 

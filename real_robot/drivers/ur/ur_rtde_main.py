@@ -30,9 +30,9 @@ from embodied.real_robot.drivers.ur.driver import PLAYING, SEEN
 
 ORDER = struct.Struct("=i6d")
 """An order: what to do, and joint targets (rad)."""
-STATE = struct.Struct("=d12d4i")
-"""A state: the time (s, monotonic), q (rad), dq (rad/s), robot mode, safety bits, runtime state,
-and whether it follows orders."""
+STATE = struct.Struct("=d24d4i")
+"""A state: the time (s, monotonic), q (rad), dq (rad/s), the force on the tool (N, N m), the
+joints' currents (A), robot mode, safety bits, runtime state, and whether it follows orders."""
 BEGIN, FOLLOW, FREE = range(3)
 MEASURED, REASON = b"m", b"!"
 """First bytes of an answer."""
@@ -112,8 +112,10 @@ class Client:
         receive = self.receive
         while True:
             stamp = float(receive.getTimestamp())
-            numbers = [*receive.getActualQ(), *receive.getActualQd(), receive.getRobotMode()]
-            numbers += [receive.getSafetyStatusBits(), receive.getRuntimeState()]
+            numbers = [*receive.getActualQ(), *receive.getActualQd()]
+            numbers += [*receive.getActualTCPForce(), *receive.getActualCurrent()]
+            numbers += [receive.getRobotMode(), receive.getSafetyStatusBits()]
+            numbers += [receive.getRuntimeState()]
             if float(receive.getTimestamp()) == stamp:  # no other one came in between
                 return stamp, numbers
 
