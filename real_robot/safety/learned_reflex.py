@@ -265,7 +265,7 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
     folders = sorted(file.parent for file in run.glob("checkpoints/[0-9]*/about.json"))
     folder = run if (run / "policy.yaml").exists() or not folders else folders[-1]
     if wrong := damage(folder, ("policy.yaml", "spec.json", "policy.safetensors")):
-        raise ConfigError(f"safety.reflex: {folder} is damaged: {wrong}")
+        raise ConfigError(f"safety.reflex: {folder} cannot be read: {wrong}")
     try:
         node = yaml.safe_load((folder / "policy.yaml").read_text())
         spec = json.loads((folder / "spec.json").read_text())
