@@ -15,18 +15,28 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import yaml
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from embodied.core import formats
 from embodied.core.atomic_write import sync
 from embodied.core.build import ConfigError, build
+from embodied.core.files import read_json, reading, require_file
 from embodied.core.policy import Policy, policies_in
-from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, file_hash, referred
+from embodied.core.saved_file import (
+    WEIGHTS,
+    BaseFileError,
+    SavedFile,
+    file_hash,
+    fitting,
+    load_tensors,
+    referred,
+)
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec, require_same
 
@@ -136,9 +146,9 @@ def load_policy(
     folder = find(path)
     format = _format_of(folder)
     try:
-        saved = Spec.from_json(json.loads((folder / "spec.json").read_text()))
+        saved = Spec.from_json(read_json(folder / "spec.json"))
         node = read_saved(folder / "policy.yaml")
-        weights = load_file(folder / WEIGHTS, device="cpu")
+        weights = load_tensors(folder / WEIGHTS)
     except Exception as error:  # damaged files raise many kinds of errors
         raise CheckpointError(
             f"{folder} is damaged ({error}); use an earlier checkpoint"
@@ -148,7 +158,9 @@ def load_policy(
     node = formats.upgrade("checkpoint", {"policy": node}, format)["policy"]
     require_inside(node, folder / "policy.yaml")
     parts = references(folder)
-    policy = build(node, Policy, spec=saved)
+    weights = _with_parts(weights, parts, folder)
+    with fitting(weights, folder / "policy.yaml"):
+        policy = build(node, Policy, spec=saved)
     _load_weights(policy, weights, parts, folder)
     return policy.to(device).eval()
 
@@ -175,7 +187,7 @@ def references(path: Path | str) -> dict[str, SavedFile]:
     if not file.exists():
         return {}
     try:
-        entries: list[Any] = list(json.loads(file.read_text()))
+        entries: list[Any] = list(read_json(file))
         return {str(entry["part"]): referred(entry, folder) for entry in entries}
     except BaseFileError as error:
         raise CheckpointError(str(error)) from error
@@ -183,14 +195,26 @@ def references(path: Path | str) -> dict[str, SavedFile]:
         raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
 
 
-def _load_weights(
-    policy: Policy, weights: dict[str, Any], parts: Mapping[str, SavedFile], folder: Path
-) -> None:
-    """Load `weights` and those of the files of `parts`, and note where they are from."""
+def _with_parts(
+    weights: dict[str, Any], parts: Mapping[str, SavedFile], folder: Path
+) -> dict[str, Any]:
+    """`weights` and those of the files of `parts`."""
     try:
         for name, file in parts.items():
-            found = load_file(file.path, device="cpu")
+            found = load_tensors(file.path)
             weights = {**weights, **{f"{name}.{key}": value for key, value in found.items()}}
+    except (OSError, SafetensorError) as error:
+        line = str(error).splitlines()[0]
+        raise CheckpointError(f"a file that {folder} refers to is damaged ({line})") from error
+    return weights
+
+
+def _load_weights(
+    policy: Policy, weights: Mapping[str, Any], parts: Mapping[str, SavedFile], folder: Path
+) -> None:
+    """Load `weights`, some of which are those of the files of `parts`, and note where they are
+    from."""
+    try:
         policy.load_state_dict(weights)
         for name, file in {"": SavedFile(folder / WEIGHTS), **parts}.items():
             part = policy.get_submodule(name)
@@ -205,12 +229,14 @@ def _load_weights(
 
 def load_spec(path: Path | str) -> Spec:
     """The spec of the policy of a run or checkpoint folder."""
-    return Spec.from_json(json.loads((find(path) / "spec.json").read_text()))
+    file = find(path) / "spec.json"
+    with reading(file, KeyError, TypeError, ValueError, AttributeError):
+        return Spec.from_json(read_json(file))
 
 
 def read_about(path: Path | str) -> dict[str, Any]:
     """The facts of a checkpoint: format, versions, step, metrics, hashes, kernels."""
-    facts: dict[str, Any] = json.loads((find(path) / "about.json").read_text())
+    facts: dict[str, Any] = read_json(find(path) / "about.json")
     return facts
 
 
@@ -224,7 +250,9 @@ def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") 
     if not file.exists():
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
     format = _format_of(file.parent)
-    state = torch.load(file, map_location=device, weights_only=True)
+    require_file(file)
+    with reading(file, UnpicklingError, RuntimeError, EOFError, KeyError, ValueError):
+        state = torch.load(file, map_location=device, weights_only=True)
     return formats.upgrade("checkpoint", {name: state}, format)[name]
 
 
@@ -234,7 +262,7 @@ def _format_of(folder: Path) -> int:
     if not file.exists():
         return 1
     try:
-        facts: dict[str, Any] = dict(json.loads(file.read_text()))
+        facts: dict[str, Any] = dict(read_json(file))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
     return facts.get("format", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -139,7 +138,7 @@ def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
     }
     if run is not None:
         folder = checkpoint.find(run)
-        saved = json.loads((folder / "about.json").read_text())
+        saved = checkpoint.read_about(folder)
         about |= {key: saved[key] for key in ("step", "policy_sha256", "git")}
         trained = folder.parent.parent / "run.yaml"
         if trained.exists():

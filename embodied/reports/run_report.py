@@ -291,7 +291,7 @@ def _settings(folder: Path) -> str:
     except checkpoint.CheckpointError:
         facts["checkpoint"] = "none"
     else:
-        about = json.loads((saved / "about.json").read_text())
+        about = checkpoint.read_about(saved)
         facts |= {"checkpoint": saved.name, **about["versions"], "git": about["git"]}
         facts |= {k: about[k] for k in ("policy_sha256", "parent", "demos") if about.get(k)}
     versions = table((), facts.items())

@@ -25,6 +25,7 @@ from embodied.core.device import forked
 from embodied.core.env import NotSavable, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import AddedObservation, AugmentsEnv, HasComponents, Reward
+from embodied.core.saved_file import fitting
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
@@ -391,8 +392,10 @@ def _value_function(
             part = part.trainable()  # the part that its learner trained
         require_inside(trained["learner"], saved)
         plan = RunPlan(updates=1, execute=trained.get("execute"))
-        learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
-        learner.set_state(checkpoint.load_state(saved, "learner"))
+        state = checkpoint.load_state(saved, "learner")
+        with fitting(state, saved):
+            learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
+        learner.set_state(state)
     except (ConfigError, CheckpointError, KeyError, RuntimeError, AttributeError):
         return None
     # The minimum over the learner's critics, or its value network; None if it has neither.
