@@ -211,11 +211,16 @@ def numbers(values: Any) -> np.ndarray:
         values = np.asarray(values)
     if values.dtype.kind != "O":
         return np.asarray(values[()])
-    pictures: list[np.ndarray] = []
-    for item in values:  # one after the other: all may be the same large one
-        pictures.append(decode_image(bytes(memoryview(item))).numpy())
-        require_room(len(pictures) * pictures[-1].nbytes, size, "a column of pictures")
-    return np.stack(pictures) if pictures else np.empty((0,), np.uint8)
+    made = np.empty((0,), np.uint8)
+    for row, item in enumerate(values):  # one after the other: all may be the same large one
+        picture = decode_image(bytes(memoryview(item))).numpy()
+        if not row:
+            require_room(len(values) * picture.nbytes, size, "a column of pictures")
+            made = np.empty((len(values), *picture.shape), picture.dtype)
+        if picture.shape != made.shape[1:]:
+            raise ValueError(f"pictures of {list(made.shape[1:])} and {list(picture.shape)}")
+        made[row] = picture
+    return made
 
 
 def flags(values: Any) -> Tensor:

@@ -57,17 +57,18 @@ class Feature:
         if self.picture:
             if not isinstance(values, list):
                 raise ValueError(f"{name} holds no pictures")
-            pictures: list[np.ndarray] = []
-            for value in values:
+            size = len(values) * math.prod(self.shape) * np.dtype(self.dtype).itemsize
+            require_room(size, sum(map(len, values)), name)
+            pictures = np.empty((len(values), *self.shape), self.dtype)
+            for row, value in enumerate(values):
                 picture = decode_image(value).numpy()
                 if picture.shape != self.shape or str(picture.dtype) != self.dtype:
                     raise ValueError(
                         f"{name} holds pictures {picture.dtype}{list(picture.shape)}, "
                         f"features.json says {self.dtype}{list(self.shape)}"
                     )
-                pictures.append(picture)
-                require_room(len(pictures) * picture.nbytes, sum(map(len, values)), name)
-            return np.stack(pictures)
+                pictures[row] = picture
+            return pictures
         if isinstance(values, list):
             raise ValueError(f"{name} is encoded as bytes, which cannot be read")
         return values.reshape(-1, *self.shape).astype(self.dtype)
