@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 113_300,  # lines of embodied, envs, policies, real_robot
-    "tests": 71_350,  # lines
+    "product": 113_900,  # lines of embodied, envs, policies, real_robot
+    "tests": 71_900,  # lines
     "frames": 9,  # of our own functions, from the command line to SAC's optimiser step
     "files": 80,  # of ours that are entered before that step
 }

@@ -147,8 +147,9 @@ def waiting(name: str, device: torch.device, scale: Scale) -> tuple[float, str]:
 
 
 def demo(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """`embodied demo`: demonstrations, behaviour cloning, fine-tuning, evaluation."""
-    size = ["size=debug"] if len(scale.envs) == 1 else []
+    """`embodied demo`: demonstrations, behaviour cloning, and what improves it."""
+    few = ["steps=600", "episodes=6", "held_out=6", "num_envs=3"]
+    size = few if len(scale.envs) == 1 else []
     yield attempted("embodied demo", "s", lambda: shown([*size, f"device={device}"]))
 
 

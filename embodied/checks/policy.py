@@ -18,6 +18,7 @@ from embodied.core.choices import Choices
 from embodied.core.policy import Policy
 from embodied.core.spec import MASK, Leaf, Spec, hidden, mixed_leaf
 from embodied.core.tensors import Tensors, each, nest
+from embodied.nn.optim import Adam
 
 ACT = Leaf((3,), low=-1.0, high=1.0)
 CHOICE = Leaf((), "int64", 0, 3)
@@ -248,11 +249,10 @@ def imitation_makes_the_loss_fall(subject: PolicySubject) -> None:
     """Twenty updates make its imitation loss [n] fall (policies with `loss` only)."""
     policy = _imitating(subject).train()
     batch = demonstrations(policy, 64)
-    adam = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    adam = Adam(policy.parameters(), lr=1e-3, local=True)
     require(policy.loss(batch).shape == (64,), "loss should be one number per decision: [n]")
     before = _level(policy, batch)
     for _ in range(20):
-        adam.zero_grad()
         policy.loss(batch).mean().backward()
         adam.step()
     after = _level(policy, batch)

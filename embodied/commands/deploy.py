@@ -197,6 +197,7 @@ def conduct(
             share = pace.share()
         except DriverError as error:
             problem = f"{problem}; {error}" if problem else str(error)
+    problem = problem or session.unrecorded
     _summarize(session, session.output, problem, share)
     if problem:
         raise ConfigError(problem)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from embodied.commands import require_folders
+from embodied.core.atomic_write import locked, write_json
 from embodied.core.build import ConfigError, Node
+from embodied.core.children import import_from_here, interrupt_with_parent, module_command
 from embodied.core.saved_node import read_saved
 
 if TYPE_CHECKING:
@@ -18,11 +25,13 @@ if TYPE_CHECKING:
 
     from embodied.commands.eval import Subject
     from embodied.evaluation.evaluate import Evaluation
-    from embodied.improvement.improve import Improvement
+    from embodied.improvement.improve import Improver
+    from embodied.improvement.race import Improvement, Leg
     from embodied.improvement.ways import Commands
 
 SETTINGS = "improve.yaml"
 """The file of an improvement's settings, in its folder."""
+STOPPED = (-signal.SIGINT, 130)  # exit statuses of a process that was interrupted
 
 
 def settings() -> str:
@@ -42,11 +51,16 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("name one policy: embodied improve RUN [env=NAME] [minutes=30]")
     require_folders(run for run in runs if not is_address(run))
     words = [word for word in args.words if word not in runs]
-    result = improve(runs[0], words, args.config_dir, print)
+    result = improve(runs[0], words, args.config_dir, _print_line)
     for name, score in result.rows.items():
         print(f"  {name:<16} {score}")
     print(f"{result}\n  policy  {result.policy}\n  report  {result.report}")
     print(f"next: embodied view {result.policy}")
+
+
+def _print_line(line: str) -> None:
+    """Print a line in one piece: several ways may speak at the same time."""
+    print(f"{line}\n", end="", flush=True)
 
 
 def improve(
@@ -60,11 +74,34 @@ def improve(
     Goes on with an interrupted improvement of the same settings, or of the folder `policy`. Each
     line about what is done is given to `tell`.
     """
+    node = _settings(policy, words, folders)
+    out = Path(node["out"])
+    allowed = [word for word in words if word.startswith("allow=")]
+
+    def in_process(way: str, rung: int, budget: float) -> Leg:
+        tell(f"rung {rung + 1}: {way}, {budget:.3g} {improver.unit}")
+        return _leg_in_process(out, (policy, way, str(rung), repr(budget)), allowed, folders)
+
+    improver = _improver(node, allowed, folders, tell, in_process)
+    with locked(out):
+        _remember(out, node)
+        try:
+            return improver.run()
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"go on with: embodied improve {out}") from stop
+
+
+def _improver(
+    node: Node,
+    allowed: Sequence[str],
+    folders: Sequence[str],
+    tell: Callable[[str], None],
+    in_process: Callable[[str, int, float], Leg] | None = None,
+) -> Improver:
     from embodied.compose import options, search_folders
     from embodied.core.build import parse, unknown
     from embodied.improvement.improve import ImproveConfig, Improver
 
-    node = _settings(policy, words, folders)
     config: ImproveConfig = parse(ImproveConfig, node, "improve")
     found = options("way", search_folders(folders))
     names = [*found] if config.ways is None else config.ways
@@ -72,13 +109,47 @@ def improve(
         if name not in found:
             raise unknown(f'there is no way "{name}"', name, found, key="ways")
     ways: dict[str, Any] = {name: yaml.safe_load(found[name].read_text()) for name in names}
-    _remember(Path(config.out), node)
-    allowed = [word for word in words if word.startswith("allow=")]
     commands = _commands(config.env, allowed, folders, config)
-    try:
-        return Improver(config, commands, ways, tell).run()
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"go on with: embodied improve {config.out}") from stop
+    return Improver(config, commands, ways, tell, in_process)
+
+
+def _leg_in_process(
+    out: Path, leg: Sequence[str], allowed: Sequence[str], folders: Sequence[str]
+) -> Leg:
+    """Run `leg` (the policy as it was typed, way, rung, budget) of the improvement in `out` in a
+    process of its own, and wait for it; OUT/ways/WAY has what it said, and the leg."""
+    from embodied.improvement.race import leg_of
+
+    _, way, rung, _ = leg
+    place = out / "ways" / way
+    place.mkdir(parents=True, exist_ok=True)
+    words = module_command("embodied.commands.improve", str(out), *leg, *allowed)
+    words += [word for folder in folders for word in ("--config-dir", folder)]
+    with (place / "log.txt").open("a") as log:
+        code = subprocess.run(
+            words, stdout=log, stderr=log, check=False, preexec_fn=interrupt_with_parent
+        ).returncode
+    if code in STOPPED:
+        raise KeyboardInterrupt
+    if code:
+        raise RuntimeError(f"{way} ended with {code}; see {place / 'log.txt'}")
+    return leg_of(json.loads((place / f"leg-{rung}.json").read_text()))
+
+
+def _run_leg(words: Sequence[str]) -> None:
+    """What `_leg_in_process` starts."""
+    from embodied.policies.remote.address import allow_typed
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--config-dir", action="append", default=[])
+    args = parser.parse_args(words)
+    out, typed, way, rung, budget, *allowed = args.words
+    import_from_here()
+    allow_typed([typed])
+    node = _settings(out, allowed, args.config_dir)
+    leg = _improver(node, allowed, args.config_dir, print).only(way, int(rung), float(budget))
+    write_json(Path(out) / "ways" / way / f"leg-{rung}.json", asdict(leg))
 
 
 def _settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:
@@ -169,3 +240,7 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
             return film(found.make(made.spec).eval(), made, seed, row, found.execute)
 
     return Commands(train, collect, check, play, show)
+
+
+if __name__ == "__main__":
+    _run_leg(sys.argv[1:])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
@@ -46,13 +47,15 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigError(f"{name}: {error}") from error
     from embodied.study.page import lines, results, write_study  # torch: after the mistakes
 
-    try:
-        run_study(
-            study, work, workers, lambda out: write_study(args.file.stem, study, work) and None
-        )
-    finally:
-        page = write_study(args.file.stem, study, work)
-        print(f"\n{study.metric}\n{lines(results(study, work))}\n  report  {page}", flush=True)
+    with locked(work):
+        try:
+            run_study(
+                study, work, workers, lambda out: write_study(args.file.stem, study, work) and None
+            )
+        finally:
+            page = write_study(args.file.stem, study, work)
+            shown = lines(results(study, work))
+            print(f"\n{study.metric}\n{shown}\n  report  {page}", flush=True)
 
 
 def trainings(study: Study, work: Path) -> Iterator[tuple[str, str]]:
@@ -89,10 +92,11 @@ def sweep(args: argparse.Namespace) -> None:
         write_sweep(out.name, sweep, found, out)
 
     try:
-        study = run_sweep(sweep, out, workers, done, where)
+        with locked(out):
+            study = run_sweep(sweep, out, workers, done, where)
+            page, best = write_sweep(out.name, sweep, study, out), best_of(sweep, facts(study, out))
     finally:
         where.close()
-    page, best = write_sweep(out.name, sweep, study, out), best_of(sweep, facts(study, out))
     if best is not None:
         shown = " ".join(f"{key}={value}" for key, value in best["settings"].items())
         print(f"\nbest: trial {best['trial']}, {sweep.metric} {best['value']:.4g}: {shown}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
+import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodied.commands import require_at_least, require_inputs
+from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node, nearest
 
 if TYPE_CHECKING:
@@ -69,9 +72,10 @@ def session(
     What stops the training says how to resume it; after it the report is written.
     """
     require_inputs(words)
-    resume = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
-    if resume and resume[-1] not in ("", "null"):
-        node, step = resumed(Path(resume[-1]), words, folders)
+    named = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
+    resume = named[-1] if named and named[-1] not in ("", "null") else None
+    if resume:
+        node, step = resumed(Path(resume), words, folders)
     else:
         node, step = fresh(words, folders, given), 0
     if any(word.startswith("init=") for word in words):
@@ -79,17 +83,46 @@ def session(
 
         allow_typed(words)
     from embodied.core import distributed
+
+    others = distributed.rank() > 0  # only one process of torchrun writes
+    with nullcontext() if others else locked(node["out"]):
+        if resume and not others:
+            _set_aside(Path(resume), step)
+        elif not others:
+            require_new(Path(node["out"]))  # another process may just have ended
+        with _logged(node, step, others, verbose) as log:
+            yield node, log
+
+
+def _set_aside(path: Path, step: int) -> None:
+    """Rename the damaged checkpoints that are newer than that of `step`, from which the run at
+    `path` goes on; one line for each."""
+    from embodied.core import checkpoint
+
+    saved, damaged = checkpoint.newest_whole(path)
+    if int(saved.name) != step:
+        raise ConfigError(f"{path} has gone on meanwhile: type the command again")
+    for folder, wrong in damaged.items():
+        aside = folder.with_name(f"damaged-{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        line = f"{folder} is damaged ({wrong}) and is now {aside.name}: going on from {saved.name}"
+        print(f"embodied: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _logged(node: Node, step: int, others: bool, verbose: bool) -> Generator[Log]:
+    """The log of a training in the block, and its report; `others`: not the first process."""
     from embodied.core.errors import RemoteError, RobotError
     from embodied.training.config import read_config
     from embodied.training.logger import Log
 
     config = read_config(node)
     folder = Path(config.out)
-    others = distributed.rank() > 0  # only one process of torchrun prints
     with Log(folder, node["wandb"], silent=others) as log:
         log.begin(facts(config), config.total_steps, step, node, verbose)
         try:
-            yield node, log
+            yield log
         except KeyboardInterrupt as stop:
             log.close()
             raise KeyboardInterrupt(
@@ -155,12 +188,17 @@ def fresh(
     # Runs of other seeds or sizes must not share a folder.
     marks = [str(node["name"]), *([] if size == "full" else [size]), str(node["seed"])]
     node["out"] = str(node["out"] or Path("outputs") / "-".join(marks))
-    if any(Path(node["out"]).glob("checkpoints/[0-9]*")):
-        raise ConfigError(
-            f"{node['out']} already holds a run: resume it with resume={node['out']}, or "
-            "choose another folder: out=DIR"
-        )
+    require_new(Path(node["out"]))
     return node
+
+
+def require_new(folder: Path) -> None:
+    """ConfigError if `folder` has checkpoints."""
+    if any(folder.glob("checkpoints/[0-9]*")):
+        raise ConfigError(
+            f"{folder} already holds a run: resume it with resume={folder}, or choose another "
+            "folder: out=DIR"
+        )
 
 
 def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[Node, int]:
@@ -169,13 +207,13 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     from embodied.core import checkpoint
     from embodied.core.saved_node import read_run_settings
 
-    saved = checkpoint.find(path)
+    saved, damaged = checkpoint.newest_whole(path)
     folder = saved.parent.parent
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
     settings = read_run_settings(folder / "run.yaml")
     before, step = settings.get("steps"), int(saved.name)
-    settings |= {"allow": [], "out": str(folder), "resume": str(path)}
+    settings |= {"allow": [], "out": str(folder), "resume": str(saved if damaged else path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
     if isinstance(before, int) and node["steps"] < min(before, step):

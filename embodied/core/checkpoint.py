@@ -4,7 +4,7 @@ checkpoints/00020000/
     policy.yaml  spec.json  policy.safetensors     the policy, for inference
     references.json                                files of a large frozen base, by path and hash
     learner.pt  loop.pt                            training state, for resume (loaded weights-only)
-    about.json                                     format, versions, step, metrics, hashes
+    about.json                                     format, versions, step, metrics, file hashes
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -26,13 +26,15 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from embodied.core import formats
 from embodied.core.atomic_write import sync
 from embodied.core.build import ConfigError, build
-from embodied.core.files import read_json, reading, require_file
+from embodied.core.errors import ContractWarning
+from embodied.core.files import read_json
+from embodied.core.hashes import ABOUT, FILES, damage, file_hash, hashes_in
+from embodied.core.hashes import read_about as about_of
 from embodied.core.policy import Policy, policies_in
 from embodied.core.saved_file import (
     WEIGHTS,
     BaseFileError,
     SavedFile,
-    file_hash,
     fitting,
     load_tensors,
     referred,
@@ -40,6 +42,8 @@ from embodied.core.saved_file import (
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec, require_same
 
+REFERENCES = "references.json"
+SAVED = ("policy.yaml", "spec.json", WEIGHTS, REFERENCES, "learner.pt", "loop.pt")
 COPY_BASE_MB = 16.0
 """Frozen bases whose files are at least that large (MB) are saved by path and hash."""
 
@@ -77,7 +81,7 @@ def save(
         save_file(weights, partial / WEIGHTS)
         if parts:
             entries = [file.reference(name, folder) for name, file in parts.items()]
-            (partial / "references.json").write_text(json.dumps(entries, indent=1))
+            (partial / REFERENCES).write_text(json.dumps(entries, indent=1))
         (partial / "policy.yaml").write_text(yaml.safe_dump(policy.node, sort_keys=False))
         (partial / "spec.json").write_text(json.dumps(policy.spec.to_json(), indent=1))
         for name, state in {"learner": learner, "loop": loop}.items():
@@ -90,7 +94,7 @@ def save(
             "versions": {name: version(name) for name in ("embodied-rl", "torch", "numpy")},
             "git": git_revision(),
         } | dict(about or {})
-        (partial / "about.json").write_text(json.dumps(facts, indent=1))
+        seal(partial, facts)
         for path in partial.iterdir():
             sync(path)
         if folder.exists():
@@ -104,6 +108,11 @@ def save(
             "free disk space and resume from the previous checkpoint"
         ) from error
     return folder
+
+
+def seal(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write the about.json of a checkpoint: `facts`, and the hashes of its files as they are."""
+    (folder / ABOUT).write_text(json.dumps({**facts, FILES: hashes_in(folder)}, indent=1))
 
 
 def referable(policy: Policy, copy_base_mb: float = COPY_BASE_MB) -> dict[str, SavedFile]:
@@ -125,14 +134,31 @@ def find(path: Path | str) -> Path:
     path = Path(path)
     if (path / "policy.yaml").exists():
         return path
-    folders = sorted(
-        p for p in (path / "checkpoints").glob("[0-9]*") if (p / "about.json").exists()
-    )
+    folders = sorted(p for p in (path / "checkpoints").glob("[0-9]*") if (p / ABOUT).exists())
     if not folders:
         raise CheckpointError(
             f"{path} holds no checkpoint (expected {path}/checkpoints/STEP/policy.yaml)"
         )
     return folders[-1]
+
+
+def newest_whole(path: Path | str) -> tuple[Path, dict[Path, str]]:
+    """The checkpoint from which `path` (a run, or one of its checkpoints) is resumed: of a run, the
+    newest one whose files are those that were saved. And the newer ones that are not, newest first,
+    each with what is wrong with it."""
+    path = Path(path)
+    folders = sorted((path / "checkpoints").glob("[0-9]*"), reverse=True)
+    if (path / "policy.yaml").exists() or not folders:
+        return find(path), {}
+    damaged: dict[Path, str] = {}
+    for folder in folders:
+        if not (wrong := damage(folder, SAVED)):
+            return folder, damaged
+        damaged[folder] = wrong
+    newest, wrong = next(iter(damaged.items()))
+    raise CheckpointError(
+        f"{newest} is damaged ({wrong}), and no earlier checkpoint can be resumed"
+    )
 
 
 def load_policy(
@@ -144,7 +170,7 @@ def load_policy(
     are built (`core.build`, `core.saved_node`). ConfigError for any other.
     """
     folder = find(path)
-    format = _format_of(folder)
+    format = _require_saved(folder, "policy.yaml", "spec.json", WEIGHTS)
     try:
         saved = Spec.from_json(read_json(folder / "spec.json"))
         node = read_saved(folder / "policy.yaml")
@@ -183,7 +209,8 @@ def references(path: Path | str) -> dict[str, SavedFile]:
     """The files that a checkpoint refers to, by the submodule of its policy; CheckpointError if one
     is missing or has changed."""
     folder = find(path)
-    file = folder / "references.json"
+    _require_saved(folder, REFERENCES)
+    file = folder / REFERENCES
     if not file.exists():
         return {}
     try:
@@ -229,15 +256,21 @@ def _load_weights(
 
 def load_spec(path: Path | str) -> Spec:
     """The spec of the policy of a run or checkpoint folder."""
-    file = find(path) / "spec.json"
-    with reading(file, KeyError, TypeError, ValueError, AttributeError):
-        return Spec.from_json(read_json(file))
+    folder = find(path)
+    _require_saved(folder, "spec.json")
+    try:
+        return Spec.from_json(read_json(folder / "spec.json"))
+    except Exception as error:  # damaged files raise many kinds of errors
+        raise _damaged(folder, error) from error
 
 
 def read_about(path: Path | str) -> dict[str, Any]:
     """The facts of a checkpoint: format, versions, step, metrics, hashes, kernels."""
-    facts: dict[str, Any] = read_json(find(path) / "about.json")
-    return facts
+    folder = find(path)
+    try:
+        return about_of(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(folder, f"{ABOUT} cannot be read") from error
 
 
 def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -249,23 +282,29 @@ def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") 
     file = find(path) / f"{name}.pt"
     if not file.exists():
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
-    format = _format_of(file.parent)
-    require_file(file)
-    with reading(file, UnpicklingError, RuntimeError, EOFError, KeyError, ValueError):
+    format = _require_saved(file.parent, file.name)
+    try:
         state = torch.load(file, map_location=device, weights_only=True)
+    except Exception as error:  # as above
+        raise _damaged(file.parent, f"{file.name}: {error}") from error
     return formats.upgrade("checkpoint", {name: state}, format)[name]
 
 
-def _format_of(folder: Path) -> int:
-    """The format number of a checkpoint; 1 where about.json is missing or has none."""
-    file = folder / "about.json"
-    if not file.exists():
-        return 1
-    try:
-        facts: dict[str, Any] = dict(read_json(file))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
-    return facts.get("format", 1)
+def _require_saved(folder: Path, *names: str) -> int:
+    """The format of a checkpoint; CheckpointError if a file of `names` is not the one that was
+    saved. A checkpoint of format 1 has no hashes: a warning says that it is not checked."""
+    format = read_about(folder).get("format", 1)
+    if format == 1:
+        line = f"{folder} has no hashes (an earlier version saved it): its files are not checked"
+        warnings.warn(line, ContractWarning, stacklevel=3)
+    elif wrong := damage(folder, names):
+        raise _damaged(folder, wrong)
+    return format
+
+
+def _damaged(folder: Path, wrong: object) -> CheckpointError:
+    line = str(wrong).strip().partition("\n")[0][:300]
+    return CheckpointError(f"{folder} is damaged ({line}); use an earlier checkpoint")
 
 
 def git_revision() -> str | None:

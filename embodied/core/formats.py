@@ -12,7 +12,7 @@ from typing import Any
 
 from embodied.core.build import ConfigError
 
-CHECKPOINT = 1
+CHECKPOINT = 2
 DATASET = 1
 RUN = 1
 MODEL = 1

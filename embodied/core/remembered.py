@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 ARRAY, DEQUE = "ndarray", "deque"
 """Keys of what checkpoints, which are loaded weights-only, cannot hold."""
@@ -82,7 +82,7 @@ def _names(kind: type) -> list[str]:
 
 
 def _saved(value: Any) -> Any:
-    if isinstance(value, nn.Module | torch.optim.Optimizer):
+    if hasattr(value, "load_state_dict"):
         return copy.deepcopy(value.state_dict())
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
@@ -97,7 +97,7 @@ def _saved(value: Any) -> Any:
 
 def _restored(current: Any, saved: Any) -> Any:
     """`saved` as the value of an attribute, which is `current` so far."""
-    if isinstance(current, nn.Module | torch.optim.Optimizer):
+    if hasattr(current, "load_state_dict"):
         current.load_state_dict(copy.deepcopy(saved))
         return current
     if isinstance(current, np.random.Generator):

@@ -6,13 +6,11 @@ in `references.json` the path and hash of the base's file instead of a copy of i
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from embodied.core.device import free_bytes
 from embodied.core.files import FileError, reading, require_file
+from embodied.core.hashes import file_hash
 
 BASES = "EMBODIED_BASES"
 """Environment variable: runs, separated by colons, in which a base is looked for that has moved."""
@@ -150,18 +149,6 @@ def referred(entry: Any, folder: Path) -> SavedFile:
         f"{present[0]} has changed and is no longer the {part} policy of {folder} (its SHA-256 "
         f"should begin with {sha256[:12]}): restore it, or {told}"
     )
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file's present content."""
-    found = path.stat()
-    return _hash(path.resolve(), found.st_mtime_ns, found.st_size, found.st_ino)
-
-
-@lru_cache(maxsize=64)
-def _hash(path: Path, *_: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _same(saved: Tensor, now: Tensor) -> bool:

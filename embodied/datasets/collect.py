@@ -18,6 +18,7 @@ import yaml
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.atomic_write import locked
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.device import forked, rng_state, set_rng_state
@@ -61,10 +62,11 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
         demonstrator = build(config.demonstrator, Policy, spec=env.spec).eval()
         if config.execute is not None and not 1 <= config.execute <= demonstrator.chunk:
             raise ConfigError(f"execute={config.execute} is not in 1..{demonstrator.chunk}")
-        _require_same_settings(config)
-        episodes = play_with_text(demonstrator, env, config.seed, config.execute)
-        with EpisodeWriter(config.out, stored(env.spec), images=config.images) as writer:
-            return _fill(writer, config, episodes, tell)
+        with locked(config.out):
+            _require_same_settings(config)
+            episodes = play_with_text(demonstrator, env, config.seed, config.execute)
+            with EpisodeWriter(config.out, stored(env.spec), images=config.images) as writer:
+                return _fill(writer, config, episodes, tell)
     finally:
         env.close()
 

@@ -28,7 +28,7 @@ def read_parquet(
     value of a dictionary is repeated. OSError, pa.ArrowException for a file that is damaged.
     """
     size = require_file(file)
-    with pq.ParquetFile(file, pre_buffer=False) as opened:
+    with pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True) as opened:
         worst = _require_sizes(opened, file, size)
         schema = opened.schema_arrow
         if missing := [name for name in columns or () if name not in schema.names]:

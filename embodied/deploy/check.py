@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from embodied.core.build import ConfigError, Node, build, nearest
-from embodied.core.checkpoint import CheckpointError, file_hash, find, load_policy
+from embodied.core.checkpoint import CheckpointError, find, load_policy, read_about
 from embodied.core.env import VecEnv
-from embodied.core.files import read_json
 from embodied.core.policy import Policy
 from embodied.core.saved_node import require_inside
 from embodied.core.tensors import Tensors
@@ -105,11 +104,7 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
 
 def _checkpoint(site: Site, policy: Policy) -> tuple[bool | None, str]:
     folder = find(site.deployment.policy)
-    file = folder / "about.json"
-    about: dict[str, Any] = read_json(file) if file.exists() else {}
-    wanted = about.get("policy_sha256")
-    if wanted is not None and wanted != file_hash(folder / "policy.safetensors"):
-        return False, f"{folder} was changed after it was saved"
+    about = read_about(folder)
     return True, f"{type(policy).__name__}, step {about.get('step', '?')}, {folder}"
 
 

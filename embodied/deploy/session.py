@@ -37,6 +37,7 @@ SUCCESS, TIME = "success", "time"
 KEPT, DISCARDED = "ended by the operator", "discarded by the operator"
 WHOLE = (SUCCESS, TIME, KEPT, DISCARDED)  # after these, another episode may begin
 INTERRUPTED = "stopped from the keyboard"
+DROPPED = "discarded"  # from the recording
 Status = dict[str, Any]
 Show = Callable[[Status, float, bool | None], None]
 
@@ -159,6 +160,20 @@ class Session:
                 self._ask(Verb.ESTOP)
         except (RequestError, Stopped):
             return  # the daemon is gone: closing waits for the control process
+
+    @property
+    def unrecorded(self) -> str:
+        """Which episode is not (completely) in the recording, why, and what is; empty where all are
+        that should be."""
+        lost = [k for k, each in enumerate(self.episodes, 1) if each.unkept not in ("", DROPPED)]
+        if not lost or not self.deployment.recording:
+            return ""
+        kept, first = sum(each.recorded for each in self.episodes), lost[0]
+        return (
+            f"{len(lost)} of {len(self.episodes)} episodes are not (completely) recorded, the "
+            f"first is episode {first} ({self.episodes[first - 1].unkept}); {kept} are complete in "
+            f"{self.deployment.recording}"
+        )
 
     def summary(self) -> dict[str, Any]:
         """The summary that is written to summary.json."""
@@ -406,7 +421,7 @@ class RecordSession(Session):
             return status["recorder"]["discarded"] == number
 
         self._until(gone, "the episode to be discarded", watch=False)
-        self.episodes[-1].recorded, self.episodes[-1].unkept = False, "discarded"
+        self.episodes[-1].recorded, self.episodes[-1].unkept = False, DROPPED
 
     def _wait_for_reset(self, more: bool) -> None:
         """The operator puts the scene back; they may still discard the episode before."""

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embodied.core.atomic_write import write_durably, write_json
 from embodied.core.files import inside, read_json, read_text
@@ -41,6 +40,7 @@ from embodied.datasets.lerobot.schema import (
     place_in_film,
     require_info,
     tasks_table,
+    write_parquet,
 )
 from embodied.datasets.lerobot.writer import summarise
 from embodied.datasets.parquet import read_parquet
@@ -83,9 +83,9 @@ def copy(path: Path, out: Path) -> int:
         begin += length
     index = pa.Table.from_pylist(rows)
     listed, tasks = file_in(out, INDEX, 0, 0), out / "meta" / "tasks.parquet"
-    write_durably(listed, lambda sink: pq.write_table(index, sink))
+    write_durably(listed, lambda sink: write_parquet(index, sink))
     words = [texts[number] for number in range(len(texts))]
-    write_durably(tasks, lambda sink: pq.write_table(tasks_table(words), sink))
+    write_durably(tasks, lambda sink: write_parquet(tasks_table(words), sink))
     summarise(out, info, index)
     if not stats and (path / "meta" / "stats.json").exists():
         write_json(out / "meta" / "stats.json", read_json(path / "meta" / "stats.json"))
@@ -182,4 +182,4 @@ def _copy_steps(file: Path, target: Path, number: int, begin: int, length: int) 
     for name, values in counters.items():
         at = table.column_names.index(name)
         table = table.set_column(at, table.schema.field(name), pa.array(values, pa.int64()))
-    write_durably(target, lambda sink: pq.write_table(table, sink))
+    write_durably(target, lambda sink: write_parquet(table, sink))

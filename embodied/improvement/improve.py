@@ -51,6 +51,9 @@ class ImproveConfig:
     episodes: Count = 100  # of a measurement that chooses
     held_out: Count = 200  # episodes of the last measurement
     num_envs: Count = 50  # parallel envs that measure
+    workers: Count = (
+        1  # ways that race at the same time, each in a process (and on a core) of its own
+    )
     seed: CountOrZero = 0  # of the trainings
     device: str = "auto"  # auto | cpu | cuda
     threads: Count = 1  # CPU threads of torch
@@ -65,8 +68,11 @@ class Improver:
         commands: Commands,
         ways: Mapping[str, Node],
         tell: Callable[[str], None],
+        in_process: Callable[[str, int, float], Leg] | None = None,
     ) -> None:
+        """`in_process` runs `only` of an Improver of the same folder in another process."""
         self.config, self.commands, self.tell = config, commands, tell
+        self.in_process = in_process if config.workers > 1 else None
         self.out = Path(config.out)
         self.out.mkdir(parents=True, exist_ok=True)
         self.ways = {name: build(node, Way) for name, node in ways.items()}
@@ -85,8 +91,10 @@ class Improver:
         setup = self.setup(base, start)
         problems = self.problems(setup)
         racing = [name for name in self.ways if name not in problems]
-        budget = self.budget(base, len(racing))
-        race(racing, budget, partial(self.leg, setup), self.journal, self.tell_score)
+        run = self.in_process or partial(self.leg, setup)
+        rungs = self.rungs(base, len(racing))
+        at_once = self.config.workers if self.in_process else 1
+        race(racing, rungs, run, self.journal, self.tell_score, at_once)
         problems |= {leg.way: leg.problem for leg in self.journal.legs if leg.problem}
         return self.finished(start, problems)
 
@@ -156,15 +164,27 @@ class Improver:
                 self.tell(f"{name}: does not apply: {error}")
         return found
 
-    def budget(self, base: Leg, racing: int) -> float:
-        """What the race may spend in all: the time without that of the measurements."""
-        if self.config.steps is not None:
-            return float(self.config.steps)
-        measured = sum(count for count, _ in shares(racing)) if racing else 0
-        last = (racing + 2) * self.config.held_out / self.config.episodes
+    def rungs(self, base: Leg, racing: int) -> list[tuple[int, float]]:
+        """How many ways race in each rung, and what each may spend: of the steps, or of the time
+        without that of the measurements."""
+        config = self.config
+        if config.steps is not None:
+            return [(count, share * config.steps) for count, share in shares(racing)]
+        found = shares(racing, config.workers)
+        measured = sum(math.ceil(count / config.workers) for count, _ in found)
+        last = (racing + 2) * config.held_out / config.episodes
         others = sum(leg.minutes for leg in self.journal.legs if leg.way in (BASE, SAMPLER))
         others += base.minutes * (measured + last)
-        return max(self.config.minutes / 2, self.config.minutes - others)
+        budget = max(config.minutes / 2, config.minutes - others)
+        return [(count, share * budget) for count, share in found]
+
+    def only(self, name: str, rung: int, budget: float) -> Leg:
+        """One leg of a race that another process holds; the base was measured before."""
+        base, searched = self.journal.find(BASE, 0), self.journal.find(SAMPLER, 0)
+        assert base is not None and searched is not None
+        start = best([base, searched])
+        assert start is not None
+        return self.leg(self.setup(base, start), name, rung, budget)
 
     def leg(self, setup: Setup, name: str, rung: int, budget: float) -> Leg:
         """Let a way spend `budget` more, and measure it."""
@@ -256,6 +276,7 @@ class Improver:
         place = save_as_it_acts(chosen, folder / "checkpoints" / f"{step:08d}")
         if (saved / "learner.pt").exists():
             shutil.copy(saved / "learner.pt", place)
+            checkpoint.seal(place, checkpoint.read_about(place))
         run = saved.parent.parent / "run.yaml"
         node = read_saved(run) if run.exists() else {}
         node |= {"env": self.config.env, "out": str(folder), "name": folder.parent.name}

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         lines = path.read_text().splitlines() if path.exists() else []
-        self.legs = [_leg(json.loads(line)) for line in lines]
+        self.legs = [leg_of(json.loads(line)) for line in lines]
+        self._adding = threading.Lock()
 
     def find(self, way: str, rung: int) -> Leg | None:
         return next((leg for leg in self.legs if (leg.way, leg.rung) == (way, rung)), None)
@@ -55,24 +58,26 @@ class Journal:
         return [leg for leg in self.legs if leg.way == way]
 
     def add(self, leg: Leg) -> Leg:
-        self.legs.append(leg)
-        with self.path.open("a") as sink:
+        with self._adding, self.path.open("a") as sink:
+            self.legs.append(leg)
             sink.write(json.dumps(asdict(leg)) + "\n")
         return leg
 
 
-def _leg(row: dict[str, Any]) -> Leg:
+def leg_of(row: dict[str, Any]) -> Leg:
+    """The leg of a line of the journal."""
     score = row.pop("score")
     sampler = tuple(row.pop("sampler"))
     return Leg(**row, sampler=sampler, score=None if score is None else Score(**score))
 
 
-def shares(contenders: int) -> list[tuple[int, float]]:
-    """How many race in each rung, and the share of the whole budget that each of them has in it."""
-    counts = [contenders]
-    while counts[-1] > 1:
+def shares(contenders: int, at_once: int = 1) -> list[tuple[int, float]]:
+    """How many race in each rung, and the share of the whole budget that each of them has in it;
+    `at_once`: how many can spend the same minutes."""
+    counts = [contenders] if contenders else []
+    while counts and counts[-1] > 1:
         counts.append(-(-counts[-1] // 2))
-    return [(count, 1 / (len(counts) * count)) for count in counts]
+    return [(count, min(at_once, count) / (len(counts) * count)) for count in counts]
 
 
 def best(legs: Iterable[Leg]) -> Leg | None:
@@ -89,29 +94,43 @@ def _rank(leg: Leg) -> tuple[float, float]:
 
 def race(
     ways: Sequence[str],
-    budget: float,
+    rungs: Sequence[tuple[int, float]],
     run: Callable[[str, int, float], Leg],
     journal: Journal,
     finished: Callable[[Leg], None] = lambda _: None,
+    at_once: int = 1,
 ) -> list[Leg]:
-    """Let `ways` race with `budget` in all; returns the legs that were run, in order.
+    """Let `ways` race; returns the legs that were run, rung by rung.
 
-    `run(way, rung, budget)` spends this budget more on a way. The race ends early where a success
-    rate is known to be above `ENOUGH`. `finished` is called after each leg.
+    `rungs`: how many race in each, and what each of them spends; `run(way, rung, budget)` spends
+    it, in `at_once` threads where that is above 1. The race ends early where a success rate is
+    known to be above `ENOUGH`. `finished` is called after each leg.
     """
     racing, every = list(ways), list[Leg]()
-    for rung, (count, share) in enumerate(shares(len(ways)) if ways else []):
-        legs: list[Leg] = []
-        for way in racing[:count]:
-            leg = journal.find(way, rung) or journal.add(run(way, rung, share * budget))
+    for rung, (count, budget) in enumerate(rungs):
+
+        def one(way: str, rung: int = rung, budget: float = budget) -> Leg:
+            leg = journal.find(way, rung) or journal.add(run(way, rung, budget))
             finished(leg)
-            legs.append(leg)
+            return leg
+
+        legs = _mapped(one, racing[:count], at_once)
         every += legs
         measured = sorted((leg for leg in legs if leg.score is not None), key=_rank, reverse=True)
         racing = [leg.way for leg in measured]
         if not racing or won(measured[0]):
             break
     return every
+
+
+def _mapped(one: Callable[[str], Leg], ways: Sequence[str], at_once: int) -> list[Leg]:
+    if at_once == 1:
+        return [one(way) for way in ways]
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        return list(pool.map(one, ways))
+    finally:  # after Ctrl-C nothing more is started
+        pool.shutdown(cancel_futures=True)
 
 
 def won(leg: Leg) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.tensors import Tensors, length, take
+from embodied.nn.optim import Adam, Optimizer
 
 
-def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+def gradient_step(optimizer: Optimizer, loss: Tensor) -> None:
     """Minimise `loss` by one step of the optimiser."""
     optimizer.zero_grad()
     loss.backward()
@@ -26,14 +28,13 @@ def fit(
 ) -> float:
     """Take `updates` steps of AdamW on the losses of new batches; `decreasing`: the learning rate
     falls from `lr` to 0 as a cosine. Returns the mean loss of the last tenth of the updates."""
-    adam = torch.optim.AdamW(parameters, lr=lr, weight_decay=1e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, updates) if decreasing else None
+    adam = Adam(parameters, lr, weight_decay=1e-3, decoupled=True, local=True)
     late: list[float] = []
     for update in range(updates):
+        if decreasing:
+            adam.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * update / updates)) / 2
         loss = loss_of_batch()
         gradient_step(adam, loss)
-        if schedule is not None:
-            schedule.step()
         if update >= int(0.9 * updates):
             late.append(loss.item())
     return sum(late) / len(late)

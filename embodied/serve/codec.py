@@ -18,6 +18,7 @@ import numpy as np
 
 MAX_ITEMS = 100_000
 MAX_DEPTH = 16
+MAX_TEXT = 2**16  # bytes of one text: a name, or a task
 KINDS = "biuf"  # numpy kinds: bool, signed and unsigned integer, float
 ARRAY, SCALAR = b"__ndarray__", b"__npgeneric__"
 DATA, DTYPE, SHAPE = b"data", b"dtype", b"shape"
@@ -165,6 +166,8 @@ class _Reader:
         return self.view[self.at - size : self.at]
 
     def _text(self, size: int, depth: int = 0) -> str:
+        if size > MAX_TEXT:
+            raise CodecError(f"a text of the message has {size} bytes, and may have {MAX_TEXT}")
         return str(self._bytes(size), "utf-8")
 
     def _list(self, size: int, depth: int) -> list[Any]:

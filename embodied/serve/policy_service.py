@@ -216,9 +216,10 @@ def _as(value: Tensor, leaf: Leaf, name: str) -> Tensor:
     wanted: torch.dtype = getattr(torch, leaf.dtype)
     if leaf.is_depth and not value.is_floating_point():
         raise RequestError(f"{name} is {value.dtype}, and should be distances in m, float32")
-    if value.dtype == wanted or wanted.is_floating_point:
+    if value.dtype == wanted or (wanted.is_floating_point and value.is_floating_point()):
         return _finite(value.to(wanted), name)
-    if not value.dtype.is_floating_point and torch.equal(value.to(wanted).to(value.dtype), value):
+    whole = not (wanted.is_floating_point or value.is_floating_point())
+    if whole and torch.equal(value.to(wanted).to(value.dtype), value):
         return value.to(wanted)
     raise RequestError(f"{name} is {value.dtype}, and should be {leaf.dtype}")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from embodied.core.atomic_write import write_durably, write_json
+from embodied.core.atomic_write import locked, write_durably, write_json
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
@@ -348,7 +348,8 @@ def command(line: str, out: Path) -> None:
     if resumed:
         words = [*resume_words(words), f"resume={out}"]
     else:
-        shutil.rmtree(out, ignore_errors=True)
+        with locked(out):  # a training of a study that was killed may still write there
+            shutil.rmtree(out, ignore_errors=True)
     print(shlex.join(words) if resumed else line, flush=True)
     from embodied.core.checkpoint import git_revision  # imports torch: not where FILE is wrong
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Literal, Protocol
+from urllib.parse import quote
 from uuid import uuid4
 
 from embodied.core.bounds import Count, CountOrZero, Number
@@ -177,17 +178,18 @@ class Slurm(Launcher):
         script = Path(f"{folder}.sbatch")
         lines = [
             "#!/bin/bash",
-            f"#SBATCH --job-name={_name(folder)}",
-            f"#SBATCH --output={folder.resolve()}.log",
             "#SBATCH --open-mode=append",
             f"#SBATCH --signal=B:INT@{WARNED}",
             f"cd {shlex.quote(os.getcwd())}",
             f"exec {shlex.join(program(words))}",  # signals go to the training itself
         ]
         script.write_text("\n".join(lines) + "\n")
+        output = f"{folder.resolve()}.log".replace("%", "%%")  # Slurm fills in %j and the like
+        # Not in the script, where no name may have a space or begin another line.
+        named = [f"--job-name={_name(folder)}", f"--output={output}"]
         with Path(f"{folder}.slurm").open("a") as said:
             return subprocess.Popen(
-                ["sbatch", "--wait", *self.options, str(script)],
+                ["sbatch", "--wait", *named, *self.options, str(script.resolve())],
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C: `interrupt` ends the job, then sbatch ends
@@ -200,8 +202,8 @@ class Slurm(Launcher):
 
 
 def _name(folder: Path) -> str:
-    """The job's, which no other sweep of this user has."""
-    return "-".join(part for part in folder.resolve().parts[1:] if part)
+    """The job's, which no other sweep of this user has: a list of names has commas."""
+    return "-".join(quote(part) for part in folder.resolve().parts[1:])
 
 
 def launcher(on: str, options: str | None, threads: int = 1, device: str = "auto") -> Launcher:

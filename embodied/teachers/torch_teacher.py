@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embodied.nn.optim import Optimizer
 from embodied.teachers import teacher
 from embodied.teachers.teacher import Floats
 
@@ -62,7 +63,7 @@ class TorchTeacher(teacher.Teacher):
 
     remembered = ("modules", "optimizers")
     modules: dict[str, nn.Module]
-    optimizers: dict[str, torch.optim.Optimizer]
+    optimizers: dict[str, Optimizer]
 
     def normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.random.standard_normal(shape)).float()

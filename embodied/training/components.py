@@ -196,13 +196,16 @@ class RunComponents:
             write_terms(folder, reward, self.policy, env, gamma, settings.seed, execute)
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
-        """Save a checkpoint; older ones lose the loop state, which only resuming needs.
+        """Save a checkpoint. This one and the one before have the loop state, which only resuming
+        needs; older ones lose it.
 
         The policy in it is the one with the best evaluation so far where there is no environment.
         """
         loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
         loop["best"] = self.best.get_state()
-        here = checkpoint.save(
+        for old in sorted((folder / "checkpoints").glob("[0-9]*/loop.pt"))[:-1]:
+            old.unlink()  # first, so that the disk never holds three
+        checkpoint.save(
             folder / "checkpoints" / f"{step:08d}",
             (self.best.policy or self.policy).inference_policy(),
             step,
@@ -216,9 +219,6 @@ class RunComponents:
             },
             self.config.copy_base_mb,
         )
-        for old in here.parent.glob("[0-9]*/loop.pt"):
-            if old.parent != here:
-                old.unlink()
 
     def _learner_state(self) -> dict[str, Any]:
         """The learner's state, without a base that the checkpoint only refers to."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from embodied.real_robot.ipc.messages import Ended, Mode
 
 LOG = logging.getLogger("embodied.robot")
 SILENT = 1.0  # s without a tick, or a chunk, after which that is worth a note
+LOCAL = r"(localhost|127\.0\.0\.1)(:\d+)?"  # the Host of a request to this machine
 UNSEEN = ": only the robot's own watchdog and its own stop act now"
 WHEN = {
     Verb.ARM: "an arm can be armed when it is IDLE",
@@ -238,12 +240,15 @@ class Endpoint:
             timeout = 5.0
 
             def do_GET(self) -> None:
-                body = shown.text.encode()
-                self.send_response(200 if self.path == "/metrics" else 404)
+                # No web pages: one elsewhere may have been given this machine's address.
+                here = re.fullmatch(LOCAL, self.headers.get("Host", "")) is not None
+                known = 200 if self.path == "/metrics" else 404
+                code = known if here and "Origin" not in self.headers else 403
+                self.send_response(code)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.end_headers()
-                if self.path == "/metrics":
-                    self.wfile.write(body)
+                if code == 200:
+                    self.wfile.write(shown.text.encode())
 
             def log_message(self, format: str, *args: object) -> None:
                 """Readers come every few seconds; that is no news."""

@@ -5,6 +5,7 @@ The last part is the emulator's side: settings in, reply out, and pacing of simu
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -30,6 +31,7 @@ from embodied.real_robot.ipc.mailbox import memory_folder
 
 PATIENCE = 60.0  # s until it is there, on a machine that does much else
 ANSWER = 5.0  # s
+PREFIX = "embodied-emulator-"  # of the folder of an emulator
 
 
 class Emulator(ABC):
@@ -48,6 +50,15 @@ class Emulator(ABC):
         """End it; safe to call twice."""
 
 
+def clear_left() -> None:
+    """Take away the folders of emulators that were killed together with their starters: nobody has
+    the lock on their logs any more."""
+    for folder in memory_folder().glob(f"{PREFIX}*"):
+        with suppress(OSError), (folder / "log").open("rb") as log:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class Process(Emulator):
     """`python -m module FOLDER` reads `config` (a dataclass) as a line of JSON from its standard
     input, answers with a line of settings for the driver, and then does what
@@ -62,16 +73,19 @@ class Process(Emulator):
     def start(self) -> dict[str, Any]:
         """Settings for the driver. DriverError where it does not come up."""
         self.stop()
-        self.folder = Path(tempfile.mkdtemp(prefix="embodied-emulator-", dir=memory_folder()))
-        with (self.folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                module_command(self.module, str(self.folder)),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for its starter, which ends it in order
-            )
+        clear_left()
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory_folder()))
+        self.log = (self.folder / ".log").open("wb")
+        fcntl.flock(self.log, fcntl.LOCK_EX)  # the emulator's too: it gets the open file
+        (self.folder / ".log").rename(self.folder / "log")
+        self.process = subprocess.Popen(
+            module_command(self.module, str(self.folder)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for its starter, which ends it in order
+        )
         try:
             return self._ask(json.dumps(self.settings), PATIENCE, "did not start")
         except DriverError:
@@ -95,6 +109,7 @@ class Process(Emulator):
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
+        self.log.close()
         self.process = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -188,11 +203,13 @@ def answer(
     over: threading.Event | None = None,
 ) -> None:
     """Tell `said`, and then to every line of standard input how far `behind` real time its world is
-    (s), until the input ends: that is `over`."""
+    (s), until the input ends: that is `over`, and the folder goes, as its starter may be dead."""
     try:
         print(json.dumps(said), flush=True)
         while os.read(0, 256):  # not sys.stdin: a thread in it would spoil the process's last words
             print(json.dumps({"behind": behind()}), flush=True)
+        if Path(sys.argv[1]).name.startswith(PREFIX):  # not where a person has started it
+            shutil.rmtree(sys.argv[1], ignore_errors=True)
     finally:
         if over is not None:
             over.set()

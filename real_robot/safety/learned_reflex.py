@@ -26,6 +26,7 @@ from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariable
 
 from embodied.core.bounds import Bound, Positive, PositiveFraction
 from embodied.core.build import ConfigError
+from embodied.core.hashes import damage
 from embodied.policies.wrappers.reflex_rule import reflexing
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.springs import SOFTEST, Springs
@@ -263,6 +264,8 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
     """Settings, spec and weights of the newest checkpoint of `run`; ConfigError in one line."""
     folders = sorted(file.parent for file in run.glob("checkpoints/[0-9]*/about.json"))
     folder = run if (run / "policy.yaml").exists() or not folders else folders[-1]
+    if wrong := damage(folder, ("policy.yaml", "spec.json", "policy.safetensors")):
+        raise ConfigError(f"safety.reflex: {folder} is damaged: {wrong}")
     try:
         node = yaml.safe_load((folder / "policy.yaml").read_text())
         spec = json.loads((folder / "spec.json").read_text())

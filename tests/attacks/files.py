@@ -73,6 +73,7 @@ def _run(folder: Path) -> None:
     policy.node = node_of("policies.gaussian.Gaussian", hidden=[8])
     checkpoint.save(folder / "checkpoints" / "00000001", policy, 1, {"a": torch.zeros(2)}, {})
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": env, "execute": None}))
+    (folder / SAVED / "about.json").write_text("{}")  # of a version that kept no hashes
 
 
 def _policy(folder: Path) -> None:

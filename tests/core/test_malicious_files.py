@@ -83,6 +83,7 @@ def run_of(folder: Path, acts: Any, env: Any = ENV, settings: dict[str, Any] | N
     saved = checkpoint.save(folder / "checkpoints" / "00000001", untrained(), 1, {}, {})
     text = acts if isinstance(acts, str) else yaml.safe_dump(acts)
     (saved / "policy.yaml").write_text(text)
+    checkpoint.seal(saved, checkpoint.read_about(saved))  # as an attacker would
     run = {"env": env, "execute": None, **(settings or {})}
     (folder / "run.yaml").write_text(env if isinstance(env, str) else yaml.safe_dump(run))
     SEEN.clear()  # saving it asks git
@@ -376,9 +377,11 @@ def test_no_tensor_file_runs_code(tmp_path: Path, marker: Path) -> None:
     run = run_of(tmp_path / "run", GAUSSIAN)
     for name in ("learner", "loop"):
         torch.save({"x": Bomb(marker)}, checkpoint.find(run) / f"{name}.pt")
+        checkpoint.seal(checkpoint.find(run), checkpoint.read_about(run))
         with pytest.raises(Exception, match=r"(?i)weights.only"):
             checkpoint.load_state(run, name)
     torch.save({"x": Bomb(marker)}, checkpoint.find(run) / "policy.safetensors")
+    checkpoint.seal(checkpoint.find(run), checkpoint.read_about(run))
     DOORS["load"](run)
 
 

@@ -139,6 +139,7 @@ ENTRIES: dict[str, Any] = {
 def test_files_from_other_people(case: str, run: Path, tmp_path: Path) -> None:
     folder = saved(steered(run), tmp_path / "steered")
     (folder / "references.json").write_text(json.dumps(ENTRIES[case]))
+    checkpoint.seal(folder, checkpoint.read_about(folder))
     refused(folder)
 
 
@@ -149,6 +150,7 @@ def test_a_pipe_is_not_waited_for(run: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe)
     entry |= {"file": str(pipe), "relative": "nothing.safetensors"}
     (folder / "references.json").write_text(json.dumps([entry]))
+    checkpoint.seal(folder, checkpoint.read_about(folder))
     assert "is not there" in refused(folder)
 
 
@@ -157,6 +159,7 @@ def test_a_reference_cannot_replace_what_was_saved(run: Path, tmp_path: Path) ->
     folder = saved(steered(run), tmp_path / "steered")
     entry = json.loads((folder / "references.json").read_text())[0]
     (folder / "references.json").write_text(json.dumps([{**entry, "part": "inner"}]))
+    checkpoint.seal(folder, checkpoint.read_about(folder))
     assert "do not fit" in refused(folder)
 
 
@@ -178,7 +181,7 @@ def test_what_a_newer_version_wrote_is_refused(tmp_path: Path) -> None:
     assert checkpoint.load_state(folder, "loop")["step"] == 1
     changed(folder / "about.json", format=formats.CHECKPOINT + 1)
     for read in (checkpoint.load_policy, lambda path: checkpoint.load_state(path, "loop")):
-        with pytest.raises(ConfigError, match=r"the checkpoint has format 2, .* up to 1"):
+        with pytest.raises(ConfigError, match=r"the checkpoint has format 3, .* up to 2"):
             read(folder)
     file = tmp_path / "meta" / "info.json"
     file.parent.mkdir()

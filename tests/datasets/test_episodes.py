@@ -411,6 +411,18 @@ def test_a_disk_that_fills_while_files_are_moved(tmp_path: Path) -> None:
     assert not (tmp_path / "pending").exists()
 
 
+def flip(file: Path) -> None:
+    """One bit among the numbers of the largest column, of the last episode in a file."""
+    about = pq.ParquetFile(file).metadata
+    group = about.row_group(about.num_row_groups - 1)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    column = max(columns, key=lambda each: each.total_compressed_size)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    content = bytearray(file.read_bytes())
+    content[begin + column.total_compressed_size - 3] ^= 1
+    file.write_bytes(content)
+
+
 def damage(path: Path, what: str) -> str:
     """Break one thing; returns what the message must name."""
     data = path / "data/chunk-000/file-001.parquet"
@@ -420,6 +432,8 @@ def damage(path: Path, what: str) -> str:
         data.unlink()
     elif what == "data cut":
         data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    elif what.endswith("flipped"):
+        flip(data if what == "data flipped" else index)
     elif what == "steps missing":
         pq.write_table(pq.read_table(data).slice(0, 4), data)
     elif what == "film missing":
@@ -443,8 +457,8 @@ def damage(path: Path, what: str) -> str:
 
 
 DAMAGE = (
-    "data missing, data cut, steps missing, film missing, film cut, index missing, index cut, "
-    "info cut, totals"
+    "data missing, data cut, data flipped, steps missing, film missing, film cut, index missing, "
+    "index cut, index flipped, info cut, totals"
 )
 
 
@@ -460,7 +474,7 @@ def test_damage_names_the_file_and_the_way_out(tmp_path: Path, what: str) -> Non
     assert ("salvage" in str(error.value)) == (what != "info cut")
     if what != "info cut":
         kept = salvage(path, tmp_path / "saved")
-        assert kept == (4 if what == "totals" else 2)
+        assert kept == {"totals": 4, "data flipped": 3}.get(what, 2)
         saved = read_episodes(tmp_path / "saved")
         assert saved.spec == RICH and [one["seed"] for one in saved.info] == list(range(kept))
 

@@ -72,7 +72,10 @@ def rows(policy: Policy, n: int) -> tuple[Tensors, Tensor]:
 
 
 def of_world(node: dict[str, Any], world: str) -> Policy:
-    """The policy of a YAML file in a world of SPECS; ConfigError if it is not for that world."""
+    """The policy of a YAML file in a world of SPECS; ConfigError if it is not for that world.
+    Sampler steps are the same nodes of a graph again: two of them are enough."""
+    if node["_target_"].rpartition(".")[2] in ("Diffusion", "NoisyDiffusion"):
+        node = {**node, "steps": 2}
     if "history" in world:
         node = {**node, "obs_steps": 2}
     if "degrees" in world:  # as training on a dataset makes it

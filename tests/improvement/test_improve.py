@@ -85,12 +85,13 @@ def test_the_better_policy_is_left_behind_with_the_proof(
     assert (again.rows, again.chosen) == (result.rows, result.chosen)
 
 
-def test_an_interrupted_improvement_goes_on_to_the_same_result(
+def test_two_at_once_and_one_that_is_interrupted_come_to_the_same_result(
     base: Path, recipes: str, tmp_path: Path
 ) -> None:
     words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
     words += ["steps=900", "episodes=20", "held_out=20"]  # the last ones count
-    whole = command.improve(str(base), words, [recipes])
+    whole = command.improve(str(base), [*words, "workers=2"], [recipes])
+    assert (tmp_path / "out/ways/quick_own/leg-0.json").exists()
     kept = {leg: score.mean for leg, score in whole.rows.items()}
     shutil.rmtree(tmp_path / "out")
 

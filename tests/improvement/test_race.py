@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,19 @@ def score(successes: int, episodes: int = 100) -> Score:
     return Score.of((torch.arange(episodes) < successes).float(), True)
 
 
+def rungs(ways: Sequence[str], budget: float) -> list[tuple[int, float]]:
+    return [(count, share * budget) for count, share in shares(len(ways))]
+
+
 def test_every_rung_has_the_same_share_of_the_budget() -> None:
     for contenders in range(1, 9):
-        rungs = shares(contenders)
-        assert [count for count, _ in rungs][-1] == 1
-        assert all(count * share == pytest.approx(1 / len(rungs)) for count, share in rungs)
+        found = shares(contenders)
+        assert [count for count, _ in found][-1] == 1
+        assert all(count * share == pytest.approx(1 / len(found)) for count, share in found)
+
+
+def test_minutes_are_spent_by_several_at_once() -> None:
+    assert shares(4, at_once=2) == [(4, pytest.approx(1 / 6)), (2, 1 / 3), (1, 1 / 3)]
 
 
 def test_the_better_half_goes_on_and_the_last_one_has_most(tmp_path: Path) -> None:
@@ -29,7 +38,7 @@ def test_the_better_half_goes_on_and_the_last_one_has_most(tmp_path: Path) -> No
     def run(way: str, rung: int, budget: float) -> Leg:
         return Leg(way, rung, budget, score=score(reached[way] + rung))
 
-    legs = race(list(reached), 120.0, run, Journal(tmp_path / "race.jsonl"))
+    legs = race([*reached], rungs([*reached], 120.0), run, Journal(tmp_path / "race.jsonl"))
     by_rung = {k: [leg.way for leg in g] for k, g in itertools.groupby(legs, lambda leg: leg.rung)}
     assert by_rung == {0: ["a", "b", "c", "d"], 1: ["d", "b"], 2: ["d"]}
     spent = {way: sum(leg.budget for leg in legs if leg.way == way) for way in reached}
@@ -44,7 +53,8 @@ def test_who_cannot_be_measured_is_out_and_the_race_goes_on(tmp_path: Path) -> N
             return Leg(way, rung, budget, problem="it has no noise")
         return Leg(way, rung, budget, score=score(50))
 
-    legs = race(["broken", "a", "b"], 1.0, run, Journal(tmp_path / "race.jsonl"))
+    ways = ["broken", "a", "b"]
+    legs = race(ways, rungs(ways, 1.0), run, Journal(tmp_path / "race.jsonl"), at_once=2)
     assert [leg.way for leg in legs if leg.rung == 1] == ["a", "b"]
 
 
@@ -53,7 +63,7 @@ def test_it_ends_where_nothing_is_left_to_win(tmp_path: Path) -> None:
         return Leg(way, rung, budget, score=score(100 if way == "a" else 50))
 
     assert score(100).low >= ENOUGH
-    legs = race(["a", "b"], 1.0, run, Journal(tmp_path / "race.jsonl"))
+    legs = race(["a", "b"], rungs("ab", 1.0), run, Journal(tmp_path / "race.jsonl"))
     assert [leg.way for leg in legs] == ["a", "b"]
 
 
@@ -69,8 +79,8 @@ def test_an_interrupted_race_runs_nothing_twice(tmp_path: Path) -> None:
 
     ways, file = ["a", "bb", "ccc"], tmp_path / "race.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        race(ways, 9.0, run, Journal(file))
-    legs = race(ways, 9.0, run, Journal(file))
+        race(ways, rungs(ways, 9.0), run, Journal(file))
+    legs = race(ways, rungs(ways, 9.0), run, Journal(file))
     done = [each for each in ran if each[0] != "interrupted"]
     assert len(done) == len(set(done)) == len(legs)
     assert Journal(file).legs == legs

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from embodied.core import checkpoint
 from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.daemon.client import call, emergency_stop
 from embodied.real_robot.daemon.requests import MOST_BYTES, Request, Verb
@@ -331,6 +332,7 @@ def attacked(scene: Scene) -> Path:
     words += ["allow=[subprocess]", f"out={scene.folder / 'evil_demos'}"]
     node = {"_target_": "embodied.cli.main", "argv": words}
     (evil / "policy.yaml").write_text(yaml.safe_dump(node))
+    checkpoint.seal(evil, checkpoint.read_about(evil))  # as an attacker would
     return evil
 
 

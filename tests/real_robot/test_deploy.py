@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy import site
+from embodied.deploy.session import Session
 from embodied.embodiments import fr3, so101
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
@@ -29,7 +31,7 @@ from embodied.envs.hardware_sim.fr3_task import Config as TaskWorldConfig
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
-from tests.builders import make_policy, node_of
+from tests.builders import exit_of, make_policy, node_of
 from tests.real_robot.test_daemon import PATIENT, gone, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +146,34 @@ def test_the_servo_arm_over_its_wire(
             deploy.kill()
 
 
+def test_a_disk_that_is_full_while_recording_is_no_success(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The arm is unaffected; one line says what was kept."""
+    play = Session._play
+
+    def played(self: Session, seconds: float | None) -> None:
+        if self.episodes:  # nothing larger can be written any more
+            pid = self.status["recorder"]["pid"]
+            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, hard))
+        play(self, seconds)
+
+    monkeypatch.setattr(Session, "_play", played)
+    words = ["robot=so101_sim", "demonstrator=reach", "episodes=2", "yes=true", "seconds=2"]
+    words += [*PATIENTLY, FAR, f"folder={folder}", f"out={tmp_path / 'out'}"]
+    assert exit_of("deploy", *words) == 2
+    said = capsys.readouterr()
+    (line,) = [each for each in said.err.splitlines() if each.startswith("embodied:")]
+    assert "1 of 2 episodes are not" in line and "episode 2 (could not write" in line
+    assert f"1 are complete in {tmp_path / 'out' / 'recording'}" in line
+    assert "episode 2: " in said.out and "time, not recorded" in said.out, "it went on"
+    assert len(read_episodes(tmp_path / "out" / "recording")) == 1
+
+
 def test_an_operators_stop_ends_the_session(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,7 +252,7 @@ def test_a_check_says_what_fits_and_what_does_not(
     weights = run / "checkpoints" / "00000000" / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\1\0")
     code, text = robot(capsys, "check", "robot=sim", f"policy={run}")
-    assert code == 1 and "FAIL policy" in text and "was changed after it was saved" in text
+    assert code == 1 and "FAIL policy" in text and "is not what was saved" in text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from embodied.real_robot.emulators.process import Process
 from embodied.real_robot.emulators.servos.bus import Config, ServoArm
 from embodied.real_robot.emulators.ur.controller import Config as UrConfig
 from embodied.real_robot.emulators.ur.controller import UrArm
+from tests.builders import wait_until
+from tests.training.actors.helper import alive
 
 
 @dataclass(frozen=True)
@@ -79,3 +83,38 @@ def test_time_that_is_not_caught_up_with_is_lost(monkeypatch: pytest.MonkeyPatch
     assert pace.next() == pytest.approx(0.1) and pace.behind() == pytest.approx(2.3)
     now = 104.0  # 2.3 of 4 s were lost, and 0.9 of the last one are yet to be caught up with
     assert seen.share() == pytest.approx(1 - 3.2 / 4)
+
+
+def test_who_is_killed_with_its_emulator_leaves_nothing_for_long(tmp_path: Path) -> None:
+    """The starter alone: its emulator takes the folder away. Both at once: the next one does."""
+    code = (
+        "import sys; from embodied.real_robot.emulators.servos.bus import Config, ServoArm\n"
+        "arm = ServoArm(Config('dynamixel', (2048.0,)))\n"
+        "arm.start(); print(arm.folder, arm.pid, flush=True); sys.stdin.read()\n"
+    )
+
+    def started() -> tuple[subprocess.Popen[str], Path, int]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        starter = subprocess.Popen([sys.executable, "-c", code], **pipes)  # type: ignore[call-overload]
+        folder, pid = starter.stdout.readline().split()
+        return starter, Path(folder), int(pid)
+
+    starter, folder, _ = started()
+    with starter:
+        starter.kill()
+    wait_until(lambda: not folder.exists(), "the emulator takes its folder with it")
+    starter, folder, pid = started()
+    with starter:
+        os.kill(pid, signal.SIGSTOP)  # it cannot hear that its starter ended
+        starter.kill()
+    os.kill(pid, signal.SIGKILL)
+    assert folder.exists()
+    wait_until(lambda: not alive(pid), "it is gone")
+    running, other, _ = started()
+    with running:
+        assert other.exists() and not folder.exists()
+        arm = ServoArm(Config("dynamixel", (2048.0,)))
+        arm.start()
+        assert other.exists(), "the folder of one that runs"
+        arm.stop()
+        running.kill()

@@ -156,6 +156,7 @@ def test_other_names_need_a_mapping(tmp_path: Path) -> None:
     run = cloned(tmp_path)
     spec = tmp_path / "run" / "checkpoints" / "00000001" / "spec.json"
     spec.write_text(spec.read_text().replace("wrist_roll.pos", "roll"))
+    checkpoint.seal(spec.parent, checkpoint.read_about(spec.parent))
     node = settings()
     with pytest.raises(ConfigError, match=r"the policy says .*roll, gripper\.pos; the robot's"):
         require_actions(checkpoint.load_spec(run), site_of(run, node, tmp_path))

@@ -102,6 +102,7 @@ def test_an_array_that_is_none_is_refused(changed: dict[str, Any]) -> None:
         b"\x91" * (codec.MAX_DEPTH + 2) + b"\xc0",
         b"\x91" * 100_000 + b"\xc0",
         b"\xdd" + struct.pack(">I", codec.MAX_ITEMS) + b"\x80" * codec.MAX_ITEMS,
+        b"\xdb" + struct.pack(">I", codec.MAX_TEXT + 1) + b"a" * (codec.MAX_TEXT + 1),
     ],
 )
 def test_bytes_that_are_no_message_are_refused(message: bytes) -> None:
@@ -222,6 +223,7 @@ def test_a_client_that_says_not_what_it_executed_gets_no_joined_chunks() -> None
         ({"state": np.array([1j, 0, 0])}, "state is complex"),
         ({"state": state(), "noise": np.ones(7)}, r"noise is float64\[7\]"),
         ({"state": state(), "noise": np.full(8, np.nan)}, "not finite"),
+        ({"state": state().astype(int)}, "int64, and should be float32"),
         ({"state": state(), "embodied": {"batch": 0}}, "batch=0"),
         ({"state": state(), "embodied": {"batch": 2.5}}, "batch=2.5"),
         ({"state": state(), "embodied": {"batch": 10**6}}, "batch=1000000"),

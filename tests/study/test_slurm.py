@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embodied.study.sweep import launcher
-from tests.builders import exit_of
+from tests.builders import exit_of, wait_until
 from tests.study.helper import WORDS, Interrupted, pruned
 
 SBATCH = """#!{python}
@@ -21,11 +21,13 @@ from pathlib import Path
 words, script = sys.argv[1:-1], Path(sys.argv[-1])
 assert "--wait" in words, words
 given = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script.read_text(), re.M))
-assert given["open-mode"] == "append" and given["signal"] == "B:INT@120"
-with open(given["output"], "a") as log, open("{jobs}/submitted", "a") as submitted:
+assert given == {{"open-mode": "append", "signal": "B:INT@120"}}, given
+given = dict(word[2:].split("=", 1) for word in words if "=" in word)
+output = re.sub("%(.)", lambda found: "%" if found[1] == "%" else "7", given.pop("output"))
+with open(output, "a") as log, open("{jobs}/submitted", "a") as submitted:
     job = subprocess.Popen(["bash", script], stdout=log, stderr=log)
-    Path("{jobs}", given["job-name"]).write_text(str(job.pid))
-    submitted.write(" ".join(words) + "\\n")
+    Path("{jobs}", given.pop("job-name")).write_text(str(job.pid))
+    submitted.write(" ".join(f"--{{key}}={{value}}" for key, value in given.items()) + "\\n")
 print("Submitted batch job", job.pid)
 sys.exit(job.wait())
 """
@@ -59,7 +61,7 @@ def test_each_trial_is_a_job(tmp_path: Path, jobs: Path) -> None:
     out = tmp_path / "sweep"
     words = [*WORDS, "learner.gamma=0.9..0.99", "trials=2", "workers=2", f"out={out}"]
     assert exit_of("sweep", *words, "on=slurm", "slurm=--time=10 --mem=1G") == 0
-    assert (jobs / "submitted").read_text() == "--wait --time=10 --mem=1G\n" * 2
+    assert (jobs / "submitted").read_text() == "--time=10 --mem=1G\n" * 2
     assert len(list(jobs.iterdir())) == 3, "each has a name of its own"
     found = json.loads((out / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"] * 2
@@ -79,3 +81,17 @@ def test_an_interrupted_sweep_ends_its_jobs_and_goes_on(tmp_path: Path, jobs: Pa
     assert "resume=" in sweep.again()
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"]
+
+
+def test_the_folder_of_a_job_may_have_any_name(tmp_path: Path, jobs: Path) -> None:
+    """A space, a comma, a line that Slurm would obey, and what it would fill in."""
+    folder = tmp_path / "a, b\n#SBATCH --wrap=reboot 100%j"
+    slurm = launcher("slurm", None)
+    assert slurm.start(["python", "-c", "print('ran')"], folder).wait(600) == 0
+    assert Path(f"{folder}.log").read_text() == "ran\n"
+    waits = slurm.start(["python", "-c", "import time; time.sleep(600)"], folder)
+    wait_until(lambda: len((jobs / "submitted").read_text().splitlines()) == 2, "the second job")
+    slurm.interrupt(waits, folder)
+    assert waits.wait(600) != 0
+    (job,) = [file for file in jobs.iterdir() if file.name != "submitted"]
+    assert "," not in job.name and " " not in job.name and "\n" not in job.name

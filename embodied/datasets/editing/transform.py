@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -46,6 +45,7 @@ from embodied.datasets.lerobot.schema import (
     columns_of_info,
     leaf_of,
     observation,
+    write_parquet,
 )
 from embodied.datasets.lerobot.video import decode_numbers
 from embodied.datasets.lerobot.writer import statistics, summarise, write_row_groups
@@ -449,7 +449,7 @@ def _rewrite(source: Source, plan: Plan) -> None:
         write_row_groups(file, [t.replace_schema_metadata(None) for t in tables])
     index = _new_index(source.index, plan, stats, finals)
     (file,) = (source.folder / "meta" / "episodes").rglob("*.parquet")
-    write_durably(file, lambda sink: pq.write_table(index, sink))
+    write_durably(file, lambda sink: write_parquet(index, sink))
     if old.stored == "video":
         shutil.rmtree(inside(source.folder / "videos", old.name))
     summarise(source.folder, _new_info(source.info, plan), index)

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from embodied.core.atomic_write import write_durably
 from embodied.core.files import inside, require_file
@@ -44,6 +43,7 @@ from embodied.datasets.lerobot.schema import (
     read_info,
     read_tasks,
     tasks_table,
+    write_parquet,
 )
 from embodied.datasets.lerobot.video import FILMS, decode_numbers, open_film, open_sink
 from embodied.datasets.lerobot.writer import consolidate, summarise, write_row_groups
@@ -260,7 +260,7 @@ def write_dataset(folder: Path, chosen: Sequence[Chosen]) -> Copied:
         lines = [line | film for line, film in zip(lines, films, strict=True)]
     index = _new_index(chosen, lines)
     target = file_in(folder, INDEX, 0, 0)
-    write_durably(target, lambda sink: pq.write_table(index, sink))
+    write_durably(target, lambda sink: write_parquet(index, sink))
     _copy_other_meta(folder, chosen)
     summarise(folder, info, index)
     made.episodes, made.steps = index.num_rows, int(info["total_frames"])
@@ -309,7 +309,7 @@ def _copy_data(
             waiting.append(rows)
     flush()
     tasks = folder / "meta" / "tasks.parquet"
-    write_durably(tasks, lambda sink: pq.write_table(tasks_table(list(texts)), sink))
+    write_durably(tasks, lambda sink: write_parquet(tasks_table(list(texts)), sink))
     return lines
 
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -450,6 +451,11 @@ def tasks_table(texts: list[str]) -> pa.Table:
         "pandas_version": "2.0.0",
     }
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+
+
+def write_parquet(table: pa.Table, sink: Any) -> None:
+    """Write a table with a checksum of each page: a reader notices a bit that was flipped."""
+    pq.write_table(table, sink, write_page_checksum=True)
 
 
 def read_tasks(path: Path) -> dict[int, str]:

@@ -47,11 +47,12 @@ from embodied.datasets.lerobot.schema import (
     place_in_film,
     read_index,
     read_info,
+    read_tasks,
     spec_of_info,
     tasks_table,
+    write_parquet,
 )
 from embodied.datasets.lerobot.video import encode_film, encode_png, join_films
-from embodied.datasets.parquet import read_parquet
 
 
 def consolidate(path: Path) -> None:
@@ -90,7 +91,7 @@ def _move(path: Path, info: dict[str, Any], index: pa.Table | None, all_: list[P
         rows.append(line)
     table = pa.concat_tables(rows)
     target = file_number(path, INDEX, number, info)
-    write_durably(target, lambda sink: pq.write_table(table, sink))  # from here on they are listed
+    write_durably(target, lambda sink: write_parquet(table, sink))  # from here on they are listed
 
 
 def _write_data(
@@ -181,7 +182,7 @@ def write_row_groups(file: Path, tables: Sequence[pa.Table]) -> None:
     schema = tables[0].schema
 
     def write(sink: Any) -> None:
-        with pq.ParquetWriter(sink, schema) as writer:
+        with pq.ParquetWriter(sink, schema, write_page_checksum=True) as writer:
             for table in tables:
                 writer.write_table(table.select(schema.names).cast(schema))
 
@@ -199,10 +200,10 @@ def _next_number(index: pa.Table | None, what: str, info: Mapping[str, Any]) -> 
 def _add_texts(path: Path, texts: Sequence[str]) -> dict[str, int]:
     """Number every sentence, old ones first, and write tasks.parquet where there are new ones."""
     file = path / "meta" / "tasks.parquet"
-    known: list[str] = read_parquet(file)["task"].to_pylist() if file.exists() else []
+    known = list(read_tasks(path).values()) if file.exists() else []
     every = list(dict.fromkeys([*known, *texts]))
     if every != known:
-        write_durably(file, lambda sink: pq.write_table(tasks_table(every), sink))
+        write_durably(file, lambda sink: write_parquet(tasks_table(every), sink))
     return {text: number for number, text in enumerate(every)}
 
 
@@ -481,7 +482,7 @@ class EpisodeWriter:
         with pa.ipc.new_stream(sink, line.schema) as stream:
             stream.write_table(line)
         table = pa.table(arrays).replace_schema_metadata({ROW: sink.getvalue().to_pybytes()})
-        write_durably(target.file, lambda out: pq.write_table(table, out))
+        write_durably(target.file, lambda out: write_parquet(table, out))
 
     def _line(
         self, steps: Tensors, final: Tensors, sentences: Sequence[str], info: str

@@ -26,7 +26,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, RunPlan, soft_update
-from embodied.nn.optim import Optimizer
+from embodied.nn.optim import Adam, Optimizer
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,14 @@ class BehaviorCloning(Learner):
         self.batch_size = config.batch_size
         self.online = policy
         self.policy = copy.deepcopy(policy).requires_grad_(False)
-        self.adam = torch.optim.AdamW(
-            policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
-        )
+        decay = config.weight_decay
+        weights = policy.parameters()
+        self.adam = Adam(weights, config.lr, weight_decay=decay, decoupled=True, local=True)
         self.done = 0
         self.total = max(run.updates, 1)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.adam.param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
-        self.adam.zero_grad()
         loss = self.online.loss(batch).mean()
         loss.backward()
         distributed.average_gradients(self.online.parameters())

@@ -20,7 +20,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
-from embodied.nn.optim import Optimizer
+from embodied.nn.optim import Adam, Optimizer
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class HgDagger(Learner):
         self.spec = spec
         self.batch_size = config.batch_size
         self.gamma = config.gamma
-        self.adam = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+        self.adam = Adam(policy.parameters(), config.lr, local=True)
 
     @classmethod
     def imitates(cls) -> bool:
@@ -58,7 +58,6 @@ class HgDagger(Learner):
         valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
         errors = self.policy.loss({**batch, "action": action, "valid": valid})
         loss = (errors * theirs).sum() / theirs.sum().clamp(min=1.0)
-        self.adam.zero_grad()
         loss.backward()
         distributed.average_gradients(self.policy.parameters())
         self.adam.step()

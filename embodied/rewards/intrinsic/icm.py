@@ -29,6 +29,7 @@ from embodied.core.tensors import Tensors
 from embodied.nn.fit import gradient_step, minibatches
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import RunningMeanStd
+from embodied.nn.optim import Adam
 from embodied.rewards.intrinsic.features import ObservationFeatures
 
 
@@ -68,7 +69,7 @@ class Icm(Remembered, SummedReward):
                     "forward_model": mlp(size + self.width, hidden, size),
                 }
             ).to(device)
-        self.adam = torch.optim.Adam(self.nets.parameters(), lr=config.lr)
+        self.adam = Adam(self.nets.parameters(), lr=config.lr, local=True)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.scale = RunningMeanStd(1, device, config.memory)
 

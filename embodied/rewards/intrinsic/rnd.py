@@ -28,6 +28,7 @@ from embodied.core.tensors import Tensors
 from embodied.nn.fit import gradient_step, minibatches
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import RunningMeanStd
+from embodied.nn.optim import Adam
 from embodied.rewards.intrinsic.features import ObservationFeatures
 
 
@@ -71,7 +72,7 @@ class Rnd(Remembered, SummedReward):
         for layer in [*self.target, *self.predictor]:
             if isinstance(layer, nn.Linear):  # large random features differ more
                 nn.init.orthogonal_(layer.weight, 2**0.5, self.generator)
-        self.adam = torch.optim.Adam(self.predictor.parameters(), lr=config.lr)
+        self.adam = Adam(self.predictor.parameters(), lr=config.lr, local=True)
         self.returns = torch.zeros(num_envs, device=device)
         self.scale = RunningMeanStd(1, device, config.memory)
 

@@ -55,6 +55,7 @@ from embodied.llm.ask_pool import AskPool
 from embodied.llm.chat import Answer, Chat, Message, object_schema
 from embodied.llm.client import open_chat
 from embodied.nn.fit import gradient_step
+from embodied.nn.optim import Adam
 from embodied.rewards.wrappers.added_observations import (
     CAPTION,
     TIMES,
@@ -248,7 +249,7 @@ class LearnedCaptionModel(Remembered):
         self.generator = torch.Generator().manual_seed(seed)
         with forked(seed):
             self.net = CharCNN()
-        self.adam = torch.optim.Adam(self.net.parameters(), lr=lr)
+        self.adam = Adam(self.net.parameters(), lr=lr, local=True)
         self.questions: list[Question] = []
         self.values: list[float] = []
 

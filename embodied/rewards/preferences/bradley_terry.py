@@ -24,6 +24,7 @@ from embodied.core.spec import Leaf
 from embodied.nn.fit import gradient_step
 from embodied.nn.networks import Ensemble
 from embodied.nn.normalizers import MeanStdNormalizer
+from embodied.nn.optim import Adam
 
 CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, kernel, stride
 
@@ -128,10 +129,10 @@ class Ranker(Remembered):
         self.labels: Labels = (torch.empty(0), torch.empty(0), torch.empty(0))
         self.net, self.optimizer = self._new_ensemble()
 
-    def _new_ensemble(self) -> tuple[Scores, torch.optim.Optimizer]:
+    def _new_ensemble(self) -> tuple[Scores, Adam]:
         """A new ensemble and its optimiser."""
         net, how = scores_of(self.leaf, self.how, self.seed).to(self.device), self.how
-        return net, torch.optim.Adam(net.parameters(), how.rate, weight_decay=how.decay)
+        return net, Adam(net.parameters(), how.rate, weight_decay=how.decay, local=True)
 
     def __len__(self) -> int:
         return len(self.labels[2])

@@ -28,6 +28,7 @@ from embodied.core.tensors import Tensors
 from embodied.nn.fit import gradient_step
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import RunningMeanStd
+from embodied.nn.optim import Adam
 from embodied.rewards.handcrafted.factors import Factor
 from embodied.rewards.intrinsic.features import ObservationFeatures
 
@@ -77,7 +78,7 @@ class Heron(Remembered, SummedReward):
         self.features = ObservationFeatures(spec.obs, config.leaves, device)
         with forked(seed):
             self.net = mlp(self.features.size, config.hidden, 1).to(device)
-        self.adam = torch.optim.Adam(self.net.parameters(), lr=config.lr)
+        self.adam = Adam(self.net.parameters(), lr=config.lr, local=True)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.factor_moments = RunningMeanStd(len(self.factors), device)
         self.middle = torch.zeros(3, device=device)  # mean, deviation, top of the scores

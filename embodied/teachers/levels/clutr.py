@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from embodied.core.bounds import Bound, Count, NonNegative, Positive, PositiveFraction
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
+from embodied.nn.optim import Adam, Optimizer
 from embodied.teachers.levels.regret import (
     Config,
     Grammar,
@@ -132,7 +133,7 @@ def divergence(mean: Tensor, log: Tensor) -> Tensor:
 
 def train(
     model: LevelAutoencoder,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     pool: Words,
     random: np.random.Generator,
 ) -> dict[str, float]:
@@ -199,7 +200,7 @@ class Clutr(RegretTeacher):
         self.sentences = LevelAutoencoder(config.autoencoder, grammar, self.random)
         self.place = LatentGaussian(config.autoencoder.latent)
         self.modules = {"sentences": self.sentences, "place": self.place}
-        self.optimizers = {"adam": torch.optim.Adam(self.place.parameters(), config.lr)}
+        self.optimizers = {"adam": Adam(self.place.parameters(), config.lr, local=True)}
         self.z = torch.zeros(0, config.autoencoder.latent)
         self.learned = False
         self.noted = {}
@@ -208,7 +209,7 @@ class Clutr(RegretTeacher):
         if not self.learned:
             settings = self.settings.autoencoder
             pool = self.spelled.spell(self.levels.random(settings.pool, self.random))
-            adam = torch.optim.Adam(self.sentences.parameters(), settings.lr, fused=True)
+            adam = Adam(self.sentences.parameters(), settings.lr, local=True)
             noted = train(self.sentences, adam, pool, self.random)
             words = torch.from_numpy(pool[:256])
             with torch.no_grad():

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from embodied.core.spec import Spec
+from embodied.nn.optim import Adam
 from embodied.teachers.levels.regret import (
     Config,
     Grammar,
@@ -52,7 +53,7 @@ class Paired(RegretTeacher):
         grammar = Grammar(space.words, space.length, space.marks)
         self.builder = LevelGenerator(grammar, self.settings.width, self.random)
         self.modules = {"builder": self.builder}
-        self.optimizers = {"adam": torch.optim.Adam(self.builder.parameters(), self.settings.lr)}
+        self.optimizers = {"adam": Adam(self.builder.parameters(), self.settings.lr, local=True)}
         self.words = np.zeros((0, grammar.length), np.int64)
         self.old = self.value = torch.zeros(0, grammar.length)
 

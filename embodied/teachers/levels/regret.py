@@ -36,6 +36,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
+from embodied.nn.optim import Optimizer
 from embodied.teachers import teacher
 from embodied.teachers.teacher import (
     EpisodeLog,
@@ -153,7 +154,7 @@ def surrogate(log: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tenso
 
 def improve(
     builder: LevelGenerator,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     settings: Settings,
     words: Words,
     old: Tensor,

@@ -26,6 +26,7 @@ from embodied.core.bounds import (
 )
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
+from embodied.nn.optim import Adam
 from embodied.teachers import teacher
 from embodied.teachers.teacher import Floats
 from embodied.teachers.torch_teacher import TorchTeacher, mlp, tensor
@@ -65,7 +66,7 @@ class Mpts(TorchTeacher):
         self.decoder = mlp((d + h, h, h, h, 1), self.random)
         self.modules = {"encoder": self.encoder, "heads": self.heads, "decoder": self.decoder}
         learned = nn.ModuleDict(self.modules).parameters()
-        self.optimizers = {"adam": torch.optim.Adam(learned, config.lr, fused=True)}
+        self.optimizers = {"adam": Adam(learned, config.lr, local=True)}
         self.plan: list[list[float]] = []  # points and predicted risks of the next episodes
         self.rows: list[list[float]] = []  # points, predicted risks, scores of finished ones
         self.posterior: Posterior = (torch.zeros(h), torch.ones(h))

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, PositiveFraction
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
+from embodied.nn.optim import Adam
 from embodied.teachers import teacher
 from embodied.teachers.teacher import Floats
 from embodied.teachers.torch_teacher import TorchTeacher, linear, mlp, tensor
@@ -162,7 +163,7 @@ class SetterSolver(TorchTeacher):
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
         self.modules = {"judge": self.judge, "setter": self.setter}
         self.optimizers = {
-            f"{name}_optimizer": torch.optim.Adam(net.parameters(), config.lr, fused=True)
+            f"{name}_optimizer": Adam(net.parameters(), config.lr, local=True)
             for name, net in self.modules.items()
         }
         self.plan: list[list[float]] = []

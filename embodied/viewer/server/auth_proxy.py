@@ -21,6 +21,7 @@ HOST = "127.0.0.1"
 """The default address to listen on: this machine only."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 COOKIE = "embodied_view"
+SECRET = "Authorization"  # the header with what only the proxy knows
 SILENT = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError)
 REASONS = {303: "See Other", 400: "Bad Request", 403: "Forbidden", 405: "Method Not Allowed"}
 
@@ -102,10 +103,12 @@ def name_of(address: str) -> str:
 
 class AuthProxy:
     """Listens on `host` and `port` (0: any free port) and forwards allowed requests to port `inner`
-    of this machine. `port` is then the port in use."""
+    of this machine, which asks for `secret`. `port` is then the port in use."""
 
-    def __init__(self, host: str, port: int, inner: int, token: str | None = None) -> None:
-        self.host, self.inner, self.token = host, inner, token
+    def __init__(
+        self, host: str, port: int, inner: int, secret: str, token: str | None = None
+    ) -> None:
+        self.host, self.inner, self.secret, self.token = host, inner, secret, token
         self.local = host in LOCAL
         self.loop = asyncio.new_event_loop()
         self.server = self.loop.run_until_complete(
@@ -150,7 +153,7 @@ class AuthProxy:
             return
         within, out = await asyncio.open_connection("127.0.0.1", self.inner)
         try:
-            out.write(passed_on(request))
+            out.write(passed_on(request, self.secret))
             await asyncio.gather(pipe(reader, out), pipe(within, writer))
         finally:
             out.close()
@@ -162,9 +165,9 @@ class AuthProxy:
             raise Refused(400, "the request head is too long") from error
 
 
-def passed_on(request: Request) -> bytes:
+def passed_on(request: Request, secret: str) -> bytes:
     """The head as it is forwarded: one request per connection, so that every request is checked."""
-    headers = dict(request.headers)
+    headers = {**request.headers, SECRET.lower(): secret}
     if not request.upgrades:
         headers["connection"] = "close"
     lines = [f"{request.method} {request.target} HTTP/1.1"]

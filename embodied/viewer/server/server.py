@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import io
 import logging
 import queue
@@ -14,12 +15,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import wraps
+from http import HTTPStatus
 from typing import Any, Self, TypeVar, cast
 
 from viser import GuiMarkdownHandle, ViserServer
 from viser._messages import ShareUrlRequest
+from websockets.asyncio import server as websockets
+from websockets.asyncio.server import ServerConnection
+from websockets.http11 import Request, Response
 
-from embodied.viewer.server.auth_proxy import HOST, LOCAL, AuthProxy
+from embodied.viewer.server.auth_proxy import HOST, LOCAL, SECRET, AuthProxy
 
 
 # Fix for viser 1.1.1: a thread-safe event for its message buffers. viser sets an `asyncio.Event`
@@ -65,6 +70,42 @@ def patch_message_events(server: ViserServer) -> None:
         inner._broadcast_buffer.message_event.is_set()
     )
     inner.on_client_connect(on_connect)
+
+
+Admit = Callable[[ServerConnection, Request], Response | None]
+BUILDING = threading.Lock()
+
+
+def viser_behind(secret: str) -> ViserServer:
+    """viser's server at a free port of this machine, which answers only requests with the header
+    `Authorization: SECRET`: the port is no way round the proxy. RuntimeError where viser does not
+    take that."""
+    # Fix for viser 1.1.1: it has no setting for this. It calls websockets' `serve`, which is
+    # another function meanwhile.
+    guarded: list[int] = []
+
+    def serve_guarded(*where: Any, process_request: Admit, **settings: Any) -> websockets.serve:
+        def checked(connection: ServerConnection, request: Request) -> Response | None:
+            shown = ",".join(request.headers.get_all(SECRET)).encode(errors="surrogateescape")
+            if not hmac.compare_digest(shown, secret.encode()):
+                return connection.respond(HTTPStatus.FORBIDDEN, "this is not the page's address\n")
+            return process_request(connection, request)
+
+        guarded.append(1)
+        return original(*where, process_request=checked, **settings)
+
+    with BUILDING:
+        original = websockets.serve
+        websockets.serve = serve_guarded  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                server = ViserServer(HOST, 0, label="embodied", verbose=False)
+        finally:
+            websockets.serve = original
+    if not guarded:
+        server.stop()
+        raise RuntimeError("this version of viser cannot be guarded: pip install viser==1.1.1")
+    return server
 
 
 Command = tuple[Callable[[], None], "Future[None]"]
@@ -254,8 +295,8 @@ class PageServer:
     def __init__(self, host: str = HOST, port: int = 8080) -> None:
         # Browsers open connections that they do not use; each would log a traceback.
         logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.server = ViserServer(HOST, 0, label="embodied", verbose=False)
+        secret = secrets.token_urlsafe(32)
+        self.server = viser_behind(secret)
         patch_message_events(self.server)
         # Otherwise the page could request a public share URL.
         self.server._websock_server.unregister_handler(ShareUrlRequest)
@@ -268,7 +309,7 @@ class PageServer:
         self.server.gui.main_panel.dock_right()
         self._loading: GuiMarkdownHandle | None = None
         token = None if host in LOCAL else secrets.token_urlsafe(16)
-        self.proxy = AuthProxy(host, port, self.server.get_port(), token)
+        self.proxy = AuthProxy(host, port, self.server.get_port(), secret, token)
 
     @property
     def url(self) -> str:

@@ -5,6 +5,7 @@ Both come from the run's newest checkpoint and are evaluated for whichever polic
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.checkpoint import CheckpointError
 from embodied.core.device import forked
 from embodied.core.env import NotSavable, VecEnv
+from embodied.core.errors import ContractWarning
 from embodied.core.policy import Policy
 from embodied.core.reward import AddedObservation, AugmentsEnv, HasComponents, Reward
 from embodied.core.saved_file import fitting
@@ -396,7 +398,10 @@ def _value_function(
         with fitting(state, saved):
             learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
         learner.set_state(state)
-    except (ConfigError, CheckpointError, KeyError, RuntimeError, AttributeError):
+    except CheckpointError as error:
+        warnings.warn(f"{error}; its critic is not shown", ContractWarning, stacklevel=2)
+        return None
+    except (ConfigError, KeyError, RuntimeError, AttributeError):
         return None
     # The minimum over the learner's critics, or its value network; None if it has neither.
     critic: Any = getattr(learner, "critic", None)
