@@ -142,6 +142,8 @@ def mistake(error: Exception) -> str | None:
         return f'the package {error.name} is missing: pip install "embodied-rl[all]"'
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's
+        return f"this needs more memory than there is: {str(error).partition(chr(10))[0][:200]}"
     return None
 
 

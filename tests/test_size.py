@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 113_400,  # lines of embodied, envs, policies, real_robot
-    "tests": 71_500,  # lines
+    "product": 116_500,  # lines of embodied, envs, policies, real_robot
+    "tests": 75_000,  # lines
     "frames": 9,  # of our own functions, from the command line to SAC's optimiser step
     "files": 80,  # of ours that are entered before that step
 }

@@ -28,7 +28,7 @@ from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.saved_file import file_hash
+from embodied.core.saved_file import file_hash, fitting
 from embodied.core.spec import Bound, Leaf, Spec
 from embodied.datasets.mapping import Mapping, Source, short
 
@@ -230,7 +230,9 @@ def policy_node(
         return {**_act(config, chunk), "inputs": inputs}
     except KeyError as error:
         raise ConfigError(f"config.json has no {error.args[0]}: it is damaged") from error
-    except TypeError as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"config.json is damaged: {error}") from error
 
 
@@ -348,7 +350,8 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
         units = action_units(names, found.stats.get("action", {}), config.action)
         node["action"] = units.to_json()
     inputs = scaled_inputs(config, found.inputs, names, spec)
-    policy = build(node, Policy, spec=spec)
+    with fitting(weights, folder / "config.json"):
+        policy = build(node, Policy, spec=spec)
     named = {name.replace(COMPILED, ""): value for name, value in weights.items()}
     unused = UNUSED[config.type]
     # The network's tensors keep LeRobot's names.

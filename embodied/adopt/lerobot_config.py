@@ -6,7 +6,6 @@ refused unless the user says that it does not matter.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,12 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from embodied.core.build import ConfigError, shown
+from embodied.core.files import SIDE, inside, read_json, reading
+from embodied.core.saved_file import load_tensors
+from embodied.core.spec import known
 
 STATE, ENV = "observation.state", "observation.environment_state"
 KINDS = {"STATE": "state", "ENV": "env", "VISUAL": "image"}
@@ -68,7 +69,7 @@ def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
     that do not matter."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give one with config.json, model.safetensors")
-    node = read_json(folder / "config.json")
+    node = read_settings(folder / "config.json")
     kind = node.get("type")
     if not isinstance(kind, str):
         raise ConfigError(f"{folder} holds a policy of type {shown(kind)}: it is damaged")
@@ -100,20 +101,21 @@ def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
     unread = tuple(name for name, each in inputs.items() if each.kind == "state" and name != STATE)
     inputs = {name: each for name, each in inputs.items() if name not in unread}
     _require_features(inputs, kind)
-    steps = int(node.get("n_obs_steps", 1))
-    norm = {str(k): str(v) for k, v in dict(node.get("normalization_mapping") or {}).items()}
+    with reading(folder / "config.json", TypeError, ValueError):
+        steps = int(node.get("n_obs_steps", 1))
+        norm = {str(k): str(v) for k, v in dict(node.get("normalization_mapping") or {}).items()}
     return LeRobotConfig(kind, inputs, action, steps, norm, node, unread)
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_settings(file: Path) -> dict[str, Any]:
     """The mapping in a JSON file; ConfigError."""
     try:
-        node = json.loads(file.read_text())
+        node = read_json(file)
     except FileNotFoundError as error:
         raise ConfigError(
             f"there is no {file}; give the folder of a LeRobot checkpoint (pretrained_model)"
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
         raise ConfigError(f"{file} is not JSON: {str(error).splitlines()[0]}") from error
     if not isinstance(node, dict):
         raise ConfigError(f"{file} should hold settings, not {shown(node)}")
@@ -121,9 +123,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _feature(node: Mapping[str, Any]) -> Feature:
-    return Feature(
-        KINDS.get(node["type"], str(node["type"]).lower()), tuple(int(n) for n in node["shape"])
-    )
+    shape, _ = known([int(n) for n in node["shape"]], "float32")
+    if len(shape) > 1 and max(shape) > SIDE:
+        raise ValueError(f"a picture of {list(shape)}")
+    return Feature(KINDS.get(node["type"], str(node["type"]).lower()), shape)
 
 
 def _require_features(inputs: Mapping[str, Feature], kind: str) -> None:
@@ -213,7 +216,7 @@ def _processor(
     folder: Path, file: str, wanted: str, config: LeRobotConfig
 ) -> tuple[Mapping[str, str], dict[str, dict[str, Tensor]]]:
     """The modes by type of feature, and the statistics by feature, of one pipeline."""
-    steps = read_json(folder / file).get("steps")
+    steps = read_settings(folder / file).get("steps")
     modes, stats = config.norm, dict[str, dict[str, Tensor]]()
     for step in cast(list[Any], steps) if isinstance(steps, list) else []:
         node = cast(dict[str, Any], step) if isinstance(step, dict) else {}
@@ -233,10 +236,10 @@ def _processor(
 
 def _state(folder: Path, name: str) -> dict[str, dict[str, Tensor]]:
     """The statistics in a file of the checkpoint, by feature."""
-    if Path(name).name != name or not name.endswith(".safetensors"):
+    if not name.endswith(".safetensors"):
         raise ConfigError(f"{folder} names the file {name!r:.80}, which is not one of its own")
     found: dict[str, dict[str, Tensor]] = {}
-    for key, value in read_tensors(folder / name).items():
+    for key, value in read_tensors(inside(folder, name)).items():
         feature, _, stat = key.rpartition(".")
         found.setdefault(feature, {})[stat] = value.float()
     return found
@@ -245,7 +248,7 @@ def _state(folder: Path, name: str) -> dict[str, dict[str, Tensor]]:
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; ConfigError."""
     try:
-        return load_file(file, device="cpu")
+        return load_tensors(file)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no {file}; the checkpoint is incomplete") from error
     except (OSError, SafetensorError) as error:

@@ -258,6 +258,7 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     """The critic that was trained beside `policy`, from learner.pt; ConfigError without one."""
     from embodied.core import checkpoint
     from embodied.core.build import build
+    from embodied.core.saved_file import fitting
     from embodied.learners.learner import Learner, RunPlan
 
     if trained.get("learner") is None:
@@ -270,11 +271,13 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     if trained.get("finetune"):
         part = part.trainable()  # the part that its learner trained
     plan = RunPlan(updates=1, execute=trained.get("execute"))
-    learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
+    state = checkpoint.load_state(saved, "learner")
+    with fitting(state, saved.parent.parent / "run.yaml"):
+        learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
     critic = getattr(learner, "critic", None)
     if critic is None or not hasattr(critic, "each") or critic.out != 1:
         raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic to choose actions")
-    learner.set_state(checkpoint.load_state(saved, "learner"))
+    learner.set_state(state)
     return critic
 
 

@@ -55,5 +55,6 @@ Fraction = Annotated[float, Bound(0.0, 1.0)]
 PositiveFraction = Annotated[float, Bound(above=0.0, high=1.0)]
 Whole = Annotated[int, Bound()]
 Count = Annotated[int, Bound(1)]
+Levels = Annotated[int, Bound(1, 10_000)]  # of a sampler, which keeps numbers of each
 CountOrZero = Annotated[int, Bound(0)]
 Ranges = Mapping[str, tuple[Number, Number]]  # lowest and highest value, by name

@@ -21,16 +21,24 @@ from typing import Any
 import torch
 import yaml
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from embodied.core import formats
 from embodied.core.atomic_write import sync
 from embodied.core.build import ConfigError, build
 from embodied.core.errors import ContractWarning
+from embodied.core.files import read_json
 from embodied.core.hashes import ABOUT, FILES, damage, file_hash, hashes_in
 from embodied.core.hashes import read_about as about_of
 from embodied.core.policy import Policy, policies_in
-from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, referred
+from embodied.core.saved_file import (
+    WEIGHTS,
+    BaseFileError,
+    SavedFile,
+    fitting,
+    load_tensors,
+    referred,
+)
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec, require_same
 
@@ -164,9 +172,9 @@ def load_policy(
     folder = find(path)
     format = _require_saved(folder, "policy.yaml", "spec.json", WEIGHTS)
     try:
-        saved = Spec.from_json(json.loads((folder / "spec.json").read_text()))
+        saved = Spec.from_json(read_json(folder / "spec.json"))
         node = read_saved(folder / "policy.yaml")
-        weights = load_file(folder / WEIGHTS, device="cpu")
+        weights = load_tensors(folder / WEIGHTS)
     except Exception as error:  # damaged files raise many kinds of errors
         raise CheckpointError(
             f"{folder} is damaged ({error}); use an earlier checkpoint"
@@ -176,7 +184,9 @@ def load_policy(
     node = formats.upgrade("checkpoint", {"policy": node}, format)["policy"]
     require_inside(node, folder / "policy.yaml")
     parts = references(folder)
-    policy = build(node, Policy, spec=saved)
+    weights = _with_parts(weights, parts, folder)
+    with fitting(weights, folder / "policy.yaml"):
+        policy = build(node, Policy, spec=saved)
     _load_weights(policy, weights, parts, folder)
     return policy.to(device).eval()
 
@@ -204,7 +214,7 @@ def references(path: Path | str) -> dict[str, SavedFile]:
     if not file.exists():
         return {}
     try:
-        entries: list[Any] = list(json.loads(file.read_text()))
+        entries: list[Any] = list(read_json(file))
         return {str(entry["part"]): referred(entry, folder) for entry in entries}
     except BaseFileError as error:
         raise CheckpointError(str(error)) from error
@@ -212,14 +222,26 @@ def references(path: Path | str) -> dict[str, SavedFile]:
         raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
 
 
-def _load_weights(
-    policy: Policy, weights: dict[str, Any], parts: Mapping[str, SavedFile], folder: Path
-) -> None:
-    """Load `weights` and those of the files of `parts`, and note where they are from."""
+def _with_parts(
+    weights: dict[str, Any], parts: Mapping[str, SavedFile], folder: Path
+) -> dict[str, Any]:
+    """`weights` and those of the files of `parts`."""
     try:
         for name, file in parts.items():
-            found = load_file(file.path, device="cpu")
+            found = load_tensors(file.path)
             weights = {**weights, **{f"{name}.{key}": value for key, value in found.items()}}
+    except (OSError, SafetensorError) as error:
+        line = str(error).splitlines()[0]
+        raise CheckpointError(f"a file that {folder} refers to is damaged ({line})") from error
+    return weights
+
+
+def _load_weights(
+    policy: Policy, weights: Mapping[str, Any], parts: Mapping[str, SavedFile], folder: Path
+) -> None:
+    """Load `weights`, some of which are those of the files of `parts`, and note where they are
+    from."""
+    try:
         policy.load_state_dict(weights)
         for name, file in {"": SavedFile(folder / WEIGHTS), **parts}.items():
             part = policy.get_submodule(name)
@@ -237,7 +259,7 @@ def load_spec(path: Path | str) -> Spec:
     folder = find(path)
     _require_saved(folder, "spec.json")
     try:
-        return Spec.from_json(json.loads((folder / "spec.json").read_text()))
+        return Spec.from_json(read_json(folder / "spec.json"))
     except Exception as error:  # damaged files raise many kinds of errors
         raise _damaged(folder, error) from error
 

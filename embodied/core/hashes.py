@@ -6,11 +6,12 @@ The `files` in about.json are the hashes of all other files of its checkpoint.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from embodied.core.files import read_json
 
 ABOUT, FILES = "about.json", "files"
 
@@ -34,7 +35,7 @@ def hashes_in(folder: Path) -> dict[str, str]:
 
 def read_about(folder: Path) -> dict[str, Any]:
     """The facts in the about.json of a checkpoint. OSError, ValueError, TypeError."""
-    return dict(json.loads((folder / ABOUT).read_text()))
+    return dict(read_json(folder / ABOUT))
 
 
 def damage(folder: Path, names: Iterable[str]) -> str:

@@ -7,15 +7,22 @@ in `references.json` the path and hash of the base's file instead of a copy of i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
+from torch.nn.modules import module as modules
+from torch.utils._pytree import tree_leaves
 
+from embodied.core.device import free_bytes
+from embodied.core.files import FileError, reading, require_file
 from embodied.core.hashes import file_hash
 
 BASES = "EMBODIED_BASES"
@@ -52,6 +59,7 @@ class SavedFile:
 
     def names(self) -> list[str]:
         """The names of its tensors."""
+        require_tensors(self.path)
         with safe_open(self.path, "pt") as opened:  # pyright: ignore[reportUnknownVariableType]
             return list(cast(Any, opened).keys())
 
@@ -65,6 +73,60 @@ class SavedFile:
             "bytes": path.stat().st_size,
             "sha256": self.sha256,
         }
+
+
+HEADER = 2**23  # bytes of the names and shapes in a safetensors file: 80,000 tensors
+SPARE = (2**24, 10_000)  # elements and tensors that a network may have beside four times its file's
+
+
+def require_tensors(file: Path) -> None:
+    """FileError for a safetensors file with a header or a size that cannot be meant. OSError."""
+    size, free = require_file(file), free_bytes(torch.device("cpu"))
+    with file.open("rb") as opened:
+        header = int.from_bytes(opened.read(8), "little")
+    if header > HEADER:
+        raise FileError(f"{file} has a header of {header:,} bytes, and {HEADER:,} are allowed")
+    if size > free:
+        raise FileError(f"{file} has {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free")
+
+
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. OSError, SafetensorError; FileError."""
+    require_tensors(file)
+    return load_file(file, device="cpu")
+
+
+@contextmanager
+def fitting(weights: Mapping[str, Any], settings: Path) -> Generator[None]:
+    """Around building the network that the file `settings` describes and `weights`, a state with
+    tensors in it, are for: FileError as soon as it has far more parameters, before they take memory
+    and time."""
+    held = [value for value in tree_leaves(weights) if isinstance(value, Tensor)]
+    most = SPARE[0] + 4 * sum(value.numel() for value in held)
+    count = SPARE[1] + 4 * len(held)
+    here, found = threading.get_ident(), [0, 0]
+
+    def registered(_: object, name: str, value: Tensor | None) -> None:
+        if value is None or threading.get_ident() != here:
+            return
+        found[0] += value.numel()
+        found[1] += 1
+        if found[0] > most or found[1] > count:
+            raise FileError(
+                f"{settings} describes a network of {found[0]:,} parameters in {found[1]:,} "
+                f"tensors and more, and its weights are {len(held):,} tensors: it is damaged"
+            )
+
+    handles = (
+        modules.register_module_parameter_registration_hook(registered),
+        modules.register_module_buffer_registration_hook(registered),
+    )
+    try:
+        with reading(settings):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def referred(entry: Any, folder: Path) -> SavedFile:

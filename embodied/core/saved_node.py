@@ -14,6 +14,7 @@ import yaml
 
 from embodied.core import build, formats
 from embodied.core.build import ConfigError, Node
+from embodied.core.files import SETTINGS, read_text
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -43,7 +44,7 @@ MOST = 100_000  # parts of one file: more are an attack, or a mistake
 def read_saved(file: Path) -> Node:
     """The mapping in a YAML file of a run, a checkpoint or a dataset; ConfigError."""
     try:
-        node = parse_yaml(file.read_text(), str(file))
+        node = parse_yaml(read_text(file, SETTINGS), str(file))
         if isinstance(node, dict):
             for part in _parts(node):  # Hydra would replace such a text by other settings
                 if isinstance(part, str) and "${" in part:

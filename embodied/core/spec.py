@@ -26,6 +26,8 @@ MASK = "action_mask"
 DEMONSTRATOR = "privileged/demonstrator"
 """An observation that only a demonstrator reads; it is left out of the dataset it makes."""
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+DTYPES = (*INTEGERS, "uint16", "uint32", "uint64", "bool", "float16", "float32", "float64")
+MOST = 2**28  # elements of a leaf
 _ZERO = (None, 0)
 
 
@@ -188,9 +190,10 @@ class Leaf:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Leaf:
+        shape, dtype = known(data["shape"], data["dtype"])
         return cls(
-            shape=tuple(data["shape"]),
-            dtype=data["dtype"],
+            shape=shape,
+            dtype=dtype,
             low=_tupled(data["low"]),
             high=_tupled(data["high"]),
             unit=data["unit"],
@@ -275,6 +278,15 @@ class Spec:
             native=data.get("native"),
             tasks=tuple(data.get("tasks", ())),
         )
+
+
+def known(shape: Any, dtype: Any) -> tuple[tuple[int, ...], str]:
+    """The shape and type that a file gives a leaf. ValueError where no leaf can have them."""
+    sizes = tuple(shape)
+    whole = len(sizes) <= 8 and all(type(n) is int and 0 <= n <= MOST for n in sizes)
+    if not whole or math.prod(sizes) > MOST or dtype not in DTYPES:
+        raise ValueError(f"there are no numbers of the type {dtype!r:.40} and shape {sizes!s:.80}")
+    return sizes, dtype
 
 
 def hidden(name: str) -> bool:

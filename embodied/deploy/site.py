@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from embodied.core import checkpoint
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, Node, build, named_function
 from embodied.core.config_fields import complete
+from embodied.core.files import read_json
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec, hidden
@@ -82,7 +82,7 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
             trained = None  # its environment has other names
         policy = found
     if policy is not None and onboard is not None:
-        act = json.loads((checkpoint.find(Path(policy)) / "spec.json").read_text())["act"]
+        act = read_json(checkpoint.find(Path(policy)) / "spec.json")["act"]
         if tuple(act.get("names") or ()) == onboard.names:
             robot = _with_onboard_policy(onboard, robot, policy, output)
             node, policy, trained = {**node, "demonstrator": onboard.setpoints}, None, script

@@ -9,6 +9,7 @@ of actions.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import re
 import shutil
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
+from embodied.core.files import FileError, reading, require_file, require_room
 from embodied.core.native import (
     NativeAction,
     NativeLeaf,
@@ -38,6 +40,9 @@ from embodied.datasets.lerobot.video import decode_image
 from embodied.envs.process.worker.memory import flat_name
 
 CONTROL_PERIOD = 0.05  # s: the default of robosuite and of ManiSkill, whose files may not say it
+MOST_ELEMENTS = 10_000  # of an action
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, EOFError)
+"""What foreign files lead to that hold other things than their format says."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ def opened(path: Path) -> Iterator[Any]:
     except ModuleNotFoundError as error:
         raise ConfigError('HDF5 files need h5py: pip install "embodied-rl[data]"') from error
     try:
+        require_file(path)
         with h5py.File(path, "r") as file:
+            _require_own_links(file, path)
             yield file
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
@@ -79,6 +86,34 @@ def opened(path: Path) -> Iterator[Any]:
         ) from error
     except KeyError as error:
         raise DatasetError(f"{path} lacks something: {str(error).strip(chr(34))}") from error
+
+
+def _require_own_links(file: Any, path: Path) -> None:
+    """FileError where a name leads into another file."""
+    found: list[str] = []
+
+    def look(name: str, link: Any) -> None:
+        if hasattr(link, "filename"):
+            found.append(name)
+
+    file.visititems_links(look)
+    if found:
+        line = f"{found[0][:100]!r} is a link into another file; ask for a file that holds it"
+        raise FileError(f"{path}: {line}")
+
+
+def require_own(array: Any) -> int:
+    """The size (bytes) of the file that an HDF5 `array` is in; 0 for other arrays. FileError where
+    its numbers lie in another file, or are more than memory may hold."""
+    if not hasattr(array, "is_virtual"):
+        return 0
+    where = f"{array.file.filename}: {array.name[:100]}"
+    if array.external or array.is_virtual:
+        raise FileError(f"{where} has its numbers in another file; ask for one that holds them")
+    size = require_file(Path(array.file.filename))
+    for shape in (array.shape, array.chunks or ()):
+        require_room(math.prod(shape) * array.dtype.itemsize, size, where)
+    return size
 
 
 @contextmanager
@@ -113,8 +148,16 @@ class Bounds:
         return native_action(shape, "float32", self.low, self.high, name)
 
 
+def require_elements(size: int, where: object) -> int:
+    """The number of an action's elements. DatasetError where it cannot be meant."""
+    if size > MOST_ELEMENTS:
+        raise DatasetError(f"{where}: actions of {size:,} elements, {MOST_ELEMENTS:,} are the most")
+    return size
+
+
 def unit_box(size: int) -> NativeAction:
     """Actions [size] that are in [-1, 1] already."""
+    require_elements(size, "the file")
     return NativeAction((size,), "float32", (-1.0,) * size, (1.0,) * size)
 
 
@@ -154,6 +197,7 @@ def numbered(group: Any, prefix: str) -> list[str]:
 def walk(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Where each array of nested groups lies, and the array."""
     if not hasattr(node, "keys"):
+        require_own(node)
         yield path, node
         return
     for key in node:
@@ -162,11 +206,21 @@ def walk(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...
 
 def numbers(values: Any) -> np.ndarray:
     """An array of a file, [T, ...]; JPEG and PNG bytes become pictures."""
-    array = np.asarray(values[()] if hasattr(values, "shape") else values)
-    if array.dtype != object:
-        return array
-    pictures = [decode_image(bytes(memoryview(item))).numpy() for item in array]
-    return np.stack(pictures) if pictures else np.empty((0,), np.uint8)
+    size = require_own(values)
+    if not hasattr(values, "dtype"):
+        values = np.asarray(values)
+    if values.dtype.kind != "O":
+        return np.asarray(values[()])
+    made = np.empty((0,), np.uint8)
+    for row, item in enumerate(values):  # one after the other: all may be the same large one
+        picture = decode_image(bytes(memoryview(item))).numpy()
+        if not row:
+            require_room(len(values) * picture.nbytes, size, "a column of pictures")
+            made = np.empty((len(values), *picture.shape), picture.dtype)
+        if picture.shape != made.shape[1:]:
+            raise ValueError(f"pictures of {list(made.shape[1:])} and {list(picture.shape)}")
+        made[row] = picture
+    return made
 
 
 def flags(values: Any) -> Tensor:
@@ -243,14 +297,15 @@ def convert(
     module = importlib.import_module(f"{__name__}.{source_format}")
     partial = out.with_name(f".{out.name}.partial")  # so that `out` is whole or not there
     shutil.rmtree(partial, ignore_errors=True)
-    if hasattr(module, "copy"):
-        if dt is not None or bounds.given or mask is not None:
-            raise DatasetError(f"{source_format} files are copied as they are: no other option")
-        made = Converted(module.copy(path, partial))
-    else:
-        spec, episodes = module.read(path, dt, bounds)
-        with EpisodeWriter(partial, spec, robot=source_format, images=images) as writer:
-            made = _written(writer, path, episodes, mask)
+    if hasattr(module, "copy") and (dt is not None or bounds.given or mask is not None):
+        raise DatasetError(f"{source_format} files are copied as they are: no other option")
+    with reading(path, *MALFORMED):
+        if hasattr(module, "copy"):
+            made = Converted(module.copy(path, partial))
+        else:
+            spec, episodes = module.read(path, dt, bounds)
+            with EpisodeWriter(partial, spec, robot=source_format, images=images) as writer:
+                made = _written(writer, path, episodes, mask)
     partial.rename(out)
     return made
 

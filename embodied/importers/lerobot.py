@@ -13,6 +13,7 @@ of version 3; so LeRobot and this project read the same steps and pictures as be
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embodied.core.atomic_write import write_durably, write_json
+from embodied.core.files import inside, read_json, read_text
 from embodied.datasets.lerobot.schema import (
     DAMAGE,
     DATA,
@@ -33,13 +34,21 @@ from embodied.datasets.lerobot.schema import (
     VIDEO,
     VIDEO_MB,
     DatasetError,
+    file_in,
     file_number,
     place_in_file,
     place_in_film,
+    require_info,
     tasks_table,
     write_parquet,
 )
 from embodied.datasets.lerobot.writer import summarise
+from embodied.datasets.parquet import read_parquet
+
+PART = r"\{(video_key|episode_(chunk|index)(:0?\d{1,2}d)?)\}"
+TEMPLATE = re.compile(rf"([^{{}}]|{PART})*")
+"""Of data_path and video_path: a format of Python could ask for anything else."""
+LINES = 2**28  # bytes of a list of episodes
 
 
 def copy(path: Path, out: Path) -> int:
@@ -58,14 +67,14 @@ def copy(path: Path, out: Path) -> int:
     begin = 0
     for number, episode in enumerate(episodes):
         length = int(episode["length"])
-        file = out / file_number(DATA, number, info)
+        file = file_number(out, DATA, number, info)
         _copy_steps(_file(path, old, "data_path", episode), file, number, begin, length)
         row = {"episode_index": number, "tasks": list(episode["tasks"]), "length": length}
         row |= place_in_file("data", number, info)
         row |= {"dataset_from_index": begin, "dataset_to_index": begin + length}
         for camera in cameras:
             film = _file(path, old, "video_path", episode, camera)
-            _copied(film, out / file_number(VIDEO, number, info, camera))
+            _copied(film, file_number(out, VIDEO, number, info, camera))
             row |= place_in_film(camera, number, info, 0.0, length / info["fps"])
         row |= place_in_file("meta/episodes", 0, info)
         for name, kinds in stats.get(episode["episode_index"], {}).items():
@@ -73,13 +82,13 @@ def copy(path: Path, out: Path) -> int:
         rows.append(row)
         begin += length
     index = pa.Table.from_pylist(rows)
-    listed, tasks = out / INDEX.format(chunk_index=0, file_index=0), out / "meta" / "tasks.parquet"
+    listed, tasks = file_in(out, INDEX, 0, 0), out / "meta" / "tasks.parquet"
     write_durably(listed, lambda sink: write_parquet(index, sink))
     words = [texts[number] for number in range(len(texts))]
     write_durably(tasks, lambda sink: write_parquet(tasks_table(words), sink))
     summarise(out, info, index)
     if not stats and (path / "meta" / "stats.json").exists():
-        write_json(out / "meta" / "stats.json", json.loads((path / "meta/stats.json").read_text()))
+        write_json(out / "meta" / "stats.json", read_json(path / "meta" / "stats.json"))
     return len(rows)
 
 
@@ -88,14 +97,17 @@ def _info(path: Path) -> dict[str, Any]:
     if not file.exists():
         raise DatasetError(f"{path} holds no dataset (there is no {file})")
     try:
-        info = json.loads(file.read_text())
+        info = read_json(file)
         version = str(info["codebase_version"])
-        _ = info["features"], info["fps"], info["chunks_size"], info["data_path"]
-    except DAMAGE as error:
+        templates = str(info["data_path"]), str(info.get("video_path") or "")
+        require_info(info, file)
+    except (*DAMAGE, TypeError, AttributeError) as error:
         raise DatasetError(f"{file} is damaged ({error}); copy it again") from error
     if not version.startswith("v2."):
         hint = "; it needs no conversion" if version.startswith("v3.") else ""
         raise DatasetError(f"{path} is of version {version}, not 2.0 or 2.1{hint}")
+    if wrong := [each for each in templates if not TEMPLATE.fullmatch(each)]:
+        raise DatasetError(f"{file}: {wrong[0][:60]!r} is no path of files")
     return info
 
 
@@ -116,7 +128,7 @@ def _lines(path: Path, name: str) -> Iterator[dict[str, Any]]:
     """The lines of meta/NAME.jsonl."""
     file = path / "meta" / f"{name}.jsonl"
     try:
-        text = file.read_text()
+        text = read_text(file, LINES)
         yield from (json.loads(line) for line in text.splitlines() if line.strip())
     except FileNotFoundError as error:
         raise DatasetError(f"{file} is missing; copy the dataset again") from error
@@ -135,7 +147,7 @@ def _file(
 ) -> Path:
     number = int(episode["episode_index"])
     place = {"episode_chunk": number // info["chunks_size"], "episode_index": number}
-    return path / info[what].format(video_key=camera, **place)
+    return inside(path, info[what].format(video_key=camera, **place))
 
 
 def _copied(file: Path, target: Path) -> None:
@@ -151,7 +163,12 @@ def _copy_steps(file: Path, target: Path, number: int, begin: int, length: int) 
     if not file.exists():
         raise DatasetError(f"{file} is missing; copy the dataset again")
     try:
-        table = pq.ParquetFile(file, page_checksum_verification=True).read()
+        table = read_parquet(file)
+        if table.num_rows != length:
+            raise DatasetError(
+                f"{file} has {table.num_rows} steps, meta/episodes.jsonl says {length} of this "
+                "episode"
+            )
         counters = {
             "episode_index": np.full(length, number),
             "index": np.arange(begin, begin + length),
@@ -159,10 +176,6 @@ def _copy_steps(file: Path, target: Path, number: int, begin: int, length: int) 
         same = all(np.array_equal(table[k].to_numpy(), v) for k, v in counters.items())
     except DAMAGE as error:
         raise DatasetError(f"{file} is damaged ({error}); copy it again") from error
-    if table.num_rows != length:
-        raise DatasetError(
-            f"{file} has {table.num_rows} steps, meta/episodes.jsonl says {length} of this episode"
-        )
     if same:
         _copied(file, target)
         return

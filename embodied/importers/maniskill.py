@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from embodied.core.files import read_text, require_file
 from embodied.core.native import Native, NativeAction, NestedAction
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -93,7 +94,7 @@ def _about(path: Path) -> dict[str, Any]:
     if not file.exists():
         raise DatasetError(f"{file} is missing: ManiSkill writes it beside {path.name}")
     try:
-        return json.loads(file.read_text())["env_info"]
+        return json.loads(read_text(file, require_file(file)))["env_info"]
     except (ValueError, KeyError) as error:
         raise DatasetError(f"{file} is damaged ({error}); copy or download it again") from error
 

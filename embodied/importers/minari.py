@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from embodied.core.build import ConfigError
+from embodied.core.files import read_json
 from embodied.core.native import Native, NativeLeaf
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -41,6 +42,7 @@ from embodied.importers import (
 
 Episode = Mapping[str, Any]
 SUCCESS = ("success", "is_success")
+MOST = 2**28  # numbers of a space
 
 
 def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
@@ -59,12 +61,17 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
 
 def _space(folder: Path, about: Mapping[str, Any], kind: str) -> Any:
     try:
+        from gymnasium.spaces.utils import flatdim
         from minari.serialization import deserialize_space
     except ModuleNotFoundError as error:
         raise ConfigError('this dataset needs Minari: pip install "embodied-rl[data]"') from error
     if kind not in about:
         raise DatasetError(f"{folder / 'metadata.json'}: the {kind} is not given")
-    return deserialize_space(about[kind])
+    made = deserialize_space(about[kind])
+    with suppress(ValueError, NotImplementedError):  # spaces of no fixed size
+        if flatdim(made) > MOST:
+            raise DatasetError(f"{folder / 'metadata.json'}: the {kind} is too large")
+    return made
 
 
 def _native(seen: Any, acted: Any, bounds: Bounds, folder: Path) -> Native:
@@ -95,7 +102,7 @@ def _about(folder: Path) -> dict[str, Any]:
     if not file.exists():
         raise DatasetError(f"{file} is missing; name the folder of a Minari dataset")
     try:
-        return json.loads(file.read_text())
+        return read_json(file)
     except ValueError as error:
         raise DatasetError(f"{file} is damaged ({error}); download it again") from error
 

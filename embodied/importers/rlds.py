@@ -10,7 +10,7 @@ say their period. `--mask` chooses a split (train, val).
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from embodied.core.files import read_json, require_file, require_room
 from embodied.core.native import NativeLeaf, native_leaf
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.datasets.lerobot.video import decode_image
 from embodied.envs.process.worker.memory import flat_name
-from embodied.importers import Bounds, Recorded, in_own_units, naming, observed, with_final
+from embodied.importers import (
+    Bounds,
+    Recorded,
+    in_own_units,
+    naming,
+    observed,
+    require_elements,
+    with_final,
+)
 
 OBSERVATION, ACTION = "steps/observation/", "steps/action"
 FILE = re.compile(r"-(\w+)\.tfrecord(-\d+-of-\d+)?$")
@@ -48,12 +57,17 @@ class Feature:
         if self.picture:
             if not isinstance(values, list):
                 raise ValueError(f"{name} holds no pictures")
-            pictures = np.stack([decode_image(value).numpy() for value in values])
-            if pictures.shape[1:] != self.shape or str(pictures.dtype) != self.dtype:
-                raise ValueError(
-                    f"{name} holds pictures {pictures.dtype}{list(pictures.shape[1:])}, "
-                    f"features.json says {self.dtype}{list(self.shape)}"
-                )
+            size = len(values) * math.prod(self.shape) * np.dtype(self.dtype).itemsize
+            require_room(size, sum(map(len, values)), name)
+            pictures = np.empty((len(values), *self.shape), self.dtype)
+            for row, value in enumerate(values):
+                picture = decode_image(value).numpy()
+                if picture.shape != self.shape or str(picture.dtype) != self.dtype:
+                    raise ValueError(
+                        f"{name} holds pictures {picture.dtype}{list(picture.shape)}, "
+                        f"features.json says {self.dtype}{list(self.shape)}"
+                    )
+                pictures[row] = picture
             return pictures
         if isinstance(values, list):
             raise ValueError(f"{name} is encoded as bytes, which cannot be read")
@@ -82,6 +96,7 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
     if not acted or not entries:
         missing = OBSERVATION + "*" if acted else ACTION
         raise DatasetError(f"{path / 'features.json'} has no {missing}")
+    require_elements(sum(math.prod(f.shape) for f in acted.values()), path)
     names = tuple(
         name.rpartition("/")[2] + (f"_{element}" if f.shape else "")
         for name, f in acted.items()
@@ -165,17 +180,18 @@ def _features(file: Path) -> dict[str, Feature]:
             yield path, Feature(sizes, dtype, kinds[0] == "image")
 
     try:
-        return dict(walk(json.loads(file.read_text()), ""))
+        return dict(walk(read_json(file), ""))
     except (ValueError, KeyError, TypeError) as error:
         raise DatasetError(f"{file} is damaged ({error}); copy it again") from error
 
 
 def records(file: Path) -> Iterator[bytes]:
     """The records of a TFRecord file: a length (8 bytes), 4 of a checksum, the data, 4 more."""
+    size = require_file(file)
     with file.open("rb") as opened:
         while head := opened.read(12):
             length = struct.unpack("<Q", head[:8])[0] if len(head) == 12 else 0
-            data = opened.read(length)
+            data = opened.read(min(length, size))
             if len(head) < 12 or len(data) < length or len(opened.read(4)) < 4:
                 raise DatasetError(f"{file} is cut off; copy it again")
             yield data
@@ -234,6 +250,8 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
             shift += 7
             if byte < 128:
                 return value
+            if shift > 63:
+                raise ValueError("the record is no tf.train.Example")
 
     while at < len(data):
         number, wire = divmod(varint(), 8)

@@ -9,28 +9,44 @@ needed: a buffer does not say its period.
 
 from __future__ import annotations
 
+import bz2
 import itertools
 import json
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from embodied.core.build import ConfigError
+from embodied.core.files import allowed, inside, read_bytes, require_file, require_room
 from embodied.core.native import NativeLeaf, native_leaf, picture_axes
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
-from embodied.importers import Bounds, Recorded, in_own_units, leaf_tensor, naming, with_final
+from embodied.importers import (
+    Bounds,
+    Recorded,
+    in_own_units,
+    leaf_tensor,
+    naming,
+    require_elements,
+    with_final,
+)
 
 ENDS = "meta/episode_ends"
 ACTION = "action"
 POSE = ("eef_pos", "eef_rot_axis_angle", "gripper_width")  # of robot0, robot1, ... in UMI
 AFTERWARDS = "_demo_end_pose"  # nobody knows it during the episode
+MOST_CHUNKS = 10**6  # of one array
+COMPRESSORS = ("blosc", "bz2", "gzip", "lz4", "zlib", "zstd")
+FILTERS = ("astype", "bitround", "delta", "fixedscaleoffset", "packbits", "quantize", "shuffle")
+FILTERS += ("adler32", "crc32", "fletcher32")
 
 
 def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
@@ -50,6 +66,7 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
     acted = [ACTION] if ACTION in arrays else _poses(arrays)
     if not acted:
         raise DatasetError(f"{path} has neither data/{ACTION} nor data/robot0_{POSE[0]}")
+    require_elements(sum(arrays[name].size for name in acted), path)
     seen = [name for name in arrays if name != ACTION]
     first = {name: arrays[name].rows(0, stops[0]) for name in seen}
     entries = {name: _leaf(name, values) for name, values in first.items()}
@@ -127,12 +144,21 @@ class Store:
     def get(self, name: str) -> bytes | None:
         """The bytes of a file; None where it is not there."""
         if self.zip is None:
-            file = self.path / name
-            return file.read_bytes() if file.is_file() else None
+            file = inside(self.path, name)
+            return read_bytes(file, file.stat().st_size) if file.exists() else None
         try:
-            return self.zip.read(self.root + name)
+            about = self.zip.getinfo(self.root + name)
         except KeyError:
             return None
+        require_room(about.file_size, self.size, f"{self.path}: {name}")
+        return self.zip.read(about)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all files."""
+        if self.zip is not None:
+            return require_file(self.path)
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def names(self, group: str) -> list[str]:
         """The arrays of a group, sorted."""
@@ -157,10 +183,21 @@ class Array:
         """The array `name`; DatasetError where its description is damaged."""
         try:
             about = json.loads(store.get(f"{name}/.zarray") or b"")
-            _ = np.dtype(about["dtype"]), about["chunks"], about["compressor"]
-            return cls(store, name, tuple(about["shape"]), about)
-        except (ValueError, TypeError, KeyError) as error:
+            _ = np.dtype(about["dtype"]), about["compressor"]
+            shape, chunks = tuple(about["shape"]), about["chunks"]
+            if len(shape) != len(chunks) or min((*shape, *(n - 1 for n in chunks)), default=-1) < 0:
+                raise ValueError(f"its shape is {list(shape)!s:.60}, in chunks {chunks!s:.60}")
+            if about.get("dimension_separator", ".") not in (".", "/"):
+                raise ValueError("its files are named otherwise")
+            return cls(store, name, shape, about)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DatasetError(f"{store.path}: {name}/.zarray is damaged ({error})") from error
+
+    def require_room(self, shape: Sequence[int]) -> int:
+        """The bytes of that many numbers; FileError where they are too many."""
+        size = math.prod(shape) * np.dtype(self.about["dtype"]).itemsize
+        require_room(size, self.store.size, f"{self.store.path}: {self.name}")
+        return size
 
     @property
     def size(self) -> int:
@@ -172,9 +209,12 @@ class Array:
         about = self.about
         chunks = about["chunks"]
         fill = about.get("fill_value") or 0
+        self.require_room((end - begin, *self.shape[1:]))
         made = np.full((end - begin, *self.shape[1:]), fill, np.dtype(about["dtype"]))
         spans = [range(begin // chunks[0], -(-end // chunks[0]))]
         spans += [range(-(-n // c)) for n, c in zip(self.shape[1:], chunks[1:], strict=True)]
+        if math.prod(map(len, spans)) > MOST_CHUNKS:
+            raise DatasetError(f"{self.store.path}: {self.name} has more than {MOST_CHUNKS} chunks")
         for index in itertools.product(*spans):
             key = about.get("dimension_separator", ".").join(map(str, index))
             data = self.store.get(f"{self.name}/{key}")
@@ -194,26 +234,66 @@ class Array:
     def _decoded(self, data: bytes, key: str) -> np.ndarray:
         about = self.about
         values: Any = data
+        most = min(8 * self.require_room(about["chunks"]), allowed(self.store.size))
         try:
-            for settings in [about["compressor"], *reversed(about.get("filters") or [])]:
-                values = values if settings is None else codec(settings).decode(values)
+            if about["compressor"] is not None:
+                values = decompressed(data, about["compressor"], most)
+            for settings in reversed(about.get("filters") or []):
+                values = codec(settings, FILTERS).decode(values)
             array = np.asarray(values) if isinstance(values, np.ndarray) else None
             if array is None or array.dtype != np.dtype(about["dtype"]):
                 array = np.frombuffer(values, np.dtype(about["dtype"]))
             return array.reshape(about["chunks"], order=about.get("order", "C"))
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, OSError, EOFError, zlib.error) as error:
             raise DatasetError(
                 f"{self.store.path}: {self.name}/{key} is damaged ({error}); copy it again"
             ) from error
 
 
-def codec(settings: Mapping[str, Any]) -> Any:
-    """The codec of numcodecs; those of pictures (UMI's JPEG XL) are in imagecodecs."""
+def decompressed(data: bytes, settings: Mapping[str, Any], most: int) -> Any:
+    """What is in compressed `data`; ValueError where it is more than `most` bytes, ConfigError for
+    an unknown compression."""
+    name = str(settings["id"])
+    promised = 0
+    if name in ("zlib", "gzip", "bz2"):
+        stream: Any = bz2.BZ2Decompressor() if name == "bz2" else zlib.decompressobj(32 + 15)
+        found = stream.decompress(data, most + 1)
+        promised = len(found)
+    elif name in ("blosc", "lz4"):
+        promised = int.from_bytes(data[4:8] if name == "blosc" else data[:4], "little")
+    elif name == "zstd":
+        promised = zstd_size(data)
+    if promised > most:
+        raise ValueError(f"it would be more than {most:,} bytes when it is decompressed")
+    if name in ("zlib", "gzip", "bz2"):
+        return found
+    return codec(settings, COMPRESSORS).decode(data)
+
+
+def zstd_size(data: bytes) -> int:
+    """The size that a frame of zstd says of its content (RFC 8878). ValueError where it says
+    none."""
+    flags = data[4] if len(data) > 4 else 0
+    single = flags >> 5 & 1
+    length = (single, 2, 4, 8)[flags >> 6]
+    first = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
+    if not length:
+        raise ValueError("it does not say how large its content is")
+    return int.from_bytes(data[first : first + length], "little") + (256 if length == 2 else 0)
+
+
+def codec(settings: Mapping[str, Any], known: Sequence[str]) -> Any:
+    """The codec of numcodecs, one of `known`: some of the others run code of the file (pickle).
+    Those of pictures (UMI's JPEG XL) are in imagecodecs. ConfigError."""
     try:
         from numcodecs.registry import get_codec
     except ModuleNotFoundError as error:
         raise ConfigError('zarr files need numcodecs: pip install "embodied-rl[data]"') from error
     name = str(settings["id"])
+    if name not in known and not name.startswith("imagecodecs_"):
+        raise ConfigError(
+            f"zarr files with the codec {name[:40]!r} are not read: {', '.join(known)}"
+        )
     if name.startswith("imagecodecs_"):
         try:
             from imagecodecs.numcodecs import register_codecs

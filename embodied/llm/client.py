@@ -39,6 +39,7 @@ import httpx
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.files import TEXT
 from embodied.datasets.lerobot.video import encode_png
 from embodied.llm.budget import AppendLog, Budget, Deadline, Limits
 from embodied.llm.chat import Answer, Chat, ChatError, Message, Request, ServerUnusable, parse_json
@@ -257,9 +258,13 @@ class HttpClient:
         """`response` with its content. A server may send its body in drops that never end, so that
         each read is quick: the deadline is checked at every one."""
         parts: list[bytes] = []
+        size = 0
         for part in response.iter_bytes():
             deadline.require(self.url, f"its answer ({response.status_code}) is not complete")
             parts.append(part)
+            size += len(part)
+            if size > TEXT:
+                raise ChatError(f"the answer of {self.url} has more than {TEXT:,} bytes")
         coded = ("content-encoding", "transfer-encoding", "content-length")
         headers = {k: v for k, v in response.headers.items() if k not in coded}
         return httpx.Response(response.status_code, headers=headers, content=b"".join(parts))

@@ -19,13 +19,15 @@ from typing import Any
 
 import yaml
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodied.core import formats
 from embodied.core.atomic_write import sync, write_json
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import git_revision
+from embodied.core.files import read_json
+from embodied.core.saved_file import fitting, load_tensors
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -129,14 +131,15 @@ def load(folder: Path | str) -> Dynamics:
     if not (folder / "model.yaml").is_file():
         raise ConfigError(f"{folder} holds no model: embodied model train demos=DIR out={folder}")
     try:
-        format = json.loads((folder / "about.json").read_text()).get("format", 1)
-        spec = Spec.from_json(json.loads((folder / "spec.json").read_text()))
-        weights = load_file(folder / WEIGHTS, device="cpu")
+        format = read_json(folder / "about.json").get("format", 1)
+        spec = Spec.from_json(read_json(folder / "spec.json"))
+        weights = load_tensors(folder / WEIGHTS)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise ConfigError(f"the model {folder} is damaged ({error}); fit it again") from error
     node = formats.upgrade("model", read_saved(folder / "model.yaml"), format)
     require_inside(node, folder / "model.yaml")
-    model = build(node, Dynamics, spec=spec)
+    with fitting(weights, folder / "model.yaml"):
+        model = build(node, Dynamics, spec=spec)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

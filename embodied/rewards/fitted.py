@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodied.buffers.augment import random_shift
@@ -26,7 +26,9 @@ from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import VecEnv
+from embodied.core.files import read_json
 from embodied.core.reward import SummedReward
+from embodied.core.saved_file import load_tensors
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -249,9 +251,9 @@ class FittedReward(nn.Module, SummedReward):
         files = known = None
         if folder is not None:
             files = (folder / f"{self.name}.safetensors", folder / f"{self.name}.json")
-            known = json.loads(files[1].read_text())["fingerprint"] if files[1].exists() else None
+            known = read_json(files[1])["fingerprint"] if files[1].exists() else None
         if files is not None and known == mark:
-            self.load_state_dict(load_file(files[0]))
+            self.load_state_dict(load_tensors(files[0]))
         else:
             error = self.fit_model(moments, frames, len(shown))
             print(

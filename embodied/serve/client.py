@@ -11,6 +11,7 @@ from typing import Any, Self, cast
 
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError, ServerLost
+from embodied.core.files import TEXT
 from embodied.serve.access import address
 from embodied.serve.codec import CodecError, decode, encode
 from embodied.serve.protocol import HEADER, MAX_MESSAGE, SCHEME, Message
@@ -134,7 +135,7 @@ class Client:
                 sock=wire,
                 additional_headers=headers,
                 compression=None,
-                max_size=MAX_MESSAGE,
+                max_size=TEXT,
                 open_timeout=self.timeout,
                 proxy=None,
                 close_timeout=1.0,

@@ -22,6 +22,7 @@ from embodied.core.atomic_write import locked, write_durably, write_json
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
+from embodied.core.files import require_names
 from embodied.core.saved_node import parse_yaml
 
 # Stages of a study: commands that feed each other, with choices by a result, and loops.
@@ -223,6 +224,7 @@ class Study:
     def __post_init__(self) -> None:
         if not self.variants or not self.seeds:
             raise ConfigError("a study needs variants (NAME: words) and seeds: [0, 1, 2]")
+        require_names(self.variants, "variants")  # each is a folder
         if not self.baseline:
             object.__setattr__(self, "baseline", next(iter(self.variants)))
         for name in filter(None, (self.baseline, self.result, *self.also, *self.before)):

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from embodied.core.atomic_write import write_durably
+from embodied.core.files import read_bytes, require_file
 
 REFRESH = 0.2  # s between redraws of the bar
 PLAIN = 5.0  # s between lines if the output is not a terminal
@@ -145,12 +146,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     rows: list[dict[str, Any]] = []
-    for line in file.read_bytes().splitlines(keepends=True):
+    for line in read_bytes(file, require_file(file)).splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break  # after a power failure the file can end in zero bytes
         rows.append(row)
     return rows

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.bounds import Bound, Count
 from embodied.core.build import ConfigError
+from embodied.core.files import read_json, reading
+from embodied.core.saved_file import fitting, load_tensors
 from embodied.vision.image_text import views_of
 
 HOME = Path(__file__).with_name("weights")
@@ -278,9 +281,12 @@ def load(folder: Path = HOME, device: torch.device | str = "cpu") -> SimClip:
                 f"{path} is missing: the folder of a SimClip holds both (a checkout trains one: "
                 f"python -m benchmarks.simclip out={folder})"
             )
-    card = json.loads(about.read_text())
-    towers = Towers(Shape(**card["shape"]))
-    towers.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+    card = read_json(about)
+    with reading(weights, KeyError, TypeError, ValueError, RuntimeError, SafetensorError):
+        tensors = load_tensors(weights)
+        with fitting(tensors, about):
+            towers = Towers(Shape(**card["shape"]))
+        towers.load_state_dict({k: v.float() for k, v in tensors.items()})
     return SimClip(towers, card, device)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Positive
+from embodied.core.bounds import Count, Levels, Positive
 from embodied.core.build import Node, build, resolve
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -31,7 +31,7 @@ class Config(chain.Config):
     """Settings of noisy last steps; std in units of the normalised action."""
 
     last: Count = 4  # trainable denoising steps K'
-    steps: Count | None = None  # all denoising steps (null: the base's; fewer are noisier)
+    steps: Levels | None = None  # all denoising steps (null: the base's; fewer are noisier)
     floor: Positive = 0.1  # smallest std of exploration
     density_floor: Positive | None = None  # smallest std in densities (null: the same as `floor`)
 

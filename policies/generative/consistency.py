@@ -24,7 +24,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Bound, Count
+from embodied.core.bounds import Bound, Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
@@ -37,7 +37,7 @@ from embodied.policies.wrappers.real_time_chunking import SamplerStep
 class Config(flow.Config):
     """Settings of a consistency policy, in addition to those of flow matching."""
 
-    steps: Count = 1  # sampling steps
+    steps: Levels = 1  # sampling steps
     levels: Annotated[int, Bound(2)] = 80  # training times (more: sharper, slower)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Fraction
+from embodied.core.bounds import Fraction, Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -33,8 +33,8 @@ from embodied.policies.wrappers.real_time_chunking import SamplerStep
 class Config(chunk_sampler.Config):
     """Settings of a diffusion policy."""
 
-    train_steps: Count = 100  # noise levels T
-    steps: Count = 10  # DDIM sampling steps, a divisor of T
+    train_steps: Levels = 100  # noise levels T
+    steps: Levels = 10  # DDIM sampling steps, a divisor of T
     eta: Fraction = 0.0  # 0: the initial noise decides the chunk; 1: new noise at every step
 
 

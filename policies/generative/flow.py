@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Levels
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
@@ -25,7 +25,7 @@ from embodied.policies.wrappers.real_time_chunking import SamplerStep
 class Config(chunk_sampler.Config):
     """Settings of a flow-matching policy."""
 
-    steps: Count = 4  # Euler steps K
+    steps: Levels = 4  # Euler steps K
 
 
 class Flow(ChunkSampler):

@@ -20,7 +20,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Bound, Count
+from embodied.core.bounds import Bound, Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -32,7 +32,7 @@ from embodied.policies.generative import flow
 class Config(flow.Config):
     """Settings of a shortcut policy, in addition to those of flow matching."""
 
-    steps: Count = 1  # sampling steps, a power of two up to `finest`
+    steps: Levels = 1  # sampling steps, a power of two up to `finest`
     finest: Annotated[int, Bound(2)] = 16  # steps of plain flow matching, a power of two
     bootstrap: Annotated[int, Bound(2)] = 4  # one in so many samples of a batch trains longer steps
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.affine import Affine
-from embodied.core.bounds import Count, Positive, PositiveFraction
+from embodied.core.bounds import Count, Levels, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -250,8 +250,8 @@ class Config:
     horizon: Count  # steps of a prediction
     action: Affine | None = None  # physical values of -1 and +1 (null: the actions are in [-1, 1])
     obs_steps: Count = 2  # observations that the policy sees, the present one included
-    steps: Count = 100  # sampling steps, at most `train_steps`
-    train_steps: Count = 100  # noise levels
+    steps: Levels = 100  # sampling steps, at most `train_steps`
+    train_steps: Levels = 100  # noise levels
     schedule: Schedule = "squaredcos_cap_v2"  # of the noise levels
     beta_start: PositiveFraction = 0.0001  # noise variance of the first level
     beta_end: PositiveFraction = 0.02  # noise variance of the last level

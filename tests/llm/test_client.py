@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
+from embodied.core.files import TEXT
 from embodied.datasets.lerobot.video import decode_image
 from embodied.llm.budget import Budget, DeadlinePassed, Limits
 from embodied.llm.chat import BudgetSpent, ChatError, Message, object_schema, parse_json
@@ -371,6 +372,11 @@ def test_a_server_that_does_not_end_its_answer_is_left_at_the_deadline(drops: bo
         finally:
             event.set()
     assert len(server.asked) == 1
+
+
+def test_an_endless_answer_is_left() -> None:
+    with serving(Told(b" " * (TEXT + 2**20))) as server, pytest.raises(ChatError, match="has more"):
+        chat_at(server.url).ask(ASK)
 
 
 def test_a_slow_answer_in_drops_is_an_answer() -> None:

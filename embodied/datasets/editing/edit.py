@@ -16,8 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from embodied.core.atomic_write import sync
+from embodied.core.files import reading
 from embodied.datasets.editing.check import CheckConfig, Finding, check
 from embodied.datasets.editing.write import (
     Chosen,
@@ -33,6 +35,8 @@ from embodied.datasets.lerobot.schema import (
     columns_of_info,
     spec_of_info,
 )
+
+MALFORMED = (KeyError, ValueError, pa.ArrowException)  # what wrong files of a dataset lead to
 
 
 @contextmanager
@@ -59,7 +63,8 @@ def new_folder(out: Path | str) -> Iterator[Path]:
                 shutil.rmtree(one)
             else:
                 one.unlink()
-        yield partial
+        with reading("the dataset", *MALFORMED):
+            yield partial
         partial.rename(out)
         sync(out.parent)
     except OSError as error:
@@ -160,7 +165,7 @@ def split(path: Path | str, out: Path | str, rest: Path | str, how: Split) -> tu
 
 def checked(path: Path | str, config: CheckConfig) -> tuple[list[Finding], int]:
     """What is wrong with the dataset at `path`, and how many episodes it has."""
-    with TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch, reading(path, *MALFORMED):
         source = open_source(path, Path(scratch))
         return list(check(source, config)), len(source)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from embodied.core.atomic_write import write_durably
 from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
 from embodied.core.build import nearest
+from embodied.core.files import inside
 from embodied.core.pinhole import pinhole_matrix
 from embodied.core.point_cloud import (
     Array,
@@ -450,7 +451,7 @@ def _rewrite(source: Source, plan: Plan) -> None:
     (file,) = (source.folder / "meta" / "episodes").rglob("*.parquet")
     write_durably(file, lambda sink: write_parquet(index, sink))
     if old.stored == "video":
-        shutil.rmtree(source.folder / "videos" / old.name)
+        shutil.rmtree(inside(source.folder / "videos", old.name))
     summarise(source.folder, _new_info(source.info, plan), index)
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from embodied.core.atomic_write import write_durably
+from embodied.core.files import inside, require_file
 from embodied.datasets.lerobot.pictures import bytes_of, film_pixels
 from embodied.datasets.lerobot.schema import (
     DAMAGE,
@@ -34,6 +34,7 @@ from embodied.datasets.lerobot.schema import (
     Column,
     DatasetError,
     damaged,
+    file_in,
     file_number,
     list_pending,
     place_in_file,
@@ -46,6 +47,7 @@ from embodied.datasets.lerobot.schema import (
 )
 from embodied.datasets.lerobot.video import FILMS, decode_numbers, open_film, open_sink
 from embodied.datasets.lerobot.writer import consolidate, summarise, write_row_groups
+from embodied.datasets.parquet import read_parquet
 
 KINDS = ("chunk", "file")
 
@@ -83,16 +85,16 @@ class Source:
             raise damaged(self.folder / "meta" / "episodes", f"it has no column {name}")
         return self.index[name].to_numpy()
 
-    def place(self, what: str, episode: int) -> dict[str, int]:
+    def place(self, what: str, episode: int) -> tuple[int, int]:
         """The chunk and file of `what` ("data", "videos/NAME") that hold an episode."""
-        return {f"{k}_index": int(self.column(f"{what}/{k}_index")[episode]) for k in KINDS}
+        chunk, file = (int(self.column(f"{what}/{k}_index")[episode]) for k in KINDS)
+        return chunk, file
 
     def data_file(self, episode: int) -> Path:
-        return self.folder / DATA.format(**self.place("data", episode))
+        return file_in(self.folder, DATA, *self.place("data", episode))
 
     def film(self, camera: str, episode: int) -> Path:
-        place = self.place(f"videos/{camera}", episode)
-        return self.folder / VIDEO.format(video_key=camera, **place)
+        return file_in(self.folder, VIDEO, *self.place(f"videos/{camera}", episode), camera)
 
     def span(self, camera: str, episode: int) -> tuple[float, float]:
         """Where in its film an episode begins and ends (s)."""
@@ -107,7 +109,7 @@ class Source:
     def table(self, file: Path) -> pa.Table:
         """All rows of a data file, all its columns."""
         try:
-            return pq.ParquetFile(file, page_checksum_verification=True).read()
+            return read_parquet(file)
         except DAMAGE as error:
             raise damaged(file, error) from error
 
@@ -149,6 +151,8 @@ def open_source(path: Path | str, scratch: Path) -> Source:
     if not list_pending(path, 0 if index is None else index.num_rows):
         return Source(path, path)
     copy = scratch / f"finished-{len(list(scratch.glob('finished-*')))}"
+    for link in (file for file in path.rglob("*") if file.is_symlink()):
+        inside(path, link.relative_to(path))
     shutil.copytree(path, copy)
     consolidate(copy)
     assert info["fps"] == read_info(copy)["fps"]
@@ -255,7 +259,7 @@ def write_dataset(folder: Path, chosen: Sequence[Chosen]) -> Copied:
         films = _copy_films(folder, info, chosen, camera, made)
         lines = [line | film for line, film in zip(lines, films, strict=True)]
     index = _new_index(chosen, lines)
-    target = folder / INDEX.format(chunk_index=0, file_index=0)
+    target = file_in(folder, INDEX, 0, 0)
     write_durably(target, lambda sink: write_parquet(index, sink))
     _copy_other_meta(folder, chosen)
     summarise(folder, info, index)
@@ -288,7 +292,7 @@ def _copy_data(
     def flush() -> None:
         nonlocal file, size
         if waiting:
-            write_row_groups(folder / file_number(DATA, file, info), waiting)
+            write_row_groups(file_number(folder, DATA, file, info), waiting)
             waiting.clear()
             file, size = file + 1, 0
 
@@ -347,12 +351,12 @@ def _copy_films(
             kept = [episode for episode in here if episode in wanted]
             if not kept:
                 continue
-            name = file_number(VIDEO, number, info, camera)
-            begins = _copy_film(source, camera, file, kept, len(kept) == len(here), folder / name)
+            target = file_number(folder, VIDEO, number, info, camera)
+            begins = _copy_film(source, camera, file, kept, len(kept) == len(here), target)
             if begins is None:
                 made.uncut.append(file)
                 begins = [source.span(camera, episode)[0] for episode in kept]
-                shutil.copyfile(file, folder / name)
+                shutil.copyfile(file, target)
             for episode, begin in zip(kept, begins, strict=True):
                 end = begin + int(source.column("length")[episode]) / info["fps"]
                 found[episode] = place_in_film(camera, number, info, begin, end)
@@ -410,6 +414,7 @@ def _copy_other_meta(folder: Path, chosen: Sequence[Chosen]) -> None:
             if file.name in KNOWN or file.is_dir() or file.name.startswith("."):
                 continue
             target = folder / "meta" / file.name
+            require_file(inside(file.parent, file.name))
             if target.exists() and target.read_bytes() != file.read_bytes():
                 raise DatasetError(
                     f"meta/{file.name} differs between the datasets and cannot be merged; leave "

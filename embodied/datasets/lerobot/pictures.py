@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from embodied.core.files import inside, read_bytes
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DAMAGE, Column, DatasetError
 from embodied.datasets.lerobot.video import SAY_DEPTH, decode_jobs, decode_numbers, run_jobs
@@ -110,7 +111,7 @@ def bytes_of(cell: Any, folder: Path) -> bytes:
     are, where a path without bytes is one below `folder`. OSError, ValueError."""
     if isinstance(cell, Mapping):
         if cell["bytes"] is None and cell["path"]:
-            return (folder / cell["path"]).read_bytes()
+            return read_bytes(inside(folder, cell["path"]))
         cell = cell["bytes"]
     if isinstance(cell, str):
         return b64decode(cell, validate=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.files import reading
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.pictures import (
@@ -37,6 +37,7 @@ from embodied.datasets.lerobot.schema import (
     Pending,
     columns_of_info,
     damaged,
+    file_in,
     images_of,
     is_class,
     list_pending,
@@ -46,8 +47,10 @@ from embodied.datasets.lerobot.schema import (
     spec_of_info,
 )
 from embodied.datasets.lerobot.writer import EpisodeWriter
+from embodied.datasets.parquet import read_parquet
 
 MEMORY_MB = 1500.0  # of decoded pictures
+MALFORMED = (KeyError, pa.ArrowException)  # what an index without some column leads to
 KINDS = ("chunk", "file")
 
 __all__ = ["DatasetError", "EpisodeWriter", "Episodes", "read_episodes", "salvage"]
@@ -109,6 +112,11 @@ def read_episodes(
     LeRobot does not keep. DatasetError names the file that is missing or damaged.
     """
     path = Path(path)
+    with reading(path, *MALFORMED):
+        return _read(path, limit, memory_mb)
+
+
+def _read(path: Path, limit: int | None, memory_mb: float) -> Episodes:
     # In this order nothing is missed while a writer moves episodes from pending to listed.
     info, waiting = read_info(path), list_pending(path, 0)
     index = read_index(path)
@@ -244,14 +252,10 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
     tables = []
     for place in dict.fromkeys(zip(chunk.tolist(), file.tolist(), strict=True)):
         here = (chunk == place[0]) & (file == place[1])
-        name = path / DATA.format(chunk_index=place[0], file_index=place[1])
+        name = file_in(path, DATA, *place)
         try:
-            low, high = number[here].min(), number[here].max()
-            chosen = [("episode_index", ">=", int(low)), ("episode_index", "<=", int(high))]
-            # No partitioning: folders called a=b above the dataset are no columns.
-            how: Any = {"partitioning": None, "page_checksum_verification": True}
-            table = pq.read_table(name, filters=chosen, **how)
-            table = table.replace_schema_metadata(None)
+            low, high = int(number[here].min()), int(number[here].max())
+            table = read_parquet(name, episodes=(low, high)).replace_schema_metadata(None)
             table = table.filter(pa.array(np.isin(table["episode_index"].to_numpy(), number[here])))
         except DAMAGE as error:
             raise damaged(name, error) from error
@@ -268,11 +272,10 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
 
 def _files(path: Path, index: pa.Table, what: str, template: str, camera: str = "") -> list[Path]:
     """The file that holds each listed episode's `what` ("data", "videos/NAME")."""
-    places = zip(*(index[f"{what}/{kind}_index"].to_pylist() for kind in KINDS), strict=True)
-    return [
-        path / template.format(video_key=camera, chunk_index=chunk, file_index=file)
-        for chunk, file in places
-    ]
+    columns = (index[f"{what}/{kind}_index"].to_pylist() for kind in KINDS)
+    places = list(zip(*columns, strict=True))
+    files = {(a, b): file_in(path, template, a, b, camera) for a, b in set(places)}
+    return [files[place] for place in places]
 
 
 def _filmed(

@@ -26,8 +26,10 @@ import torch
 from torch import Tensor
 
 from embodied.core import formats
-from embodied.core.spec import DEPTH, POINTS, Leaf, Spec, hidden
+from embodied.core.files import FileError, inside, read_json, reading, require_names
+from embodied.core.spec import DEPTH, POINTS, Leaf, Spec, hidden, known
 from embodied.core.tensors import Tensors
+from embodied.datasets.parquet import read_parquet
 
 VERSION = "v3.0"
 OURS = "embodied"  # our key in info.json
@@ -193,10 +195,11 @@ class Column:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Column:
-        shape, names, depth = tuple(data["shape"]), tuple(data["names"]), data.get("depth")
+        shape, dtype = known(data["shape"], data["dtype"])
+        names, depth = tuple(data["names"]), data.get("depth")
         coded = None if depth is None else Depth(**depth)
-        rest = data["dtype"], data["stored"], names, coded, data.get("unit", "")
-        return cls(data["name"], data["key"], shape, *rest)
+        rest = data["stored"], names, coded, data.get("unit", "")
+        return cls(data["name"], data["key"], shape, dtype, *rest)
 
 
 def observation(name: str, leaf: Leaf, images: str) -> Column:
@@ -400,10 +403,21 @@ def new_info(
     }
 
 
-def file_number(template: str, number: int, info: Mapping[str, Any], camera: str = "") -> str:
-    """The path of the file `number` of DATA, VIDEO or INDEX."""
-    chunk, file = divmod(number, info["chunks_size"])
-    return template.format(video_key=camera, chunk_index=chunk, file_index=file)
+def file_in(folder: Path, template: str, chunk: int, file: int, camera: str = "") -> Path:
+    """A file of DATA, VIDEO or INDEX in the dataset at `folder`; FileError if the name of its
+    `camera` leads out of it."""
+    if not isinstance(chunk, int) or not isinstance(file, int):
+        raise FileError(
+            f"{folder}: its index says {chunk!s:.40}, {file!s:.40} for numbers of files"
+        )
+    return inside(folder, template.format(video_key=camera, chunk_index=chunk, file_index=file))
+
+
+def file_number(
+    folder: Path, template: str, number: int, info: Mapping[str, Any], camera: str = ""
+) -> Path:
+    """The file `number` of DATA, VIDEO or INDEX in the dataset at `folder`."""
+    return file_in(folder, template, *divmod(number, info["chunks_size"]), camera)
 
 
 def place_in_file(what: str, number: int, info: Mapping[str, Any]) -> dict[str, Any]:
@@ -448,7 +462,7 @@ def read_tasks(path: Path) -> dict[int, str]:
     """The sentence of every task_index, from meta/tasks.parquet."""
     file = path / "meta" / "tasks.parquet"
     try:
-        table = pq.read_table(file, page_checksum_verification=True)
+        table = read_parquet(file)
         names = [n for n in table.column_names if n != "task_index"]
         words = table[names[0]].to_pylist()
         return dict(zip(table["task_index"].to_pylist(), words, strict=True))
@@ -473,9 +487,9 @@ class Pending:
     def read(self) -> tuple[pa.Table, pa.Table]:
         """Its steps, and its one-row line of meta/episodes."""
         try:
-            steps = pq.ParquetFile(self.file, page_checksum_verification=True).read()
+            steps = read_parquet(self.file)
             line = pa.ipc.open_stream(steps.schema.metadata[ROW]).read_all()
-        except DAMAGE as error:
+        except (*DAMAGE, TypeError) as error:
             raise damaged(self.file, error) from error
         return steps.replace_schema_metadata(None), line
 
@@ -509,10 +523,11 @@ def read_info(path: Path) -> dict[str, Any]:
     if not file.exists():
         raise DatasetError(f"{path} holds no dataset (there is no {file})")
     try:
-        info = json.loads(file.read_text())
+        info = read_json(file)
         version = str(info["codebase_version"])
-        _ = info["features"], info["total_episodes"], info["total_frames"], info["fps"]
-    except DAMAGE as error:
+        _ = info["total_episodes"] + 0, info["total_frames"] + 0
+        require_info(info, file)
+    except (*DAMAGE, TypeError, AttributeError) as error:
         raise damaged(file, error) from error
     if not version.startswith("v3."):
         raise DatasetError(
@@ -525,7 +540,21 @@ def read_info(path: Path) -> dict[str, Any]:
             raise damaged(file, TypeError(f"{OURS} should hold a dictionary"))
         ours = cast(dict[str, Any], ours)
         info[OURS] = formats.upgrade("dataset", ours, ours.get("format", 1))
+        with reading(file, KeyError, TypeError, ValueError, AttributeError):
+            require_names((column.name for column in columns_of_info(info)), file)
+            spec_of_info(info)
     return info
+
+
+def require_info(info: Mapping[str, Any], file: Path) -> None:
+    """That of the info.json `file`, of any version, which the rest computes with. FileError for a
+    name of a feature that is none; ValueError, KeyError, TypeError, AttributeError."""
+    require_names(info["features"], file)
+    for feature in info["features"].values():
+        _ = feature["dtype"], tuple(feature["shape"])
+    sizes = (info.get(f"{kind}_files_size_in_mb", 1) for kind in ("data", "video"))
+    if not 0 < info["fps"] < np.inf or min(info.get("chunks_size", 1), *sizes) <= 0:
+        raise ValueError("fps, chunks_size and the sizes of files should be above 0")
 
 
 def read_index(path: Path, whole: bool = True) -> pa.Table | None:
@@ -536,7 +565,7 @@ def read_index(path: Path, whole: bool = True) -> pa.Table | None:
     tables = []
     for file in sorted((path / "meta" / "episodes").glob("*/*.parquet")):
         try:
-            tables.append(pq.ParquetFile(file, page_checksum_verification=True).read())
+            tables.append(read_parquet(file))
         except DAMAGE as error:
             if whole:
                 raise damaged(file, error) from error
@@ -555,8 +584,7 @@ def _tasks_by_steps(path: Path, index: pa.Table) -> pa.Array:
     words, found = read_tasks(path), dict[int, dict[str, None]]()
     for file in sorted((path / "data").glob("*/*.parquet")):
         try:
-            opened = pq.ParquetFile(file, page_checksum_verification=True)
-            table = opened.read(["episode_index", "task_index"])
+            table = read_parquet(file, ["episode_index", "task_index"])
         except DAMAGE as error:
             raise damaged(file, error) from error
         numbers = (table[name].to_pylist() for name in ("episode_index", "task_index"))

@@ -15,7 +15,9 @@ import bisect
 import io
 import itertools
 import os
+import struct
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.core.files import SIDE, FileError, require_file
 from embodied.datasets.lerobot.schema import DAMAGE, DatasetError, damaged
 
 
@@ -83,8 +86,15 @@ def join_films(films: Sequence[bytes]) -> bytes:
 
 
 def open_film(path: Path) -> Any:
-    """The film as PyAV's container; close it."""
-    return _av().open(str(path))
+    """The film as PyAV's container; close it. FileError for another kind of file, and for pictures
+    that are too large."""
+    require_file(path)
+    film = _av().open(str(path))
+    for stream in film.streams.video:
+        if max(stream.width, stream.height) > SIDE:
+            film.close()
+            raise FileError(f"{path} has pictures of more than {SIDE:,} pixels a side")
+    return film
 
 
 def open_sink(sink: io.BytesIO) -> Any:
@@ -116,8 +126,31 @@ def decode_image(data: bytes) -> Tensor:
 
 def decode_numbers(data: bytes) -> np.ndarray:
     """The same in the file's own type (uint8, uint16, float32). OSError, ValueError."""
-    array = np.array(_imageio().imread(data))
+    imageio = _imageio()
+    _require_picture(data)
+    array = np.array(imageio.imread(data))
     return array[..., None] if array.ndim == 2 else array
+
+
+def _require_picture(data: bytes) -> None:
+    """OSError, FileError unless this is one PNG, JPEG or TIFF picture of a possible size: imageio
+    would start other programs for other kinds."""
+    pillow = _pillow()
+    try:
+        with pillow.open(io.BytesIO(data), formats=("PNG", "JPEG", "TIFF")) as picture:
+            size, films = picture.size, picture.format == "PNG" and picture.n_frames > 1
+    except (pillow.DecompressionBombError, RuntimeError, SyntaxError, struct.error) as error:
+        raise FileError(f"it is no picture ({error})") from error
+    if max(size) > SIDE or films:
+        raise FileError(f"it should be one picture of at most {SIDE:,} pixels a side")
+
+
+@cache
+def _pillow() -> Any:
+    from PIL import Image
+
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # it is an error
+    return Image
 
 
 _PNG = {"extension": ".png", "compress_level": 3}

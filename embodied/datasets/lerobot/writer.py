@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.atomic_write import sync, write_durably, write_json
+from embodied.core.files import inside
 from embodied.core.spec import Leaf, Spec, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot import schema
@@ -38,6 +39,7 @@ from embodied.datasets.lerobot.schema import (
     Pending,
     columns_of,
     columns_of_info,
+    file_in,
     file_number,
     list_pending,
     pending_file,
@@ -54,7 +56,10 @@ from embodied.datasets.lerobot.video import encode_film, encode_png, join_films
 
 
 def consolidate(path: Path) -> None:
-    """Move every pending episode of `path` into the large files. The caller holds the lock."""
+    """Move every pending episode of `path` into the large files. The caller holds the lock.
+    FileError where a link in its place leads out of the dataset."""
+    for name in ("meta", "data", "videos", "pending"):
+        inside(path, name)
     info, index = read_info(path), read_index(path)
     waiting = list_pending(path, 0 if index is None else index.num_rows)
     if waiting:
@@ -85,7 +90,7 @@ def _move(path: Path, info: dict[str, Any], index: pa.Table | None, all_: list[P
             line = line.append_column(name, pa.array([value]))
         rows.append(line)
     table = pa.concat_tables(rows)
-    target = path / file_number(INDEX, number, info)
+    target = file_number(path, INDEX, number, info)
     write_durably(target, lambda sink: write_parquet(table, sink))  # from here on they are listed
 
 
@@ -120,7 +125,7 @@ def _write_data(
                 steps = steps.append_column(name, pa.array(values, pa.int64()))
             tables.append(steps.select(stored))
             episode, frame = episode + 1, end
-        write_row_groups(path / file_number(DATA, number, info), tables)
+        write_row_groups(file_number(path, DATA, number, info), tables)
         number += 1
     return places
 
@@ -149,8 +154,8 @@ def _write_films(
             places.append(place_in_film(camera, number, info, begin / fps, end / fps))
             begin = end
         joined = join_films([one.film(column).read_bytes() for one in group])
-        name = file_number(VIDEO, number, info, camera)
-        write_durably(path / name, lambda sink, joined=joined: sink.write(joined))
+        film = file_number(path, VIDEO, number, info, camera)
+        write_durably(film, lambda sink, joined=joined: sink.write(joined))
         number += 1
     return places
 
@@ -213,12 +218,11 @@ def _clear_unlisted(path: Path, info: Mapping[str, Any], index: pa.Table | None)
     for pattern in ("data/*/*.parquet", "videos/*/*/*.mp4", "*/**/.*.partial"):
         for file in path.glob(pattern):
             if file not in listed:
-                file.unlink()
+                inside(path, file.relative_to(path)).unlink()
 
 
 def _file_of(path: Path, line: Mapping[str, Any], what: str, template: str, name: str = "") -> Path:
-    chunk, file = line[f"{what}/chunk_index"], line[f"{what}/file_index"]
-    return path / template.format(video_key=name, chunk_index=chunk, file_index=file)
+    return file_in(path, template, line[f"{what}/chunk_index"], line[f"{what}/file_index"], name)
 
 
 def summarise(path: Path, info: dict[str, Any], index: pa.Table) -> None:

@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 
 from embodied.core.bounds import Bound, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, named_function, parse, plain
+from embodied.core.files import SETTINGS, read_text
+from embodied.core.saved_node import parse_yaml
 from embodied.embodiments import fr3, ur5e
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.kinematics.chain import Chain, Frame, Joint, Point
@@ -162,10 +164,8 @@ def load_arm(name: str) -> Arm:
 @lru_cache(maxsize=16)
 def read_arm_file(name: str) -> ArmFile:
     """The arm file at path `name`, or of an arm of this repository that has one. ConfigError."""
-    shipped = files("embodied.embodiments") / f"{name}_arm.yaml"
-    source: Any = Path(name) if is_arm_file(name) else shipped
     try:
-        node = _loaded(source)
+        node = _loaded(name, files("embodied.embodiments") / f"{name}_arm.yaml")
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"arm {name} cannot be read ({type(error).__name__}); known are {', '.join(KNOWN)}, or "
@@ -191,8 +191,12 @@ def is_arm_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def _loaded(source: Any) -> Any:
-    return yaml.load(source.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+def _loaded(name: str, shipped: Any) -> Any:
+    """The YAML in a file. The quick loader is for files of this repository: deep nesting in
+    somebody else's would end the process."""
+    if is_arm_file(name):
+        return parse_yaml(read_text(Path(name), SETTINGS), name)
+    return yaml.load(shipped.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @dataclass(frozen=True)
@@ -249,13 +253,11 @@ class ArmsFile:
 def read_arms_file(name: str) -> ArmsFile | None:
     """The file of several arms at path `name`, or of this repository (`two_so101`); None where
     there is no such file, or it is of another kind. ConfigError where it is wrong."""
-    source: Any = Path(name)
-    if not is_arm_file(name):
-        source = files("embodied.embodiments") / f"{name}_arms.yaml"
-    if not source.is_file():
+    shipped = files("embodied.embodiments") / f"{name}_arms.yaml"
+    if not (Path(name) if is_arm_file(name) else shipped).is_file():
         return None
     try:
-        node = _loaded(source)
+        node = _loaded(name, shipped)
     except (OSError, ValueError, yaml.YAMLError):
         return None
     if not isinstance(node, dict) or "arms" not in node:

@@ -6,9 +6,12 @@ a joint of the arm. Velocity limits, which MuJoCo does not keep, are read from t
 
 from __future__ import annotations
 
+import math
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import unescape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
+from embodied.core.files import SIDE, FileError, read_text
 from embodied.embodiments.kinematics.arm import ArmFile, Hand, JointLimits
 from embodied.embodiments.kinematics.chain import Frame, Joint
 
@@ -28,6 +32,13 @@ except ModuleNotFoundError:  # `read_spec` says so
 Array = NDArray[np.float64]
 HALF_TURN = np.pi  # rad: the limit on both sides of a joint that has none in the file
 KEYFRAME = "home"
+MOST = {"replicate": 1e4, "composite": 1e5, "flexcomp": 1e5, "size": 1e7, "include": 1}
+MOST |= {"hfield": float(SIDE**2), "texture": float(6 * SIDE**2), "mesh": 1e6}
+"""What an element of MJCF may ask for: copies, points, pixels."""
+SIZES = ("count", "nrow", "ncol", "width", "height", "params")
+TAG = re.compile(rf"<(?P<end>/?)(?P<kind>{'|'.join(MOST)})\b")
+REST = re.compile(r"(?:[^>\"']|\"[^\"]*\"|'[^']*')*+>")
+WORD = re.compile(r"([\w:.-]+)\s*=\s*(\"[^\"]*\"|'[^']*')")
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,7 @@ def read_spec(path: Path, meshes: str | None = None) -> Any:
         raise ConfigError("reading a robot file needs MuJoCo; type: pip install 'embodied-rl[sim]'")
     if not path.is_file():
         raise ConfigError(f"{path} is not there; name an MJCF (.xml) or URDF (.urdf) file")
+    _require_sizes(path, path.parent, set())
     try:
         spec = mujoco.MjSpec.from_file(str(path))
     except ValueError as error:
@@ -56,6 +68,44 @@ def read_spec(path: Path, meshes: str | None = None) -> Any:
     if meshes is not None:
         spec.meshdir = str(Path(meshes).resolve())
     return spec
+
+
+def _require_sizes(path: Path, root: Path, seen: set[Path], copies: float = 1.0) -> None:
+    """FileError where a few bytes of an MJCF file, or of one that it includes (from its folder or
+    `root`), stand for too many parts: MuJoCo makes them while it reads. `copies`: how often it is
+    included."""
+    seen.add(path)
+    text, counts = read_text(path), [copies]
+    for begin in TAG.finditer(text):
+        rest = REST.match(text, begin.end())
+        if rest is None:
+            raise FileError(f"{path} is no XML: <{begin['kind']} does not end")
+        kind, given = begin["kind"], {key: unescape(v[1:-1]) for key, v in WORD.findall(rest[0])}
+        if begin["end"]:
+            counts = counts[:-1] or [copies] if kind == "replicate" else counts
+            continue
+        if kind == "include":
+            for file in (folder / given.get("file", "") for folder in (path.parent, root)):
+                if file.is_file() and file not in seen:  # MuJoCo refuses to include one twice
+                    _require_sizes(file, root, seen, counts[-1])
+            continue
+        made = math.prod(_size(each) for key in SIZES for each in given.get(key, "").split())
+        if kind == "size":
+            made = max(map(_size, given.values()), default=1.0)
+        if not made * counts[-1] <= MOST[kind]:
+            raise FileError(
+                f"{path}: <{kind}> asks for {made * counts[-1]:.3g}, which is too large"
+            )
+        if kind == "replicate" and not rest[0].endswith("/>"):
+            counts.append(counts[-1] * made)
+
+
+def _size(word: str) -> float:
+    """A number, at least 1; 1 for words, which MuJoCo judges."""
+    try:
+        return max(1.0, abs(float(word)))
+    except ValueError:
+        return 1.0
 
 
 def compile_spec(spec: Any, path: Path) -> Any:
@@ -287,7 +337,7 @@ def _urdf_velocity(path: Path) -> dict[str, float]:
 
 def _urdf(path: Path) -> ElementTree.Element | None:
     """The robot of a URDF; None where the file is no URDF."""
-    text = path.read_text()
+    text = read_text(path)
     if "<!ENTITY" in text:  # it can make a small file huge
         raise ConfigError(f"{path} declares XML entities; write them out")
     try:

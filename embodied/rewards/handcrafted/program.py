@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite
 from embodied.core.reward import Reward
+from embodied.core.saved_file import load_tensors
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.sandbox.gate import Limits, Sandbox
@@ -199,7 +199,9 @@ class Program(Reward):
         self.source = _source(config)
         self.variables = variables(spec)
         names = known(spec)
-        rows = random_transitions(spec, TRIED) if config.rows is None else load_file(config.rows)
+        rows = random_transitions(spec, TRIED)
+        if config.rows is not None:
+            rows = load_tensors(Path(config.rows))
         try:
             sandbox = Sandbox(Limits(peak=config.peak), config.require_lock)
             given = inputs(self.variables, tuple(names), rows)

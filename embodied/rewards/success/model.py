@@ -11,7 +11,6 @@ A frame counts as success above the threshold that at most a given fraction of n
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -27,6 +26,8 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, PositiveFraction
 from embodied.core.build import ConfigError, parse
 from embodied.core.device import forked
+from embodied.core.files import FileError, read_json, reading
+from embodied.core.saved_file import fitting, load_tensors
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -336,8 +337,8 @@ def write(
 def read_card(folder: Path) -> dict[str, Any]:
     """The card of a version; ConfigError if there is none."""
     try:
-        return json.loads((folder / CARD).read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        return read_json(folder / CARD)
+    except (OSError, FileError) as error:
         raise ConfigError(
             f"{folder} has no trained classifier ({error}); train one: "
             "embodied reward classifier DATASET... out=DIR"
@@ -347,8 +348,13 @@ def read_card(folder: Path) -> dict[str, Any]:
 def read(folder: Path) -> tuple[SuccessNet, dict[str, Leaf], Calibration, dict[str, Any]]:
     """A version as `write` wrote it, with its card."""
     card = read_card(folder)
-    how: Training = parse(Training, card["training"], str(folder))
-    leaves = {name: Leaf.from_json(leaf) for name, leaf in card["leaves"].items()}
-    net = SuccessNet(leaves, how)
-    net.load_state_dict(load_file(folder / WEIGHTS))
-    return net.eval(), leaves, Calibration(**card["calibration"]), card
+    with reading(folder / CARD, KeyError, TypeError, ValueError, AttributeError):
+        how: Training = parse(Training, card["training"], str(folder))
+        leaves = {name: Leaf.from_json(leaf) for name, leaf in card["leaves"].items()}
+        calibration = Calibration(**card["calibration"])
+    with reading(folder / WEIGHTS, SafetensorError, RuntimeError):
+        weights = load_tensors(folder / WEIGHTS)
+        with fitting(weights, folder / CARD):
+            net = SuccessNet(leaves, how)
+        net.load_state_dict(weights)
+    return net.eval(), leaves, calibration, card

@@ -27,6 +27,7 @@ from embodied.core.env import NotSavable, VecEnv
 from embodied.core.errors import ContractWarning
 from embodied.core.policy import Policy
 from embodied.core.reward import AddedObservation, AugmentsEnv, HasComponents, Reward
+from embodied.core.saved_file import fitting
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
@@ -393,8 +394,10 @@ def _value_function(
             part = part.trainable()  # the part that its learner trained
         require_inside(trained["learner"], saved)
         plan = RunPlan(updates=1, execute=trained.get("execute"))
-        learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
-        learner.set_state(checkpoint.load_state(saved, "learner"))
+        state = checkpoint.load_state(saved, "learner")
+        with fitting(state, saved):
+            learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
+        learner.set_state(state)
     except CheckpointError as error:
         warnings.warn(f"{error}; its critic is not shown", ContractWarning, stacklevel=2)
         return None

@@ -1,0 +1,926 @@
+"""Files of somebody who means harm: how each is made, the door it is brought to, and a word of the
+line with which that door refuses it.
+
+The first of each kind are those of the reviews of this project, the others were made for this test.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import yaml
+
+from embodied.core import checkpoint
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.lerobot.reader import EpisodeWriter
+from embodied.envs.toy import two_gap
+from embodied.policies.gaussian import Config, Gaussian
+from tests.adopt.checkpoints import two_gap_checkpoint
+from tests.builders import node_of, recorded
+from tests.foreign import as_version_2
+
+DEEP = "[" * 300_000
+CAMERA = "observation.images.front"
+PICTURE = Leaf((16, 16, 3), "uint8", 0, 255)
+SPEC = Spec({"state": Leaf((2,)), "front": PICTURE}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+
+
+@dataclass
+class Bases:
+    """Sound files that the attacks are copies of, each made once in `folder`."""
+
+    folder: Path
+
+    def copy(self, kind: str, to: Path) -> Path:
+        """A copy of a dataset ("mp4", "png", "lerobot", "v2"), a run or a policy of LeRobot's."""
+        made = self.folder / kind
+        if not made.exists():
+            made.parent.mkdir(parents=True, exist_ok=True)
+            {"run": _run, "diffusion": _policy, "act": _policy}.get(kind, self._dataset)(made)
+        return Path(shutil.copytree(made, to, symlinks=True))
+
+    def _dataset(self, folder: Path) -> None:
+        if folder.name == "v2":
+            as_version_2(self.copy("lerobot", self.folder / "whole"), folder)
+            return
+        with EpisodeWriter(folder, SPEC, images="png" if folder.name == "png" else "mp4") as writer:
+            for length in (4, 6):
+                seen = {"state": torch.rand(length + 1, 2)}
+                seen["front"] = torch.full((length + 1, 16, 16, 3), 90, dtype=torch.uint8)
+                writer.add(recorded(seen, torch.zeros(length, 2)))
+        if folder.name == "lerobot":
+            edit(folder / "meta/info.json", lambda info: info.pop("embodied"))
+
+
+def _run(folder: Path) -> None:
+    env = node_of("envs.toy.two_gap.TwoGap", num_envs=1)
+    policy = Gaussian(Config(hidden=(8,)), two_gap.TwoGap(two_gap.Config(num_envs=1)).spec)
+    policy.node = node_of("policies.gaussian.Gaussian", hidden=[8])
+    checkpoint.save(folder / "checkpoints" / "00000001", policy, 1, {"a": torch.zeros(2)}, {})
+    (folder / "run.yaml").write_text(yaml.safe_dump({"env": env, "execute": None}))
+    (folder / SAVED / "about.json").write_text("{}")  # of a version that kept no hashes
+
+
+def _policy(folder: Path) -> None:
+    two_gap_checkpoint(folder, f"{folder.name}_numbers")
+
+
+@dataclass(frozen=True)
+class Attack:
+    """`says`: a word of the line (None: the file may also be used, if that does no harm)."""
+
+    door: str
+    make: Maker
+    says: str | None
+    heavy: bool = False
+
+
+Content = bytes | str | Callable[[Path], object]
+Maker = Callable[[Bases, Path], Path]
+Table = dict[str, tuple[Any, ...]]
+"""The arguments of `Attack` by the name of the attack."""
+
+
+def edit(file: Path, change: Callable[[Any], object]) -> None:
+    """Change what a JSON file holds."""
+    node = json.loads(file.read_text())
+    change(node)
+    file.write_text(json.dumps(node))
+
+
+def rewritten(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    pq.write_table(change(pq.ParquetFile(file).read()), file)
+
+
+def renamed_camera(name: str, kind: str = "lerobot") -> Maker:
+    """A dataset whose camera has this name, in every file that says it."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        made = bases.copy(kind, to)
+        for file in made.glob("meta/*.json*"):
+            file.write_text(file.read_text().replace(json.dumps(CAMERA), json.dumps(name)))
+        for file in made.glob("meta/episodes/*/*.parquet"):
+            rewritten(
+                file, lambda t: t.rename_columns([n.replace(CAMERA, name) for n in t.column_names])
+            )
+        if kind != "v2" and len(name) < 200:
+            film = to / FILM.replace(CAMERA, name)
+            film.parent.mkdir(parents=True, exist_ok=True)
+            if not film.exists():
+                shutil.copyfile(made / FILM, film)
+        return made
+
+    return make
+
+
+def edited(kind: str, file: str, change: Callable[[Any], object]) -> Maker:
+    """A sound folder with a JSON file that is changed."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        made = bases.copy(kind, to)
+        edit(made / file, change)
+        return made
+
+    return make
+
+
+def info(**settings: Any) -> Maker:
+    """A dataset with other entries in info.json."""
+    return edited("mp4", "meta/info.json", lambda node: node.update(settings))
+
+
+def version_2(**settings: Any) -> Maker:
+    return edited("v2", "meta/info.json", lambda node: node.update(settings))
+
+
+def column(number: int, **settings: Any) -> Maker:
+    """A dataset with other facts of one of our columns."""
+    return edited(
+        "mp4", "meta/info.json", lambda node: node["embodied"]["columns"][number].update(settings)
+    )
+
+
+def put(kind: str, name: str, content: Content) -> Maker:
+    """A sound folder with one file replaced: by these bytes, or by what a function puts there.
+    Kind "": an empty folder; name "": the file is all there is."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        if name == "":
+            file = to
+        elif kind:
+            file = bases.copy(kind, to) / name
+        else:
+            file = to / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in [file] if file.is_symlink() or file.exists() else []:
+            old.unlink()
+        if callable(content):
+            content(file)
+        else:
+            file.write_bytes(content.encode() if isinstance(content, str) else content)
+        return to
+
+    return make
+
+
+def link(target: str) -> Callable[[Path], None]:
+    return lambda file: file.symlink_to(target)
+
+
+def alone(suffix: str, content: Content) -> Maker:
+    """A file of its own with this suffix."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        file = to.with_suffix(suffix)
+        put("", "", content)(bases, file)
+        return file
+
+    return make
+
+
+SAVED, CONFIG, STATS = "checkpoints/00000001", "config.json", "policy_preprocessor.json"
+
+
+def policy(**settings: Any) -> Maker:
+    """A run whose policy.yaml has other settings."""
+    node = node_of("policies.gaussian.Gaussian") | settings
+    return saved("policy.yaml", yaml.safe_dump(node))
+
+
+def spec(change: Callable[[Any], object]) -> Maker:
+    return edited("run", f"{SAVED}/spec.json", change)
+
+
+def act(**settings: Any) -> Maker:
+    """An ACT policy of LeRobot's with other settings."""
+    return edited("act", CONFIG, lambda node: node.update(settings))
+
+
+def saved(name: str, content: Content) -> Maker:
+    """A run with another file in its checkpoint."""
+    return put("run", f"{SAVED}/{name}", content)
+
+
+def demos(name: str, content: Content) -> Maker:
+    """A dataset with another file."""
+    return put("mp4", name, content)
+
+
+class Bomb:
+    """What pickle would call."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch $PWNED/pwned",)
+
+
+def header(size: int, there: int | None = None) -> Callable[[Path], None]:
+    """A safetensors file that says it has a header of `size` bytes, and has `there` zeros."""
+
+    def write(file: Path) -> None:
+        with file.open("wb") as sink:
+            sink.write(struct.pack("<Q", size))
+            sink.truncate(8 + min(size, 100) if there is None else 8 + there)
+
+    return write
+
+
+def tensors(about: Mapping[str, Any]) -> Callable[[Path], None]:
+    """A safetensors file with a header only."""
+    text = json.dumps(about).encode()
+
+    def write(file: Path) -> None:
+        file.write_bytes(struct.pack("<Q", len(text)) + text)
+
+    return write
+
+
+def float_of(shape: list[int], end: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}
+
+
+def laughs(key: str) -> str:
+    """YAML in which each line is ten times the one before."""
+    lines = [f"a0: &a0 [{', '.join(['lol'] * 10)}]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    return "\n".join([*lines, f"{key}: *a9", ""])
+
+
+def references(*entries: dict[str, Any]) -> Maker:
+    filled = [{"part": "base", "relative": "x", "sha256": "0" * 64, **one} for one in entries]
+    return saved("references.json", json.dumps(filled))
+
+
+RUNS: Table = {
+    # of the reviews
+    "header of 99 MB": (
+        "load",
+        saved("policy.safetensors", header(99_000_000, 99_000_000)),
+        "header",
+    ),
+    "header of 2^62": ("load", saved("policy.safetensors", header(2**62)), "header"),
+    "tensor of 2^60": (
+        "load",
+        saved("policy.safetensors", tensors({"a": float_of([2**60], 2**62)})),
+        "damaged",
+    ),
+    "300,000 tensors": (
+        "load",
+        saved(
+            "policy.safetensors",
+            lambda file: tensors({f"t{i}": float_of([0], 0) for i in range(300_000)})(file),
+        ),
+        "header",
+    ),
+    "pickle for weights": ("load", saved("policy.safetensors", pickle.dumps(Bomb())), "damaged"),
+    "pickle for a state": (
+        "state",
+        saved("learner.pt", lambda file: torch.save({"x": Bomb()}, file)),
+        "learner.pt",
+    ),
+    "laughs in policy.yaml": ("load", saved("policy.yaml", laughs("hidden")), "more than"),
+    "laughs in run.yaml": ("eval", put("run", "run.yaml", laughs("env")), "more than"),
+    "YAML tag": ("load", saved("policy.yaml", "!!python/object/apply:os.system [id]"), "YAML"),
+    "200,000 levels of JSON": ("load", saved("spec.json", DEEP), "nested too deeply"),
+    "20,000 levels of YAML": ("load", saved("policy.yaml", "[" * 20_000), "YAML"),
+    "base that is a device": ("load", references({"file": "/dev/zero"}), "not there"),
+    "base that is a secret": ("load", references({"file": "/etc/shadow"}), "not there"),
+    "spec of 2^31": (
+        "load",
+        spec(lambda node: node["act"].update(shape=[2**31])),
+        "no numbers of the type",
+    ),
+    "two huge layers": ("load", policy(hidden=[200_000, 200_000]), "policy.yaml"),
+    "90,000 layers": ("load", policy(hidden=[1] * 90_000), "describes a network"),
+    "spec.json is a pipe": ("load", saved("spec.json", os.mkfifo), "no ordinary file"),
+    "policy.yaml is a device": (
+        "load",
+        saved("policy.yaml", link("/dev/zero")),
+        "no ordinary file",
+    ),
+    "about.json is cut": ("load", saved("about.json", '{"format'), "damaged"),
+    # new
+    "run.yaml is a pipe": ("eval", put("run", "run.yaml", os.mkfifo), "no ordinary file"),
+    "weights are a pipe": ("load", saved("policy.safetensors", os.mkfifo), "no ordinary file"),
+    "weights are a device": (
+        "export",
+        saved("policy.safetensors", link("/dev/zero")),
+        "no ordinary file",
+    ),
+    "state is a pipe": ("state", saved("learner.pt", os.mkfifo), "no ordinary"),
+    "about.json is a device": ("load", saved("about.json", link("/dev/zero")), "damaged"),
+    "about.json is deep": ("eval", saved("about.json", DEEP), "nested too deeply"),
+    "weights of 2^43 in no blocks": (
+        "load",
+        saved("policy.safetensors", lambda f: (header(2**20)(f), os.truncate(f, 2**43))),
+        "free",
+    ),
+    "type that is a function": (
+        "load",
+        spec(lambda node: node["act"].update(dtype="load")),
+        "no numbers of the type",
+    ),
+    "shape of texts": (
+        "view",
+        spec(lambda node: node["act"].update(shape=["x"])),
+        "no numbers of the type",
+    ),
+    "spec without an action": ("load", spec(lambda node: node.pop("act")), "damaged"),
+    "policy.yaml of 2 MB": ("load", saved("policy.yaml", "# " + "x" * 2**21), "may have"),
+    "number of a million digits": ("load", saved("policy.yaml", f"a: {'9' * 10**6}"), "YAML"),
+    "mapping that contains itself": (
+        "load",
+        saved("policy.yaml", "&a {_target_: x, b: *a}"),
+        "contains itself",
+    ),
+    "format of 400 digits": (
+        "load",
+        saved("about.json", json.dumps({"format": 10**400})),
+        "format",
+    ),
+    "sampler of 10^9 steps": (
+        "load",
+        policy(_target_="embodied.policies.generative.flow.Flow", steps=10**9),
+        "steps",
+    ),
+    "net of 10^9 units": (
+        "load",
+        policy(_target_="embodied.policies.generative.flow.Flow", width=10**9),
+        "policy.yaml",
+    ),
+    "100,000 references": ("load", references(*[{"file": "/a"}] * 100_000), "not there"),
+    "state that is nested": (
+        "state",
+        saved("learner.pt", lambda file: torch.save(["x"], file)),
+        None,
+    ),
+    "metrics that are deep": ("metrics", put("run", "metrics.jsonl", f"{DEEP}\n"), None),
+    "metrics are a pipe": ("metrics", put("run", "metrics.jsonl", os.mkfifo), "no ordinary"),
+    "model without files": (
+        "model",
+        put("", "model.yaml", yaml.safe_dump(node_of("models.ensemble.Ensemble"))),
+        "damaged",
+    ),
+    "classifier of texts": ("classifier", put("", "card.json", '{"training": 1}'), "card.json"),
+    "classifier's card is deep": ("classifier", put("", "card.json", DEEP), "card.json"),
+}
+
+ADOPTED: Table = {
+    "class for a type": ("adopt", act(type="os.system"), "adopted are"),
+    "type that is a mapping": ("adopt", act(type={"_target_": "os.system"}), "type"),
+    "processor with a path of Python": (
+        "adopt",
+        edited("act", STATS, lambda c: c["steps"].append({"class": "os.system"})),
+        "is not adopted",
+    ),
+    "statistics elsewhere": (
+        "adopt",
+        edited(
+            "act",
+            STATS,
+            lambda c: [s.update(state_file="../../etc/x.safetensors") for s in c["steps"]],
+        ),
+        "outside",
+    ),
+    "activation that is code": ("adopt", act(feedforward_activation="__import__"), "activation"),
+    "backbone that is code": ("adopt", act(vision_backbone="os.system"), None),
+    "LeRobot's weights are a pickle": (
+        "adopt",
+        put("act", "model.safetensors", pickle.dumps(Bomb())),
+        "safetensors",
+    ),
+    "deep config.json": ("adopt", put("act", CONFIG, DEEP), "nested too deeply"),
+    "action of 2^40": (
+        "adopt",
+        edited("act", CONFIG, lambda c: c["output_features"]["action"].update(shape=[2**40])),
+        "features",
+    ),
+    "10^7 layers": ("adopt", act(n_encoder_layers=10**7), "network"),
+    "tokens of 10^6 units": ("adopt", act(dim_model=10**6), "config.json"),
+    "chunk of 10^9": ("adopt", act(chunk_size=10**9), "config.json"),
+    "n_obs_steps in words": ("adopt", act(n_obs_steps="text"), "config.json"),
+    "10^9 levels of noise": (
+        "adopt",
+        edited("diffusion", CONFIG, lambda c: c.update(num_train_timesteps=10**9)),
+        "steps",
+    ),
+    "number that is infinite": ("adopt", act(dim_model=float("inf")), "damaged"),
+    "config.json is a pipe": ("adopt", put("act", CONFIG, os.mkfifo), "no ordinary file"),
+    "picture of 10^5 pixels a side": (
+        "adopt",
+        edited(
+            "diffusion",
+            CONFIG,
+            lambda c: c["input_features"].update(
+                {"observation.images.a": {"type": "VISUAL", "shape": [3, 100_000, 8]}}
+            ),
+        ),
+        "features",
+    ),
+}
+
+
+def cells(content: Any) -> Maker:
+    """A dataset whose pictures are all this one."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        made = bases.copy("png", to)
+        (file,) = made.glob("data/*/*.parquet")
+
+        def change(table: pa.Table) -> pa.Table:
+            at = table.column_names.index(CAMERA)
+            cell = content if isinstance(content, dict) else {"bytes": content, "path": None}
+            kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+            return table.set_column(at, CAMERA, pa.array([cell] * table.num_rows, kind))
+
+        rewritten(file, change)
+        return made
+
+    return make
+
+
+def index(name: str, value: Any, kind: str = "mp4") -> Maker:
+    """A dataset whose index says `value` of every episode."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        made = bases.copy(kind, to)
+        (file,) = made.glob("meta/episodes/*/*.parquet")
+
+        def change(table: pa.Table) -> pa.Table:
+            found = next(n for n in table.column_names if n.endswith(name))
+            at = table.column_names.index(found)
+            return table.set_column(at, found, pa.array([value] * table.num_rows))
+
+        rewritten(file, change)
+        return made
+
+    return make
+
+
+def png(width: int, height: int, frames: int = 0) -> bytes:
+    """A PNG file that says it has this size."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    many = chunk(b"acTL", struct.pack(">II", frames, 0)) if frames else b""
+    rows = chunk(b"IDAT", zlib.compress(bytes(3 * 16 * 16 + 16)))
+    return b"\x89PNG\r\n\x1a\n" + head + many + rows + chunk(b"IEND", b"")
+
+
+def repeated(file: Path) -> None:
+    """A small Parquet file: a value of 1 MB, 10,000 times."""
+    same = pa.array([0] * 10_000, pa.int32())
+    words = pa.DictionaryArray.from_arrays(same, pa.array([b"x" * 2**20]))
+    table = pa.table({"task_index": same.cast(pa.int64()), "task": words})
+    pq.write_table(table, file, dictionary_pagesize_limit=2**22, store_schema=False)
+
+
+def constant(file: Path) -> None:
+    """A small Parquet file of 2 * 10^8 numbers."""
+    numbers = pa.array(np.zeros(10**7, np.int64))
+    with pq.ParquetWriter(file, pa.schema([("episode_index", pa.int64())])) as sink:
+        for _ in range(20):
+            sink.write_table(pa.table({"episode_index": numbers}))
+
+
+DATA, FILM = "data/chunk-000/file-000.parquet", f"videos/{CAMERA}/chunk-000/file-000.mp4"
+VICTIM = "observation.images.x/../../../victim/videos/observation.images.front"
+HLS = "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{}\n#EXT-X-ENDLIST\n"
+DASH = (
+    '<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><Period><AdaptationSet><Representation id="1">'
+    "<BaseURL>http://127.9.9.9:1/</BaseURL></Representation></AdaptationSet></Period></MPD>"
+)
+SDP = "v=0\nc=IN IP4 127.9.9.9\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
+DATASETS: Table = {
+    "camera's name is a path": ("drop", renamed_camera(VICTIM), "no path"),
+    "10^18 episodes": ("info", info(total_episodes=10**18), "promises"),
+    "column of 2^40": ("info", column(0, shape=[2**40]), "no numbers of the type"),
+    "type of a column is a function": ("info", column(0, dtype="load"), "no numbers of the type"),
+    "deep info.json": ("info", demos("meta/info.json", DEEP), "nested too deeply"),
+    "no files in a chunk": ("drop", info(chunks_size=0), "chunks_size"),
+    "film is HLS of a server": ("check", demos(FILM, HLS.format("http://127.9.9.9:1/a.ts")), None),
+    "film is HLS of a file": ("check", demos(FILM, HLS.format("/etc/passwd")), None),
+    "film is DASH": ("check", demos(FILM, DASH), None),
+    "film is SDP": ("check", demos(FILM, SDP), None),
+    "film is ffconcat": ("check", demos(FILM, "ffconcat version 1.0\nfile /etc/passwd\n"), None),
+    "Parquet of a value 10,000 times": ("drop", demos("meta/tasks.parquet", repeated), "memory"),
+    "picture of 20,000 pixels a side": ("info", cells(png(20_000, 20_000)), "picture"),
+    # new
+    **{
+        f"camera {name[:20]!r}": ("drop", renamed_camera(name), "no path")
+        for name in ("/tmp/x", "..", "a\\b", "a\nb", "x" * 10_000)
+    },
+    "own column's name is a path": ("drop", column(1, name=VICTIM), "no path"),
+    "film is a link to a secret": ("drop", demos(FILM, link("/etc/passwd")), "outside"),
+    "film is a pipe": ("drop", demos(FILM, os.mkfifo), "file"),
+    "film is a link to a device": ("info", demos(FILM, link("/dev/zero")), "outside"),
+    "steps are a link to a device": ("info", demos(DATA, link("/dev/zero")), "outside"),
+    "steps are a pipe": ("info", demos(DATA, os.mkfifo), "no ordinary file"),
+    "info.json is a pipe": ("info", demos("meta/info.json", os.mkfifo), "no ordinary"),
+    "info.json is a device": (
+        "check",
+        demos("meta/info.json", link("/dev/zero")),
+        "no ordinary file",
+    ),
+    "more of meta is a secret": ("drop", demos("meta/more.json", link("/etc/passwd")), "outside"),
+    "more of meta is a pipe": ("drop", demos("meta/more.json", os.mkfifo), "no ordinary"),
+    "tasks are garbage": ("drop", demos("meta/tasks.parquet", b"PAR1" * 9), "damaged"),
+    "picture elsewhere": (
+        "info",
+        cells({"bytes": None, "path": "../../../../etc/passwd"}),
+        "outside",
+    ),
+    "picture at a path": ("info", cells({"bytes": None, "path": "/etc/passwd"}), "outside"),
+    "picture is PostScript": (
+        "info",
+        cells(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\n"),
+        CAMERA,
+    ),
+    "picture is a film": ("info", cells(png(16, 16, frames=2**20)), "one picture"),
+    "picture is 9,000 pixels wide": ("info", cells(png(9_000, 1)), "one picture"),
+    "picture is HTML": ("check", cells(b"<html>"), "exit 1"),
+    "index of texts": ("info", index("data/file_index", "../../x"), ""),
+    "index before the first file": ("info", index("data/file_index", -1), ""),
+    "episodes of 10^12 steps": ("info", index("length", 10**12), "promises"),
+    "film begins nowhere": ("info", index("from_timestamp", float("nan")), ""),
+    "period of no time": ("info", info(fps=0), "fps"),
+    "period of NaN": ("info", info(fps=float("nan")), "fps"),
+    "features are a list": ("info", info(features=[1]), "info.json"),
+    "info.json is a list": ("info", demos("meta/info.json", "[1]"), "info.json"),
+    "own entry is empty": ("info", info(embodied={}), "info.json"),
+    "waiting episode is garbage": (
+        "info",
+        demos("pending/episode-000002.parquet", b"PAR1"),
+        "damaged",
+    ),
+    "index without columns": (
+        "info",
+        demos(
+            "meta/episodes/chunk-000/file-000.parquet",
+            lambda f: pq.write_table(pa.table({"episode_index": [0, 1], "length": [4, 6]}), f),
+        ),
+        "",
+    ),
+    "Parquet of 2 * 10^8 numbers": ("info", demos(DATA, constant), "memory", True),
+}
+
+
+def lines(name: str, change: Callable[[Any], object]) -> Maker:
+    """A dataset of version 2 with other lines in a list."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        made = bases.copy("v2", to)
+        file = made / "meta" / f"{name}.jsonl"
+        nodes = [json.loads(line) for line in file.read_text().splitlines()]
+        for node in nodes:
+            change(node)
+        file.write_text("".join(f"{json.dumps(node)}\n" for node in nodes))
+        return made
+
+    return make
+
+
+OLD: Table = {
+    "path that asks for attributes": (
+        "lerobot",
+        version_2(data_path="{video_key.__class__.__init__.__globals__}"),
+        "no path of files",
+    ),
+    "path of 10^9 zeros": (
+        "lerobot",
+        version_2(data_path="{episode_index:01000000000d}"),
+        "no path of files",
+    ),
+    "path of steps elsewhere": ("lerobot", version_2(data_path="../../../etc/passwd"), "outside"),
+    "path of films is absolute": ("lerobot", version_2(video_path="/etc/passwd"), "outside"),
+    "old camera's name is a path": ("lerobot", renamed_camera(VICTIM, "v2"), "no path"),
+    "old episodes of 10^18 steps": (
+        "lerobot",
+        lines("episodes", lambda n: n.update(length=10**18)),
+        "steps",
+    ),
+    "old episodes without numbers": (
+        "lerobot",
+        lines("episodes", lambda n: n.pop("episode_index")),
+        "cannot be read",
+    ),
+    "old tasks in words": (
+        "lerobot",
+        lines("tasks", lambda n: n.update(task_index="x")),
+        "cannot be read",
+    ),
+    "old film is a secret": (
+        "lerobot",
+        put("v2", f"videos/chunk-000/{CAMERA}/episode_000000.mp4", link("/etc/passwd")),
+        "outside",
+    ),
+    "old steps are a pipe": (
+        "lerobot",
+        put("v2", "data/chunk-000/episode_000000.parquet", os.mkfifo),
+        "no ordinary",
+    ),
+}
+
+
+def zarr(changed: str = "data/action", chunk: Content | None = None, **settings: Any) -> Maker:
+    """A replay buffer of which one array is `changed`: other settings, another `chunk`."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        for name in ("meta/episode_ends", "data/action", "data/state"):
+            flat = name == "meta/episode_ends"
+            array = np.array([4]) if flat else np.zeros((4, 1))
+            about = {"zarr_format": 2, "shape": array.shape, "chunks": array.shape, "order": "C"}
+            about |= {"dtype": array.dtype.str, "compressor": None, "filters": None}
+            (to / name).mkdir(parents=True)
+            (to / name / ("0" if flat else "0.0")).write_bytes(array.tobytes())
+            if name == changed:
+                about |= settings
+                if chunk is not None:
+                    put("", "0.0", chunk)(bases, to / name)
+            (to / name / ".zarray").write_text(json.dumps(about))
+        return to
+
+    return make
+
+
+def compressed(kind: str, data: bytes, place: str = "compressor") -> Maker:
+    """One whose numbers are compressed by a codec, to `data`."""
+    codec: Any = {"id": kind} if place == "compressor" else [{"id": kind}]
+    return zarr(chunk=data, **{place: codec})
+
+
+def rlds(features: str, data: bytes) -> Maker:
+    def make(bases: Bases, to: Path) -> Path:
+        to.mkdir()
+        (to / "features.json").write_text(features)
+        (to / "a-train.tfrecord").write_bytes(data)
+        return to
+
+    return make
+
+
+STEPS = json.dumps(
+    {
+        "featuresDict": {
+            "features": {
+                "steps": {
+                    "sequence": {
+                        "feature": {
+                            "featuresDict": {
+                                "features": {
+                                    name: {"tensor": {"shape": {}, "dtype": "float32"}}
+                                    for name in ("action", "observation/x")
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+)
+ZSTD = bytes.fromhex("28b52ffd e0") + struct.pack("<Q", 2**40) + b"x" * 9
+ZARR: Table = {
+    "compression is a pickle": ("zarr", compressed("pickle", pickle.dumps(Bomb())), "codec"),
+    "filter is a pickle": ("zarr", compressed("pickle", pickle.dumps(Bomb()), "filters"), "codec"),
+    "codec of texts": ("zarr", compressed("json2", b"[]"), "codec"),
+    "zstd of 2^40": ("zarr", compressed("zstd", ZSTD), "decompressed"),
+    "zlib of 100 MB": ("zarr", compressed("zlib", zlib.compress(bytes(10**8))), "decompressed"),
+    "blosc of 2^31": (
+        "zarr",
+        compressed("blosc", b"\2\1\1\1" + struct.pack("<III", 2**31 - 1, 0, 16)),
+        "decompressed",
+    ),
+    "chunks elsewhere": ("zarr", zarr(dimension_separator="/../../"), "damaged"),
+    "chunk is a secret": ("zarr", zarr(chunk=link("/etc/passwd")), "outside"),
+    "chunk is a pipe": ("zarr", zarr(chunk=os.mkfifo), "no ordinary"),
+    "10^12 numbers that were not written": (
+        "zarr",
+        zarr("data/state", shape=[4, 10**12]),
+        "memory",
+    ),
+    "action of 10^12 elements": ("zarr", zarr(shape=[4, 10**12]), "elements"),
+    "10^8 chunks": (
+        "zarr",
+        zarr("data/state", shape=[4, 10**8], chunks=[1, 1], dtype="|u1"),
+        "chunks",
+    ),
+    "chunks of nothing": ("zarr", zarr(chunks=[0, 1]), "damaged"),
+    "numbers that are objects": ("zarr", zarr(dtype="|O"), ""),
+}
+RLDS: Table = {
+    "record of 2^63": ("rlds", rlds(STEPS, struct.pack("<Q", 2**63) + b"0000"), "cut off"),
+    "number without an end": (
+        "rlds",
+        rlds(STEPS, struct.pack("<Q", 10**6) + b"0000" + b"\xff" * 10**6 + b"0000"),
+        "",
+    ),
+    "deep features.json": ("rlds", rlds(DEEP, b""), "nested too deeply"),
+}
+
+
+def hdf5(change: Callable[[Any, Path], object], kind: str = ".hdf5") -> Maker:
+    """A file of robomimic's with one demonstration, whose `obs/a` is made by `change`."""
+
+    def make(bases: Bases, to: Path) -> Path:
+        path = to.with_suffix(kind)
+        with h5py.File(path, "w") as file:
+            data = file.create_group("data")
+            data.attrs["env_args"] = "{}"
+            demo = data.create_group("demo_0")
+            for name in ("rewards", "dones"):
+                demo[name] = np.zeros(4)
+            demo["actions"] = np.zeros((4, 2))
+            change(demo.create_group("obs"), to.parent)
+        return path
+
+    return make
+
+
+def outside_numbers(obs: Any, _: Path) -> None:
+    obs.create_dataset("a", (4, 8), "u1", external=[("/etc/passwd", 0, 32)])
+
+
+def virtual(obs: Any, _: Path) -> None:
+    layout = h5py.VirtualLayout((4,), "f8")
+    layout[:] = h5py.VirtualSource("/tmp/other.hdf5", "a", (4,))
+    obs.create_virtual_dataset("a", layout)
+
+
+def same_picture(obs: Any, _: Path) -> None:
+    """Ten times a picture of 67 million pixels."""
+    from PIL import Image
+
+    made = obs.create_dataset("a", (10,), h5py.vlen_dtype(np.uint8))
+    sink = io.BytesIO()
+    Image.new("RGB", (8192, 8192)).save(sink, "png")
+    for row in range(10):
+        made[row] = np.frombuffer(sink.getvalue(), np.uint8)
+
+
+HDF5: Table = {
+    "HDF5 that is garbage": ("robomimic", alone(".hdf5", b"\x89HDF\r\n\x1a\n" * 9), "HDF5"),
+    "link into another file": (
+        "robomimic",
+        hdf5(lambda obs, _: obs.__setitem__("a", h5py.ExternalLink("/etc/passwd", "/a"))),
+        "another file",
+    ),
+    "numbers of another file": ("robomimic", hdf5(outside_numbers), "another file"),
+    "10^11 rows": (
+        "robomimic",
+        hdf5(lambda obs, _: obs.create_dataset("a", (10**11, 1), "f8", chunks=(1000, 1))),
+        "memory",
+    ),
+    "deep env_args": (
+        "robomimic",
+        hdf5(lambda obs, _: obs.file["data"].attrs.modify("env_args", "[" * 60_000)),
+        "nested too deeply",
+    ),
+    # new
+    "numbers of a virtual dataset": ("robomimic", hdf5(virtual), "another file"),
+    "name that leads in a circle": (
+        "robomimic",
+        hdf5(lambda obs, _: obs.__setitem__("a", obs)),
+        "nested too deeply",
+    ),
+    "link that leads in a circle": (
+        "robomimic",
+        hdf5(lambda obs, _: obs.__setitem__("a", h5py.SoftLink("/data/demo_0/obs/a"))),
+        "",
+    ),
+    "HDF5 is a device": ("robomimic", alone(".hdf5", link("/dev/zero")), "no ordinary"),
+    "large picture ten times": ("robomimic", hdf5(same_picture), "", True),
+    "deep metadata.json": ("minari", put("", "metadata.json", DEEP), "nested too deeply"),
+    "environment of Minari's that is code": (
+        "minari",
+        put(
+            "",
+            "metadata.json",
+            json.dumps(
+                {
+                    "observation_space": json.dumps({"type": "Discrete", "n": 2, "start": 0}),
+                    "action_space": json.dumps({"type": "Discrete", "n": 2, "start": 0}),
+                    "env_spec": json.dumps({"id": "evil:Env-v0"}),
+                }
+            ),
+        ),
+        "",
+    ),
+    "deep env_info": (
+        "maniskill",
+        lambda bases, to: (
+            to.with_suffix(".json").write_text(DEEP),
+            hdf5(lambda obs, _: None, ".h5")(bases, to),
+        )[1],
+        "nested too deeply",
+    ),
+}
+
+
+def mjcf(inside: str, head: str = "") -> Maker:
+    """An MJCF file with one joint and this in its world."""
+    arm = '<body name="a"><joint name="j" range="-1 1"/><geom size=".1"/></body>'
+    text = f"<mujoco>{head}<worldbody>{arm}{inside}</worldbody></mujoco>"
+    return alone(".xml", text)
+
+
+BALL = '<body><geom size=".1"/></body>'
+ENTITIES = (
+    '<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    '<robot name="&b;"><link name="x"/></robot>'
+)
+ROBOTS: Table = {
+    "include of a secret": ("describe", mjcf("", '<include file="/etc/passwd"/>'), ""),
+    "mesh elsewhere": (
+        "describe",
+        mjcf("", '<asset><mesh name="m" file="../../../etc/passwd"/></asset>'),
+        "",
+    ),
+    "plugin": ("describe", mjcf("", '<extension><plugin plugin="evil.so"/></extension>'), "plugin"),
+    "memory of 1,000 GB": ("describe", mjcf("", '<size memory="1000G"/>'), None),
+    "10^9 copies": (
+        "describe",
+        mjcf(f'<replicate count="1000000000">{BALL}</replicate>'),
+        "replicate",
+    ),
+    "laughs in a URDF": ("describe", alone(".urdf", ENTITIES), ""),
+    "secret in a URDF": (
+        "describe",
+        alone(
+            ".urdf", '<!DOCTYPE a [<!ENTITY a SYSTEM "/etc/passwd">]><robot name="a">&a;</robot>'
+        ),
+        "",
+    ),
+    # new
+    "copies of copies": (
+        "describe",
+        mjcf('<replicate count="1000">' * 3 + BALL + "</replicate>" * 3),
+        "replicate",
+    ),
+    "copies behind a quoted bracket": (
+        "describe",
+        mjcf(f'<replicate sep=">" count="&#49;000000000">{BALL}</replicate>'),
+        "replicate",
+    ),
+    "cloth of 10^9 points": (
+        "describe",
+        mjcf('<flexcomp name="f" type="grid" count="1000 1000 1000" dim="3"/>'),
+        "flexcomp",
+    ),
+    "texture of 10^10 pixels": (
+        "describe",
+        mjcf(
+            "",
+            '<asset><texture name="t" type="2d" builtin="flat" width="100000" height="100000"/>'
+            "</asset>",
+        ),
+        "texture",
+    ),
+    "ground of 10^10 points": (
+        "describe",
+        mjcf("", '<asset><hfield name="h" nrow="100000" ncol="100000" size="1 1 1 1"/></asset>'),
+        "hfield",
+    ),
+    "10^9 numbers of a user": ("describe", mjcf("", '<size nuserdata="1000000000"/>'), "size"),
+    "tag without an end": ("describe", alone(".xml", "<mujoco><size " * 10_000), "XML"),
+    "arm file of 100,000 levels": ("arm", alone(".yaml", "[" * 100_000), "cannot be read"),
+    "arm file is a pipe": ("arm", alone(".yaml", os.mkfifo), "cannot be read"),
+}
+
+
+def study(text: str) -> Maker:
+    return alone(".yaml", text)
+
+
+STUDIES: Table = {
+    "variant's name is a path": (
+        "study",
+        study("metric: x\nseeds: [0]\nvariants: {'../../victim': experiment=pendulum_sac}\n"),
+        "no path",
+    ),
+    "laughs in a study": ("study", study(laughs("variants")), ""),
+    "YAML tag in a study": ("study", study("!!python/object/apply:os.system [id]"), "YAML"),
+    "deep study": ("study", study(DEEP), "YAML"),
+}
+
+TABLES = (RUNS, ADOPTED, DATASETS, OLD, ZARR, RLDS, HDF5, ROBOTS, STUDIES)
+ATTACKS = {name: Attack(*made) for table in TABLES for name, made in table.items()}
+"""Every attack by its name."""
