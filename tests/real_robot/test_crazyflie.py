@@ -206,6 +206,7 @@ class Bench:
     def ask(self, wish: Command) -> None:
         self.there.request.fields["number"] += 1
         self.there.request.fields["command"] = wish
+        self.there.request.fields["stop"] = self.there.estop.number
         self.there.request.send()
         self.turn()
 

@@ -367,6 +367,7 @@ def ask(control: Control, folder: Path, wish: Command) -> None:
     request = boxes.request.fields
     request["number"] += control.writer.ticks + 1
     request["command"] = wish
+    request["stop"] = boxes.estop.number
     boxes.request.send()
     control.turn()
 

@@ -280,6 +280,7 @@ class Deployed:
         request = self.there.request.fields
         request["number"] += 1
         request["command"] = wish
+        request["stop"] = self.there.estop.number
         self.there.request.send()
         return self.turn(turns)
 
