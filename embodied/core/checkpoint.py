@@ -27,7 +27,7 @@ from embodied.core import formats
 from embodied.core.atomic_write import sync
 from embodied.core.build import ConfigError, build
 from embodied.core.errors import ContractWarning
-from embodied.core.files import read_json
+from embodied.core.files import read_json, require_file
 from embodied.core.hashes import ABOUT, FILES, damage, file_hash, hashes_in
 from embodied.core.hashes import read_about as about_of
 from embodied.core.policy import Policy, policies_in
@@ -282,6 +282,7 @@ def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") 
     file = find(path) / f"{name}.pt"
     if not file.exists():
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
+    require_file(file)
     format = _require_saved(file.parent, file.name)
     try:
         state = torch.load(file, map_location=device, weights_only=True)

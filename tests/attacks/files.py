@@ -323,7 +323,7 @@ RUNS: Table = {
     ),
     "state is a pipe": ("state", saved("learner.pt", os.mkfifo), "no ordinary"),
     "about.json is a device": ("load", saved("about.json", link("/dev/zero")), "damaged"),
-    "about.json is deep": ("eval", saved("about.json", DEEP), "nested too deeply"),
+    "about.json is deep": ("eval", saved("about.json", DEEP), "about.json cannot be read"),
     "weights of 2^43 in no blocks": (
         "load",
         saved("policy.safetensors", lambda f: (header(2**20)(f), os.truncate(f, 2**43))),
@@ -350,7 +350,7 @@ RUNS: Table = {
     "format of 400 digits": (
         "load",
         saved("about.json", json.dumps({"format": 10**400})),
-        "format",
+        "about.json cannot be read",
     ),
     "sampler of 10^9 steps": (
         "load",

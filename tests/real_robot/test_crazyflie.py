@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,8 @@ def test_a_place_from_outside(tmp_path: Path) -> None:
     seen = node_of(reader, folder=str(folder), names=PLACES, age=2.0)
     fake = FakeCrazyflie(folder, external=True, place=(0.4, 0.3, 0.0))
     with fake, driver(fake, tracker=seen) as arm:
-        assert fake.air.server.parameter("stabilizer.estimator") == 2
+        estimator = partial(fake.air.server.parameter, "stabilizer.estimator")
+        until(lambda: estimator() == 2, "it is told of the tracker")
         assert arm.read().q[:2] == pytest.approx([0.4, 0.3], abs=0.02)
         goal = [0.2, 0.2, 0.4]
         until(near(fake, goal), "it flies", towards(arm, [*goal, 0.0]))
