@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from embodied.core import env_contract
 from embodied.evaluation import evaluate
 from tests.builders import exit_of
 from tests.checks import wrong_envs
@@ -46,6 +47,12 @@ def says(line: str, num_envs: int) -> str:
 
 def embodied(*words: str) -> int | str:
     return exit_of(*words, "allow=[tests]")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode's end is waited for on a busy machine too."""
+    monkeypatch.setattr(env_contract, "MOST_SECONDS", 60.0)
 
 
 def train(kind: type, folder: Path, *more: str) -> int | str:
