@@ -24,9 +24,7 @@ from embodied.embodiments.kinematics.from_mujoco import (
 SAMPLES = 4000  # poses that the box of the tool is found with
 TABLE = 0.02  # m above the base: the lowest that the tool of a first robot YAML goes
 MARGIN = 0.05  # rad, m: kept from the joint limits
-HAND_FORCE = 20.0  # N: largest force of a hand, to begin with
-FORCE = 60.0  # N on the tool of a simulated arm
-TOOL_SPEED = 0.5  # m/s
+FORCE = 20.0  # N: largest force of a hand, to begin with
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,6 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
             "tracking": [0.3] * n,
         },
         "fresh": {"hold": 0.25, "stop": 1.0, "state": 0.25},
-        # A JointDriver measures no force; the simulation does.
-        "force": FORCE if own is None else "unmeasured",
-        "tool_speed": TOOL_SPEED,
         "workspace": {"low": [*low], "high": [*high]},
     }
     # A place near the tool's at home, for a first motion.
@@ -144,7 +139,7 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     if table.hand is not None:
         open, speed = table.hand.open, table.hand.speed
         node["home_width"] = open
-        node["hand"] = {"high": open, "speed": speed, "force": HAND_FORCE, "at_stop": "hold"}
+        node["hand"] = {"high": open, "speed": speed, "force": FORCE, "at_stop": "hold"}
     if table.bodies:
         # A table at z = 0 that whatever stays with the base may touch.
         still = [body["name"] for body in table.bodies if body["joint"] <= 0]

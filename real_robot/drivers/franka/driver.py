@@ -288,8 +288,7 @@ class Franka(Driver):
         if self.senses is not None:
             self._things = self.senses.read()
         self._q = np.array(state.q)
-        force = np.array(state.O_F_ext_hat_K)[:3]
-        return ArmState(self._q, np.array(state.dq), np.array(state.tau_J), self._seen, force)
+        return ArmState(self._q, np.array(state.dq), np.array(state.tau_J), self._seen)
 
     def write(self, q: Floats, width: float) -> None:
         if self._hand is not None and np.isfinite(width):
