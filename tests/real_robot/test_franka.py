@@ -318,7 +318,7 @@ def test_a_hand_that_closes_is_told_to_stop(arm: Franka) -> None:
     wait_until(lambda: hand._going == "still" and not hand._busy, "stopped")
     stopped = arm.width
     later(arm, 0.5)
-    assert arm.width == pytest.approx(stopped, abs=0.005) and arm.width > 0.03
+    assert arm.width > max(stopped - 0.005, 0.03), "it closes no further"
     arm._lost = "it has stopped itself"
     with pytest.raises(DriverError):
         arm.write(q, 0.05)
