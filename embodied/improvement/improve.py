@@ -51,9 +51,7 @@ class ImproveConfig:
     episodes: Count = 100  # of a measurement that chooses
     held_out: Count = 200  # episodes of the last measurement
     num_envs: Count = 50  # parallel envs that measure
-    workers: Count = (
-        1  # ways that race at the same time, each in a process (and on a core) of its own
-    )
+    workers: Count = 1  # ways that race at the same time, each on a core of its own
     seed: CountOrZero = 0  # of the trainings
     device: str = "auto"  # auto | cpu | cuda
     threads: Count = 1  # CPU threads of torch
