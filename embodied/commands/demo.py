@@ -17,8 +17,10 @@ RACE = ["env=fr3_detour", WAYS, "steps=24000", "episodes=50", "workers=2"]
 
 
 def run(args: argparse.Namespace) -> None:
-    out, seed = args.out, f"seed={args.seed}"
-    demos, clone = out / "demos", out / "clone"
+    out = args.out
+    seed = f"seed={args.seed}"
+    demos = out / "demos"
+    clone = out / "clone"
     print("\n1/3  collect 60 demonstrations of lifting a cube behind a can, left or right of it\n")
     collect_command(argparse.Namespace(words=[*DEMOS, f"out={demos}"], config_dir=[]))
     print("\n2/3  train a flow policy by behavior cloning\n")

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: their names stay in a folder, their sizes are looked at before
+"""Foreign files: the names in them stay in a folder, their sizes are looked at before
 they are read, and what libraries raise while they read becomes one line.
 
 A file may take `allowed` bytes of memory: 1 GB, and beyond that 20 times its own size.
@@ -26,7 +26,7 @@ SIZE = re.compile(r"alloc|memory|overflow|too (large|big|many)|storage|negative 
 
 
 class FileError(ConfigError):
-    """A file of somebody else cannot be used; one line says which and why."""
+    """A foreign file cannot be used; one line says which and why."""
 
 
 def inside(folder: Path, name: str | Path) -> Path:
@@ -103,7 +103,7 @@ def require_room(needed: float, size: int, what: Path | str) -> None:
 
 @contextmanager
 def reading(what: Path | str, *malformed: type[Exception]) -> Generator[None]:
-    """Around code that reads `what`, a file of somebody else: where it is nested too deeply, needs
+    """Around code that reads `what`, a foreign file: where it is nested too deeply, needs
     too much memory or leads to a division by zero, FileError says so in one line; also for the
     `malformed` errors. Everything else, and our own errors, pass."""
     try:

@@ -1,4 +1,4 @@
-"""Reading Parquet files of somebody else, of which a few bytes may stand for many."""
+"""Reading foreign Parquet files, of which a few bytes may stand for many."""
 
 # pyright: basic
 # (pyarrow has no types)

@@ -259,7 +259,7 @@ class Control(GuardedLoop):
             category = self.driver.halt()
             logged(
                 f"the arm did not follow its stop for {GIVE_UP:g} s ({self.fault}): its own "
-                f"controller was told to stop it (category {category})"
+                f"controller stops it now (category {category})"
             )
 
     def _follows(self, now: float) -> bool:
@@ -354,7 +354,8 @@ class Control(GuardedLoop):
         see it latch and a command be refused, and reset. DriverError where one of them fails.
 
         `Driver.cut` and `Driver.recover` are left out: a drone would be locked by the first."""
-        button, counts = self.channels.estop, self.chain.counts.copy()
+        button = self.channels.estop
+        counts = self.chain.counts.copy()
         if (
             self.arm is None or button.number != self._stop_number
         ):  # it is acted on in the first tick

@@ -100,7 +100,7 @@ def page(entries: list[Hazard], results: Results) -> str:
     tests = {test for each in entries for test in each.tests}
     passed = sum(results.line(test).startswith("passed") for test in tests)
     run = (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Linux {platform.release()}: "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.system()}: "
         f"{passed} of {len(tests)} tests passed."
     )
     template = (HERE / "safety_case.md").read_text()
