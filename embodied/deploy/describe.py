@@ -137,9 +137,9 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     goal = _floats(np.clip(0.8 * place, np.array(low) + TABLE, np.array(high) - TABLE))
     node["given"] = dict(zip(node["given"], goal, strict=True))
     if table.hand is not None:
-        open, speed = table.hand.open, table.hand.speed
-        node["home_width"] = open
-        node["hand"] = {"high": open, "speed": speed, "force": FORCE, "at_stop": "hold"}
+        hand = table.hand
+        node["home_width"] = hand.open
+        node["hand"] = {"high": hand.open, "speed": hand.speed, "force": FORCE, "at_stop": "hold"}
     if table.bodies:
         # A table at z = 0 that whatever stays with the base may touch.
         still = [body["name"] for body in table.bodies if body["joint"] <= 0]

@@ -356,11 +356,10 @@ class Control(GuardedLoop):
         `Driver.cut` and `Driver.recover` are left out: a drone would be locked by the first."""
         button = self.channels.estop
         counts = self.chain.counts.copy()
-        if (
-            self.arm is None or button.number != self._stop_number
-        ):  # it is acted on in the first tick
+        if self.arm is None or button.number != self._stop_number:  # the first tick acts on it
             return
-        now, rest = self.clock(), self.chain.limiter.q.copy()
+        now = self.clock()
+        rest = self.chain.limiter.q.copy()
         self._testing = True
         button.press()
         self._check_emergency_stop(now)
@@ -403,7 +402,8 @@ class Control(GuardedLoop):
         q = self.chain.limiter.q.copy()
         self.enabled.on = False
         self._home_pending = False
-        hand, measured = self.chain.hand, self.driver.width
+        hand = self.chain.hand
+        measured = self.driver.width
         self.width = measured if hand is None else hand.begin(measured)
         self.chain.forget(replace(arm, q=q))
         self.follower.begin(q, self.width, now)

@@ -116,7 +116,7 @@ class Driver(ABC):
     def limit_hand(self, speed: float, force: float) -> None:
         """Move the hand at most at `speed` (m/s) and press with at most `force` (N; no less than
         `grip`) from now on. One that presses with more, and cannot be made softer, is stopped.
-        A hand that cannot be told its force does nothing here. DriverError."""
+        A hand whose force cannot be set does nothing here. DriverError."""
         return
 
     def cut(self) -> None:

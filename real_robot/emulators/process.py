@@ -51,8 +51,8 @@ class Emulator(ABC):
 
 
 def clear_left() -> None:
-    """Take away the folders of emulators that were killed together with their starters: nobody has
-    the lock on their logs any more."""
+    """Take away the folders of emulators that were killed together with their starters: no process
+    has the lock on their logs any more."""
     for folder in memory_folder().glob(f"{PREFIX}*"):
         with suppress(OSError), (folder / "log").open("rb") as log:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -102,7 +102,8 @@ class HandLimiter:
 
     def stay(self, measured: float, latched: bool) -> float:
         """Opening (m) to send to a hand that comes to rest; `latched`: by a latched stop."""
-        config, held_before = self.config, self.grasp.held
+        config = self.config
+        held_before = self.grasp.held
         self._see(measured)
         held = self.grasp.held
         if latched and config.at_stop == "open":

@@ -1,7 +1,7 @@
 """Safety parameters of a deployment: their checksum, and what changed since the session before.
 
 Everything that a deployment sets counts, unless it is in `OTHERS`: a setting that is added later is
-a safety parameter until somebody says that it is none. Files that settings name (an arm's
+a safety parameter until it is listed there. Files that settings name (an arm's
 kinematics or capsules) count with their content; addresses of robots do not.
 """
 
@@ -72,7 +72,8 @@ def compared(deployment: Deployment, folder: Path) -> str:
     now, file = acting(deployment), folder / FILE
     try:
         before: Any = json.loads(file.read_bytes())
-        version, old = before["version"], dict(before["parameters"])
+        version = before["version"]
+        old = dict(before["parameters"])
     except (OSError, ValueError, TypeError, KeyError):
         version, old = 0, {}
     line = f"safety parameters {checksum(deployment)}"

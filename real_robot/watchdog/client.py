@@ -56,7 +56,7 @@ class Config:
     """Settings of the hardware watchdog on the robot's safeguard input."""
 
     device: str  # its serial device, as /dev/serial/by-id/...
-    patience: Wait = 60.0  # s for somebody to press its button before anything moves
+    patience: Wait = 60.0  # s for its button to be pressed before anything moves
 
 
 def beat_frame(counter: int) -> bytes:
@@ -102,7 +102,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def connect(self, over: Callable[[], bool] = lambda: False) -> None:
-        """Open the device, and beat until somebody presses the board's button or it is `over`.
+        """Open the device, and beat until the board's button is pressed or it is `over`.
         DriverError."""
         device = self.config.device
         try:

@@ -138,7 +138,8 @@ def _require_picture(data: bytes) -> None:
     pillow = _pillow()
     try:
         with pillow.open(io.BytesIO(data), formats=("PNG", "JPEG", "TIFF")) as picture:
-            size, films = picture.size, picture.format == "PNG" and picture.n_frames > 1
+            size = picture.size
+            films = picture.format == "PNG" and picture.n_frames > 1
     except (pillow.DecompressionBombError, RuntimeError, SyntaxError, struct.error) as error:
         raise FileError(f"it is no picture ({error})") from error
     if max(size) > SIDE or films:

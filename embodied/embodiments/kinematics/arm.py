@@ -193,7 +193,7 @@ def is_arm_file(name: str) -> bool:
 
 def _loaded(name: str, shipped: Any) -> Any:
     """The YAML in a file. The quick loader is for files of this repository: deep nesting in
-    somebody else's would end the process."""
+    a foreign one would end the process."""
     if is_arm_file(name):
         return parse_yaml(read_text(Path(name), SETTINGS), name)
     return yaml.load(shipped.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))

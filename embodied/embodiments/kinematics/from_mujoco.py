@@ -80,7 +80,8 @@ def _require_sizes(path: Path, root: Path, seen: set[Path], copies: float = 1.0)
         rest = REST.match(text, begin.end())
         if rest is None:
             raise FileError(f"{path} is no XML: <{begin['kind']} does not end")
-        kind, given = begin["kind"], {key: unescape(v[1:-1]) for key, v in WORD.findall(rest[0])}
+        kind = begin["kind"]
+        given = {key: unescape(v[1:-1]) for key, v in WORD.findall(rest[0])}
         if begin["end"]:
             counts = counts[:-1] or [copies] if kind == "replicate" else counts
             continue

@@ -108,7 +108,10 @@ class AuthProxy:
     def __init__(
         self, host: str, port: int, inner: int, secret: str, token: str | None = None
     ) -> None:
-        self.host, self.inner, self.secret, self.token = host, inner, secret, token
+        self.host = host
+        self.inner = inner
+        self.secret = secret
+        self.token = token
         self.local = host in LOCAL
         self.loop = asyncio.new_event_loop()
         self.server = self.loop.run_until_complete(

@@ -104,7 +104,8 @@ class Hand:
 
     def _follow(self, off: float) -> None:
         """`off` (m): how much wider it is wanted."""
-        speed, most = self._speed, self.most
+        speed = self._speed
+        most = self.most
         left = off if self._going == OPEN else -off
         before_end = BAND < self.wish < most - BAND
         if off < -BAND and self._going != CLOSE:
