@@ -226,6 +226,21 @@ def test_adam_is_torchs() -> None:
         here.step()
 
 
+def test_adamw_is_torchs_also_for_a_loss_that_leaves_a_parameter_out() -> None:
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(4, 3)) for _ in range(3)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    here = Adam(ours, 0.01, weight_decay=0.1, decoupled=True, local=True)
+    there = torch.optim.AdamW(theirs, 0.01, weight_decay=0.1, fused=True)
+    for _ in range(4):
+        for a, b in list(zip(ours, theirs, strict=True))[::2]:
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        here.step()
+        there.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
 def test_critics_learn_alone_first() -> None:
     """Policy and temperature from the fourth update on, also after a save in between."""
     learner = make(actor_start=3)
