@@ -11,13 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from embodied.commands import Parser, add_all, function, table
+from embodied.commands import Parser, add_all, function, require_one, table
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.children import import_from_here
 from embodied.core.errors import ContractError, ContractWarning, RemoteError, RobotError
 
 STOPPED = 130
+BEFORE = ("-h", "--help", "--version")  # options that need no command
+ALSO = {
+    "play": "view",
+    "render": "view",
+    "enjoy": "view",
+    "run": "train",
+    "fit": "train",
+    "test": "eval",
+    "finetune": "improve",
+    "record": "demos",
+    "teleop": "deploy",
+    "ls": "list",
+}
+"""Other projects' words for our commands."""
 OPTIONS = {"export": "--to", "demo": "--out"}
 """Commands whose output folder is an option: `out=DIR` means it too."""
 ERRORS = {
@@ -58,18 +72,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "  embodied demos collect env=fr3_lift episodes=50 out=outputs/demos",
     )
     parser.add_argument("--version", action="version", version=f"embodied {version()}")
-    if not argv:
-        parser.print_help()
-        sys.exit(0)
+    argv = [*argv[1:], "--help"] if argv[:1] == ["help"] else argv or ["--help"]
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb is not None and verb not in known:
-        raise ConfigError(f'there is no command "{verb}"{nearest(verb, known)}')
+        meant = ALSO.get(verb)
+        hint = f' (did you mean "{meant}"?)' if meant else nearest(verb, known)
+        raise ConfigError(f'there is no command "{verb}"{hint}')
+    if verb is not None and argv[0].startswith("-") and argv[0] not in BEFORE:
+        raise ConfigError(f"{argv[0]} stands before the command; write embodied {verb} ...")
     if option := OPTIONS.get(verb or ""):  # `out=DIR` is this option of the command
         split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
         argv = [word for part in split for word in part]
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     add_all(subparsers, table(), "", only=verb or "")
     args, rest = parser.parse_known_args(argv)
+    require_one(rest + getattr(args, "words", []), "experiment")
     # argparse ends a list of words at the first option; overrides may follow it.
     if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):
         line = f"unknown argument {rest[0]} (see embodied {args.verb} --help)"

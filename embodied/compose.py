@@ -6,12 +6,13 @@ every `--config-dir` and every folder in the environment variable EMBODIED_CONFI
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -101,12 +102,14 @@ def compose(
         parse_yaml(file.read_text(), str(file))  # ConfigError that names file and line
     with _written(given) as extra:
         found = [PACKAGED, *extra, *search[1:]]
-        words = _prepared(primary, overrides, found)
-        node, choices = _composed(primary, words, found)
         top = _primary(primary, found)
-    for group in (word[1:] for word in words if word.startswith("~")):
-        if not any(word.startswith(f"++{group}.") for word in words):
-            node[group] = None  # drops what an experiment sets in it
+        asked = _prepared(top, overrides, found)
+        if strays := [each for each in asked if each.stray]:
+            raise _stray(primary, strays[0], [each for each in asked if not each.stray], top, found)
+        node, choices = _composed(primary, asked, found)
+    for dropped in (each.key for each in asked if each.text.startswith("~")):
+        if not any(each.key.startswith(f"{dropped}.") for each in asked):
+            node[dropped] = None  # drops what an experiment sets in it
     import_from_here()
     packages = node.pop("allow", None) or []
     if packages and not any(text.lstrip("+").startswith("allow") for text in overrides):
@@ -124,7 +127,7 @@ def compose(
         if isinstance(value, dict) and group:
             require_settings(name, value)
     if "regimes" in node:
-        _fill_data(node, node.pop("regimes"), words, search)
+        _fill_data(node, node.pop("regimes"), {each.key for each in asked}, search)
     if isinstance(data := node.get("data"), Mapping):
         for setting in settings_of(DATA.get(str(data.get("regime")), "")) or []:
             if setting.name in data:
@@ -167,12 +170,12 @@ def _completed(primary: str, node: Node) -> Node:
 
 
 def _fill_data(
-    node: Node, regimes: Mapping[str, Node], words: Sequence[str], search: Sequence[Path]
+    node: Node, regimes: Mapping[str, Node], given: set[str], search: Sequence[Path]
 ) -> None:
     """Complete `node["data"]` with the defaults of its regime, and with `regimes` of the size.
 
-    Settings on the command line take precedence. If it sets the regime itself (`data=offline`), an
-    experiment's settings of other regimes are dropped.
+    Settings on the command line (`given`) take precedence. If it sets the regime itself
+    (`data=offline`), an experiment's settings of other regimes are dropped.
     """
     data = node.get("data") or {}
     regime = data.get("regime", "auto")
@@ -182,7 +185,6 @@ def _fill_data(
         regime = str(resolve(node["learner"]["_target_"], Learner).data)
     file = options("data", search).get(regime)
     defaults = _load(file) if file else {}
-    given = {word.split("=", 1)[0].lstrip("+") for word in words}
     if "data" in given:
         known = {setting.name for setting in settings_of(DATA.get(regime, "")) or []}
         data = {k: v for k, v in data.items() if k in known or f"data.{k}" in given}
@@ -214,45 +216,113 @@ def _written(given: Mapping[str, Node]) -> Iterator[list[Path]]:
         yield [Path(folder)]
 
 
-def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
-    """Overrides in Hydra's syntax; ConfigError for an unknown option, with the nearest name.
+@dataclass(frozen=True)
+class Override:
+    """One word of a command line: `text` is the word as Hydra reads it where an option of a group
+    is `chosen`; else the setting `key` becomes `value`. `stray`: no setting has that name."""
 
-    Settings that a node's YAML file does not list are added: `_check` knows the fields of its
-    dataclass.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
+    key: str
+    value: Any
+    text: str
+    chosen: bool = False
+    stray: str = ""
 
-    top = _primary(primary, search)
-    groups = {next(iter(entry)) for entry in top.get("defaults", []) if isinstance(entry, dict)}
-    words: list[str] = []
-    for text in overrides:
+
+KEY = re.compile(r"[\w.@/-]+")
+WHOLE = re.compile(r"[-+]?\d+(_\d+)*")
+WORDS = {"null": None, "true": True, "false": False}
+GYMNASIUM_ID = re.compile(r"[\w:./-]+-v\d+")
+
+
+def read_override(text: str) -> Override:
+    """One word `key=value`. Only a value that begins with [ or { is read as a list or a mapping; a
+    number, true, false and null are those, and everything else is text, as it is."""
+    key, equals, written = text.lstrip("+~").partition("=")
+    if not KEY.fullmatch(key) or not (equals or text.startswith("~")):
+        raise ConfigError(f'cannot read "{text}": expected key=value')
+    return Override(key, _value(written, text), text)
+
+
+def _value(written: str, text: str) -> Any:
+    if written.startswith(("[", "{")):
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
+
         try:
-            override = OverridesParser.create().parse_overrides([text])[0]
+            return OverridesParser.create().parse_overrides([f"value={written}"])[0].value()
         except HydraException as error:
-            raise ConfigError(f'cannot read "{text}": expected key=value') from error
-        if override.is_sweep_override():
-            several, values = override.key_or_group, text.partition("=")[2]
-            line = f"a run has one {several}, and {values} are several: embodied study FILE runs"
-            line += " variants and seeds, embodied sweep tries values; a list is written"
-            raise ConfigError(f"{line} {several}=[{values}]")
-        key, value = override.key_or_group, override.value()
-        packaged = override.package is not None and isinstance(value, str)  # robot@env.robot=NAME
-        if key in groups or packaged:
-            if value is None:
-                text = f"~{key}"  # Hydra's syntax for no option of a group
-            elif isinstance(value, str) and value not in (known := options(key, search)):
-                raise unknown(f'there is no {key} "{value}"', value, known, key=key)
+            raise ConfigError(
+                f'cannot read "{text}": a list is written [1,2], a mapping {{name: 1}}'
+            ) from error
+    if written.lower() in WORDS:
+        return WORDS[written.lower()]
+    if WHOLE.fullmatch(written):
+        return int(written)
+    try:
+        return float(written) if written.strip() == written else written
+    except ValueError:
+        return _unquoted(written).replace("${", "\\${")
+
+
+def _unquoted(written: str) -> str:
+    """Text without quotes around all of it."""
+    if len(written) > 1 and written[0] == written[-1] == '"':
+        try:
+            return str(json.loads(written))
+        except ValueError:
+            return written
+    return written[1:-1] if len(written) > 1 and written[0] == written[-1] == "'" else written
+
+
+def _prepared(top: Node, overrides: Sequence[str], search: Sequence[Path]) -> list[Override]:
+    """The words as overrides; ConfigError for an unknown option, with the nearest name.
+
+    Settings that a node's YAML file does not list are added: `require_settings` knows the fields of
+    its dataclass.
+    """
+    groups = {next(iter(entry)) for entry in top.get("defaults", []) if isinstance(entry, dict)}
+    asked: list[Override] = []
+    for text in overrides:
+        each = read_override(text)
+        key, value = each.key, each.value
+        group = key in groups or ("@" in key and isinstance(value, str))  # robot@env.robot=NAME
+        _require_one_value(each, group)
+        if group and value is None:
+            asked.append(Override(key, None, f"~{key}", chosen=True))  # no option of the group
+        elif group and isinstance(value, str) and not text.startswith("~"):
+            asked += _chosen(each, options(key.partition("@")[0], search))
         elif key in top and any((d / key).is_dir() for d in search) and isinstance(value, str):
             raise ConfigError(
                 f"{key} cannot be chosen here ({text}); set its values: {key}.KEY=..."
             )
-        elif text[0] not in "+~":
-            if key.split(".")[0] not in groups:
-                _require_known(key, top, groups, text)
-            text = f"++{text}"
-        words.append(text)
-    return words
+        elif text[0] == "~":
+            asked.append(replace(each, chosen=True))
+        else:
+            known = group or text[0] == "+" or key.split(".")[0] in groups
+            asked.append(replace(each, stray="" if known else _unknown_part(key, top, groups)))
+    return asked
+
+
+def _chosen(each: Override, known: Mapping[str, Path]) -> list[Override]:
+    """The choice of an option; ConfigError where it is none of `known`. A Gymnasium id is an
+    environment as well."""
+    key, name = each.key, each.value
+    if name in known:
+        return [replace(each, chosen=True)]
+    if key == "env" and (":" in name or GYMNASIUM_ID.fullmatch(name)):
+        return [Override("env", "gym", "env=gym", chosen=True), Override("env.id", name, each.text)]
+    raise unknown(f'there is no {key} "{name}"', name, known, key=key)
+
+
+def _require_one_value(each: Override, group: bool) -> None:
+    """ConfigError for several values, as Hydra sweeps over them: a text may hold commas."""
+    if not isinstance(each.value, str) or "," not in each.value:
+        return
+    values = each.value.split(",")
+    if group or not any(isinstance(_value(value, ""), str) for value in values):
+        line = f"a run has one {each.key}, and {each.value} are several: embodied study FILE runs"
+        line += " variants and seeds, embodied sweep tries values; a list is written"
+        raise ConfigError(f"{line} {each.key}=[{each.value}]")
 
 
 def _primary(primary: str, search: Sequence[Path]) -> Node:
@@ -261,23 +331,59 @@ def _primary(primary: str, search: Sequence[Path]) -> Node:
     return _completed(primary, node) if primary in PRIMARY else node
 
 
-def _require_known(key: str, top: Node, groups: set[str], text: str) -> None:
-    """ConfigError unless the dotted `key` is in the primary configuration."""
+def _unknown_part(key: str, top: Node, groups: set[str]) -> str:
+    """The part of a dotted `key` that is not in the primary configuration; empty: all are."""
     here: Any = top
-    path = key.split(".")
-    for depth, name in enumerate(path):
+    for depth, name in enumerate(key.split(".")):
         if isinstance(here, dict) and "_target_" in here:
-            return
+            return ""
         known = {*here, *(groups if depth == 0 else ())} if isinstance(here, dict) else set()
         if name not in known - {"defaults"}:
-            inside = f" in {'.'.join(path[:depth])}" if depth else ""
-            line = f'there is no setting "{name}"{inside}'
-            raise unknown(line, name, known - {"defaults"}, f"; you wrote {text}")
+            return name
         here = here.get(name)
+    return ""
+
+
+def _stray(
+    primary: str, stray: Override, others: Sequence[Override], top: Node, search: Sequence[Path]
+) -> ConfigError:
+    """The error for a setting that is none of the command: it may be one of the chosen parts."""
+    key, name = stray.key, stray.stray
+    try:
+        node = _composed(primary, others, search)[0]
+    except ConfigError:
+        node = top
+    parts = {part: value for part, value in node.items() if isinstance(value, Mapping)}
+    found = {
+        f"{part}.{setting}"
+        for part, value in parts.items()
+        for setting in {*value, *_names(value)}
+        if setting == key or setting.endswith(f"_{key}")
+    }
+    if found:
+        written = stray.text.partition("=")[2]
+        meant = " or ".join(f"{place}={written}" for place in sorted(found))
+        return ConfigError(f'there is no setting "{key}"; you mean {meant}', key=key)
+    before = key.split(".")[: key.split(".").index(name)]
+    here: Any = top
+    for part in before:
+        here = here.get(part)
+    known = {*here} if isinstance(here, Mapping) else set[str]()
+    if not before:
+        known |= {next(iter(entry)) for entry in top.get("defaults", []) if isinstance(entry, dict)}
+    inside = f" in {'.'.join(before)}" if before else ""
+    line = f'there is no setting "{name}"{inside}'
+    return unknown(line, name, known - {"defaults"}, f"; you wrote {stray.text}")
+
+
+def _names(part: Mapping[str, Any]) -> list[str]:
+    """The names of all settings of a part."""
+    target = part.get("_target_")
+    return [setting.name for setting in settings_of(str(target)) or []] if target else []
 
 
 def _composed(
-    primary: str, words: list[str], search: Sequence[Path]
+    primary: str, asked: Sequence[Override], search: Sequence[Path]
 ) -> tuple[Node, dict[str, str | None]]:
     import hydra
     from hydra.errors import HydraException
@@ -290,11 +396,16 @@ def _composed(
     try:
         with hydra.initialize_config_dir(str(first), version_base=None):
             config = hydra.compose(
-                primary, [f"hydra.searchpath=[{paths}]", *words], return_hydra_config=True
+                primary,
+                [f"hydra.searchpath=[{paths}]", *(each.text for each in asked if each.chosen)],
+                return_hydra_config=True,
             )
         choices = {str(k): v for k, v in config.hydra.runtime.choices.items()}
         with open_dict(config):
             config.pop("hydra")
+        for each in asked:
+            if not each.chosen:
+                OmegaConf.update(config, each.key, each.value, merge=True, force_add=True)
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise ConfigError(f"{missing[0]} is not given: {missing[0]}=...")
         node: Any = OmegaConf.to_container(config, resolve=True)

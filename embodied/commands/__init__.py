@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -29,6 +28,9 @@ class Parser(argparse.ArgumentParser):
     """
 
     more_help: Callable[[], str] | None = None
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
@@ -98,12 +100,12 @@ def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     return (own[-1].partition("=")[2] if own else None), rest
 
 
-def quoted(words: Sequence[str], key: str) -> list[str]:
-    """`words` with the sentence of `key` in quotes, as a comma would make it several values."""
-    value, rest = take(words, key)
-    if value in (None, "null"):
-        return [*words]
-    return [*rest, f"{key}={json.dumps(value, ensure_ascii=False)}"]
+def require_one(words: Iterable[str], key: str) -> None:
+    """ConfigError where `words` give `key` two values."""
+    values = {word.partition("=")[2]: None for word in words if word.startswith(f"{key}=")}
+    if len(values) > 1:
+        first, second = [*values][:2]
+        raise ConfigError(f"{key} is given twice: {key}={first} and {key}={second}")
 
 
 def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import quoted, require_at_least, take
+from embodied.commands import require_at_least, take
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
 
     policy, rest = take(words, "policy")
     allow_typed([policy or ""])
-    node = compose("deploy", quoted(rest, "task"), folders).node
+    node = compose("deploy", rest, folders).node
     require_at_least(node, {"episodes": 1, "seconds": 0.1})
     if policy is not None and node.get("demonstrator"):
         raise ConfigError("give either policy=RUN or demonstrator=NAME, not both")
@@ -405,7 +405,7 @@ def _composed(primary: str, args: argparse.Namespace) -> Node:
                 f"{word}: here a person drives the arm; to run a policy with a person who takes "
                 "over: embodied deploy policy=RUN teleop=NAME"
             )
-    node = compose(primary, quoted(args.words, "task"), args.config_dir).node
+    node = compose(primary, args.words, args.config_dir).node
     least = {"episodes": 1, "seconds": 0.1, "reset_seconds": 0}
     require_at_least(node, {key: low for key, low in least.items() if key in node})
     if node.get("teleop") is None:

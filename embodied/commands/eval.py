@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import print_rows, quoted, require_at_least, require_folders
+from embodied.commands import print_rows, require_at_least, require_folders
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
 def runs_in(words: list[str]) -> tuple[list[str], list[str]]:
     """The words that are runs or policy servers, and the settings."""
     runs = [word for word in words if "=" not in word or Path(word).exists()]
-    return runs, quoted([word for word in words if word not in runs], "task")
+    return runs, [word for word in words if word not in runs]
 
 
 def require_one_environment(runs: list[Path]) -> None:

@@ -25,6 +25,7 @@ ASKED: list[str] = []
 """What `allow` added: packages that the command line or Python code of this process named."""
 FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}
 """Registered functions by their role and dotted name."""
+MANY = 40  # names: more are not listed in a message
 LONGEST = 100  # characters of a value in a message
 MOST = 10**30  # larger integers are not written out: Python refuses to write those of 4,300 digits
 Node = dict[str, Any]  # a nested `_target_` node, built by the class that has it as a setting
@@ -96,10 +97,14 @@ def closest(word: str, words: typing.Iterable[str]) -> str | None:
 
 
 def nearest(word: str, words: typing.Iterable[str]) -> str:
-    """The text ' (did you mean "x"?)' with the closest of `words`, else with all of them."""
+    """The text ' (did you mean "x"?)' with the closest of `words`, else with all of them, or some
+    where there are many."""
     words = sorted(words)
     if (close := closest(word, words)) is not None:
         return f' (did you mean "{close}"?)'
+    if len(words) > MANY:
+        like = difflib.get_close_matches(word, words, 5, cutoff=0.0)
+        return f" (of {len(words)}, the nearest are: {', '.join(like)})"
     return f" (known: {', '.join(words)})" if words else " (none are known)"
 
 

@@ -1,0 +1,5 @@
+"""`python -m embodied`: the command line."""
+
+from embodied.cli import main
+
+main()
