@@ -41,6 +41,25 @@ DATA = {
 """The class of `data` in each training regime."""
 
 
+ALIASES = {
+    **dict.fromkeys(("total_timesteps", "timesteps", "max_steps", "num_train_steps"), "steps"),
+    **dict.fromkeys(("output", "output_dir", "save_dir", "log_dir"), "out"),
+    **dict.fromkeys(("dataset", "data_path", "demo_path"), "demos"),
+    **dict.fromkeys(("algo", "algorithm", "agent"), "learner"),
+    "env_id": "env",
+    "learning_rate": "lr",
+    "n_envs": "num_envs",
+    "net_arch": "hidden",
+    "buffer_size": "data.replay_size",
+    "learning_starts": "data.warmup_steps",
+    "eval_freq": "eval_every",
+    "save_freq": "save_every",
+    "n_eval_episodes": "eval.episodes",
+    "checkpoint": "init",
+}
+"""Other libraries' names of settings, and ours."""
+
+
 @dataclass(frozen=True)
 class Composition:
     """`node`: plain nested dicts; `choices`: the chosen option of every group."""
@@ -354,16 +373,18 @@ def _stray(
     except ConfigError:
         node = top
     parts = {part: value for part, value in node.items() if isinstance(value, Mapping)}
+    meant = ALIASES.get(key, key)
     found = {
         f"{part}.{setting}"
         for part, value in parts.items()
         for setting in {*value, *_names(value)}
-        if setting == key or setting.endswith(f"_{key}")
+        if setting == meant or setting.endswith(f"_{meant}")
     }
+    found = found or ({meant} if meant != key else set())
     if found:
         written = stray.text.partition("=")[2]
-        meant = " or ".join(f"{place}={written}" for place in sorted(found))
-        return ConfigError(f'there is no setting "{key}"; you mean {meant}', key=key)
+        places = " or ".join(f"{place}={written}" for place in sorted(found))
+        return ConfigError(f'there is no setting "{key}"; you mean {places}', key=key)
     before = key.split(".")[: key.split(".").index(name)]
     here: Any = top
     for part in before:

@@ -183,6 +183,7 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
     from embodied.core.build import build
     from embodied.core.env import VecEnv
     from embodied.evaluation.evaluate import evaluate
+    from embodied.evaluation.progress import counting
     from embodied.evaluation.task_grid import TaskGridEval, held_out
 
     node = subject.node
@@ -195,7 +196,9 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
             env = TaskGridEval(env, tasks[: node["episodes"]])
             node["episodes"] = len(env.tasks)
         policy = subject.make(env.spec)
-        return evaluate(policy, env, node["episodes"], node["seed"], subject.execute), policy
+        episodes, execute = node["episodes"], subject.execute
+        shown = counting(episodes)
+        return evaluate(policy, env, episodes, node["seed"], execute, shown), policy
     finally:
         env.close()
 

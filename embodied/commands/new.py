@@ -1,0 +1,79 @@
+"""`embodied new`: a working part of one's own to begin with: its file, its YAML file, its test."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+from pathlib import Path
+from string import Template
+
+from embodied.commands import require_understood, split_words, take
+from embodied.core.build import ConfigError, nearest
+
+KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
+TEST = '''"""$kind=$name keeps its contract."""
+
+import subprocess
+
+COMMAND = "embodied check $kind $name --config-dir $configs allow=[$package]"
+
+
+def test_$name() -> None:
+    subprocess.run(COMMAND.split(), check=True)
+'''
+NEXT = (
+    'embodied check $kind $name --config-dir $configs "allow=[$package]"',
+    "embodied robot describe ARM.urdf robot=$configs/robot/$name.yaml driver=$package.$name.$Name",
+)
+DRIVER_TEST = '''"""The driver reads where it was sent."""
+
+from $package.$name import Config, $Name
+
+
+def test_$name() -> None:
+    with $Name(Config()) as arm:
+        arm.connect()
+        q = arm.read().q
+        arm.write(q + 0.1, 0.0)
+        assert abs(arm.read().q - q - 0.1).max() < 0.01
+'''
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the files, none over another one, and say how to go on."""
+    texts, settings = split_words(args.words)
+    package, settings = take(settings, "package")
+    configs, settings = take(settings, "configs")
+    require_understood([*texts, *settings], ("package=", "configs="))
+    words = names(args.kind, args.name, package or "my_lab", configs or "my_configs")
+    for path in write(words):
+        print(path)
+    print("next: " + Template(NEXT[args.kind == "robot"]).substitute(words))
+
+
+def names(kind: str, name: str, package: str, configs: str) -> dict[str, str]:
+    """The words of the templates. ConfigError for a kind or a name that cannot be."""
+    if kind not in KINDS:
+        raise ConfigError(f'there is no kind "{kind}"{nearest(kind, KINDS)}')
+    for word in (name, package):
+        if not word.isidentifier() or keyword.iskeyword(word) or word != word.lower():
+            raise ConfigError(f"{word} should be a lower-case Python name, as my_{kind}")
+    called = "".join(part.capitalize() for part in name.split("_"))
+    return {"kind": kind, "name": name, "Name": called, "package": package, "configs": configs}
+
+
+def write(words: dict[str, str], root: Path = Path()) -> list[Path]:
+    """Write the files of a new part below `root`; returns their paths. ConfigError where one of
+    them exists."""
+    kind, name = words["kind"], words["name"]
+    template = Path(__file__).with_name("templates") / f"{kind}.txt"
+    files = {Path(words["package"], f"{name}.py"): template.read_text()}
+    files[Path("tests", f"test_{name}.py")] = DRIVER_TEST if kind == "robot" else TEST
+    if kind != "robot":  # `embodied robot describe` writes that of an arm
+        files[Path(words["configs"], kind, f"{name}.yaml")] = "_target_: $package.$name.$Name\n"
+    if found := [path for path in files if (root / path).exists()]:
+        raise ConfigError(f"{found[0]} exists; choose another name")
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(Template(text).substitute(words))
+    return [*files]
