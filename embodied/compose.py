@@ -19,7 +19,16 @@ from typing import Any, cast
 
 import yaml
 
-from embodied.core.build import ConfigError, Node, allow, nearest, resolve, typed, unknown
+from embodied.core.build import (
+    ConfigError,
+    Node,
+    allow,
+    closest,
+    nearest,
+    resolve,
+    typed,
+    unknown,
+)
 from embodied.core.children import import_from_here
 from embodied.core.config_fields import complete, require_settings, settings_of, with_defaults
 from embodied.core.saved_node import parse_yaml, require_inside
@@ -49,7 +58,7 @@ ALIASES = {
     "env_id": "env",
     "learning_rate": "lr",
     "n_envs": "num_envs",
-    "net_arch": "hidden",
+    "net_arch": "policy.hidden",
     "buffer_size": "data.replay_size",
     "learning_starts": "data.warmup_steps",
     "eval_freq": "eval_every",
@@ -299,7 +308,7 @@ def _prepared(top: Node, overrides: Sequence[str], search: Sequence[Path]) -> li
     Settings that a node's YAML file does not list are added: `require_settings` knows the fields of
     its dataclass.
     """
-    groups = {next(iter(entry)) for entry in top.get("defaults", []) if isinstance(entry, dict)}
+    groups = _groups(top)
     asked: list[Override] = []
     for text in overrides:
         each = read_override(text)
@@ -320,6 +329,11 @@ def _prepared(top: Node, overrides: Sequence[str], search: Sequence[Path]) -> li
             known = group or text[0] == "+" or key.split(".")[0] in groups
             asked.append(replace(each, stray="" if known else _unknown_part(key, top, groups)))
     return asked
+
+
+def _groups(top: Node) -> set[str]:
+    """The groups of which a command chooses options."""
+    return {next(iter(entry)) for entry in top.get("defaults", []) if isinstance(entry, dict)}
 
 
 def _chosen(each: Override, known: Mapping[str, Path]) -> list[Override]:
@@ -374,33 +388,38 @@ def _stray(
         node = top
     parts = {part: value for part, value in node.items() if isinstance(value, Mapping)}
     meant = ALIASES.get(key, key)
-    found = {
-        f"{part}.{setting}"
+    places = [
+        (setting, f"{part}.{setting}")
         for part, value in parts.items()
-        for setting in {*value, *_names(value)}
-        if setting == meant or setting.endswith(f"_{meant}")
-    }
-    found = found or ({meant} if meant != key else set())
+        for setting in {*value, *_names(part, value)}
+    ]
+    known = {*top, *_groups(top)}
+    found = {meant} if meant != key and ("." in meant or meant in known) else set[str]()
+    found = found or {place for setting, place in places if setting == meant}
+    found = found or {place for setting, place in places if setting.endswith(f"_{meant}")}
+    if not found and "." not in key:
+        near = closest(key, {*known, *(setting for setting, _ in places)})
+        found = set() if near in known else {place for setting, place in places if setting == near}
     if found:
         written = stray.text.partition("=")[2]
-        places = " or ".join(f"{place}={written}" for place in sorted(found))
-        return ConfigError(f'there is no setting "{key}"; you mean {places}', key=key)
+        typed = " or ".join(f"{place}={written}" for place in sorted(found))
+        return ConfigError(f'there is no setting "{key}"; you mean {typed}', key=key)
     before = key.split(".")[: key.split(".").index(name)]
     here: Any = top
     for part in before:
         here = here.get(part)
-    known = {*here} if isinstance(here, Mapping) else set[str]()
-    if not before:
-        known |= {next(iter(entry)) for entry in top.get("defaults", []) if isinstance(entry, dict)}
+    known = known if not before else {*here} if isinstance(here, Mapping) else set[str]()
     inside = f" in {'.'.join(before)}" if before else ""
     line = f'there is no setting "{name}"{inside}'
     return unknown(line, name, known - {"defaults"}, f"; you wrote {stray.text}")
 
 
-def _names(part: Mapping[str, Any]) -> list[str]:
+def _names(part: str, node: Mapping[str, Any]) -> list[str]:
     """The names of all settings of a part."""
-    target = part.get("_target_")
-    return [setting.name for setting in settings_of(str(target)) or []] if target else []
+    classes = (
+        DATA.values() if part == "data" else [str(node["_target_"])] if "_target_" in node else []
+    )
+    return [setting.name for each in classes for setting in settings_of(each) or []]
 
 
 def _composed(

@@ -68,56 +68,14 @@ EARLY = [  # said before torch is imported
 ]
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        *EARLY,
-        ("train", "no experiment is given: experiment=NAME (of "),
-        ("train experiment=pendulum_sac eval.episods=3", '"episods" in eval (did you mean'),
-        ("train experiment=pendulum_sac learner=sax", 'no learner "sax" (did you mean "sac"?)'),
-        ("train experiment=pendulum_sac --seed 3", "settings are written seed=3"),
-        ("show", "say what"),
-        ("show learner=sax", 'no learner "sax" (did you mean "sac"?)'),
-        ("show lerner=sac", 'no group "lerner" (did you mean "learner"?)'),
-        ("train experiment=pendulum_sac steps=[1", 'cannot read "steps=[1"'),
-        ("train experiment=pendulum_sac steps", 'cannot read "steps"'),
-        ("train experiment=pendulum_sac finetune.bound=1", "no finetune is chosen"),
-        ("train experiment=pendulum_sac steps=0", "steps=0 should be at least 1"),
-        ("train experiment=pendulum_sac eval.episodes=0", "eval.episodes=0 should be at least 1"),
-        ("train experiment=pendulum_sac device=gpu", "no device 'gpu' (known: auto, cpu, cuda,"),
-        (
-            "train experiment=fr3_lift_sac env.task=lfit out={out}",
-            "embodied.envs.fr3.env.Fr3: unknown FR3 task",
-        ),
-        ("train experiment=pendulum_sac execute=3 out={out}", "execute=3 is not in 1..1"),
-        ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
-        ("train experiment=pendulum_sac name=3", "name=3 should be str"),
-        ("train experiment=pendulum_sac demonstrator=lift", 'no setting "demonstrator"'),
-        ("train experiment=pendulum_sac --speed 3", "unknown argument --speed"),
-        ("train experiment=pendulum_sac --config-dir /nowhere", "/nowhere does not exist"),
-        ("train env=bad --config-dir {bad}", "bad.yaml is not YAML, line 3: expected"),
-        ("train experiment=fr3_lift_flow demos=/nowhere size=debug out={out}", "/nowhere"),
-        ("train experiment=fr3_lift_flow size=debug out={out}", "needs demonstrations"),
-        ("train experiment=fr3_lift_dsrl size=debug out={out}", "init=RUN"),
-        ("train experiment=fr3_lift_dppo size=debug out={out}", "init=RUN"),
-        ("train experiment=fr3_lift_dsrl init={empty} size=debug out={out}", "no checkpoint"),
-        ("train resume={empty}", "no checkpoint"),
-        ("resume {empty}", "no checkpoint"),
-        ("eval {empty}", "no checkpoint"),
-        ("eval", "no run is given"),
-        ("view", "nothing to view"),
-        ("view {empty}", "checkpoint"),
-        ("view env=pendulum port=many", "port=many must be a number"),
-        ("view port=8081", "nothing to view"),
-        ("list polcies", 'no group "polcies" (did you mean "policies"?)'),
-        ("demos", "arguments are required"),
-        ("demos info /nowhere", "/nowhere"),
-        ("demos collect env=fr3_lift", "out is not given"),
-        ("demos collect env=hopper out={out}", "no demonstrator for hopper"),
-        ("demos convert robomimick /nowhere {out}", 'did you mean "robomimic"?'),
-        ("demos convert robomimic /nowhere {out}", "/nowhere does not exist"),
-    ],
-)
+MISTAKES = [
+    (line.partition(" | ")[0], line.partition(" | ")[2])
+    for line in Path(__file__).with_name("mistakes.txt").read_text().splitlines()
+]
+"""Commands, and what the line that answers each says."""
+
+
+@pytest.mark.parametrize(("line", "says"), [*EARLY, *MISTAKES])
 def test_a_mistake_is_one_line(embodied: Shell, tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "empty").mkdir()
     places = {name: tmp_path / name[1:-1] for name in ("{out}", "{empty}", "{bad}")}

@@ -33,6 +33,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
+        if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            known = re.findall(r"'([^']*)'", found[2])
+            raise ConfigError(f"there is no {self.prog} {found[1]}{nearest(found[1], known)}")
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
     def format_help(self) -> str:

@@ -160,12 +160,11 @@ def fresh(
     words: Sequence[str], folders: Sequence[str], given: Mapping[str, Node] | None = None
 ) -> Node:
     """A new run's configuration, with its name and folder filled in."""
-    from embodied.compose import compose, options, search_folders
+    from embodied.compose import compose, options, read_override, search_folders
 
-    if not any(word.startswith(("experiment=", "env=", "demos=")) for word in words):
-        known = ", ".join(options("experiment", search_folders(folders)))
+    if not {"experiment", "env", "demos"} & {read_override(word).key for word in words}:
         raise ConfigError(
-            f"no experiment is given: experiment=NAME (known: {known}), "
+            "no experiment is given: experiment=NAME (embodied list experiments), "
             "or env=NAME policy=NAME learner=NAME, or demos=DIR policy=NAME learner=imitate"
         )
     made = compose("train", words, folders, given)

@@ -91,9 +91,10 @@ def printable(word: str) -> str:
 
 
 def closest(word: str, words: typing.Iterable[str]) -> str | None:
-    """The most similar of `words`; None if none is similar."""
-    close = difflib.get_close_matches(word[:LONGEST], sorted(words), n=1, cutoff=0.5)
-    return close[0] if close else None
+    """The most similar of `words`, of any case; None if none is similar."""
+    known = {each.lower(): each for each in sorted(words)}
+    close = difflib.get_close_matches(word[:LONGEST].lower(), known, n=1, cutoff=0.5)
+    return known[close[0]] if close else None
 
 
 def nearest(word: str, words: typing.Iterable[str]) -> str:
