@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from string import Template
 
+import pytest
+
+from embodied.commands import new
+from embodied.commands.new import KINDS
 from tests.builders import python, shell, write_files
 
 PAGE = Path("docs/extending.md").read_text() + Path("docs/extending_more.md").read_text()
 FILES = dict(re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL))
+TEMPLATES = Path(new.__file__).with_name("templates")
 PROTOCOLS = """
 from embodied.core.policy import PolicyWrapper
 from embodied.learners.learner import TakesDemonstrations
@@ -51,3 +58,24 @@ def test_the_first_methods_of_a_kind_have_their_protocols(tmp_path: Path) -> Non
     write_files(tmp_path, FILES)
     done = python("-c", PROTOCOLS, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_part_works_at_once(kind: str, tmp_path: Path) -> None:
+    said = shell(
+        tmp_path,
+        f"embodied new {kind} my_{kind}; {sys.executable} -m pytest -q tests/test_my_{kind}.py",
+    )
+    assert "1 passed" in said
+    again = python("-m", "embodied", "new", kind, f"my_{kind}", folder=tmp_path)
+    assert again.returncode == 2 and "exists; choose another name" in again.stderr
+
+
+def test_the_page_shows_what_new_writes() -> None:
+    for kind, name, called in (
+        ("env", "plane", "Plane"),
+        ("policy", "linear", "Linear"),
+        ("learner", "rwr", "RewardWeightedRegression"),
+    ):
+        text = Template((TEMPLATES / f"{kind}.txt").read_text())
+        assert text.substitute(name=name, Name=called) == FILES[f"my_lab/{name}.py"]

@@ -10,19 +10,22 @@ from string import Template
 from embodied.commands import require_understood, split_words, take
 from embodied.core.build import ConfigError, nearest
 
+WHERE = {"policy": " env=pendulum", "reward": " env=pendulum policy=gaussian learner=sac"}
+"""Words that `embodied check` needs besides."""
 KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
 TEST = '''"""$kind=$name keeps its contract."""
 
 import subprocess
+import sys
 
-COMMAND = "embodied check $kind $name --config-dir $configs allow=[$package]"
+COMMAND = "-m embodied check $kind $name --config-dir $configs allow=[$package]$where"
 
 
 def test_$name() -> None:
-    subprocess.run(COMMAND.split(), check=True)
+    subprocess.run([sys.executable, *COMMAND.split()], check=True)
 '''
 NEXT = (
-    'embodied check $kind $name --config-dir $configs "allow=[$package]"',
+    'embodied check $kind $name --config-dir $configs "allow=[$package]"$where',
     "embodied robot describe ARM.urdf robot=$configs/robot/$name.yaml driver=$package.$name.$Name",
 )
 DRIVER_TEST = '''"""The driver reads where it was sent."""
@@ -59,7 +62,8 @@ def names(kind: str, name: str, package: str, configs: str) -> dict[str, str]:
         if not word.isidentifier() or keyword.iskeyword(word) or word != word.lower():
             raise ConfigError(f"{word} should be a lower-case Python name, as my_{kind}")
     called = "".join(part.capitalize() for part in name.split("_"))
-    return {"kind": kind, "name": name, "Name": called, "package": package, "configs": configs}
+    chosen = {"kind": kind, "name": name, "Name": called, "package": package, "configs": configs}
+    return chosen | {"where": WHERE.get(kind, "")}
 
 
 def write(words: dict[str, str], root: Path = Path()) -> list[Path]:
