@@ -210,6 +210,24 @@ def detour(seen: Seen) -> Plan:
     return replace(grasp, place=place, hand=hand)
 
 
+def slalom(seen: Seen) -> Plan:
+    """Closed and low past each wall at a random y, whatever stands there, then as in `lift`."""
+    cube = seen.point("cube")
+    grasp = lift(seen)
+    low = seen.trait(2, 0.025, 0.035)
+    ways = [(0.46, seen.trait(4, -0.09, 0.09)), (0.56, seen.trait(5, -0.09, 0.09))]
+    past = [torch.stack([torch.full_like(y, x), y, low], 1) for x, y in ways]
+    before = 1  # phases of `lift` that are left out
+    return Plan(
+        place=torch.cat([torch.stack(past, 1), grasp.place[:, before:]], 1),
+        hand=torch.cat([_each(cube, [CLOSED, CLOSED]), grasp.hand[:, before:]], 1),
+        close=torch.cat([cube.new_tensor([0.015, 0.015]), grasp.close[before:]]),
+        least=torch.cat([torch.tensor([0, 0]), grasp.least[before:]]),
+        most=torch.cat([torch.tensor([40, 40]), grasp.most[before:]]),
+        lost=torch.cat([grasp.lost[:, :1], grasp.lost], 1),
+    )
+
+
 def reach(seen: Seen) -> Plan:
     """The tool goes to the goal by way of a point beside it."""
     goal = seen.point("goal")
@@ -304,4 +322,5 @@ PLANS: dict[str, Callable[[Seen], Plan]] = {
     "lift": lift,
     "push": push,
     "reach": reach,
+    "slalom": slalom,
 }

@@ -28,13 +28,16 @@ def actions(count: int, rows: int, size: int = 4) -> list[torch.Tensor]:
     return [torch.rand(rows, size, generator=generator) * 2 - 1 for _ in range(count)]
 
 
-OPEN = {"can_distance": (0.2, 0.26)}  # detour, with both ways open
+OPEN = {  # tasks with every way open
+    "detour": {"can_distance": (0.2, 0.26)},
+    "slalom": {"gap_width": (0.5, 0.5)},
+}
 
 
 def play(task: str, rows: int, quality: float = 1.0) -> tuple[float, float]:
     """Success rate of first episodes, and how much sparse reward came without success."""
     torch.manual_seed(0)
-    env = Fr3(Config(task=task, num_envs=rows, ranges=OPEN if task == "detour" else {}))
+    env = Fr3(Config(task=task, num_envs=rows, ranges=OPEN.get(task, {})))
     obs = env.reset(seed=3)
     actor = Actor(Scripted(fr3.Config(task=task, quality=quality), env.spec), rows)
     first, over = torch.ones(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.bool)
@@ -53,19 +56,30 @@ def play(task: str, rows: int, quality: float = 1.0) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     "task,least",
-    [("lift", 0.9), ("reach", 0.9), ("push", 0.9), ("insert", 0.7), ("detour", 0.9)],
+    [
+        ("lift", 0.9),
+        ("reach", 0.9),
+        ("push", 0.9),
+        ("insert", 0.7),
+        ("detour", 0.9),
+        ("slalom", 0.9),
+    ],
 )
 def test_demonstrator_succeeds_and_only_success_pays(task: str, least: float) -> None:
     rate, unearned = play(task, 32)
     assert rate > least and unearned == 0.0
 
 
-def test_a_can_knocked_over_ends_the_episode_without_reward() -> None:
-    """The demonstrator goes left or right whatever stands there: half of the ways are closed."""
+@pytest.mark.parametrize("task,least,most", [("detour", 8, 24), ("slalom", 16, 31)])
+def test_a_can_or_wall_touched_ends_the_episode_without_reward(
+    task: str, least: int, most: int
+) -> None:
+    """The demonstrators go somewhere whatever stands there: half of the ways around the cans are
+    closed, and each gap is half as wide as the demonstrator's range."""
     torch.manual_seed(0)
-    env = Fr3(Config(task="detour", num_envs=32))
+    env = Fr3(Config(task=task, num_envs=32))
     obs = env.reset(seed=3)
-    actor = Actor(Scripted(fr3.Config(task="detour", quality=1.0), env.spec), 32)
+    actor = Actor(Scripted(fr3.Config(task=task, quality=1.0), env.spec), 32)
     first, over = torch.ones(32, dtype=torch.bool), torch.zeros(32, dtype=torch.bool)
     lost = over.clone()
     while not over.all():
@@ -76,7 +90,7 @@ def test_a_can_knocked_over_ends_the_episode_without_reward() -> None:
         assert step.terminated[fell].all() and not step.reward[fell].any()
         lost |= fell & ~over
         over |= step.ended
-    assert 8 <= lost.sum() <= 24
+    assert least <= lost.sum() <= most
 
 
 def test_doing_nothing_never_pays() -> None:

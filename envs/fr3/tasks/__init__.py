@@ -1,7 +1,7 @@
 """Tasks of the FR3 environment by name."""
 
 from embodied.envs.fr3.tasks.goal import Channel, Course, Reach
-from embodied.envs.fr3.tasks.objects import Detour, Insert, Lift, Push
+from embodied.envs.fr3.tasks.objects import Detour, Insert, Lift, Push, Slalom
 from embodied.envs.fr3.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {
@@ -12,4 +12,5 @@ TASKS: dict[str, type[Task]] = {
     "lift": Lift,
     "push": Push,
     "reach": Reach,
+    "slalom": Slalom,
 }

@@ -1,7 +1,10 @@
-"""Tasks with objects that are moved: lift, detour, push, insert.
+"""Tasks with objects that are moved: lift, detour, slalom, push, insert.
 
 Detour: one can stands in the middle, another one on the left or on the right of it, at
 `can_distance`: at 8 to 10 cm it closes that way. A can that is knocked over ends the episode.
+
+Slalom: two walls stand between the hand and the cube, each with a gap at a place of its own. A wall
+that is touched, or a hand above the walls, ends the episode.
 
 Insert: the hole is less than half a millimetre wider than the peg that is held. The observed hole
 position has a constant error per episode, as from a calibrated camera. The position of the peg tip
@@ -176,6 +179,67 @@ class Detour(Lift):
     def lost(self, view: View) -> Flags:
         middle, side = (axis_of(view.turn[name])[:, 2] < FALLEN for name in CANS)
         return middle | side
+
+
+WALLS_X = (0.45, 0.54)  # x of the two walls, m
+WALL_HALF = (0.006, 0.15, 0.025)
+FINGERS_HALF = 0.0095  # of the closed fingers, in x and y, m
+SIDES = ("left", "right")
+
+
+class Slalom(Lift):
+    """Success: as in lift, through the gaps of both walls."""
+
+    text = "go through the gaps of both walls without touching them, and pick up the cube behind"
+    parameters = (
+        Parameter("cube_x", 0.64, 0.66),
+        Parameter("cube_y", -0.05, 0.05),
+        *Lift.parameters[2:],
+        Parameter("first_gap_y", -0.07, 0.07),
+        Parameter("second_gap_y", -0.07, 0.07),
+        Parameter("gap_width", 0.10, 0.10),
+    )
+    markers = tuple(f"{wall}_wall_{side}" for wall in ("first", "second") for side in SIDES)
+    names = (*Lift.names, "first_gap_y", "second_gap_y")
+
+    def edit(self, spec: mujoco.MjSpec) -> None:
+        super().edit(spec)
+        for name in self.markers:
+            spec.worldbody.add_body(name=name, mocap=True).add_geom(
+                name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=WALL_HALF, rgba=TIN
+            )
+
+    def start(self, param: Params, draws: Floats) -> Start:
+        begun = super().start(param, draws)
+        xp = namespace(draws)
+        begun.tool = spread(draws, (0.36, -0.02, 0.025), (0.38, 0.02, 0.035))
+        begun.width = xp.zeros_like(draws[:, 0])
+        away = param["gap_width"] / 2 + WALL_HALF[1]
+        for k, (x, gap) in enumerate(zip(WALLS_X, _gaps(param), strict=True)):
+            for name, y in zip(self.markers[2 * k :], (gap + away, gap - away), strict=False):
+                there = [xp.full_like(y, x), y, xp.full_like(y, WALL_HALF[2])]
+                begun.marker[name] = xp.stack(there, 1)
+        return begun
+
+    def observe(self, view: View) -> Floats:
+        xp = namespace(view.tool)
+        return xp.concatenate([super().observe(view), xp.stack(_gaps(view.param), 1)], 1)
+
+    def success(self, view: View) -> Flags:
+        return super().success(view) & ~self.lost(view)
+
+    def lost(self, view: View) -> Flags:
+        x, y, z = view.tool.T
+        free = view.param["gap_width"] / 2 - FINGERS_HALF
+        lost = (x < WALLS_X[-1]) & (z > 2 * WALL_HALF[2])
+        for wall, gap in zip(WALLS_X, _gaps(view.param), strict=True):
+            lost = lost | ((abs(x - wall) < WALL_HALF[0] + FINGERS_HALF) & (abs(y - gap) > free))
+        return lost
+
+
+def _gaps(param: Params) -> list[Floats]:
+    """The y [n] (m) of the middle of the gap in each wall."""
+    return [param["first_gap_y"], param["second_gap_y"]]
 
 
 PUSHED_HALF = 0.025
