@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.compose import Composition, compose
+from embodied.compose import PACKAGED, Composition, compose, option, options
 from embodied.core.build import ConfigError, Node
 from embodied.evaluation.statistics import bootstrap_interval, iqm
 from embodied.study.study import Study, filled
@@ -130,7 +130,7 @@ def env_steps(study: Study, variant: str) -> int:
     """The environment steps of a variant's training; 0 if it is offline or no training. ConfigError
     if its settings are wrong."""
     words = shlex.split(study.line(variant, study.seeds[0], WORK))
-    if words[0] == "python":
+    if words[0] == "python" or (words[1] == "improve" and "ways=[]" not in words):
         given = (word.partition("=")[2] for word in words if word.startswith("steps="))
         return int(next(given, "0"))
     found = composed(study, variant) if words[1] == "train" else None
@@ -187,6 +187,13 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _choice(study: Study, variant: str, group: str) -> str:
+    """The chosen option of `group`; of an improvement that of its recipe, if it names one way."""
+    words = shlex.split(study.line(variant, study.seeds[0], WORK)) if variant else []
+    if words[:2] == ["embodied", "improve"]:
+        known = options("way", [PACKAGED])
+        recipes = [option(known[way]) for way in known if f"ways=[{way}]" in words]
+        chosen = [word for node in recipes for word in shlex.split(str(node["words"]))]
+        return next((w.partition("=")[2] for w in chosen if w.startswith(f"{group}=")), "None")
     found = composed(study, variant) if variant else None
     return str(found.choices.get(group)) if found else ""
 

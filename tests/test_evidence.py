@@ -248,7 +248,7 @@ def test_studies_are_well_formed(file: Path) -> None:
         outs = [word for word in words if word.startswith("out=")]
         assert [out.partition("=")[2] for out in outs] == [f"W/{variant}-0"]
         of_seed = any(word.endswith("-0") for word in words if word not in outs)
-        assert "seed=0" in words or (words[1] == "eval" and of_seed)
+        assert "seed=0" in words or (words[1] in ("eval", "improve") and of_seed)
         for word in words:
             if word.startswith("experiment="):
                 assert Path(f"configs/experiment/{word.partition('=')[2]}.yaml").exists()

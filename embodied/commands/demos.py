@@ -36,9 +36,14 @@ def collect(
     files, as in `compose`.
     """
     from embodied.compose import compose
+    from embodied.policies.remote.address import allow_typed, is_address, remote_node
 
     run, words = take(words, "policy")
-    if run is not None:
+    if run is not None and is_address(run):
+        allow_typed([run])
+        given = {**(given or {}), "demonstrator/served": remote_node(run)[0]}
+        words = ["demonstrator=served", *words]
+    elif run is not None:
         words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
     if not any(word.startswith("demonstrator=") for word in words):
         words = [*words, f"demonstrator={demonstrator_of(words, folders)}"]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +44,13 @@ def settings() -> str:
 
 
 def run(args: argparse.Namespace) -> None:
+    from embodied.commands.eval import runs_in
     from embodied.policies.remote.address import is_address
 
-    runs = [word for word in args.words if "=" not in word or Path(word).exists()]
+    runs, words = runs_in(args.words)
     if len(runs) != 1:
         raise ConfigError("name one policy: embodied improve RUN [env=NAME] [minutes=30]")
     require_folders(run for run in runs if not is_address(run))
-    words = [word for word in args.words if word not in runs]
     result = improve(runs[0], words, args.config_dir, _print_line)
     for name, score in result.rows.items():
         print(f"  {name:<16} {score}")
@@ -74,7 +74,7 @@ def improve(
     Goes on with an interrupted improvement of the same settings, or of the folder `policy`. Each
     line about what is done is given to `tell`.
     """
-    node = _settings(policy, words, folders)
+    node = improvement_settings(policy, words, folders)
     out = Path(node["out"])
     allowed = [word for word in words if word.startswith("allow=")]
 
@@ -82,16 +82,18 @@ def improve(
         tell(f"rung {rung + 1}: {way}, {budget:.3g} {improver.unit}")
         return _leg_in_process(out, (policy, way, str(rung), repr(budget)), allowed, folders)
 
-    improver = _improver(node, allowed, folders, tell, in_process)
+    improver = improver_of(node, allowed, folders, tell, in_process)
     with locked(out):
         _remember(out, node)
+        if joined := _joined_at(node):
+            _save_joined(node, joined, allowed, folders)
         try:
             return improver.run()
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"go on with: embodied improve {out}") from stop
 
 
-def _improver(
+def improver_of(
     node: Node,
     allowed: Sequence[str],
     folders: Sequence[str],
@@ -103,6 +105,7 @@ def _improver(
     from embodied.improvement.improve import ImproveConfig, Improver
 
     config: ImproveConfig = parse(ImproveConfig, node, "improve")
+    config = replace(config, policy=str(_joined_at(node) or config.policy))
     found = options("way", search_folders(folders))
     names = [*found] if config.ways is None else config.ways
     for name in names:
@@ -147,12 +150,12 @@ def _run_leg(words: Sequence[str]) -> None:
     out, typed, way, rung, budget, *allowed = args.words
     import_from_here()
     allow_typed([typed])
-    node = _settings(out, allowed, args.config_dir)
-    leg = _improver(node, allowed, args.config_dir, print).only(way, int(rung), float(budget))
+    node = improvement_settings(out, allowed, args.config_dir)
+    leg = improver_of(node, allowed, args.config_dir, print).only(way, int(rung), float(budget))
     write_json(Path(out) / "ways" / way / f"leg-{rung}.json", asdict(leg))
 
 
-def _settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:
+def improvement_settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:
     """The settings as a plain dictionary: those of a folder that is gone on with, or new ones."""
     from embodied.compose import compose
     from embodied.core import checkpoint
@@ -180,6 +183,41 @@ def _settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node
     short = "served" if is_address(policy) else Path(policy).resolve().name
     node |= {"policy": policy, "out": node["out"] or str(Path("outputs") / f"{short}-improved")}
     return node
+
+
+def _joined_at(node: Node) -> Path | None:
+    """Where the policy is kept as it acts in the environment: with the names and units of
+    `mapping=`, told to do `task=`. None without these settings."""
+    from embodied.policies.remote.address import is_address
+
+    if node.get("mapping") is None and node.get("task") is None:
+        return None
+    return Path(node["out"]) / ("joined.yaml" if is_address(node["policy"]) else "joined")
+
+
+def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Sequence[str]) -> None:
+    """Write that policy: a run, or the file of a policy server."""
+    from contextlib import closing
+
+    from embodied.commands.eval import run_subject
+    from embodied.core import checkpoint
+    from embodied.core.build import build
+    from embodied.core.env import VecEnv
+    from embodied.improvement.ways import save_run
+    from embodied.policies.remote.address import SCHEMES, with_mapping
+
+    policy, task = node["policy"], node["task"]
+    if place.exists():
+        return
+    if place.suffix:
+        server = {"url": policy} if policy.startswith(SCHEMES) else read_saved(Path(policy))
+        server |= {} if task is None else {"prompt": task}
+        place.write_text(yaml.safe_dump(with_mapping(server, node["mapping"])))
+        return
+    words = [f"{key}={json.dumps(node[key])}" for key in ("mapping", "task") if node[key]]
+    found = run_subject(Path(policy), [*words, *allowed], folders, there=node["env"])
+    with closing(build(found.env | {"num_envs": 1}, VecEnv)) as env:
+        save_run(place, found.make(env.spec), checkpoint.find(policy), node["env"], found.execute)
 
 
 def _remember(out: Path, node: Node) -> None:

@@ -7,7 +7,7 @@ choose it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.bounds import Bound, Count, CountOrZero
-from embodied.core.build import ConfigError, Node, build
-from embodied.core.config_fields import complete, settings_of
+from embodied.core.build import Node, build
+from embodied.core.config_fields import settings_of
 from embodied.core.device import forked
 from embodied.core.env import HasCurrentTask, VecEnv
 from embodied.core.policy import Policy
@@ -29,12 +28,11 @@ from embodied.core.wrapper import find_protocol
 from embodied.evaluation.evaluate import Evaluation, evaluate
 from embodied.improvement.advice import Diagnosis, Score
 from embodied.improvement.outcomes import best_of, chosen_noise, regions, thirds
-from embodied.policies.wrappers.real_time_chunking import GuidedSampler
+from embodied.improvement.samplers import Sampler, best_sampler, with_steps
 
 CALLS = 8  # of the policy that are kept, or up to twice as many, to compare actions there
 EACH = 8  # parallel envs of a call
 TRIES = (1, 4, 16)  # k of pass@k
-STEPS = (1, 4, 20)  # of a sampler
 SAME = 1e-4  # actions that differ by less are the same
 STIRS = 1e-3  # spread in half ranges from which noise counts
 LARGEST = 64  # elements of an observation that may explain failures
@@ -64,16 +62,6 @@ class Findings:
     episodes: Evaluation
     mean: Tensor
     pictures: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """How a policy acts: the steps of its sampler (None: its own), the steps of each chunk that are
-    executed, and whether zeros take the place of its noise."""
-
-    steps: int | None
-    execute: int
-    zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,7 +240,7 @@ class Measurement:
             self.say(f"best of k draws of the noise: {d.tries}")
         if found.noise == "chosen":
             d = self.with_fixed_noise(d, columns)
-        d = self.with_sampler(d, outcome[many:].mean().item())
+        d = self.with_sampler(d, outcome[many:])
         d = self.with_more_time(d, base)
         d = self.with_range(d, draws)
         return Findings(d, base, draws.mean(0), self.pictures(base))
@@ -303,53 +291,32 @@ class Measurement:
         self.say(f"one fixed noise: {d.shown(d.fixed)}; by region: {d.shown(d.fixed_by_state)}")
         return d
 
-    def with_sampler(self, d: Diagnosis, score: float) -> Diagnosis:
+    def with_sampler(self, d: Diagnosis, outcome: Tensor) -> Diagnosis:
         """Look for settings with which the policy acts best, one after the other, in states where
-        its own have `score`."""
-        best = self.own
-        for options in (self.other_steps, self.other_execute, self.other_noise):
-            for other in options(best, d):
-                try:
-                    found = self.tried(other, self.choosing)
-                except ConfigError:  # a number of steps that this sampler cannot make
-                    continue
-                if found > score:
-                    best, score = other, found
+        its own have `outcome` [S]."""
+        score = Score.of(outcome, d.base.is_rate)
+        best, _ = best_sampler(
+            self.policy,
+            self.own,
+            score,
+            lambda other: Score.of(self.tried(other, self.choosing), d.base.is_rate),
+            zero=d.noise == "chosen",
+        )
         if best == self.own:
             return d
-        sampled = self.tried(best, self.varied)
-        d = replace(d, sampler=self.words(best), zero_noise=best.zero, sampled=sampled)
+        sampled = self.tried(best, self.varied).mean().item()
+        words = best.words(self.policy, self.own)
+        d = replace(d, sampler=words, zero_noise=best.zero, sampled=sampled)
         self.say(f"best sampler: {d.acts_best}: {d.shown(sampled)}")
         return d
 
-    def tried(self, sampler: Sampler, batches: Sequence[int]) -> float:
-        """The score of the policy with other settings."""
+    def tried(self, sampler: Sampler, batches: Sequence[int]) -> Tensor:
+        """The outcomes [S] of the policy with other settings."""
         policy = self.policy
         if sampler.steps is not None:
             policy = with_steps(policy, sampler.steps)
         noise = torch.zeros_like(policy.sample_noise(1)) if sampler.zero else None
-        result = self.play(Played(policy, noise), batches, execute=sampler.execute)
-        return outcomes_of(result).mean().item()
-
-    def other_steps(self, best: Sampler, d: Diagnosis) -> Iterator[Sampler]:
-        own = None if (place := sampler_in(self.policy)) is None else steps_of(self.policy, place)
-        yield from (replace(best, steps=k) for k in STEPS if own not in (None, k))
-
-    def other_execute(self, best: Sampler, d: Diagnosis) -> Iterator[Sampler]:
-        some = {1, self.policy.chunk // 2, self.policy.chunk} - {0, best.execute}
-        yield from (replace(best, execute=k) for k in sorted(some))
-
-    def other_noise(self, best: Sampler, d: Diagnosis) -> Iterator[Sampler]:
-        if d.noise == "chosen":
-            yield replace(best, zero=True)
-
-    def words(self, sampler: Sampler) -> tuple[str, ...]:
-        """The settings that are not the policy's own, as `embodied eval` takes them."""
-        place = sampler_in(self.policy) or ()
-        name = ".".join(["policy", *place, "steps"])
-        steps = [] if sampler.steps is None else [f"{name}={sampler.steps}"]
-        same = sampler.execute == self.own.execute
-        return (*steps, *([] if same else [f"execute={sampler.execute}"]))
+        return outcomes_of(self.play(Played(policy, noise), batches, execute=sampler.execute))
 
     def with_more_time(self, d: Diagnosis, base: Evaluation) -> Diagnosis:
         """Play with twice the time limit, if one ended episodes that failed. Returns of longer
@@ -479,39 +446,6 @@ def columns(name: str, values: Tensor, names: Sequence[str]) -> dict[str, Tensor
     size = flat.shape[1]
     each = names if len(names) == size else [str(i) for i in range(size)]
     return {name if size == 1 else f"{name}.{key}": flat[:, i] for i, key in enumerate(each)}
-
-
-def sampler_in(policy: Policy) -> tuple[str, ...] | None:
-    """Where in the settings of `policy` those of its sampler are; None without one."""
-    place: tuple[str, ...] = ()
-    part = policy
-    while not isinstance(part, GuidedSampler):
-        inner = getattr(part, "base", None)
-        if not isinstance(inner, Policy):
-            return None
-        part = inner
-        place = (*place, "base")
-    known = settings_of(str(part.node["_target_"])) or ()
-    return place if any(setting.name == "steps" for setting in known) else None
-
-
-def steps_of(policy: Policy, place: Sequence[str]) -> int | None:
-    """The steps of the sampler at `place`."""
-    node = complete(policy.node)
-    for name in place:
-        node = node[name]
-    return node["steps"]
-
-
-def with_steps(policy: Policy, steps: int) -> Policy:
-    """`policy` with another number of steps of its sampler; ConfigError for one that it refuses."""
-    node = complete(policy.node)
-    inner = node
-    for name in sampler_in(policy) or ():
-        inner = inner[name]
-    inner["steps"] = steps
-    device = next((p.device for p in policy.parameters()), torch.device("cpu"))
-    return checkpoint.with_settings(policy, node, "this policy").to(device)
 
 
 def with_horizon(node: Node, steps: int) -> Node | None:

@@ -6,6 +6,7 @@ reported was measured once, at the end, on others (seed `HELD_OUT`).
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
@@ -26,14 +27,14 @@ from embodied.datasets.lerobot.reader import DatasetError
 from embodied.evaluation.evaluate import Evaluation
 from embodied.evaluation.video import write_mp4
 from embodied.improvement.advice import Score
-from embodied.improvement.diagnosis import outcomes_of, sampler_in, steps_of
+from embodied.improvement.diagnosis import outcomes_of
 from embodied.improvement.page import write_report
 from embodied.improvement.race import BASE, SAMPLER, Improvement, Journal, Leg, best, race, shares
-from embodied.improvement.ways import Commands, Setup, Way, executed, save_as_it_acts
+from embodied.improvement.samplers import Sampler, best_sampler
+from embodied.improvement.ways import Commands, Setup, Way, acting_best, executed, save_run
 from embodied.policies.remote.address import is_address
 
 TUNING, HELD_OUT = 20_000, 10_000
-STEPS = (1, 4, 16)  # of a sampler, that are tried beside its own
 SEARCH_SHARE = 0.1  # of the budget, in which the best sampler is looked for
 
 
@@ -44,6 +45,8 @@ class ImproveConfig:
     policy: str  # a run, a checkpoint or a policy server (ws://HOST:PORT)
     out: str  # folder of everything; the better policy is in out/policy
     env: Node  # the environment
+    mapping: str | None = None  # a file that joins a policy of another origin with env
+    task: str | None = None  # the sentence that a policy of several tasks is told
     minutes: Positive = 30.0  # wall time in all (with steps: not used)
     steps: Count | None = None  # environment steps of the race, in place of minutes
     ways: tuple[str, ...] | None = None  # that race (null: all that apply)
@@ -52,6 +55,8 @@ class ImproveConfig:
     held_out: Count = 200  # episodes of the last measurement
     num_envs: Count = 50  # parallel envs that measure
     workers: Count = 1  # ways that race at the same time, each on a core of its own
+    video: bool = True  # films of the base and of the better policy
+    only_better: bool = True  # leave the base behind if no way is better (false: the best way)
     seed: CountOrZero = 0  # of the trainings
     device: str = "auto"  # auto | cpu | cuda
     threads: Count = 1  # CPU threads of torch
@@ -107,28 +112,33 @@ class Improver:
         minutes = (time.monotonic() - began) / 60
         found = policy if is_address(policy) else str(checkpoint.find(policy))
         steps = float(result.lengths.sum())
-        return Leg(BASE, 0, steps, minutes, scored(result), found)
+        change = 0.0 if result.change is None else result.change.mean().item()
+        return Leg(BASE, 0, steps, minutes, scored(result), found, change=change)
 
     def searched_base(self, base: Leg) -> Leg:
         began = time.monotonic()
         sampler, score = self.best_sampler(base.policy, base.score)
         minutes = (time.monotonic() - began) / 60
-        return Leg(SAMPLER, 0, 0.0, minutes, score, base.policy, sampler)
+        return replace(base, way=SAMPLER, budget=0.0, minutes=minutes, score=score, sampler=sampler)
 
     def best_sampler(self, policy: str, own: Score | None = None) -> tuple[tuple[str, ...], Score]:
-        """How a policy acts best: steps of its sampler, and steps of a chunk that are executed;
-        with a budget of minutes, as many are tried as a share of it allows. `own`: its score with
-        its own settings, if known."""
+        """How a policy acts best, as words of `embodied eval`; with a budget of minutes, as much is
+        tried as a share of it allows. `own`: its score with its own settings, if known."""
         minutes = SEARCH_SHARE * self.config.minutes if self.unit == "minutes" else math.inf
         until = time.monotonic() + 60 * minutes
-        sampler, score = (), self.measured(policy, ()) if own is None else own
-        for tried in samplers(policy):
-            if time.monotonic() > until:
-                break
-            other = self.measured(policy, tried)
-            if other.low > score.low:
-                sampler, score = tried, other
-        return sampler, score
+        score = self.measured(policy, ()) if own is None else own
+        if is_address(policy):
+            return (), score
+        loaded = checkpoint.load_policy(policy)
+        run = Path(policy).parent.parent / "run.yaml"
+        trained = read_saved(run).get("execute") if run.exists() else None
+        usual = Sampler(None, loaded.chunk if trained is None else trained)
+
+        def measure(sampler: Sampler) -> Score:
+            return self.measured(policy, sampler.words(loaded, usual))
+
+        found, score = best_sampler(loaded, usual, score, measure, until=until)
+        return found.words(loaded, usual), score
 
     def require_something(self, base: Leg) -> None:
         """ConfigError for a policy from whose episodes nothing can be learned."""
@@ -149,7 +159,17 @@ class Improver:
         words += [f"eval.seed={TUNING}", "eval_every=0", "save_every=0"]
         pace = base.budget / max(base.minutes, 1e-6)
         demos = [config.demos] if isinstance(config.demos, str) else config.demos or ()
-        return Setup(self.commands, start, tuple(words), tuple(demos), self.unit, pace, config.seed)
+        whole = math.inf if config.ways is not None else config.steps or config.minutes * pace
+        return Setup(
+            commands=self.commands,
+            base=start,
+            common=tuple(words),
+            demos=tuple(demos),
+            unit=self.unit,
+            pace=pace,
+            whole=whole,
+            seed=config.seed,
+        )
 
     def problems(self, setup: Setup) -> dict[str, str]:
         """The ways that do not apply, and why."""
@@ -207,16 +227,19 @@ class Improver:
 
     def finished(self, start: Leg, problems: dict[str, str]) -> Improvement:
         """Measure once on held-out states, and write what is left behind."""
+        raced = [leg for leg in self.journal.legs if leg.way in self.ways]
         chosen = best(self.journal.legs)
+        if not self.config.only_better:
+            chosen = best(raced) or chosen
         assert chosen is not None
         lasts = {leg.way: leg for leg in self.journal.legs if leg.score is not None}
         lasts |= {chosen.way: chosen}
         rows = self.held_out(lasts)
         page = self.out / "report.html"
         result = Improvement("", start, chosen, rows, problems, page)
-        left = self.left_behind(chosen if result.found else start)
-        result = replace(result, policy=left)
-        films = self.films([start, chosen]) if result.found else {}
+        left = chosen if result.found or not self.config.only_better else start
+        result = replace(result, policy=self.left_behind(left))
+        films = self.films([start, chosen]) if result.found and self.config.video else {}
         write_report(result, self.journal, self.config.policy, self.unit, films)
         facts: dict[str, Any] = {
             "chosen": chosen.way,
@@ -227,7 +250,28 @@ class Improver:
             "result": str(result),
         }
         (self.out / "result.yaml").write_text(yaml.safe_dump(facts, sort_keys=False))
+        lines = map(json.dumps, self.metrics(rows, left))
+        (self.out / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
         return result
+
+    def metrics(self, rows: Mapping[str, Score], left: Leg) -> list[dict[str, float]]:
+        """The last measurements as a run's metrics, which a study reads: a line for each leg of the
+        way that is left behind, with the best policy until then; the last one has all `rows`."""
+        legs = self.journal.of(left.way)
+        lines: list[dict[str, float]] = []
+        for count in range(1, len(legs) + 1):
+            found = best(legs[:count])
+            assert found is not None
+            score = self.held_out({left.way: found})[left.way]
+            lines.append(
+                {
+                    "step": round(sum(leg.budget for leg in legs[:count])),
+                    "seconds": 60 * sum(leg.minutes for leg in legs[:count]),
+                    "eval/success" if score.is_rate else "eval/return": score.mean,
+                }
+            )
+        lines[-1] |= {f"held_out/{way}": score.mean for way, score in rows.items()}
+        return lines
 
     def films(self, legs: Sequence[Leg]) -> dict[str, Path]:
         """Videos of episodes from an initial state that the last of `legs` makes most of, by way;
@@ -270,33 +314,14 @@ class Improver:
             return chosen.policy
         folder, saved = self.out / "policy", Path(chosen.policy)
         shutil.rmtree(folder, ignore_errors=True)
-        step = int(checkpoint.read_about(saved)["step"])
-        place = save_as_it_acts(chosen, folder / "checkpoints" / f"{step:08d}")
+        acting = acting_best(chosen)
+        place = save_run(folder, acting, saved, self.config.env, executed(chosen))
         if (saved / "learner.pt").exists():
             shutil.copy(saved / "learner.pt", place)
             checkpoint.seal(place, checkpoint.read_about(place))
-        run = saved.parent.parent / "run.yaml"
-        node = read_saved(run) if run.exists() else {}
-        node |= {"env": self.config.env, "out": str(folder), "name": folder.parent.name}
-        node |= {"execute": executed(chosen)} if executed(chosen) is not None else {}
-        (folder / "run.yaml").write_text(yaml.safe_dump(node, sort_keys=False))
         return str(folder)
 
 
 def scored(result: Evaluation) -> Score:
     """The score of an evaluation."""
     return Score.of(outcomes_of(result), result.success is not None)
-
-
-def samplers(policy: str) -> list[tuple[str, ...]]:
-    """Other ways in which a policy can act than its own, as words of `embodied eval`."""
-    if is_address(policy):
-        return []
-    loaded = checkpoint.load_policy(policy)
-    place = sampler_in(loaded)
-    own = None if place is None else steps_of(loaded, place)
-    key = ".".join(["policy", *(place or ()), "steps"])
-    tried = [k for k in STEPS if k != own] if own is not None else []
-    steps: list[tuple[str, ...]] = [(), *((f"{key}={k}",) for k in tried)]
-    every = [(*words, "execute=1") for words in steps] if loaded.chunk > 1 else []
-    return [*steps[1:], *every]

@@ -20,6 +20,7 @@ from embodied.improvement.advice import Score
 
 BASE = "base"  # the name of the policy that is to be improved
 SAMPLER = "best sampler"  # the same with other settings of its sampler
+RUNGS = 3  # of a race, at least
 ENOUGH = 0.95  # lower end of a success rate at which nothing is left to win
 
 
@@ -28,7 +29,8 @@ class Leg:
     """What a way did in one rung: the budget that it had, what it was measured at, and the policy.
 
     `policy`: a checkpoint folder, or a server's address; `sampler`: the words of `embodied eval`
-    with which it acts best, where these were searched; `problem`: why it is out of the race.
+    with which it acts best, where these were searched; `change`: the mean change of an action's
+    elements from one step to the next (0: not known); `problem`: why it is out of the race.
     """
 
     way: str
@@ -38,6 +40,7 @@ class Leg:
     score: Score | None = None
     policy: str = ""
     sampler: tuple[str, ...] = ()
+    change: float = 0.0
     problem: str = ""
 
 
@@ -73,9 +76,10 @@ def leg_of(row: dict[str, Any]) -> Leg:
 
 def shares(contenders: int, at_once: int = 1) -> list[tuple[int, float]]:
     """How many race in each rung, and the share of the whole budget that each of them has in it;
-    `at_once`: how many can spend the same minutes."""
+    `at_once`: how many can spend the same minutes. There are at least `RUNGS`: the winner is
+    measured on its way, and what goes in rounds has several."""
     counts = [contenders] if contenders else []
-    while counts and counts[-1] > 1:
+    while counts and (counts[-1] > 1 or len(counts) < RUNGS):
         counts.append(-(-counts[-1] // 2))
     return [(count, min(at_once, count) / (len(counts) * count)) for count in counts]
 

@@ -6,24 +6,29 @@ than another.
 
 from __future__ import annotations
 
+import math
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import yaml
 from torch import Tensor
 
 from embodied.core import checkpoint
-from embodied.core.bounds import Count, PositiveFraction
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count, CountOrZero, Positive, PositiveFraction
+from embodied.core.build import ConfigError, Node
+from embodied.core.policy import Policy
+from embodied.core.saved_node import read_saved
 from embodied.evaluation.evaluate import Evaluation
-from embodied.improvement.diagnosis import with_steps
 from embodied.improvement.race import Leg, best
+from embodied.improvement.samplers import with_steps
 from embodied.policies.remote.address import is_address
 from embodied.training.logger import read_metrics
 
+CORRECTION = 1.5  # times the usual change of an action: the largest correction of it
 MANY = 1000  # updates or steps of a training in the time of one step that is played, at most
 
 
@@ -44,7 +49,8 @@ class Commands:
 @dataclass(frozen=True)
 class Setup:
     """What all ways have in common: the policy that is to be improved, as it acts best; the words
-    of every training; the unit of budgets, and environment steps in a minute of playing."""
+    of every training; the unit of budgets, environment steps in a minute of playing, and in the
+    whole budget (infinite where the ways were named)."""
 
     commands: Commands
     base: Leg
@@ -52,6 +58,7 @@ class Setup:
     demos: tuple[str, ...]
     unit: Literal["minutes", "steps"]
     pace: float
+    whole: float
     seed: int
 
     def steps(self, budget: float) -> int:
@@ -92,11 +99,19 @@ class Way(ABC):
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Settings of a training."""
+    """Settings of a training.
+
+    `scales` are settings in units of the action range, by their largest values: where the base's
+    actions change little from step to step (joint positions), they are `CORRECTION` times that.
+    """
 
     words: str  # of `embodied train`; init, env, out, seed and the budget are added
     demos: Literal["needed", "used", "ignored"] = "ignored"  # what it does with demonstrations
     init: bool = True  # begin with the policy that is to be improved
+    execute: str = ""  # setting of the executed steps (empty: it begins as it was trained)
+    scales: Mapping[str, Positive] = field(default_factory=dict)  # of corrections, at most
+    updates: Count | None = None  # of each rung, with a budget of steps (null: those are its steps)
+    least_steps: CountOrZero = 0  # of the whole budget, below which it races only if it is named
 
 
 class Training(Way):
@@ -108,20 +123,41 @@ class Training(Way):
 
     def words(self, setup: Setup) -> list[str]:
         words = shlex.split(self.config.words)
-        if self.config.init:
-            words.append(f"init={setup.base.policy}")
         if setup.demos and self.config.demos != "ignored":
             words.append(f"demos=[{','.join(setup.demos)}]")
+        usual = CORRECTION * (setup.base.change or math.inf)
+        words += [f"{key}={min(most, usual):.3g}" for key, most in self.config.scales.items()]
         return words
+
+    def begin(self, folder: Path, base: Leg) -> list[str]:
+        """The words for the policy that it begins with; where the recipe says which setting takes
+        the executed steps, that is the policy as it acts best, which is kept in `folder`."""
+        if not self.config.init:
+            return []
+        if not self.config.execute or not base.sampler:
+            return [f"init={base.policy}"]
+        start, steps = folder / "start", executed(base)
+        if not start.exists():
+            step = int(checkpoint.read_about(base.policy)["step"])
+            checkpoint.save(start, acting_best(base), step)
+        return [f"init={start}", *([] if steps is None else [f"{self.config.execute}={steps}"])]
 
     def require(self, setup: Setup) -> None:
         if self.config.demos == "needed" and not setup.demos:
             raise ConfigError("needs demonstrations: demos=DIR")
-        setup.commands.check([*setup.common, *self.words(setup)])
+        if setup.whole < (least := self.config.least_steps):
+            raise ConfigError(
+                f"needs {least:,} steps or more, here about {setup.whole:,.0f} fit in"
+            )
+        init = [f"init={setup.base.policy}"] if self.config.init else []
+        setup.commands.check([*setup.common, *self.words(setup), *init])
 
     def advance(self, folder: Path, legs: Sequence[Leg], budget: float, setup: Setup) -> Path:
         total = budget + sum(leg.budget for leg in legs)
-        return setup.train(folder / "run", self.words(setup), total)
+        if self.config.updates is not None and setup.unit == "steps":
+            total = self.config.updates * (len(legs) + 1)
+        words = [*self.words(setup), *self.begin(folder, setup.base)]
+        return setup.train(folder / "run", words, total)
 
 
 @dataclass(frozen=True)
@@ -143,8 +179,6 @@ class OwnSuccesses(Way):
 
     def require(self, setup: Setup) -> None:
         score = setup.base.score
-        if is_address(setup.base.policy):
-            raise ConfigError("episodes of a policy server cannot be recorded: use a run")
         if score is None or not score.is_rate:
             raise ConfigError("the environment does not say which episodes succeeded")
 
@@ -153,7 +187,10 @@ class OwnSuccesses(Way):
         assert player is not None
         in_steps = setup.unit == "steps"
         played = budget if in_steps else self.config.collecting * budget
-        acting = save_as_it_acts(player, folder / f"player-{rung}")
+        acting = player.policy
+        if not is_address(acting):
+            step = int(checkpoint.read_about(acting)["step"])
+            acting = str(checkpoint.save(folder / f"player-{rung}", acting_best(player), step))
         words = [f"policy={acting}", f"seed={setup.seed + 1000 * (rung + 1)}", "episodes=1000000"]
         words += [f"steps={setup.steps(played)}", f"out={folder}/episodes-{rung}"]
         words += [] if executed(player) is None else [f"execute={executed(player)}"]
@@ -165,14 +202,27 @@ class OwnSuccesses(Way):
         )
 
 
-def save_as_it_acts(leg: Leg, folder: Path) -> Path:
-    """Save the policy of `leg` with the sampler's steps with which it acts best."""
+def acting_best(leg: Leg) -> Policy:
+    """The policy of `leg` with the sampler's steps with which it acts best."""
     policy = checkpoint.load_policy(leg.policy)
-    step = int(checkpoint.read_about(leg.policy)["step"])
     for word in leg.sampler:
         if word.partition("=")[0].endswith("steps"):
             policy = with_steps(policy, int(word.partition("=")[2]))
-    return checkpoint.save(folder, policy, step)
+    return policy
+
+
+def save_run(folder: Path, policy: Policy, saved: Path, env: Node, execute: int | None) -> Path:
+    """Write the run `folder` of a policy that comes from the checkpoint `saved`, in `env`, with its
+    settings; `execute`: steps of each chunk that are executed (None: as it was trained). Returns
+    its checkpoint."""
+    step = int(checkpoint.read_about(saved)["step"])
+    place = checkpoint.save(folder / "checkpoints" / f"{step:08d}", policy, step)
+    run = saved.parent.parent / "run.yaml"
+    node = read_saved(run) if run.exists() else {}
+    node |= {"env": env, "out": str(folder), "name": folder.parent.name}
+    node |= {} if execute is None else {"execute": execute}
+    (folder / "run.yaml").write_text(yaml.safe_dump(node, sort_keys=False))
+    return place
 
 
 def executed(leg: Leg) -> int | None:

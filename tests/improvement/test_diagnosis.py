@@ -20,11 +20,10 @@ from embodied.improvement.diagnosis import (
     Config,
     Findings,
     diagnose,
-    sampler_in,
     with_horizon,
-    with_steps,
 )
 from embodied.improvement.outcomes import best_of, chosen_noise, regions, thirds
+from embodied.improvement.samplers import sampler_in, with_steps
 from tests.builders import exit_of, make_policy, node_of, run_folder
 from tests.improvement.toy import Pusher, PusherConfig
 

@@ -29,6 +29,7 @@ def test_every_rung_has_the_same_share_of_the_budget() -> None:
 
 
 def test_minutes_are_spent_by_several_at_once() -> None:
+    assert shares(1) == [(1, pytest.approx(1 / 3))] * 3
     assert shares(4, at_once=2) == [(4, pytest.approx(1 / 6)), (2, 1 / 3), (1, 1 / 3)]
 
 
