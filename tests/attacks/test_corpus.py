@@ -1,0 +1,38 @@
+"""What the fuzzer found once, and the tries that reach most of what it reached: all are right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.attacks.fuzz import kept
+from tests.builders import ROOT
+from tests.tiers import only_all
+
+SLOW = ("adopt-act", "adopt-diffusion", "check", "eval", "maniskill", "resume", "study", "urdf")
+
+
+def require_right(*names: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attacks.fuzz", "--replay", *names],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-1500:]
+    assert not json.loads(done.stdout.splitlines()[-1])
+
+
+def test_no_kept_try_is_wrong() -> None:
+    require_right(*sorted({name for name, _ in kept()} - set(SLOW)))
+
+
+@only_all
+@pytest.mark.parametrize("name", SLOW)
+def test_no_kept_try_of_a_slow_door_is_wrong(name: str) -> None:
+    require_right(name)
