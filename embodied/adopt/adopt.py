@@ -339,12 +339,12 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
         raise ConfigError(f"{out} is a run already: out=ANOTHER")
     config = read_config(folder, options.ignore)
     weights = read_tensors(folder / WEIGHTS)
-    with reading(folder, RuntimeError, *MALFORMED):
+    with reading(folder, *MALFORMED):
         found = read_normalization(folder, config, weights)
     names = Names.load(options.mapping)
     spec = _spec(config, found, options)
     observed = observation_names(config, names, spec)
-    with reading(folder / "config.json", RuntimeError, *MALFORMED):
+    with reading(folder / "config.json", *MALFORMED):
         node = policy_node(config, weights, observed, options.chunk, options.steps)
     for name, units in own_units(config, names, spec).items():
         node["inputs"][name]["units"] = units.to_json()

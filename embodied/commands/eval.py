@@ -278,7 +278,7 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     critic = getattr(learner, "critic", None)
     if critic is None or not hasattr(critic, "each") or critic.out != 1:
         raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic to choose actions")
-    with reading(f"the learner of {saved}", RuntimeError, *MALFORMED):
+    with reading(f"the learner of {saved}", *MALFORMED):
         learner.set_state(state)
     return critic
 

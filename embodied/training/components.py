@@ -256,7 +256,7 @@ class RunComponents:
                 )
         known = self.learner.state_dict()
         base = {k: v for k, v in known.items() if k.startswith(tuple(self._left_out()))}
-        with reading(f"the state in {path}", RuntimeError, *MALFORMED):
+        with reading(f"the state in {path}", *MALFORMED):
             state["module"] = {**base, **state["module"]}
             self.learner.set_state(state)
             if distributed.rank() > 0:

@@ -402,7 +402,7 @@ def _value_function(
     except CheckpointError as error:
         warnings.warn(f"{error}; its critic is not shown", ContractWarning, stacklevel=2)
         return None
-    except (RuntimeError, *MALFORMED):
+    except MALFORMED:
         return None
     # The minimum over the learner's critics, or its value network; None if it has neither.
     critic: Any = getattr(learner, "critic", None)
