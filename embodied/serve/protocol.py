@@ -94,8 +94,9 @@ class Offer:
             )
         try:
             return cls._parsed(cast(Message, said))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise RequestError(f"the server's metadata are damaged ({error})") from error
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            line = " ".join(str(error).split())[:200]
+            raise RequestError(f"the server's metadata are damaged ({line})") from error
 
     @classmethod
     def _parsed(cls, said: Message) -> Offer:

@@ -189,13 +189,15 @@ class RemotePolicy(Policy):
         """Actions [n, chunk, *shape] of this spec; RemoteError for any others."""
         act = self.spec.act
         actions = _tensor(there)
-        if actions.shape != (n, self.chunk, *act.shape) or (
+        if actions.shape[1:] != (self.chunk, *act.shape) or (
             actions.is_floating_point() == (act.dtype == "int64")
         ):
             raise RemoteError(
-                f"{self.config.url} sent actions of shape {list(actions.shape)}, not "
-                f"{[n, self.chunk, *act.shape]}: serve the policy that was served before"
+                f"{self.config.url} sent actions of shape {list(actions.shape[1:])}, not "
+                f"{[self.chunk, *act.shape]}: serve the policy that was served before"
             )
+        if len(actions) != n:
+            raise RemoteError(f"{self.config.url} answered {len(actions)} observations, not {n}")
         if actions.is_floating_point() and not actions.isfinite().all():
             raise RemoteError(f"{self.config.url} sent actions that are not finite numbers")
         return self.translation.actions(actions)

@@ -17,6 +17,7 @@ import random
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -57,16 +58,16 @@ def _text(tree: str) -> bytes:
     return nested.encode(errors="surrogatepass")
 
 
-def _resolved(value: Any) -> Any:
-    """`value`, where arrays are arrays."""
-    if isinstance(value, dict) and "array" in value:
+def _resolved(value: Any, arrays: bool) -> Any:
+    """`value`; in a format that has `arrays`, those that it describes."""
+    if arrays and isinstance(value, dict) and "array" in value:
         kind, shape, number = value["array"]
         if math.prod(shape) > ROOM:
             raise Unwritable
         return np.full(shape, number).astype(kind)
     if isinstance(value, dict):
-        return {key: _resolved(each) for key, each in value.items()}
-    return [_resolved(each) for each in value] if isinstance(value, list) else value
+        return {key: _resolved(each, arrays) for key, each in value.items()}
+    return [_resolved(each, arrays) for each in value] if isinstance(value, list) else value
 
 
 def _read_lines(data: bytes) -> Tree:
@@ -185,6 +186,7 @@ FORMATS: dict[str, tuple[Callable[[bytes], Tree], Callable[[Tree, bytes], bytes]
     ".msgpack": (codec.decode, lambda tree, _: codec.encode(tree)),
     ".zarray": (json.loads, lambda tree, _: _text(json.dumps(tree))),
 }
+ARRAYS = (".hdf5", ".h5", ".npz", ".pt", ".msgpack")
 TEXTS = (".json", ".jsonl", ".yaml", ".xml", ".urdf", ".txt", ".py", ".zarray")
 
 
@@ -227,9 +229,11 @@ class Base:
         try:
             for name, kind, *how in edits:
                 if kind != "bytes":
-                    tree = trees.get(name)
-                    tree = copy.deepcopy(self.trees[name]) if tree is None else tree
-                    trees[name] = _edited(tree, kind, *how)
+                    if name not in trees:
+                        trees[name] = copy.deepcopy(self.trees[name])
+                    with suppress(LookupError, TypeError, ValueError):  # there is no such place
+                        value = _resolved(how[1:] and how[1], self.kinds[name] in ARRAYS)
+                        trees[name] = _edited(trees[name], kind, how[0], value)
             for name, tree in trees.items():
                 write = FORMATS[self.kinds[name]][1]
                 found[name] = write(tree, self.data[name])
@@ -251,29 +255,18 @@ def _texts(tree: Tree) -> Iterator[str]:
         yield tree
 
 
-def _edited(tree: Tree, kind: str, place: Sequence[Any], value: Any = None) -> Tree:
+def _edited(tree: Tree, kind: str, place: Sequence[Any], value: Any) -> Tree:
     if not place:
-        return _resolved(value)
-    inner = tree
-    for key in place[:-1]:
-        inner = inner[key]
+        return value
+    inner = _at(tree, place[:-1])
     last = place[-1]
     if kind == "cut":
         del inner[last]
     elif isinstance(inner, list) and last >= len(inner):
-        inner.append(_resolved(value))
+        inner.append(value)
     else:
-        inner[last] = _resolved(value)
+        inner[last] = value
     return tree
-
-
-def parsed(data: bytes) -> list[Edit]:
-    """The changes that `data` is the JSON of; none where it is not."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return []
-    return found if isinstance(found, list) else []
 
 
 def mutated(edits: list[Edit], base: Base, words: Sequence[str], dice: random.Random) -> list[Edit]:
@@ -319,7 +312,7 @@ def _value(
     which = dice.random()
     try:
         old = _at(base.trees[name], place)
-    except (KeyError, IndexError, TypeError):
+    except (LookupError, TypeError, ValueError):
         old = None
     if isinstance(old, list) and old and which < 0.3:  # all of a column, or all but some
         if which < 0.15:

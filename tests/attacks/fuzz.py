@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,15 @@ AGAIN = 3  # exit status of a process that has grown
 OURS = f"{os.sep}embodied{os.sep}"
 OWN_LINE = re.compile(r'File "[^"]*/embodied/([^"]*)", line (\d+)')
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate")
+CHANGES = (
+    "shutil.rmtree",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.symlink",
+    "os.link",
+)
 
 
 class Tries:
@@ -84,8 +93,8 @@ class Tries:
             self.did.append(f"{event} {words!s:.200}")
         elif event == "open" and words[2] & WRITES:
             self._changed(event, words[0])
-        elif event in CHANGES:
-            self._changed(event, words[event in ("os.rename", "os.link")])
+        elif event in CHANGES and words[-1] in (None, -1):  # not in a folder that is open
+            self._changed(event, words[event in ("os.rename", "os.link", "os.symlink")])
 
     def _changed(self, event: str, path: Any) -> None:
         place = "/dev/null" if isinstance(path, int) else os.path.abspath(os.fsdecode(path))
@@ -165,6 +174,14 @@ class Fuzzer:
             return next(iter(self.tries)), []
 
     def test(self, data: bytes) -> int:
+        try:
+            return self._test(data)
+        except BaseException:  # of this file: libFuzzer would hang at its exit
+            traceback.print_exc(file=self.log)
+            self.log.flush()
+            os._exit(1)
+
+    def _test(self, data: bytes) -> int:
         name, edits = self.parsed(data)
         (self.work / "current").write_bytes(data)
         before = time.process_time()

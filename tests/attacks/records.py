@@ -71,7 +71,6 @@ def reader(read: Callable[[Path], object], *errors: type[Exception]) -> Door:
         try:
             read(path)
         except errors as error:
-            assert "\n" not in str(error), "more than a line"
             raise Refused(str(error)) from error
 
     return door
@@ -165,7 +164,10 @@ def resting() -> Bench:
 
 def control(path: Path, _: Path) -> None:
     """Messages to a control process whose arm is moving."""
-    told = json.loads(path.read_bytes())
+    try:
+        told = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError, RecursionError):  # of this test's own format
+        return
     here = resting()
     here.speak(np.array([0.0, 0, 0, 1]))
     here.ask(Command.ARM)
@@ -221,15 +223,17 @@ class Wire:
 def from_server(data: bytes) -> None:
     """What a policy server says of its policy when one connects, and its answers."""
     told = decode(data)
-    if not isinstance(told, dict):
+    metadata, answer = (told.get(key) if isinstance(told, dict) else 0 for key in SAYS)
+    if not (isinstance(metadata, dict) and isinstance(answer, dict)):
         raise CodecError("no map")  # as the client does
-    wire = Wire(Offer.from_metadata(told.get("metadata") or {}), told.get("answer") or {})
-    if not isinstance(wire.answer, dict):
-        raise CodecError("no map")
+    wire = Wire(Offer.from_metadata(metadata), answer)
     with patch("embodied.policies.remote.policy.Connection.to", lambda *_: wire):
         policy = RemotePolicy(RemoteConfig(url="ws://a:1"), SPEC)
         obs = {name: leaf.sample(1) for name, leaf in SPEC.obs.items()}
         policy.act(obs, policy.initial(1), policy.sample_noise(1))
+
+
+SAYS = ("metadata", "answer")
 
 
 def server_says() -> bytes:

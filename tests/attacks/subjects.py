@@ -28,7 +28,7 @@ from embodied.rewards.success.model import Training, load_labelled, made, write
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from tests.attacks import records
-from tests.attacks.doors import DOORS, Door
+from tests.attacks.doors import DOORS, Door, typed
 from tests.attacks.files import SAVED, Bases, Maker, edit, hdf5, mjcf, save_run
 from tests.builders import exit_of, node_of
 from tests.datasets.test_importers import maniskill_file
@@ -201,7 +201,7 @@ SUBJECTS: dict[str, Subject] = {
     "load-flow": Subject(flow, DOORS["load"]),
     "load-base": Subject(with_base, DOORS["load"]),
     "eval": Subject(of("run"), DOORS["eval"]),
-    "export": Subject(of("run"), DOORS["export"]),
+    "export": Subject(of("run"), typed("export", "{path}", "--to", "{out}")),
     "view": Subject(of("run"), DOORS["view"]),
     "resume": Subject(trained, resume),
     "reflex": Subject(reflex, safe),

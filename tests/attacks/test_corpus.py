@@ -25,7 +25,8 @@ def require_right(*names: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-1500:]
-    assert not json.loads(done.stdout.splitlines()[-1])
+    wrong = json.loads(done.stdout.splitlines()[-1])
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_kept_try_is_wrong() -> None:
