@@ -77,7 +77,7 @@ def opened(path: Path) -> Iterator[Any]:
         with h5py.File(path, "r") as file:
             _require_own_links(file, path)
             yield file
-    except OSError as error:
+    except (OSError, SystemError) as error:  # h5py's, where a link is damaged
         reason = str(error).strip().splitlines()[0]
         raise DatasetError(
             f"{path} is not a complete HDF5 file ({reason}); copy or download it again"

@@ -95,7 +95,7 @@ def _is_record(value: Any) -> bool:
     usage = _dict(record.get("usage") or {}).get("total_tokens", 0)
     seconds = record.get("seconds", 0.0)
     return all(isinstance(each, str) for each in texts) and all(
-        isinstance(each, int | float) and math.isfinite(each) for each in (usage, seconds)
+        isinstance(each, int | float) and abs(each) < math.inf for each in (usage, seconds)
     )
 
 

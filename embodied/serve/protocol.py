@@ -87,14 +87,15 @@ class Offer:
         if OURS not in metadata:
             return cls()
         said = metadata[OURS]
-        if not isinstance(said, Mapping) or cast(Message, said).get("version") != VERSION:
+        version = cast(Message, said).get("version") if isinstance(said, Mapping) else None
+        if not isinstance(version, int) or version != VERSION:
             raise RequestError(
                 "the server speaks another version of the protocol; install the same version of "
                 "embodied-rl on both machines"
             )
         try:
             return cls._parsed(cast(Message, said))
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
             line = " ".join(str(error).split())[:200]
             raise RequestError(f"the server's metadata are damaged ({line})") from error
 

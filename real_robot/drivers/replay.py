@@ -7,6 +7,7 @@ times, and the commands can be compared with those sent then.
 from __future__ import annotations
 
 import time
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from embodied.real_robot.drivers.driver import Driver, DriverError
 
 BROKEN = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, MemoryError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
+    *(zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError),
 )
 """What zipfile and numpy raise for a file that is none of theirs, or damaged."""
 

@@ -6,6 +6,7 @@ A record (a message, an answer of a server, a part of shared memory) is the cont
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def without_hashes(folder: Path) -> None:
 
 def trained(_: Bases, to: Path) -> Path:
     words = ("env=two_gap", "policy=gaussian", "policy.hidden=[4]", "learner=sac", "size=debug")
-    words += ("steps=40", "env.num_envs=2", "eval_every=0", "video=false", "data.buffer_size=40")
+    words += ("steps=40", "env.num_envs=2", "eval_every=0", "video=false", "data.replay_size=40")
     assert exit_of("train", *words, f"out={to}") == 0
     without_hashes(to)
     return to
@@ -191,6 +192,11 @@ def study(path: Path, out: Path) -> None:
         DOORS["study"](path, out)
 
 
+def evaluated(path: Path, out: Path) -> None:
+    """A copy of the run: its results are written into it."""
+    DOORS["eval"](Path(shutil.copytree(path, out)), out)
+
+
 def inside(door: str, name: str) -> Door:
     """A door for a file in the folder."""
     return lambda path, out: DOORS[door](path / name, out)
@@ -200,7 +206,7 @@ SUBJECTS: dict[str, Subject] = {
     "load": Subject(of("run"), DOORS["load"]),
     "load-flow": Subject(flow, DOORS["load"]),
     "load-base": Subject(with_base, DOORS["load"]),
-    "eval": Subject(of("run"), DOORS["eval"]),
+    "eval": Subject(of("run"), evaluated),
     "export": Subject(of("run"), typed("export", "{path}", "--to", "{out}")),
     "view": Subject(of("run"), DOORS["view"]),
     "resume": Subject(trained, resume),
