@@ -27,8 +27,10 @@ from embodied.core.affine import Affine
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
+from embodied.core.files import MALFORMED, reading
 from embodied.core.policy import Policy
 from embodied.core.saved_file import file_hash, fitting
+from embodied.core.saved_node import parse_yaml
 from embodied.core.spec import Bound, Leaf, Spec
 from embodied.datasets.mapping import Mapping, Source, short
 
@@ -50,8 +52,8 @@ class Names:
         if path is None:
             return cls()
         try:
-            node = yaml.safe_load(Path(path).read_text())
-        except (OSError, ValueError, yaml.YAMLError):
+            node = parse_yaml(Path(path).read_text(), path)
+        except (OSError, ValueError):
             return cls(Mapping.load(path))  # with its error
         if not isinstance(node, dict):
             return cls(Mapping.load(path))
@@ -337,12 +339,13 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
         raise ConfigError(f"{out} is a run already: out=ANOTHER")
     config = read_config(folder, options.ignore)
     weights = read_tensors(folder / WEIGHTS)
-    found = read_normalization(folder, config, weights)
+    with reading(folder, *MALFORMED):
+        found = read_normalization(folder, config, weights)
     names = Names.load(options.mapping)
     spec = _spec(config, found, options)
-    node = policy_node(
-        config, weights, observation_names(config, names, spec), options.chunk, options.steps
-    )
+    observed = observation_names(config, names, spec)
+    with reading(folder / "config.json", *MALFORMED):
+        node = policy_node(config, weights, observed, options.chunk, options.steps)
     for name, units in own_units(config, names, spec).items():
         node["inputs"][name]["units"] = units.to_json()
     if options.env is not None:

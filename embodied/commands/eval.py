@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.commands import print_rows, require_at_least, require_folders
 from embodied.core.build import ConfigError, Node
+from embodied.core.files import MALFORMED, reading
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 
 if TYPE_CHECKING:
@@ -280,7 +281,8 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     critic = getattr(learner, "critic", None)
     if critic is None or not hasattr(critic, "each") or critic.out != 1:
         raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic to choose actions")
-    learner.set_state(state)
+    with reading(f"the learner of {saved}", *MALFORMED):
+        learner.set_state(state)
     return critic
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, nearest, parse
+from embodied.core.files import SETTINGS, read_text
 from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
 
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f'a study has no setting "{key}"{nearest(key, KEYS)}')
     if not args.file.is_file():
         raise ConfigError(f"{args.file} is no file: embodied study FILE.yaml")
-    text = args.file.read_text()
+    text = read_text(args.file, SETTINGS)
     if "seeds" in given:
         read_study(text, args.file.stem)  # with its error
         node = yaml.safe_load(text) | {"seeds": yaml.safe_load(given["seeds"])}

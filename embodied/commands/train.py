@@ -210,14 +210,17 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     folder = saved.parent.parent
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
+    if not saved.name.isdecimal():
+        raise ConfigError(f"{saved} should have the name of its step, such as 00020000")
     settings = read_run_settings(folder / "run.yaml")
     before, step = settings.get("steps"), int(saved.name)
     settings |= {"allow": [], "out": str(folder), "resume": str(saved if damaged else path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
-    if isinstance(before, int) and node["steps"] < min(before, step):
+    asked = node["steps"]
+    if isinstance(before, int) and isinstance(asked, int) and asked < min(before, step):
         raise ConfigError(
-            f"{folder} has {step:,} steps, and steps={node['steps']} asks for fewer: name more, or "
+            f"{folder} has {step:,} steps, and steps={asked} asks for fewer: name more, or "
             "begin another run: out=DIR"
         )
     return node, step

@@ -28,7 +28,7 @@ class Bound:
     def holds(self, value: float) -> bool:
         """Whether the number is in the interval; false for NaN and infinity."""
         inside = self.low <= value <= self.high and self.above < value < self.below
-        return inside and math.isfinite(value)
+        return inside and abs(value) < math.inf  # also for integers that no float holds
 
     @property
     def text(self) -> str:

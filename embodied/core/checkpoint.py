@@ -134,7 +134,7 @@ def find(path: Path | str) -> Path:
     path = Path(path)
     if (path / "policy.yaml").exists():
         return path
-    folders = sorted(p for p in (path / "checkpoints").glob("[0-9]*") if (p / ABOUT).exists())
+    folders = sorted(p for p in _numbered(path) if (p / ABOUT).exists())
     if not folders:
         raise CheckpointError(
             f"{path} holds no checkpoint (expected {path}/checkpoints/STEP/policy.yaml)"
@@ -142,12 +142,17 @@ def find(path: Path | str) -> Path:
     return folders[-1]
 
 
+def _numbered(run: Path) -> list[Path]:
+    """The folders of a run's checkpoints, which have the names of their steps."""
+    return [each for each in (run / "checkpoints").glob("[0-9]*") if each.name.isdecimal()]
+
+
 def newest_whole(path: Path | str) -> tuple[Path, dict[Path, str]]:
     """The checkpoint from which `path` (a run, or one of its checkpoints) is resumed: of a run, the
     newest one whose files are those that were saved. And the newer ones that are not, newest first,
     each with what is wrong with it."""
     path = Path(path)
-    folders = sorted((path / "checkpoints").glob("[0-9]*"), reverse=True)
+    folders = sorted(_numbered(path), reverse=True)
     if (path / "policy.yaml").exists() or not folders:
         return find(path), {}
     damaged: dict[Path, str] = {}
@@ -268,9 +273,11 @@ def read_about(path: Path | str) -> dict[str, Any]:
     """The facts of a checkpoint: format, versions, step, metrics, hashes, kernels."""
     folder = find(path)
     try:
-        return about_of(folder)
-    except (OSError, ValueError, TypeError) as error:
-        raise _damaged(folder, f"{ABOUT} cannot be read") from error
+        about = about_of(folder)
+        int(about["step"])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise _damaged(folder, f"{ABOUT} cannot be read, or has no step") from error
+    return about
 
 
 def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") -> dict[str, Any]:

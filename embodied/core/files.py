@@ -24,6 +24,9 @@ SIDE = 2**13  # pixels: the longest side of a picture
 SIZE = re.compile(r"alloc|memory|overflow|too (large|big|many)|storage|negative dim", re.IGNORECASE)
 """What a RuntimeError of a library says where a size in a file is impossible."""
 
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError)
+"""What our code raises where a value that a file holds is of another kind than it should be."""
+
 
 class FileError(ConfigError):
     """A foreign file cannot be used; one line says which and why."""

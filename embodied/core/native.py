@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.env import NotFinite
+from embodied.core.files import MALFORMED, reading
 from embodied.core.spec import MASK, SYMBOL, Bound, Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors
 
@@ -413,8 +414,9 @@ class Native:
         """The foreign side of `spec`; None where it has none, or its actions are others by now."""
         if not spec.native:
             return None
-        obs = tuple(map(_leaf, spec.native["obs"]))
-        act = _action(spec.native["act"])
+        with reading("the environment's own side in a Spec", *MALFORMED):
+            obs = tuple(map(_leaf, spec.native["obs"]))
+            act = _action(spec.native["act"])
         return cls(obs, act) if act.leaf == spec.act else None
 
     def to_json(self) -> dict[str, Any]:

@@ -77,6 +77,8 @@ class SavedFile:
 
 HEADER = 2**23  # bytes of the names and shapes in a safetensors file: 80,000 tensors
 SPARE = (2**24, 10_000)  # elements and tensors that a network may have beside four times its file's
+UNBUILDABLE = (LookupError, TypeError, AttributeError, RuntimeError, AssertionError)
+"""What the constructors of networks raise for settings that do not go together."""
 
 
 def require_tensors(file: Path) -> None:
@@ -122,7 +124,7 @@ def fitting(weights: Mapping[str, Any], settings: Path) -> Generator[None]:
         modules.register_module_buffer_registration_hook(registered),
     )
     try:
-        with reading(settings):
+        with reading(settings, *UNBUILDABLE):
             yield
     finally:
         for handle in handles:

@@ -16,6 +16,9 @@ from embodied.core import build, formats
 from embodied.core.build import ConfigError, Node
 from embodied.core.files import SETTINGS, read_text
 
+UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
+"""What PyYAML raises, beside its own errors, for a value that its tag does not fit (`!!bool x`)."""
+
 
 def parse_yaml(text: str, where: str) -> Any:
     """What a YAML text holds; ConfigError that names `where` (its file) and the line."""
@@ -26,8 +29,9 @@ def parse_yaml(text: str, where: str) -> Any:
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"{where} is not YAML{line}: {problem}") from error
-    except (ValueError, RecursionError) as error:  # a date that is none; nested without end
-        raise ConfigError(f"{where} is not YAML: {str(error).splitlines()[0]}") from error
+    except (*UNREADABLE, RecursionError) as error:  # a date that is none; nested without end
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"{where} is not YAML ({problem})") from error
 
 
 OUTSIDE = (
@@ -62,6 +66,8 @@ def read_saved(file: Path) -> Node:
 def read_run_settings(file: Path) -> Node:
     """The settings in a run.yaml, in the present format and without its number; ConfigError."""
     node = dict(read_saved(file))
+    if not isinstance(execute := node.get("execute"), int | None):
+        raise ConfigError(f"{file}: execute={build.shown(execute)} should be a number of steps")
     return formats.upgrade("run folder", node, node.pop("format", 1))
 
 

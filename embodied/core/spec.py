@@ -191,14 +191,21 @@ class Leaf:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Leaf:
         shape, dtype = known(data["shape"], data["dtype"])
+        names, classes = tuple(data["names"]), tuple(data.get("classes", ()))
+        if not all(isinstance(text, str) for text in (data["unit"], *names)):
+            raise ValueError("a unit, or the name of an element, is no text")
+        if not all(type(count) is int and 0 <= count <= MOST for count in classes):
+            raise ValueError("a number of classes is none")
+        if classes and len(classes) != math.prod(shape):
+            raise ValueError(f"{len(classes)} numbers of classes for the shape {shape}")
         return cls(
             shape=shape,
             dtype=dtype,
-            low=_tupled(data["low"]),
-            high=_tupled(data["high"]),
+            low=_bound(data["low"], shape),
+            high=_bound(data["high"], shape),
             unit=data["unit"],
-            names=tuple(data["names"]),
-            classes=tuple(data.get("classes", ())),
+            names=names,
+            classes=classes,
         )
 
 
@@ -268,13 +275,17 @@ class Spec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
-        task = data["task"]
+        task, dt, text = data["task"], data["dt"], data.get("text", "")
+        if not isinstance(dt, int | float) or not 0 < dt < math.inf:
+            raise ValueError(f"{dt!r:.40} is no control period (s)")
+        if not all(isinstance(each, str) for each in (text, *data.get("tasks", ()))):
+            raise ValueError("a task is no text")
         return cls(
             obs={name: Leaf.from_json(leaf) for name, leaf in data["obs"].items()},
             act=Leaf.from_json(data["act"]),
-            dt=data["dt"],
+            dt=dt,
             task=None if task is None else Leaf.from_json(task),
-            text=data.get("text", ""),
+            text=text,
             native=data.get("native"),
             tasks=tuple(data.get("tasks", ())),
         )
@@ -339,5 +350,14 @@ def _listed(bound: Bound) -> float | list[float] | None:
     return list(bound) if isinstance(bound, tuple) else bound
 
 
-def _tupled(bound: Any) -> Bound:
-    return tuple(cast(list[float], bound)) if isinstance(bound, list) else bound
+def _bound(bound: Any, shape: tuple[int, ...]) -> Bound:
+    """A bound that a file gives: none, a number, or one for each element. ValueError."""
+    each = cast(list[Any], bound) if isinstance(bound, list | tuple) else [bound]
+    single = not isinstance(bound, list | tuple)
+    for number in each:
+        plain = isinstance(number, int | float) and number == number
+        if not plain and not (single and number is None):
+            raise ValueError(f"{number!r:.40} is no bound of a number")
+    if not single and len(each) != math.prod(shape):
+        raise ValueError(f"{len(each)} bounds for the shape {shape}")
+    return bound if single else tuple(each)

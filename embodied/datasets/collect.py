@@ -24,6 +24,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.device import forked, rng_state, set_rng_state
 from embodied.core.env import RETURN_ENDS, HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
+from embodied.core.saved_node import read_saved
 from embodied.core.spec import DEMONSTRATOR, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
@@ -112,7 +113,7 @@ def _require_same_settings(config: CollectConfig) -> None:
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     file = Path(config.out) / "collect.yaml"
     if file.exists():
-        if yaml.safe_load(file.read_text()) != settings:
+        if read_saved(file) != settings:
             raise DatasetError(
                 f"{config.out} holds demonstrations collected with other settings ({file}); "
                 "choose another folder: out=DIR"

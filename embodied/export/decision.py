@@ -139,7 +139,7 @@ def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
     if run is not None:
         folder = checkpoint.find(run)
         saved = checkpoint.read_about(folder)
-        about |= {key: saved[key] for key in ("step", "policy_sha256", "git")}
+        about |= {key: saved.get(key) for key in ("step", "policy_sha256", "git")}
         trained = folder.parent.parent / "run.yaml"
         if trained.exists():
             about["execute"] = read_run_settings(trained).get("execute") or policy.chunk

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.files import FileError, reading, require_file, require_room
+from embodied.core.files import MALFORMED, FileError, reading, require_file, require_room
 from embodied.core.native import (
     NativeAction,
     NativeLeaf,
@@ -41,8 +41,6 @@ from embodied.envs.process.worker.memory import flat_name
 
 CONTROL_PERIOD = 0.05  # s: the default of robosuite and of ManiSkill, whose files may not say it
 MOST_ELEMENTS = 10_000  # of an action
-MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, EOFError)
-"""What foreign files lead to that hold other things than their format says."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def opened(path: Path) -> Iterator[Any]:
         with h5py.File(path, "r") as file:
             _require_own_links(file, path)
             yield file
-    except OSError as error:
+    except (OSError, SystemError) as error:  # h5py's, where a link is damaged
         reason = str(error).strip().splitlines()[0]
         raise DatasetError(
             f"{path} is not a complete HDF5 file ({reason}); copy or download it again"

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.files import read_json
+from embodied.core.files import MALFORMED, read_json, reading
 from embodied.core.native import Native, NativeLeaf
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -67,7 +67,8 @@ def _space(folder: Path, about: Mapping[str, Any], kind: str) -> Any:
         raise ConfigError('this dataset needs Minari: pip install "embodied-rl[data]"') from error
     if kind not in about:
         raise DatasetError(f"{folder / 'metadata.json'}: the {kind} is not given")
-    made = deserialize_space(about[kind])
+    with reading(f"{folder / 'metadata.json'}: the {kind}", AssertionError, *MALFORMED):
+        made = deserialize_space(about[kind])
     with suppress(ValueError, NotImplementedError):  # spaces of no fixed size
         if flatdim(made) > MOST:
             raise DatasetError(f"{folder / 'metadata.json'}: the {kind} is too large")

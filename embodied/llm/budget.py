@@ -63,7 +63,7 @@ class AppendLog:
         values: list[Any] = []
         lines = data.splitlines()
         for line in lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 values.append(json.loads(line))
         if unreadable := len(lines) - len(values):
             logger.warning("%s: %d lines cannot be parsed and are ignored", self.path, unreadable)
@@ -216,14 +216,14 @@ class Budget:
 
     def _record(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         """One line of the file."""
-        prompt, completion = (
-            int(usage.get(f"{part}_tokens") or 0) for part in ("prompt", "completion")
+        prompt, completion, total = (
+            _count(usage.get(f"{part}_tokens")) for part in ("prompt", "completion", "total")
         )
         price = self.limits.price
         return {
             "model": self.model,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "tokens": int(usage.get("total_tokens") or prompt + completion),
+            "tokens": total or prompt + completion,
             "cost": (prompt * price.prompt + completion * price.completion) / 1e6,
         }
 
@@ -231,13 +231,20 @@ class Budget:
         """Add the lines of this run that are not counted yet."""
         for record in self.log.read() if self.log else ():
             if isinstance(record, dict) and record.get("model") == self.model:
-                self._add(record)
+                with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+                    self._add(record)
 
     def _add(self, record: Mapping[str, Any]) -> None:
+        tokens, cost = int(record["tokens"]), float(record["cost"])
         self.calls += 1
-        self.tokens += int(record["tokens"])
-        self.cost += float(record["cost"])
+        self.tokens += tokens
+        self.cost += cost
 
     def _spent(self, what: str) -> None:
         before = f" ({self.log.path})" if self.log is not None else ""
         raise BudgetSpent(f"the budget of {what} of {self.model} is spent{before}")
+
+
+def _count(value: Any) -> int:
+    """Tokens that a server reports; 0 for what is no such number."""
+    return value if isinstance(value, int) and value > 0 else 0

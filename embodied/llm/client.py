@@ -22,12 +22,13 @@ import base64
 import ipaddress
 import json
 import logging
+import math
 import os
 import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -79,12 +80,28 @@ class Cache:
         """Take in the lines that were appended since the last call."""
         wrong = 0
         for record in self.log.read():
-            if isinstance(record, dict) and isinstance(record.get("key"), str):
+            if _is_record(record):
                 self.records[record["key"]] = record
             else:
                 wrong += 1
         if wrong:
             logger.warning("%s: %d lines are no answers and are ignored", self.path, wrong)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a line of a cache holds what an answer needs."""
+    record, request = _dict(value), _dict(_dict(value).get("request"))
+    texts = (record.get("key"), record.get("text"), request.get("model"))
+    usage = _dict(record.get("usage") or {}).get("total_tokens", 0)
+    seconds = record.get("seconds", 0.0)
+    return all(isinstance(each, str) for each in texts) and all(
+        isinstance(each, int | float) and abs(each) < math.inf for each in (usage, seconds)
+    )
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    """`value`, or an empty one where it is no JSON object."""
+    return value if isinstance(value, dict) else {}
 
 
 def answer_from(record: Record) -> Answer:
@@ -97,7 +114,7 @@ def answer_from(record: Record) -> Answer:
         record.get("served") or record["request"]["model"],
         record["key"],
         cached=True,
-        tokens=int((record.get("usage") or {}).get("total_tokens", 0)),
+        tokens=int(_dict(record.get("usage")).get("total_tokens", 0)),
         seconds=float(record.get("seconds", 0.0)),
         logprobs=tuple(record.get("logprobs") or ()),
     )
@@ -317,14 +334,13 @@ def retry_after(headers: Mapping[str, str]) -> float:
 def _object(response: httpx.Response) -> dict[str, Any] | None:
     try:
         found = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
 def _usage(response: httpx.Response) -> dict[str, Any]:
-    found = (_object(response) or {}).get("usage")
-    return found if isinstance(found, dict) else {}
+    return _dict(_dict(_object(response)).get("usage"))
 
 
 def _loopback(host: str) -> bool:
@@ -469,7 +485,7 @@ class ChatClient(CachedChat):
         """Store one response of the server in `reply`."""
         reply.served = str(answer.get("model") or "")
         reply.fingerprint = answer.get("system_fingerprint")
-        for name, count in (answer.get("usage") or {}).items():
+        for name, count in _dict(answer.get("usage")).items():
             if isinstance(count, int):
                 reply.usage[name] = reply.usage.get(name, 0) + count
         choices: Any = answer.get("choices")
@@ -477,7 +493,7 @@ class ChatClient(CachedChat):
             why = " ".join(str(answer.get("error") or "").split())[:200]
             raise ServerError(f"{self.name} answered without choices{why and f': {why}'}")
         choice: dict[str, Any] = choices[0]
-        message: dict[str, Any] = choice.get("message") or {}
+        message = _dict(choice.get("message"))
         if message.get("refusal") or choice.get("finish_reason") == "content_filter":
             why = " ".join(str(message.get("refusal") or "content filter").split())[:120]
             raise InvalidReply(f"{self.name} refused: {why}")
@@ -528,11 +544,13 @@ def _protocol_messages(request: Request) -> list[dict[str, Any]]:
 
 def _logprobs(answer: Mapping[str, Any], model: str) -> tuple[dict[str, float], ...]:
     """The alternatives of each token of a response; ServerUnusable if it has none."""
-    tokens = (answer["choices"][0].get("logprobs") or {}).get("content") or ()
-    found = tuple(
-        {str(one["token"]): float(one["logprob"]) for one in token.get("top_logprobs") or ()}
-        for token in tokens
-    )
+    found: tuple[dict[str, float], ...] = ()
+    with suppress(KeyError, TypeError, ValueError, AttributeError):  # another protocol's
+        tokens = answer["choices"][0]["logprobs"]["content"]
+        found = tuple(
+            {str(one["token"]): float(one["logprob"]) for one in token.get("top_logprobs") or ()}
+            for token in tokens
+        )
     if not any(found):
         raise ServerUnusable(
             f"the server of {model} reports no log probabilities of tokens: choose a question "

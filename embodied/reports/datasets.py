@@ -25,7 +25,7 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.checkpoint import git_revision
 from embodied.core.reward import AugmentsEpisodes, Reward, Stateful
-from embodied.core.saved_node import read_run_settings, require_inside
+from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
@@ -188,8 +188,8 @@ def _require_same(out: Path, about: dict[str, Any]) -> None:
     """DatasetError unless `out` is new or has labels of the same reward on the same dataset."""
     file = out / FILE
     if file.exists():
-        there = yaml.safe_load(file.read_text())
-        if any(there[key] != about[key] for key in ("hash", "dataset")):
+        there = read_saved(file)
+        if any(there.get(key) != about[key] for key in ("hash", "dataset")):
             raise DatasetError(
                 f"{out} contains labels of another reward or dataset; give another out=DIR"
             )

@@ -292,7 +292,9 @@ def _settings(folder: Path) -> str:
         facts["checkpoint"] = "none"
     else:
         about = checkpoint.read_about(saved)
-        facts |= {"checkpoint": saved.name, **about["versions"], "git": about["git"]}
+        versions = about.get("versions")
+        facts |= {"checkpoint": saved.name, "git": about.get("git")}
+        facts |= versions if isinstance(versions, dict) else {}
         facts |= {k: about[k] for k in ("policy_sha256", "parent", "demos") if about.get(k)}
     versions = table((), facts.items())
     return f"<h2>Versions</h2>{versions}<h2>Configuration</h2><pre>{escape(text)}</pre>"

@@ -215,7 +215,7 @@ def _dtype(found: Mapping[Any, Any]) -> np.dtype[Any]:
     name = found.get(DTYPE)
     try:
         dtype = np.dtype(name) if isinstance(name, str) and len(name) <= 8 else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, SyntaxError):
         dtype = None
     if dtype is None or dtype.kind not in KINDS or dtype.itemsize > 8 or dtype.subdtype:
         raise CodecError(f"an array of the message has a dtype that is not a number: {name!s:.40}")
@@ -238,7 +238,8 @@ def _scalar(found: Mapping[Any, Any]) -> np.generic:
     value = found.get(DATA)
     if not isinstance(value, bool | int | float):
         raise CodecError("a scalar of the message is no number")
+    dtype = _dtype(found)
     try:
-        return _dtype(found).type(value)
-    except OverflowError as error:
+        return dtype.type(value)
+    except (OverflowError, ValueError) as error:
         raise CodecError("a scalar of the message does not fit its dtype") from error

@@ -104,7 +104,8 @@ class PolicyService:
         if not isinstance(extra, dict) or not set(cast(dict[str, Any], extra)) <= set(known):
             raise RequestError(f"{OURS} is a map with {', '.join(known)}")
         verb = cast(dict[str, Any], extra).get("verb", ACT)
-        if verb not in (ACT, FEATURES) or (verb == FEATURES and not self.policy.feature_size):
+        known = (ACT, FEATURES) if self.policy.feature_size else (ACT,)
+        if not isinstance(verb, str) or verb not in known:
             raise RequestError(f"this policy has no {verb!s:.40}")
         return cast(dict[str, Any], extra)
 

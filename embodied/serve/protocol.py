@@ -20,6 +20,7 @@ each of which is a control step; `reset` (true) begins a new episode.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -31,6 +32,7 @@ VERSION = 1
 PORT = 8000
 """Where openpi's servers listen by default, and ours."""
 MAX_MESSAGE = 64 * 2**20  # bytes
+MAX_NOISE = 2**22  # numbers of the noise of a decision
 OURS, NOISE, RESET = "embodied", "noise", "reset"
 """Keys of a request that are no observations."""
 ACT, FEATURES = "act", "features"
@@ -85,19 +87,23 @@ class Offer:
         if OURS not in metadata:
             return cls()
         said = metadata[OURS]
-        if not isinstance(said, Mapping) or cast(Message, said).get("version") != VERSION:
+        version = cast(Message, said).get("version") if isinstance(said, Mapping) else None
+        if not isinstance(version, int) or version != VERSION:
             raise RequestError(
                 "the server speaks another version of the protocol; install the same version of "
                 "embodied-rl on both machines"
             )
         try:
             return cls._parsed(cast(Message, said))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise RequestError(f"the server's metadata are damaged ({error})") from error
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+            line = " ".join(str(error).split())[:200]
+            raise RequestError(f"the server's metadata are damaged ({line})") from error
 
     @classmethod
     def _parsed(cls, said: Message) -> Offer:
         noise = said.get("noise")
+        if noise is not None and math.prod(map(_size, noise["shape"])) > MAX_NOISE:
+            raise ValueError(f"noise of more than {MAX_NOISE:,} numbers")
         return cls(
             batch=bool(said.get("batch", False)),
             chunk=None if said.get("chunk") is None else _size(said["chunk"]),

@@ -15,6 +15,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.device import pick_device, rng_state, set_rng_state
 from embodied.core.env import HasNativeCode, VecEnv
 from embodied.core.env_contract import innermost, require_start
+from embodied.core.files import MALFORMED, reading
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.wrapper import find_protocol
@@ -255,15 +256,16 @@ class RunComponents:
                 )
         known = self.learner.state_dict()
         base = {k: v for k, v in known.items() if k.startswith(tuple(self._left_out()))}
-        state["module"] = {**base, **state["module"]}
-        self.learner.set_state(state)
-        if distributed.rank() > 0:
-            loop["loop"]["collector"] = None  # the first process's environments
-        self.loop.set_state(loop["loop"])
-        if self.env is None and self.loop.held_out is not None and loop["best"]["step"]:
-            self.best.set_state(loop["best"], checkpoint.load_policy(path, device=self.device))
-        set_rng_state(loop["rng"])
-        return int(loop["step"])
+        with reading(f"the state in {path}", *MALFORMED):
+            state["module"] = {**base, **state["module"]}
+            self.learner.set_state(state)
+            if distributed.rank() > 0:
+                loop["loop"]["collector"] = None  # the first process's environments
+            self.loop.set_state(loop["loop"])
+            if self.env is None and self.loop.held_out is not None and loop["best"]["step"]:
+                self.best.set_state(loop["best"], checkpoint.load_policy(path, device=self.device))
+            set_rng_state(loop["rng"])
+            return int(loop["step"])
 
 
 def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:

@@ -59,6 +59,8 @@ def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
         raise ViewerError(f"{file} has no env; name its environment with env=...")
     every = tuple(sorted(p.parent for p in chosen.parent.glob("[0-9]*/about.json")))
     if env_node is None:
+        if not isinstance(node["env"], dict):
+            raise ViewerError(f"{file}: env should hold settings; name one with env=...")
         require_inside(node["env"], file)
     env = dict(node["env"] if env_node is None else env_node)
     return Run(env, node.get("execute"), every or (chosen,), chosen, root)

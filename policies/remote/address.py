@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodied.core.build import ConfigError, Node, allow, build, plain
+from embodied.core.files import MALFORMED
 from embodied.core.saved_node import require_inside
 
 if TYPE_CHECKING:  # torch is imported when a policy is built, not when a word is read
@@ -82,7 +83,7 @@ def _spec(node: Any, where: str) -> Spec:
         act = {**LEAF, "low": -1.0, "high": 1.0, **node["act"]}
         rest = {"dt": float(node["dt"]), "task": None, "text": node.get("text", "")}
         return Spec.from_json({"obs": leaves, "act": act, **rest})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (*MALFORMED, OverflowError) as error:
         raise ConfigError(
             f"{where}: spec should be {{obs: {{NAME: {{shape: [7], names: [...]}}}}, "
             "act: {shape: [7], names: [...]}, dt: SECONDS}"

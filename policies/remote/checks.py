@@ -12,6 +12,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
+from embodied.core.files import MALFORMED, reading
 from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, Leaf, Spec, SpecMismatch, hidden, require_same
 from embodied.core.tensors import Tensors
@@ -32,6 +33,12 @@ def require_policy(offer: Offer, wanted: str | None, url: str) -> None:
             f"{url} serves another policy ({found}) than this run was trained with "
             f"({wanted[:12]}...): serve that one, or start a new run"
         )
+
+
+def served_spec(offer: Offer, url: str) -> Spec | None:
+    """The spec that a server says; None if it says none. FileError for one that is none."""
+    with reading(f"what {url} says of its policy", *MALFORMED):
+        return None if offer.spec is None else Spec.from_json(offer.spec)
 
 
 def require_fit(

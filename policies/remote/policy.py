@@ -63,7 +63,7 @@ class RemotePolicy(Policy):
         self.connection = Connection.to(config.url, config.token_file, config.timeout, config.wait)
         self.offer = self.connection.offer
         checks.require_policy(self.offer, config.policy_hash, config.url)
-        served = None if self.offer.spec is None else Spec.from_json(self.offer.spec)
+        served = checks.served_spec(self.offer, config.url)
         if served is not None and served.listens:
             served = checks.told(served, config.prompt, config.url)
         self.spec = checks.require_fit(spec, served, config.mapping, config.url)
@@ -108,7 +108,7 @@ class RemotePolicy(Policy):
 
         first, again = (actions(self.connection.ask(messages)) for _ in range(2))
         if checks.alike(again, first):
-            self._fingerprint = checks.fingerprint(self._actions(first))
+            self._fingerprint = checks.fingerprint(self._actions(first, checks.FIXED))
         if wanted is not None:
             checks.require_fingerprint(self._fingerprint, wanted, url)
             self._fingerprint = list(wanted)  # which does not drift from run to run
@@ -144,10 +144,15 @@ class RemotePolicy(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         sent = _arrays(self.translation.carry_there(carry))
         answer = self._ask(obs, {"carry": sent}, noise)
-        actions = self._actions(answer["actions"])
-        kept = cast(Mapping[str, Any], answer.get("carry") or {})
+        actions = self._actions(answer.get("actions"), length(obs))
+        kept = answer.get("carry") or {}
+        if not isinstance(kept, Mapping):
+            raise RemoteError(f"{self.config.url} sent a carry that is no map")
         home = next(iter(obs.values())).device
-        found = {str(name): _tensor(value).to(home) for name, value in kept.items()}
+        named = cast(Mapping[str, Any], kept)
+        found = {str(name): _tensor(value).to(home) for name, value in named.items()}
+        if any(value.shape[:1] != (length(obs),) for value in found.values()):
+            raise RemoteError(f"{self.config.url} sent what the policy carries for other rows")
         # Past observations are the caller's; a server does not change them.
         own = {name: value for name, value in carry.items() if is_history(name)}
         return actions.to(home), {**self.translation.carry_here(found), **own}
@@ -180,7 +185,7 @@ class RemotePolicy(Policy):
             return [{**sent, **text, OURS: {"batch": n, **extra}}]
         return [{**{k: v[i] for k, v in sent.items()}, **text} for i in range(n)]
 
-    def _actions(self, there: Any) -> Tensor:
+    def _actions(self, there: Any, n: int) -> Tensor:
         """Actions [n, chunk, *shape] of this spec; RemoteError for any others."""
         act = self.spec.act
         actions = _tensor(there)
@@ -191,6 +196,8 @@ class RemotePolicy(Policy):
                 f"{self.config.url} sent actions of shape {list(actions.shape[1:])}, not "
                 f"{[self.chunk, *act.shape]}: serve the policy that was served before"
             )
+        if len(actions) != n:
+            raise RemoteError(f"{self.config.url} answered {len(actions)} observations, not {n}")
         if actions.is_floating_point() and not actions.isfinite().all():
             raise RemoteError(f"{self.config.url} sent actions that are not finite numbers")
         return self.translation.actions(actions)
@@ -234,9 +241,13 @@ def _arrays(carry: Tensors) -> dict[str, np.ndarray[Any, Any]]:
 
 def _tensor(value: Any) -> Tensor:
     """A writable tensor of an array from a message; RemoteError."""
-    array = np.array(value)
+    try:
+        array = np.array(value)
+    except ValueError:  # lists of other lengths
+        array = np.array(None)
     if array.dtype.kind not in "biuf":
         raise RemoteError("the policy server sent no array of numbers where one was expected")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if math.prod(array.shape) and array.dtype.kind == "f" and array.dtype.itemsize != 4:
         array = array.astype(np.float32)
     return torch.from_numpy(array)

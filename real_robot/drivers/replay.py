@@ -7,6 +7,9 @@ times, and the commands can be compared with those sent then.
 from __future__ import annotations
 
 import time
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +18,16 @@ import numpy as np
 
 from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError
+from embodied.core.files import require_file, require_room
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+
+BROKEN = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError),
+)
+"""What zipfile and numpy raise for a file that is none of theirs, or damaged."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +122,22 @@ class Replay(Driver):
 
 def _black_box(path: Path) -> Recording:
     try:
+        with zipfile.ZipFile(path) as packed:
+            size = sum(each.file_size for each in packed.infolist())
+            require_room(size, require_file(path), path)
         with np.load(path, allow_pickle=False) as file:
             state = file["state"]
-            state = state[state["measured"] > 0]
-            _, first = np.unique(state["measured"], return_index=True)
-            state = state[first]
-            if not len(state):
-                raise ValueError("it is empty")
-            fields = (state[name] for name in ("q", "dq", "tau", "width", "sensed"))
-            return Recording(state["measured"] - state["measured"][0], *fields)
-    except (OSError, ValueError, KeyError) as error:
+        state = state[state["measured"] > 0]
+        _, first = np.unique(state["measured"], return_index=True)
+        state = state[first]
+        if not len(state):
+            raise ValueError("it is empty")
+        names = ("measured", "q", "dq", "tau", "width", "sensed")
+        t, q, dq, tau, width, sensed = (np.asarray(state[name], float) for name in names)
+        if not (q.shape == dq.shape == tau.shape and q.ndim == sensed.ndim == 2):
+            raise ValueError("its records are of another kind")
+        return Recording(t - t[0], q, dq, tau, width.reshape(len(t)), sensed)
+    except BROKEN as error:
         raise DriverError(f"{path} is no black box that can be played: {error}") from error
 
 

@@ -13,20 +13,20 @@ limits clip them.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
-import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from embodied.core.bounds import Bound, Positive, PositiveFraction
 from embodied.core.build import ConfigError
+from embodied.core.files import MALFORMED, SETTINGS, read_json, read_text, reading
 from embodied.core.hashes import damage
+from embodied.core.saved_node import parse_yaml
 from embodied.policies.wrappers.reflex_rule import reflexing
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.springs import SOFTEST, Springs
@@ -90,11 +90,16 @@ class Reflex:
             raise ConfigError(f"safety.reflex.springs needs {joints} numbers, one a joint")
         if len(config.stiffness) not in (0, 1, joints):
             raise ConfigError(f"safety.reflex.stiffness should be none, 1 or {joints} numbers")
+        with reading(f"safety.reflex: {config.run}", *MALFORMED):
+            self._load(config, joints, dt)
+        self._forget()
+
+    def _load(self, config: Config, joints: int, dt: float) -> None:
         node, spec, weights = _read(Path(config.run))
         _require_fit(config, node, spec, joints, dt)
-        self.threshold = node["threshold"]
+        self.threshold = float(node["threshold"])
         """Risk from which on the recovery acts."""
-        self.release_threshold = node["threshold"] * node["release_ratio"]
+        self.release_threshold = self.threshold * float(node["release_ratio"])
         """Risk below which it stops to act."""
         self.min_ticks = int(node["min_duration_steps"])
         """Ticks for which it acts at least."""
@@ -119,7 +124,11 @@ class Reflex:
         """Elements [s] of the action for stiffness that the driver was asked for last."""
         self._spring_stiffness = np.zeros(len(config.springs))
         """Stiffness [n] (N m/rad) that they mean."""
-        self._forget()
+        action = self._recovery(self._inputs[:state_size])
+        if len(action) != joints + len(config.stiffness):
+            raise ValueError(f"its recovery has {len(action)} outputs")
+        for network in self._risks:
+            network(self._inputs)
 
     def check(self, springs: Springs | None) -> None:
         """ConfigError where the driver cannot hold the arm with the stiffness that the recovery may
@@ -267,10 +276,10 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
     if wrong := damage(folder, ("policy.yaml", "spec.json", "policy.safetensors")):
         raise ConfigError(f"safety.reflex: {folder} cannot be read: {wrong}")
     try:
-        node = yaml.safe_load((folder / "policy.yaml").read_text())
-        spec = json.loads((folder / "spec.json").read_text())
+        node = parse_yaml(read_text(folder / "policy.yaml", SETTINGS), "policy.yaml")
+        spec = read_json(folder / "spec.json")
         weights = load_file(folder / "policy.safetensors")
-    except (OSError, ValueError, yaml.YAMLError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"safety.reflex: {folder} cannot be read: {error}") from error
     if "recovery.0.weight" not in weights:
         raise ConfigError(

@@ -29,9 +29,8 @@ from embodied.core import checkpoint
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.envs.toy import two_gap
-from embodied.policies.gaussian import Config, Gaussian
 from tests.adopt.checkpoints import two_gap_checkpoint
-from tests.builders import node_of, recorded
+from tests.builders import make_policy, node_of, recorded
 from tests.foreign import as_version_2
 
 DEEP = "[" * 300_000
@@ -68,12 +67,17 @@ class Bases:
 
 
 def _run(folder: Path) -> None:
+    save_run(folder, "gaussian.Gaussian", hidden=[8])
+
+
+def save_run(folder: Path, kind: str, **settings: Any) -> None:
+    """A run of an untrained policy, with a state for its resume."""
     env = node_of("envs.toy.two_gap.TwoGap", num_envs=1)
-    policy = Gaussian(Config(hidden=(8,)), two_gap.TwoGap(two_gap.Config(num_envs=1)).spec)
-    policy.node = node_of("policies.gaussian.Gaussian", hidden=[8])
-    checkpoint.save(folder / "checkpoints" / "00000001", policy, 1, {"a": torch.zeros(2)}, {})
+    policy = make_policy(kind, two_gap.TwoGap(two_gap.Config(num_envs=1)).spec, **settings)
+    state = {"a": torch.zeros(2)}
+    checkpoint.save(folder / "checkpoints" / "00000001", policy, 1, state, {})
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": env, "execute": None}))
-    (folder / SAVED / "about.json").write_text("{}")  # of a version that kept no hashes
+    (folder / SAVED / "about.json").write_text('{"step": 1}')  # of a version that kept no hashes
 
 
 def _policy(folder: Path) -> None:

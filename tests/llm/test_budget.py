@@ -72,7 +72,7 @@ def test_one_process_sees_what_another_appends(tmp_path: Path) -> None:
 def append(path: Path, name: str) -> None:
     cache = Cache(path)
     for i in range(40):
-        cache.put({"key": f"{name}{i}", "text": "x" * 5000})
+        cache.put({**record(f"{name}{i}"), "text": "x" * 5000})
 
 
 def test_two_processes_append_without_mixing(tmp_path: Path) -> None:

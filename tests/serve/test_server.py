@@ -105,10 +105,13 @@ def test_an_error_is_one_line_and_the_connection_goes_on(server: Server) -> None
 def test_damaged_messages_are_answered_and_the_server_goes_on(server: Server) -> None:
     with connect(server.url, additional_headers=HEADERS) as raw:
         raw.recv()
-        for message in (b"", b"\xc1", encode([1]), encode({"x": 1})[:-1], "text"):
+        no_type = {b"__ndarray__": True, b"data": b"", b"dtype": ",", b"shape": [0]}
+        no_number = {b"__npgeneric__": True, b"data": float("nan"), b"dtype": "<i8"}
+        wrong = (b"", b"\xc1", encode([1]), encode({"x": 1})[:-1], encode(no_type))
+        for message in (*wrong, encode(no_number), "text"):
             raw.send(message)
             answer = raw.recv(20)
-            assert isinstance(answer, str) and "\n" not in answer
+            assert isinstance(answer, str) and "\n" not in answer and "failed" not in answer
         raw.send(encode(x(3)))
         answer = raw.recv(20)
         assert isinstance(answer, bytes) and decode(answer)["actions"] == 6

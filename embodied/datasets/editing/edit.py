@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from embodied.core.atomic_write import sync
-from embodied.core.files import reading
+from embodied.core.files import MALFORMED, reading
 from embodied.datasets.editing.check import CheckConfig, Finding, check
 from embodied.datasets.editing.write import (
     Chosen,
@@ -36,7 +36,7 @@ from embodied.datasets.lerobot.schema import (
     spec_of_info,
 )
 
-MALFORMED = (KeyError, ValueError, pa.ArrowException)  # what wrong files of a dataset lead to
+DAMAGED = (*MALFORMED, pa.ArrowException)  # what wrong files of a dataset lead to
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def new_folder(out: Path | str) -> Iterator[Path]:
                 shutil.rmtree(one)
             else:
                 one.unlink()
-        with reading("the dataset", *MALFORMED):
+        with reading("the dataset", *DAMAGED):
             yield partial
         partial.rename(out)
         sync(out.parent)
@@ -165,7 +165,7 @@ def split(path: Path | str, out: Path | str, rest: Path | str, how: Split) -> tu
 
 def checked(path: Path | str, config: CheckConfig) -> tuple[list[Finding], int]:
     """What is wrong with the dataset at `path`, and how many episodes it has."""
-    with TemporaryDirectory() as scratch, reading(path, *MALFORMED):
+    with TemporaryDirectory() as scratch, reading(path, *DAMAGED):
         source = open_source(path, Path(scratch))
         return list(check(source, config)), len(source)
 

@@ -185,7 +185,7 @@ def cut_film(file: Path, spans: Sequence[Span], fps: float) -> bytes | None:
         with open_film(file) as film:
             packets = _packets(film, spans, 0.5 / fps)
             return None if packets is None else _joined(film, packets, fps)
-    except (*DAMAGE, RuntimeError) as error:
+    except (*DAMAGE, RuntimeError, IndexError) as error:
         raise damaged(file, error) from error
 
 

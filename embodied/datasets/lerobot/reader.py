@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.files import reading
+from embodied.core.files import MALFORMED, reading
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.pictures import (
@@ -50,7 +50,6 @@ from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.datasets.parquet import read_parquet
 
 MEMORY_MB = 1500.0  # of decoded pictures
-MALFORMED = (KeyError, pa.ArrowException)  # what an index without some column leads to
 KINDS = ("chunk", "file")
 
 __all__ = ["DatasetError", "EpisodeWriter", "Episodes", "read_episodes", "salvage"]
@@ -112,7 +111,7 @@ def read_episodes(
     LeRobot does not keep. DatasetError names the file that is missing or damaged.
     """
     path = Path(path)
-    with reading(path, *MALFORMED):
+    with reading(path, pa.ArrowException, *MALFORMED):
         return _read(path, limit, memory_mb)
 
 

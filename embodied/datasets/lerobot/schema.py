@@ -465,8 +465,10 @@ def read_tasks(path: Path) -> dict[int, str]:
         table = read_parquet(file)
         names = [n for n in table.column_names if n != "task_index"]
         words = table[names[0]].to_pylist()
+        if not all(isinstance(word, str | None) for word in words):
+            raise ValueError("a task is no text")
         return dict(zip(table["task_index"].to_pylist(), words, strict=True))
-    except (*DAMAGE, IndexError) as error:
+    except (*DAMAGE, IndexError, TypeError) as error:
         raise damaged(file, error) from error
 
 

@@ -18,6 +18,7 @@ import os
 import struct
 import threading
 import warnings
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.files import SIDE, FileError, require_file
+from embodied.core.files import MALFORMED, SIDE, FileError, require_file
 from embodied.datasets.lerobot.schema import DAMAGE, DatasetError, damaged
 
 
@@ -118,6 +119,10 @@ def encode_png(picture: Tensor) -> bytes:
     return _imageio().imwrite("<bytes>", array[..., 0] if array.shape[-1] == 1 else array, **_PNG)
 
 
+NO_PICTURE = (OSError, SyntaxError, OverflowError, struct.error, zlib.error)
+"""What Pillow raises, beside what any reader does, for a file that is damaged."""
+
+
 def decode_image(data: bytes) -> Tensor:
     """The picture [H, W, C] in a PNG, JPEG or TIFF file: uint8, or as int32 one of 16 bits."""
     array = decode_numbers(data)
@@ -125,22 +130,25 @@ def decode_image(data: bytes) -> Tensor:
 
 
 def decode_numbers(data: bytes) -> np.ndarray:
-    """The same in the file's own type (uint8, uint16, float32). OSError, ValueError."""
+    """The same in the file's own type (uint8, uint16, float32). FileError."""
     imageio = _imageio()
     _require_picture(data)
-    array = np.array(imageio.imread(data))
+    try:
+        array = np.array(imageio.imread(data))
+    except (*NO_PICTURE, *MALFORMED) as error:
+        raise FileError(f"it is no picture ({error})") from error
     return array[..., None] if array.ndim == 2 else array
 
 
 def _require_picture(data: bytes) -> None:
-    """OSError, FileError unless this is one PNG, JPEG or TIFF picture of a possible size: imageio
+    """FileError unless this is one PNG, JPEG or TIFF picture of a possible size: imageio
     would start other programs for other kinds."""
     pillow = _pillow()
     try:
         with pillow.open(io.BytesIO(data), formats=("PNG", "JPEG", "TIFF")) as picture:
             size = picture.size
             films = picture.format == "PNG" and picture.n_frames > 1
-    except (pillow.DecompressionBombError, RuntimeError, SyntaxError, struct.error) as error:
+    except (pillow.DecompressionBombError, *NO_PICTURE, *MALFORMED) as error:
         raise FileError(f"it is no picture ({error})") from error
     if max(size) > SIDE or films:
         raise FileError(f"it should be one picture of at most {SIDE:,} pixels a side")

@@ -26,7 +26,7 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, PositiveFraction
 from embodied.core.build import ConfigError, parse
 from embodied.core.device import forked
-from embodied.core.files import FileError, read_json, reading
+from embodied.core.files import MALFORMED, FileError, read_json, reading
 from embodied.core.saved_file import fitting, load_tensors
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
@@ -348,10 +348,10 @@ def read_card(folder: Path) -> dict[str, Any]:
 def read(folder: Path) -> tuple[SuccessNet, dict[str, Leaf], Calibration, dict[str, Any]]:
     """A version as `write` wrote it, with its card."""
     card = read_card(folder)
-    with reading(folder / CARD, KeyError, TypeError, ValueError, AttributeError):
+    with reading(folder / CARD, *MALFORMED):
         how: Training = parse(Training, card["training"], str(folder))
         leaves = {name: Leaf.from_json(leaf) for name, leaf in card["leaves"].items()}
-        calibration = Calibration(**card["calibration"])
+        calibration: Calibration = parse(Calibration, card["calibration"], str(folder))
     with reading(folder / WEIGHTS, SafetensorError, RuntimeError):
         weights = load_tensors(folder / WEIGHTS)
         with fitting(weights, folder / CARD):

@@ -25,6 +25,7 @@ from embodied.core.checkpoint import CheckpointError
 from embodied.core.device import forked
 from embodied.core.env import NotSavable, VecEnv
 from embodied.core.errors import ContractWarning
+from embodied.core.files import MALFORMED
 from embodied.core.policy import Policy
 from embodied.core.reward import AddedObservation, AugmentsEnv, HasComponents, Reward
 from embodied.core.saved_file import fitting
@@ -401,7 +402,7 @@ def _value_function(
     except CheckpointError as error:
         warnings.warn(f"{error}; its critic is not shown", ContractWarning, stacklevel=2)
         return None
-    except (ConfigError, KeyError, RuntimeError, AttributeError):
+    except MALFORMED:
         return None
     # The minimum over the learner's critics, or its value network; None if it has neither.
     critic: Any = getattr(learner, "critic", None)

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse, printable
+from embodied.core.files import read_json
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.bus import MAKES, TICKS, SerialPort, ServoWire
 from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
@@ -45,9 +46,8 @@ class Motor:
 def load_lerobot(path: Path) -> dict[str, Motor]:
     """LeRobot's calibration file; ConfigError."""
     try:
-        found: Any = json.loads(path.read_text())
-        motors = {str(name): Motor(**about) for name, about in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        motors = _motors(read_json(path), path)
+    except OSError as error:
         raise ConfigError(f"{path} is no calibration of LeRobot: {error}") from error
     known: dict[int, str] = {}
     for name, each in motors.items():
@@ -56,6 +56,19 @@ def load_lerobot(path: Path) -> dict[str, Motor]:
         if (other := known.setdefault(each.id, name)) != name:
             raise ConfigError(f"{path}: {other} and {name} have the same id, {each.id}")
     return motors
+
+
+def _motors(found: Any, path: Path) -> dict[str, Motor]:
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} should hold motors by their names")
+    named = cast(dict[str, Any], found)
+    for name, about in named.items():
+        if not isinstance(about, dict):
+            raise ConfigError(f"{path}: {printable(name)} should be {{id: 1, drive_mode: 0, ...}}")
+    return {
+        name: parse(Motor, cast(dict[str, Any], about), f"{path}: {printable(name)}", ".")
+        for name, about in named.items()
+    }
 
 
 def save_lerobot(motors: Mapping[str, Motor], path: Path) -> None:
@@ -150,8 +163,13 @@ class Progress:
         """The one in `path`, or a new one. ConfigError where it is of other motors."""
         if not path.exists():
             return cls({name: Motor(id) for name, id in ids.items()})
-        said: Any = json.loads(path.read_text())
-        made = cls({n: Motor(**m) for n, m in said["motors"].items()}, said["zeros"], said["done"])
+        said = read_json(path)
+        if not isinstance(said, dict):
+            raise ConfigError(f"{path} is no calibration that was interrupted: delete it")
+        settings = cast(dict[str, Any], said)
+        motors = _motors(settings.pop("motors", {}), path)
+        made = parse(cls, {**settings, "motors": {}}, f"{path}")
+        made.motors = motors
         if {name: motor.id for name, motor in made.motors.items()} != dict(ids):
             raise ConfigError(f"{path} is of other motors: delete it to begin anew")
         return made
