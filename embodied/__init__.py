@@ -6,6 +6,7 @@ agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
 print(em.evaluate(agent))
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,4 +53,13 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("embodied-rl")
-    raise AttributeError(f"module 'embodied' has no attribute {name!r}")
+    if name.isupper() and (Path(__file__).parent / f"configs/learner/{name.lower()}.yaml").exists():
+        # An ImportError, which `from embodied import SAC` shows as it is.
+        raise ImportError(f"there is no class {name}: em.train(env=ENV, learner={name.lower()!r})")
+    from embodied.commands.other_words import instead
+
+    raise AttributeError(f"module 'embodied' has no attribute {name!r}{instead(name)}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.networks import mlp
+from embodied.nn.networks import mlp, orthogonal
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
+from embodied.policies.networks.own import own_network
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 
@@ -26,6 +27,7 @@ class EncodedConfig:
     chunk: Count = 1  # actions of one decision
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
     points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
+    extractor: str | None = None  # class of an own encoder of all observations, in place of these
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class MlpConfig(EncodedConfig):
     hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # layer normalisation in the hidden layers
+    net: str | None = None  # class of an own network in place of the MLP
 
 
 class EncodedPolicy(Policy):
@@ -50,7 +53,9 @@ class EncodedPolicy(Policy):
         self.config = config
         self.size = config.chunk * spec.act.size
         self.squashes = not spec.act.is_normalized
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.encoder = Encoder(
+            spec.obs, config.images, points=config.points, extractor=config.extractor
+        )
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return self.normal_noise(n, self.size, explore)
@@ -77,7 +82,24 @@ class MlpPolicy(EncodedPolicy):
 
     def __init__(self, config: MlpConfig, spec: Spec, out: int) -> None:
         super().__init__(config, spec)
-        self.net = mlp(self.encoder.size, config.hidden, out, config.activation, config.layer_norm)
+        size = self.encoder.size
+        if config.net is not None:
+            self.net = own_network(config.net, size, out)
+        else:
+            self.net = mlp(size, config.hidden, out, config.activation, config.layer_norm)
+
+    def begin_orthogonal(self, last: float) -> None:
+        """Orthogonal weights, the gain of the last layer `last`; an own network begins as it is."""
+        if self.config.net is None:
+            orthogonal(self.layers(), last)
+        elif last == 0.0:
+            raise ConfigError("zero_head sets the last layer, and net is an own network")
+
+    def layers(self) -> nn.Sequential:
+        """The network as plain layers; ConfigError for an own network of another kind."""
+        if not isinstance(self.net, nn.Sequential):
+            raise ConfigError(f"its network is {type(self.net).__name__}, not plain layers")
+        return self.net
 
 
 def require_continuous(spec: Spec) -> None:

@@ -2,76 +2,105 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
 import torch
-from torch import nn
 
+from embodied.api.edge import edge
+from embodied.api.words import OPTIONS, as_words, named
+from embodied.commands.other_words import instead
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build, nearest
+from embodied.core.build import GIVEN, ConfigError, build, give, nearest
 from embodied.core.build import allow as allow_package
+from embodied.core.device import pick_device
 from embodied.core.env import VecEnv
 from embodied.core.native import Native
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_saved
+from embodied.core.saved_node import python_names, read_run_settings, read_saved
 from embodied.core.spec import INSTRUCTION, MASK, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.nn.sentences import require_task
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 from embodied.policies.wrappers.told import with_task
+from embodied.training.logger import newest, read_metrics
 
 if TYPE_CHECKING:
     import gymnasium
+    import pandas
+
+    from embodied.envs.adapters.vector_env import VectorView
+    from embodied.evaluation.evaluate import Evaluation
 
     GymEnv: TypeAlias = gymnasium.Env[Any, Any]
 
-EnvLike: TypeAlias = "str | Mapping[str, Any] | VecEnv | GymEnv | Callable[[], GymEnv]"
+EnvLike: TypeAlias = "str | Mapping[str, Any] | VecEnv | GymEnv | Callable[[], GymEnv] | Any"
 """The name of an environment (`em.list("env")`) or a Gymnasium id, or a mapping with its `name` and
-settings; a Gymnasium environment, or a function that makes one; an environment that `make_env`
-made."""
+settings; a Gymnasium environment, or a function that makes one; a list of these, or a vector
+environment of `gymnasium.make_vec`; a class of VecEnv; an environment that `make_env` made."""
 
 
-def make_env(env: EnvLike, num_envs: int = 1, **settings: Any) -> VecEnv:
+@overload
+def make_env(
+    env: EnvLike, num_envs: int | None = None, *, numpy: Literal[True], **settings: Any
+) -> VectorView: ...
+@overload
+def make_env(
+    env: EnvLike, num_envs: int | None = None, numpy: Literal[False] = False, **settings: Any
+) -> VecEnv: ...
+@edge
+def make_env(
+    env: EnvLike, num_envs: int | None = None, numpy: bool = False, **settings: Any
+) -> VecEnv | VectorView:
     """`num_envs` parallel envs of `env` behind one object; actions are in [-1, 1].
 
-    `settings` are those of the environment's YAML (`embodied show env=NAME`). A VecEnv is returned
-    as it is. ConfigError for an unknown name or setting.
+    `num_envs`: by default 1, or as many as `env` lists. `settings` are those of the environment's
+    YAML (`embodied show env=NAME`). A VecEnv is returned as it is. `numpy`: a
+    `gymnasium.vector.VectorEnv` with `action_space` and `observation_space` instead, whose arrays
+    have the environment's own units. ConfigError for an unknown name or setting.
 
         env = em.make_env("fr3_lift", num_envs=16)
         obs = env.reset(seed=0)          # {"state": [16, D], ...}
     """
     if isinstance(env, VecEnv):
-        if num_envs != 1 or settings:
+        if num_envs is not None or settings:
             raise ConfigError("this environment is made already: num_envs and settings are its own")
-        return env
-    if isinstance(env, Mapping):
-        settings = {"num_envs": env.get("num_envs", num_envs), **settings}
-    return build(env_node(env, **{"num_envs": num_envs, **settings}), VecEnv)
+        made = env
+    else:
+        given = {} if num_envs is None else {"num_envs": num_envs}
+        made = build(env_node(env, **given, **settings), VecEnv)
+    if not numpy:
+        return made
+    from embodied.envs.adapters.vector_env import VectorView
+
+    return VectorView(made)
 
 
 def env_words(env: EnvLike) -> list[str]:
-    """The words of a command line that choose `env`."""
+    """The words of a command line that choose `env`, and the number of parallel envs that it is."""
     if isinstance(env, VecEnv):
         node: Mapping[str, Any] | None = getattr(env, "node", None)
         if node is None:
             raise ConfigError(
-                f"give the {type(env).__name__} by name or as made by em.make_env: training builds "
-                "a second one for evaluation"
+                f"give the {type(env).__name__} by name, as its class or as made by em.make_env: "
+                "training builds a second one for evaluation"
             )
-        return ["env=gym", *as_words("env", node)]
+        return ["env=python", *as_words("env", node)]
     if isinstance(env, str):
         return _named(env)
     if isinstance(env, Mapping):
         name, settings = named(env, "env")
-        return [*_named(name), *as_words("env", settings)]
+        return [*env_words(name), *as_words("env", settings)]
+    if isinstance(env, type) and issubclass(env, VecEnv):
+        return ["env=python", f"env._target_={give(env, 'env')}"]
     from embodied.envs import gym_object
 
-    return ["env=gym", f"env.id={gym_object.register(env)}"]
+    many = gym_object.count(env)
+    words = [] if many is None else [f"env.num_envs={many}"]
+    return ["env=gym", f"env.id={gym_object.register(env)}", *words]
 
 
 def env_node(env: EnvLike, allowed: Sequence[str] = (), **settings: Any) -> dict[str, Any]:
@@ -79,7 +108,7 @@ def env_node(env: EnvLike, allowed: Sequence[str] = (), **settings: Any) -> dict
     from embodied.compose import compose
 
     words = [*allowed, *env_words(env), *as_words("env", settings)]
-    return compose("train", [*words, "learner=imitate"]).node["env"]
+    return compose("train", [*words, "learner=imitate"], [OPTIONS]).node["env"]
 
 
 def spec_of(env: EnvLike, allowed: Sequence[str] = ()) -> Spec:
@@ -107,40 +136,6 @@ def _named(name: str) -> list[str]:
     )
 
 
-def named(chosen: Mapping[str, Any], group: str) -> tuple[str, dict[str, Any]]:
-    """The `name` in a mapping, and the settings beside it."""
-    if "name" not in chosen:
-        raise ConfigError(f'{group} needs a name: {group}={{"name": NAME, ...}}')
-    return str(chosen["name"]), {key: value for key, value in chosen.items() if key != "name"}
-
-
-def as_words(prefix: str, settings: Mapping[str, Any]) -> list[str]:
-    """`{"lr": 1e-3, "net": {"hidden": [64]}}` below "learner" as `learner.lr=0.001 ...`."""
-    words: list[str] = []
-    for key, value in settings.items():
-        name = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, Mapping) and value:
-            words += as_words(name, cast(Mapping[str, Any], value))
-        else:
-            words.append(f"{name}={_written(value)}")
-    return words
-
-
-def _written(value: Any) -> str:
-    """One value in Hydra's syntax."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str) and value and all(c.isalnum() or c in "_-./" for c in value):
-        return value
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(_written(each) for each in cast(list[Any], value)) + "]"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{}"
-    return json.dumps(str(value))  # quoted: commas, spaces and braces have a meaning in Hydra
-
-
 class Agent:
     """A policy with its plan of action chunks; `folder` is its run (None: it was not trained here).
 
@@ -149,16 +144,31 @@ class Agent:
     """
 
     def __init__(self, policy: Policy, folder: Path | None = None) -> None:
-        self.policy, self.folder = policy.eval(), folder
+        self.policy = policy.eval()
+        self.folder = folder
         self._native = Native.of(policy.spec)
         self._actor: Actor | None = None
         self._task: str | None = None
         self._told: dict[str | None, Policy] = {None: self.policy}
 
+    def __repr__(self) -> str:
+        spec = self.policy.spec
+        seen = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in spec.obs.items())
+        said = f"{type(self.policy).__name__}: {seen} -> action {list(spec.act.shape)}"
+        if self.folder is None:
+            return f"<Agent {said}, of no run>"
+        last = {key: value for row in read_metrics(self.folder) for key, value in row.items()}
+        result = newest(last) or "not evaluated"
+        return f"<Agent {said}, {last.get('step', 0):,} steps, {result}, {self.folder}>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"an Agent has no {name}{instead(name)}")
+
     def reset(self) -> None:
         """Forget the plan and the memory of the episode: call it where a new episode begins."""
         self._actor = None
 
+    @edge
     def predict(self, obs: Any, info: Any = None, task: str | None = None) -> Any:
         """The action for `obs`, and the next one at the next call.
 
@@ -196,6 +206,97 @@ class Agent:
             action = self._native.act.one(action, 0) if single else action
         return action.item() if isinstance(action, np.generic) else action
 
+    @edge
+    def train(self, steps: int, **settings: Any) -> Agent:
+        """Go on with its run for `steps` more steps; returns this agent, which has learned.
+
+        `settings` as in `em.train`, also `callback`. ConfigError for an agent of no run.
+
+            agent.train(steps=1_000)
+        """
+        from embodied.api.training import train
+
+        run = read_run_settings(self._run() / "run.yaml")
+        before = int((run.get("data") or {}).get("pretrain_steps") or 0)
+        done = int(checkpoint.find(self._run()).name) - before
+        went_on = train(resume=str(self._run()), steps=max(done, 0) + steps, **settings)
+        self.__dict__.update(vars(went_on))
+        return self
+
+    def evaluate(self, env: EnvLike | None = None, **settings: Any) -> Evaluation:
+        """`em.evaluate(agent, env, ...)`: by default in the environment of its run.
+
+        print(agent.evaluate(episodes=10))
+        """
+        from embodied.api.training import evaluate
+
+        return evaluate(self, env, **settings)
+
+    def save(self, folder: str | Path) -> Path:
+        """`em.save(agent, folder)`: a checkpoint that `em.load` and the command line read.
+
+        agent.save("outputs/mine")
+        """
+        from embodied.api.training import save
+
+        return save(self, folder)
+
+    @property
+    @edge
+    def metrics(self) -> pandas.DataFrame:
+        """The curves of its run: a row for each step, a column for each metric ("eval/return").
+
+        agent.metrics["train/return"].dropna().plot()
+        """
+        import pandas
+
+        return pandas.DataFrame(read_metrics(self._run())).groupby("step").first()
+
+    @edge
+    def video(
+        self,
+        file: str | Path,
+        env: EnvLike | None = None,
+        seed: int = 10_000,
+        task: str | None = None,
+    ) -> Path:
+        """Film the episode of `seed` into `file` (MP4); `env` by default that of its run.
+
+        `task`: the sentence that an agent of several tasks is told. ConfigError where the
+        environment has no camera.
+
+            agent.video("outputs/pendulum.mp4")
+        """
+        from embodied.api.training import evaluated_env, fitting
+        from embodied.evaluation.evaluate import film
+        from embodied.evaluation.video import write_mp4
+
+        made = evaluated_env(self, env, 1)
+        try:
+            frames = film(fitting(self.policy, task, made.spec), made, seed)
+        except NotImplementedError as error:
+            raise ConfigError(f"there is nothing to film: {error}") from error
+        finally:
+            if made is not env:
+                made.close()
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        return write_mp4(Path(file), frames, 1 / made.spec.dt)
+
+    @edge
+    def view(self, port: int = 8080, block: bool = True) -> Any:
+        """Open the browser's viewer of its run, as `embodied view RUN`, until Ctrl-C.
+
+        Without `block` it returns the viewer, which has `close()`.
+        """
+        from embodied.viewer import serve
+
+        return serve(self._run(), port=port, block=block)
+
+    def _run(self) -> Path:
+        if self.folder is None:
+            raise ConfigError("this agent belongs to no run: em.load(RUN), or em.train(...)")
+        return self.folder
+
     def _batched(self, spec: Spec, obs: Any, info: Any) -> tuple[Tensors, bool]:
         """The observation by name as tensors [n, ...], and whether it was a single one."""
         leaves = {name: leaf for name, leaf in spec.obs.items() if not hidden(name)}
@@ -227,10 +328,11 @@ class Agent:
         return batch, single
 
 
+@edge
 def load(
     run: str | Path,
     env: EnvLike | None = None,
-    module: nn.Module | None = None,
+    module: Any = None,
     device: str = "cpu",
     allow: str | Sequence[str] = (),
     task: str | None = None,
@@ -238,11 +340,11 @@ def load(
     """The newest policy of a run or checkpoint folder, or the one of a policy server, ready to act.
 
     `env`: the environment of a run that was trained on a Python object, to evaluate it; the one in
-    which the policy of a server acts. `module`: the torch module of a policy that was made of one;
-    `allow`: packages outside of this project whose classes may be built, and
-    `embodied.policies.remote` for a run that steers a served policy. `task`: the sentence that a
-    policy of several tasks does for good, which then acts, is evaluated and saved as one of a
-    single task. CheckpointError and ConfigError are one line.
+    which the policy of a server acts. `module`: what a policy was made of in Python (its torch
+    module, class or function); `allow`: packages outside of this project whose classes may be
+    built, and `embodied.policies.remote` for a run that steers a served policy. `task`: the
+    sentence that a policy of several tasks does for good, which then acts, is evaluated and saved
+    as one of a single task. CheckpointError and ConfigError are one line.
 
         agent = em.load("outputs/pendulum_sac-0")
     """
@@ -255,17 +357,13 @@ def load(
         spec = None if env is None else spec_of(env)
         prompt: dict[str, Any] = {} if task is None else {"prompt": task}
         return Agent(remote_policy(str(run), spec, **prompt).to(device))
-    if module is not None:
-        from embodied.policies import user_module
-
-        node = read_saved(checkpoint.find(run) / "policy.yaml")
-        if "module" not in node:
-            raise ConfigError(
-                f"the policy of {run} is not made of a torch module: leave module out"
-            )
-        user_module.register(module, str(node["module"]))
     saved = checkpoint.find(run)
-    policy = checkpoint.load_policy(saved, device=device)
+    if module is not None:
+        names = python_names(read_saved(saved / "policy.yaml"))
+        if not names:
+            raise ConfigError(f"the policy of {run} has no part from Python: leave module out")
+        GIVEN.update(dict.fromkeys(names, module))
+    policy = checkpoint.load_policy(saved, device=pick_device(device))
     policy = policy if task is None else with_task(policy, task)
     folder = saved.parent.parent
     if env is not None:

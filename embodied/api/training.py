@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from embodied.api.agent import (
-    Agent,
-    EnvLike,
-    as_words,
-    env_node,
-    env_words,
-    load,
-    make_env,
-    named,
-    spec_of,
-)
+from embodied.api.agent import Agent, EnvLike, env_node, env_words, load, make_env, spec_of
+from embodied.api.edge import edge
+from embodied.api.words import OPTIONS, Choice, as_words, choice_words, is_network, settings_words
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings, require_inside
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden, require_same
 from embodied.evaluation import evaluate as evaluation
 from embodied.improvement import diagnosis, diagnosis_page
 from embodied.improvement.advice import Diagnosis
@@ -34,12 +27,11 @@ from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.remote.address import is_address
 from embodied.policies.wrappers.told import with_task
+from embodied.training.trainer import Callback
 
 if TYPE_CHECKING:
     from embodied.improvement.improve import Improvement
-
-OPTIONS = Path(__file__).parent / "options"
-"""YAML of options that only Python can choose."""
+    from embodied.training.logger import Log
 
 DISCRETE = {
     "flow": "categorical",
@@ -48,10 +40,8 @@ DISCRETE = {
 }
 """The policy for discrete actions in place of the one that is usual with a learner."""
 
-Choice: TypeAlias = str | Mapping[str, Any]
-"""The name of an option ("sac"), or a mapping with its `name` and settings."""
 
-
+@edge
 def make_policy(policy: Choice | nn.Module, env: VecEnv | Spec, **settings: Any) -> Policy:
     """A new policy for the observations and actions of `env`.
 
@@ -65,6 +55,7 @@ def make_policy(policy: Choice | nn.Module, env: VecEnv | Spec, **settings: Any)
     return build(_composed([*words, "learner=imitate"])["policy"], Policy, spec=spec)
 
 
+@edge
 def make_learner(
     learner: Choice, policy: Policy, total_steps: int = 100_000, **settings: Any
 ) -> Learner:
@@ -82,6 +73,7 @@ def make_learner(
     return accelerate(build(node, Learner, policy=policy, spec=policy.spec, run=plan))
 
 
+@edge
 def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
     """Save a policy as a checkpoint folder that `em.load` and the command line read.
 
@@ -93,6 +85,7 @@ def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
     return checkpoint.save(Path(folder), policy.inference_policy(), step=0)
 
 
+@edge
 def list_names(group: str) -> list[str]:
     """The names of a group: "env", "policy", "learner", "reward", "teacher", "experiment", ...
 
@@ -107,34 +100,21 @@ def list_names(group: str) -> list[str]:
     return [*found]
 
 
-def choice_words(group: str, chosen: Choice) -> list[str]:
-    """The words of a command line that choose an option of `group` and its settings."""
-    if isinstance(chosen, str):
-        return [f"{group}={chosen}"]
-    if not isinstance(chosen, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        kind = f"the class {chosen.__name__}" if isinstance(chosen, type) else type(chosen).__name__
-        module = ", or a torch module" if group == "policy" else ""
-        raise ConfigError(
-            f"{group} is {kind}: give a name (em.list({group!r})), or a mapping with a name and "
-            f"settings{module}"
-        )
-    name, settings = named(chosen, group)
-    return [f"{group}={name}", *as_words(group, settings)]
+def policy_words(policy: Choice, usual: str = "deterministic") -> list[str]:
+    """The words that choose a policy; a network of one's own is one in the policy `usual`."""
+    if is_network(policy):
+        policy = {"name": usual, "net": policy}
+    return choice_words("policy", policy)
 
 
-def policy_words(policy: Choice | nn.Module) -> list[str]:
-    """The words that choose a policy; a torch module is registered in this process."""
-    if not isinstance(policy, nn.Module):
-        return choice_words("policy", policy)
-    from embodied.policies import user_module
-
-    return ["policy=user_module", f"policy.module={user_module.register(policy)}"]
+def learner_class(learner: Choice) -> type[Learner]:
+    """The class of what `learner` chooses."""
+    return resolve(_composed(choice_words("learner", learner))["learner"]["_target_"], Learner)
 
 
 def usual_policy(learner: Choice, spec: Spec) -> str:
     """The usual policy of `learner` for the actions of `spec`; ConfigError if it has none."""
-    node = _composed(choice_words("learner", learner))["learner"]
-    kind = resolve(node["_target_"], Learner)
+    kind = learner_class(learner)
     discrete = not spec.act.is_continuous
     usual = kind.usual_policy
     if name := DISCRETE.get(usual) if discrete else usual:
@@ -154,33 +134,61 @@ def _composed(words: list[str]) -> dict[str, Any]:
     return compose("train", ["env=pendulum", *words], [OPTIONS]).node
 
 
-GROUPS = ("finetune", "reward", "teacher", "replay", "weighting", "demonstrator")
-"""Settings that are chosen by name."""
+@dataclass(frozen=True)
+class Progress:
+    """What a callback gets. `agent` acts as the policy does now."""
+
+    step: int
+    metrics: dict[str, float]  # the newest value of each
+    agent: Agent
 
 
+def _callback(call: Callable[[Progress], object], every: int) -> Callback:
+    """A callback of the training that calls `call` with its progress."""
+
+    def called(step: int, log: Log, policy: Policy) -> object:
+        return call(Progress(step, dict(log.last), Agent(policy, log.folder)))
+
+    return Callback(called, every)
+
+
+@edge
 def train(
     *words: str,
     env: EnvLike | None = None,
     learner: Choice | None = None,
-    policy: Choice | nn.Module | None = None,
+    policy: Choice | None = None,
+    demos: Any = None,
     num_envs: int | None = None,
     verbose: bool = True,
+    callback: Callable[[Progress], object] | None = None,
+    callback_every: int = 1_000,
     **settings: Any,
 ) -> Agent:
     """Train, and return the trained agent; its `folder` holds checkpoints, metrics and a report.
 
     `words` are those of `embodied train` ("experiment=pendulum_sac"). `settings` are the same as
-    keywords: `steps`, `seed`, `out`, `demos`, `init`, `eval={"episodes": 50}`; and `finetune`,
-    `reward`, `teacher`, ... by name, or as a mapping with `name` and settings. Without `policy`,
-    the usual one of the learner. `num_envs`: parallel envs. A Gymnasium object is stepped itself,
-    and further envs are copies of it; with `num_envs=1` it is evaluated in too, so that there is
-    one of it in all. Ctrl-C saves; `em.train(resume=FOLDER)` continues.
+    keywords: `steps`, `seed`, `out`, `init`, `eval={"episodes": 50}`; and `finetune`, `reward`,
+    `teacher`, ... by name, or as a mapping with `name` and settings. `policy`, `learner`, `reward`
+    and `teacher` may be a class, an object or a function too. Without `policy`, the usual one of
+    the learner; a torch module, or its class or a function of the numbers of inputs and outputs, is
+    the network in it. `demos`: folders, or arrays ([recipes](../python.md)). `num_envs`: parallel
+    envs. A Gymnasium object is stepped itself, and further envs are copies of it; with `num_envs=1`
+    it is evaluated in too, so that there is one of it in all.
+
+    `callback(progress)` is called each `callback_every` steps with `step`, `metrics` and `agent`;
+    the training ends where it returns False. Ctrl-C saves; `em.train(resume=FOLDER)` continues.
 
         agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
         agent = em.train("experiment=fr3_lift_dsrl", init="outputs/bc", seed=1)
     """
     from embodied.commands.train import train as train_words
 
+    for word in words:
+        if not isinstance(word, str) or "=" not in word:  # pyright: ignore
+            raise ConfigError(f"{word!r} is no key=value: em.train(env=..., learner=..., steps=N)")
+    if callback_every < 1:
+        raise ConfigError(f"callback_every={callback_every} should be at least 1")
     asked = [*words]
     if env is not None:
         asked += env_words(env)
@@ -188,21 +196,64 @@ def train(
         asked += [f"env.num_envs={num_envs}"]
     if learner is not None:
         asked += choice_words("learner", learner)
-    if policy is None and env is not None and learner is not None and "finetune" not in settings:
-        allowed = [word for word in words if word.startswith("allow=")]
-        policy = usual_policy(learner, spec_of(env, allowed))
-    if policy is not None:
-        asked += policy_words(policy)
-    asked += _settings_words(settings)
+    allowed = [word for word in words if word.startswith("allow=")]
+    chosen = any(word.startswith(("env=", "experiment=", "policy=")) for word in words)
+    cloned = demos is not None and not chosen
+    asked += _policy_words(policy, learner, env, allowed, "finetune" in settings, cloned)
+    if demos is not None:
+        settings["demos"] = _demo_folders(demos, learner, env, allowed, settings.get("out"))
+    asked += settings_words(settings)
     given = {word.partition("=")[0] for word in asked}
     if not {"experiment", "resume", "eval.episodes"} & given:
         asked += ["eval.episodes=20"]
         asked += [] if "eval.num_envs" in given else ["eval.num_envs=10"]
     if num_envs == 1 and _is_object(env) and "eval.shared" not in given:
         asked += ["eval.num_envs=1", "eval.shared=true"]
-    return load(train_words(asked, [str(OPTIONS)], verbose=verbose))
+    called = None if callback is None else _callback(callback, callback_every)
+    return load(train_words(asked, [str(OPTIONS)], verbose=verbose, callback=called))
 
 
+def _policy_words(
+    policy: Choice | None,
+    learner: Choice | None,
+    env: EnvLike | None,
+    allowed: list[str],
+    finetune: bool,
+    cloned: bool,
+) -> list[str]:
+    """The words that choose the policy of a training; by default the usual one of its learner.
+    `cloned`: demonstrations alone are given, without an environment."""
+    if isinstance(learner, Learner) and policy is None:
+        policy = learner.policy
+    own = policy is not None and is_network(policy)
+    if policy is not None and not own:
+        if isinstance(policy, Policy) and env is not None:
+            require_same(spec_of(env, allowed), policy.spec, "environment", "policy")
+        return policy_words(policy)
+    usual = ""
+    if env is not None and learner is not None and not finetune:
+        usual = usual_policy(learner, spec_of(env, allowed))
+    elif cloned and learner is not None:
+        usual = learner_class(learner).usual_policy
+    if own:  # a network that imitates is one of observations, not of noise
+        return policy_words(policy, "deterministic" if usual in ("", "flow") else usual)
+    return [f"policy={usual}"] if usual else []
+
+
+def _demo_folders(
+    demos: Any, learner: Choice | None, env: EnvLike | None, allowed: list[str], out: Any
+) -> Any:
+    """The folders of datasets; arrays become one below `out`."""
+    from embodied.api.arrays import are_folders, write_episodes
+
+    if are_folders(demos):
+        return demos
+    spec = None if env is None else spec_of(env, allowed)
+    imitates = learner is not None and learner_class(learner).imitates()
+    return write_episodes(demos, spec, Path(out or "outputs"), needs_reward=not imitates)
+
+
+@edge
 def improve(
     policy: Agent | Policy | nn.Module | str | Path,
     env: EnvLike | None = None,
@@ -225,7 +276,7 @@ def improve(
 
     words = [] if env is None else env_words(env)
     given = {"out": str(out), **settings}
-    asked = [*words, *_settings_words(given)]
+    asked = [*words, *settings_words(given)]
     tell = print if verbose else _silent
     return improve_words(_saved(policy, env, Path(out)), asked, [str(OPTIONS)], tell)
 
@@ -250,6 +301,7 @@ def _saved(policy: Agent | Policy | nn.Module | str | Path, env: EnvLike | None,
     return str(folder)
 
 
+@edge
 def evaluate(
     agent: Agent | Policy | str | Path,
     env: EnvLike | None = None,
@@ -270,15 +322,16 @@ def evaluate(
     agent, task = _loaded(agent, env, task)
     policy = agent.policy if isinstance(agent, Agent) else agent
     count = min(num_envs, episodes)
-    made = _trained_env(agent, count) if env is None else _several(env, count)
+    made = evaluated_env(agent, env, count)
     try:
-        policy = with_task(policy.eval(), task, made.spec)
+        policy = fitting(policy.eval(), task, made.spec)
         return evaluation.evaluate(policy, made, episodes, seed)
     finally:
         if made is not env:
             made.close()
 
 
+@edge
 def diagnose(
     agent: Agent | Policy | str | Path,
     env: EnvLike | None = None,
@@ -313,6 +366,7 @@ def diagnose(
     return found.diagnosis
 
 
+@edge
 def rollout(
     agent: Agent | Policy,
     env: EnvLike,
@@ -332,7 +386,7 @@ def rollout(
     made = _several(env, num_envs)
     rows: list[dict[str, Tensor]] = []
     try:
-        actor = Actor(with_task(policy.eval(), task, made.spec), made.num_envs)
+        actor = Actor(fitting(policy.eval(), task, made.spec), made.num_envs)
         obs, first = made.reset(seed), torch.ones(made.num_envs, dtype=torch.bool)
         for _ in range(steps):
             action = actor(obs, first)
@@ -350,6 +404,7 @@ def rollout(
     return {name: torch.stack([(nothing | row)[name] for row in rows]) for name in named}
 
 
+@edge
 def collect(env: EnvLike, out: str | Path, episodes: int = 50, **settings: Any) -> Path:
     """Record demonstrations of a scripted or a trained policy as a LeRobot v3 dataset.
 
@@ -361,19 +416,26 @@ def collect(env: EnvLike, out: str | Path, episodes: int = 50, **settings: Any) 
     from embodied.commands.demos import collect as collect_words
 
     named = {"out": str(out), "episodes": episodes, **settings}
-    return collect_words([*env_words(env), *_settings_words(named)])
-
-
-def _settings_words(settings: Mapping[str, Any]) -> list[str]:
-    words: list[str] = []
-    for key, value in settings.items():
-        chosen = key in GROUPS and value is not None
-        words += choice_words(key, cast(Choice, value)) if chosen else as_words("", {key: value})
-    return words
+    return collect_words([*env_words(env), *settings_words(named)])
 
 
 def _several(env: EnvLike, num_envs: int) -> VecEnv:
     return env if isinstance(env, VecEnv) else make_env(env, num_envs)
+
+
+def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:
+    """`policy`, which does `task`, in an environment of the Spec `here`; SpecMismatch."""
+    policy = with_task(policy, task, here)
+    seen = {name: leaf.shape for name, leaf in policy.spec.obs.items() if not hidden(name)}
+    shown = {name: leaf.shape for name, leaf in here.obs.items()}
+    if policy.spec.act.shape != here.act.shape or not seen.items() <= shown.items():
+        require_same(here, policy.spec, "environment", "policy")
+    return policy
+
+
+def evaluated_env(agent: Agent | Policy, env: EnvLike | None, num_envs: int) -> VecEnv:
+    """`env`, or that of the agent's run."""
+    return _trained_env(agent, num_envs) if env is None else _several(env, num_envs)
 
 
 def _is_object(env: Any) -> bool:

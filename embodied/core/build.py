@@ -25,6 +25,10 @@ ASKED: list[str] = []
 """What `allow` added: packages that the command line or Python code of this process named."""
 FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}
 """Registered functions by their role and dotted name."""
+PYTHON = "python."
+"""What the names of GIVEN begin with, as `_target_` and elsewhere."""
+GIVEN: dict[str, Any] = {}
+"""Classes, objects and functions that the Python program of this process gave, by name."""
 LONGEST = 100  # characters of a value in a message
 MOST = 10**30  # larger integers are not written out: Python refuses to write those of 4,300 digits
 Node = dict[str, Any]  # a nested `_target_` node, built by the class that has it as a setting
@@ -67,6 +71,25 @@ def allow(prefix: str) -> None:
 def asked_packages() -> tuple[str, ...]:
     """The packages that `allow` added in this process: for processes that it starts."""
     return tuple(package.rstrip(".") for package in ASKED)
+
+
+def give(thing: Any, place: str) -> str:
+    """Make `thing`, given for the setting `place` ("policy.net"), known to settings of this
+    process; returns its name there. The newest thing of a name counts."""
+    own = re.sub(r"\W", "", getattr(thing, "__name__", type(thing).__name__))
+    name = f"{PYTHON}{place}.{own or 'Given'}"
+    GIVEN[name] = thing
+    return name
+
+
+def python_thing(name: str) -> Any:
+    """What the name stands for in this process; ConfigError if it was given in another one."""
+    if name not in GIVEN:
+        raise ConfigError(
+            f"{name} was given by the Python program that made this run: give it again, "
+            f"em.load(RUN, {'env' if name.startswith('python.env.') else 'module'}=...)"
+        )
+    return GIVEN[name]
 
 
 def require_allowed(module: str, what: str) -> None:
@@ -118,7 +141,14 @@ def unknown(
 
 def resolve(target: str, role: type[T]) -> type[T]:
     """The class that `target` ("embodied.policies.gaussian.Gaussian") names; ConfigError unless it
-    is a subclass of `role` that is defined in that module, in an allowed package."""
+    is a subclass of `role` that is defined in that module, in an allowed package; or the class of
+    what a Python program gave."""
+    if target.startswith(PYTHON):
+        thing = python_thing(target)
+        kind = thing if inspect.isclass(thing) else type(thing)
+        if role not in kind.__mro__:
+            raise ConfigError(f"{target} is no {role.__name__} (from {role.__module__})")
+        return cast(type[T], kind)
     module, name = _module_of(target), target.rpartition(".")[2]
     found = vars(module).get(name)
     if not inspect.isclass(found):
@@ -192,13 +222,20 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
     target = node["_target_"]
     cls: Any = resolve(target, role)
     settings = {key: value for key, value in node.items() if key != "_target_"}
+    if role in type(GIVEN.get(target)).__mro__:
+        if settings:
+            raise ConfigError(f"{target} is made already: {min(settings)} is its own")
+        return GIVEN[target]
     parameters = inspect.signature(cls).parameters
     given = {key: value for key, value in context.items() if key in parameters}
     if "config" not in parameters:
         known = parameters.keys() - context.keys()
         if wrong := sorted(settings.keys() - known):
             raise unknown(f'{target} has no setting "{printable(wrong[0])}"', wrong[0], known)
-        return cls(**settings, **given)
+        made = cls(**settings, **given)
+        if target.startswith(PYTHON):
+            made.node = plain(node)
+        return made
     config_type = typing.get_type_hints(cls.__init__)["config"]
     missing = [
         name

@@ -1,4 +1,4 @@
-"""Log: writes metrics to metrics.jsonl, the terminal and, optionally, Weights & Biases."""
+"""Log: writes metrics to metrics.jsonl, the terminal and, if asked, TensorBoard or wandb."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -30,10 +30,15 @@ class Log:
     Every line has `step`, `seconds` (wall time, over all resumes) and metrics such as
     `train/critic_loss` and `eval/success`. `last` holds the newest value of each. After a resume,
     lines past the resumed step and an incomplete last line are dropped. Without `begin` nothing is
-    printed. A `silent` log prints and writes nothing.
+    printed. A `silent` log prints and writes nothing. `also`: another place of the metrics.
     """
 
-    def __init__(self, folder: Path, wandb: bool = False, silent: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        also: Literal["tensorboard", "wandb"] | None = None,
+        silent: bool = False,
+    ) -> None:
         self.folder, self.file = Path(folder), Path(folder) / "metrics.jsonl"
         self.silent = silent
         self.last: dict[str, float] = {}
@@ -42,8 +47,8 @@ class Log:
         self._opened = False
         self._shown: _Bar | _Lines | None = None
         self._console: Console | None = None
-        self._wandb: Any = None
-        self._wants_wandb = wandb
+        self._also: Any = None
+        self._wanted = also
 
     def begin(
         self,
@@ -66,8 +71,12 @@ class Log:
                 self.fact(name, value)
             kind = _Bar if console.is_terminal else _Lines
             self._shown = kind(console, steps, step)
-        if self._wants_wandb:
-            self._wandb = _start_wandb(self.folder, config)
+        if self._wanted == "wandb":
+            self._also = _start_wandb(self.folder, config)
+        elif self._wanted == "tensorboard":
+            from embodied.training.tensorboard import EventFile
+
+            self._also = EventFile(self.folder, step)
 
     def fact(self, name: str, value: str) -> None:
         """Print one more fact, if `begin` printed some."""
@@ -94,8 +103,8 @@ class Log:
         except OSError as error:  # the error of a full disk does not name the file
             raise OSError(error.errno, error.strerror, str(self.file)) from error
         self.last |= values
-        if self._wandb is not None:
-            self._wandb.log(values, step=step)
+        if self._also is not None:
+            self._also.log(values, step=step)
         if self._shown is not None:
             self._shown.tell(self.last)
 
@@ -110,11 +119,11 @@ class Log:
             print(f"embodied: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Remove the progress bar and finish the wandb run."""
+        """Remove the progress bar and finish the wandb run or the file of TensorBoard."""
         if self._shown is not None:
             self._shown.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        if self._also is not None:
+            self._also.finish()
 
     def __enter__(self) -> Log:
         return self

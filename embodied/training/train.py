@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,16 @@ import torch
 import yaml
 
 from embodied.core import distributed, formats, run_packages
-from embodied.core.device import seed_everything
+from embodied.core.device import forked, seed_everything
 from embodied.core.errors import RemoteError, RobotError
 from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
 from embodied.training.config import as_node, read_config
 from embodied.training.logger import Log, read_metrics
-from embodied.training.trainer import Trainer, intervals
+from embodied.training.trainer import Callback, Trainer, intervals
 
 
-def train(node: dict[str, Any], log: Log) -> Path:
+def train(node: dict[str, Any], log: Log, callback: Callback | None = None) -> Path:
     """Train with the settings `node` (the fields of RunConfig); returns the run folder.
 
     Writes `run.yaml`, checkpoints, metrics and a video. A run interrupted by Ctrl-C saves a
@@ -41,7 +42,10 @@ def train(node: dict[str, Any], log: Log) -> Path:
         log.fact("kernels", components.describe_kernels())
         if memory := components.loop.memory:
             log.fact("memory", memory)
-        with components.kernels.active(), _trainer(components, log, folder, first) as trainer:
+        with (
+            components.kernels.active(),
+            _trainer(components, log, folder, first, callback) as trainer,
+        ):
             try:
                 components.loop.run(trainer)
             except (RobotError, RemoteError):  # the run can be resumed once it works again
@@ -52,7 +56,9 @@ def train(node: dict[str, Any], log: Log) -> Path:
     return folder
 
 
-def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> Trainer:
+def _trainer(
+    components: RunComponents, log: Log, folder: Path, first: bool, callback: Callback | None
+) -> Trainer:
     """Counts the steps of a new or a resumed run, and evaluates and saves it."""
     config = components.config
     step = components.resume(config.resume) if config.resume else 0
@@ -73,11 +79,20 @@ def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> 
         if first:
             components.save(folder, step, log.last)
 
+    def call(step: int) -> object:
+        assert callback is not None
+        with forked():
+            result = callback.call(step, log, components.policy.eval())
+        components.policy.train()
+        return result
+
     if not step:
         log.write(step, dict(components.loop.data_metrics))
     teacher = components.loop.teacher
     total, minutes = config.total_steps, config.minutes
     trainer = Trainer(log, total, every, evaluate, save, step, teacher, minutes)
+    if callback is not None:
+        trainer.call, trainer.every = call, replace(every, call=callback.every)
     return trainer
 
 

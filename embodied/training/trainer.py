@@ -18,6 +18,7 @@ from torch import Tensor
 from embodied.core import distributed
 from embodied.core.children import outlive_parent
 from embodied.core.env import Step
+from embodied.core.policy import Policy
 from embodied.evaluation.episode_stats import EpisodeMeans
 from embodied.training.logger import Log
 
@@ -62,6 +63,16 @@ class Every:
     log: int
     evaluate: int
     save: int
+    call: int = 0
+
+
+@dataclass(frozen=True)
+class Callback:
+    """`call(step, log, policy)` each `every` steps; where it returns False, the training ends as if
+    its steps were done. The random state is left unchanged."""
+
+    call: Callable[[int, Log, Policy], object]
+    every: int
 
 
 def intervals(log: int | None, evaluate: int | None, save: int | None, stride: int) -> Every:
@@ -108,11 +119,11 @@ ECHO = 0.5  # s in which the same signal may have been sent again already
 
 
 class Trainer:
-    """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
+    """Counts steps and calls `evaluate(step)`, `save(step)` and `call(step)` when they are due.
 
-    `minutes`: wall time from the first step on, after which it is enough (None: no limit).
-    The first Ctrl-C finishes the current iteration, saves and raises KeyboardInterrupt; a second
-    one, more than `ECHO` s later, stops at once.
+    `minutes`: wall time from the first step on, after which it is enough (None: no limit), as where
+    `call` returns False. The first Ctrl-C finishes the current iteration, saves and raises
+    KeyboardInterrupt; a second one, more than `ECHO` s later, stops at once.
     """
 
     def __init__(
@@ -126,6 +137,8 @@ class Trainer:
         teacher: Curriculum | None = None,
         minutes: float | None = None,
     ) -> None:
+        self.call: Callable[[int], object] | None = None
+        self.stopped = False
         self.log, self.steps, self.every = log, steps, every
         self.evaluate, self.save, self.teacher = evaluate, save, teacher
         self.step = step
@@ -145,7 +158,9 @@ class Trainer:
                 self.until = time.monotonic() + 60 * self.minutes
             elif distributed.any_rank(time.monotonic() >= self.until):
                 return False
-        return self.step < self.steps and not self.interrupted
+        if self.call is not None:
+            self.stopped = distributed.any_rank(self.stopped)
+        return self.step < self.steps and not self.interrupted and not self.stopped
 
     def advance(
         self,
@@ -180,6 +195,9 @@ class Trainer:
         if self._due(self.every.save, before):
             with self.throughput.paused():
                 self.save_now()
+        if self.call is not None and self._due(self.every.call, before):
+            with self.throughput.paused():
+                self.stopped = self.call(self.step) is False
 
     def save_now(self) -> None:
         """Save, unless this step is saved already."""

@@ -29,6 +29,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import MeanStdNormalizer
+from embodied.policies.networks.own import OwnFeatures
 
 GROUPS = 8
 
@@ -217,6 +218,7 @@ class Encoder(nn.Module):
     point sets (one PointNet each) to [n, size].
 
     `critic/*` and `privileged/*` observations are ignored unless `asymmetric`, text leaves always.
+    `extractor` names an own network that does it instead.
     """
 
     def __init__(
@@ -225,6 +227,7 @@ class Encoder(nn.Module):
         images: ImageConfig | None = None,
         asymmetric: bool = False,
         points: PointConfig | None = None,
+        extractor: str | None = None,
     ) -> None:
         super().__init__()
         seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
@@ -237,6 +240,12 @@ class Encoder(nn.Module):
         self.normalized = [seen[name].is_normalized for name in self.vectors]
         if not seen:
             raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
+        self.own = None
+        if extractor is not None:
+            self.own = OwnFeatures(extractor, {name: seen[name] for name in self.names})
+            self.symbols, self.sets, self.sizes = None, [], [self.own.size]
+            self.size = self.own.size
+            return
         made = cameras([seen[name] for name in self.images], images or ImageConfig())
         self.cameras = nn.ModuleList(made)
         self.symbols = OneHot(named) if named else None
@@ -257,7 +266,7 @@ class Encoder(nn.Module):
 
     def only_vectors(self) -> tuple[str, ...]:
         """The names of the vectors in order; ConfigError if there are other observations too."""
-        if self.images or self.sets or self.symbols is not None:
+        if self.images or self.sets or self.symbols is not None or self.own is not None:
             raise ConfigError(
                 "this policy sees images, symbols or points, not only vectors of numbers"
             )
@@ -269,7 +278,9 @@ class Encoder(nn.Module):
 
     def parts(self, obs: Tensors) -> list[Tensor]:
         """The parts that `forward` concatenates, [n, size] for each of `sizes`: all vectors, each
-        camera, all symbols, each point set."""
+        camera, all symbols, each point set; or the features of an own network."""
+        if self.own is not None:
+            return [self.own(obs)]
         parts = [self.norm(self.flat(obs))] if self.vectors else []
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
         if self.symbols is not None:
@@ -278,7 +289,9 @@ class Encoder(nn.Module):
         return parts
 
     def fit(self, rows: Tensors) -> None:
-        """Set the normalisers from data with `obs/*` [N, ...]."""
+        """Set the normalisers from data with `obs/*` [N, ...]; an own network has none."""
+        if self.own is not None:
+            return
         if self.vectors and not all(self.normalized):
             values = {name: rows[f"obs/{name}"] for name in self.vectors}
             self.norm.fit(self.flat(values))
