@@ -76,8 +76,10 @@ def _written(value: Any, name: str) -> str:
     if isinstance(value, Mapping):
         pairs = cast(Mapping[str, Any], value).items()
         return "{" + ",".join(f"{key}:{_written(each, name)}" for key, each in pairs) + "}"
-    if (folder := getattr(value, "folder", None)) is not None:  # an agent, by its run
-        return _written(str(folder), name)
+    if hasattr(value, "predict"):  # an agent, by its run
+        if value.folder is None:
+            raise ConfigError(f"{name} is an agent of no run: agent.save(FOLDER), {name}=FOLDER")
+        return _written(value.folder, name)
     if callable(value):
         return give(value, name)
     raise ConfigError(f"{name} is a {type(value).__name__}: give a number, a text or a list")

@@ -447,8 +447,8 @@ def _known_settings(target: str) -> dict[str, Any] | None:
     """
     if not target.startswith(PYTHON):
         require_allowed(target.rpartition(".")[0], f"_target_ {target}")
-    if (read := settings_of(target)) is not None:
-        return {setting.name: setting.kind for setting in read}
+        if (read := settings_of(target)) is not None:
+            return {setting.name: setting.kind for setting in read}
     cls = resolve(target, object)  # only its settings are read here; `build` knows its role
     if "config" not in inspect.signature(cls).parameters:
         return None

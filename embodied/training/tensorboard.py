@@ -31,14 +31,15 @@ START = b"\x08\x01"  # SessionLog: TensorBoard drops what it has from this step 
 
 
 class EventFile:
-    """Appends to a new file in `folder`; it replaces what earlier files have from `step` on."""
+    """Appends to a new file in `folder`; it replaces what earlier files have after `step`."""
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.embodied.{os.getpid()}"
         self._file = (folder / name).open("ab")
         self._add(0, _field(3, VERSION))
-        self._add(step, _field(7, START))
+        if step:
+            self._add(step + 1, _field(7, START))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Append the `values` of `step`, by name."""

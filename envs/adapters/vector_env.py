@@ -29,13 +29,13 @@ class VectorView(VectorEnv[Any, Any, Any]):
     def __init__(self, env: VecEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
-        self.native = Native.of(env.spec)
+        native = Native.of(env.spec)
+        nested = native is None or not isinstance(native.act, NativeAction)
+        self.act = None if nested else native.act
         self.names = shown_names(env.spec, asymmetric=False)
         self.single_observation_space = obs_space(env.spec, self.names, flat=True)
-        act = None if self.native is None else self.native.act
-        self.single_action_space = (
-            native_space(act) if isinstance(act, NativeAction) else space_of(env.spec.act)
-        )
+        own = space_of(env.spec.act) if self.act is None else native_space(self.act)
+        self.single_action_space = own
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         rate = round(1 / env.spec.dt)
@@ -49,11 +49,11 @@ class VectorView(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         act = self.env.spec.act
-        if self.native is None:
+        if self.act is None:
             kind = torch.int64 if act.dtype == "int64" else torch.float32
             unit = torch.as_tensor(np.asarray(actions), dtype=kind).view(-1, *act.shape)
         else:
-            unit = self.native.act.unit(actions)
+            unit = self.act.unit(actions)
         step = self.env.step(unit.to(self.env.device))
         info: dict[str, Any] = {name: value.cpu().numpy() for name, value in step.log.items()}
         if bool(step.ended.any()):

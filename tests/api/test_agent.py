@@ -16,7 +16,7 @@ from embodied.core.spec import SpecMismatch
 from embodied.training.logger import read_metrics
 from tests.builders import python
 
-SMALL = {"size": "debug", "verbose": False}
+SMALL = {"size": "debug", "verbose": False, "video": False}
 
 
 @pytest.fixture(scope="module")
