@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from embodied.commands import Parser, add_all, function, table
-from embodied.commands.mistakes import mistake as mistake
+from embodied.commands import mistake as mistake
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, nearest
 from embodied.core.children import import_from_here

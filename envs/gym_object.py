@@ -26,18 +26,13 @@ def register(given: Any) -> str:
     Of one environment, the first parallel env is the object itself and the others are copies.
     ConfigError if that object cannot be copied, and for what is not one environment.
     """
-    several = _several(given)
-    if several is None:
-        maker = _maker(given)
-    else:
-        makers = itertools.cycle([_maker(each) for each in several])
-        maker = lambda: next(makers)()  # noqa: E731
+    makers = itertools.cycle([_maker(each) for each in _several(given) or [given]])
     name = getattr(given, "__name__", type(given).__name__)
     if isinstance(given, gymnasium.Env):
         name = type(given.unwrapped).__name__
     text = f"{OBJECT_PREFIX}{re.sub('[^A-Za-z0-9_]', '', name) or 'Env'}-v0"
     gymnasium.registry.pop(text, None)  # the newest object of a name counts
-    gymnasium.register(text, entry_point=lambda **_: _one(maker()), order_enforce=False)
+    gymnasium.register(text, entry_point=lambda **_: _one(next(makers)()), order_enforce=False)
     return text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,8 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.networks import mlp, orthogonal
-from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
-from embodied.policies.networks.own import own_network
+from embodied.nn.networks import mlp, orthogonal, own_network
+from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 
@@ -27,7 +26,7 @@ class EncodedConfig:
     chunk: Count = 1  # actions of one decision
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
     points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
-    extractor: str | None = None  # class of an own encoder of all observations, in place of these
+    extractor: str | None = None  # class of an own Encoder in place of the usual one
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,7 @@ class EncodedPolicy(Policy):
         self.config = config
         self.size = config.chunk * spec.act.size
         self.squashes = not spec.act.is_normalized
-        self.encoder = Encoder(
-            spec.obs, config.images, points=config.points, extractor=config.extractor
-        )
+        self.encoder = make_encoder(spec, config)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return self.normal_noise(n, self.size, explore)
@@ -82,24 +79,19 @@ class MlpPolicy(EncodedPolicy):
 
     def __init__(self, config: MlpConfig, spec: Spec, out: int) -> None:
         super().__init__(config, spec)
-        size = self.encoder.size
-        if config.net is not None:
-            self.net = own_network(config.net, size, out)
-        else:
-            self.net = mlp(size, config.hidden, out, config.activation, config.layer_norm)
+        size, layers = self.encoder.size, (config.hidden, out, config.activation, config.layer_norm)
+        self.net = own_network(config.net, size, out) if config.net else mlp(size, *layers)
 
     def begin_orthogonal(self, last: float) -> None:
         """Orthogonal weights, the gain of the last layer `last`; an own network begins as it is."""
         if self.config.net is None:
-            orthogonal(self.layers(), last)
-        elif last == 0.0:
-            raise ConfigError("zero_head sets the last layer, and net is an own network")
+            orthogonal(cast(nn.Sequential, self.net), last)
 
     def layers(self) -> nn.Sequential:
-        """The network as plain layers; ConfigError for an own network of another kind."""
-        if not isinstance(self.net, nn.Sequential):
-            raise ConfigError(f"its network is {type(self.net).__name__}, not plain layers")
-        return self.net
+        """The layers of the MLP; ConfigError for what the user gave instead."""
+        if self.config.net or self.config.extractor:
+            raise ConfigError("it has a network of your own, and not an MLP's plain layers")
+        return cast(nn.Sequential, self.net)
 
 
 def require_continuous(spec: Spec) -> None:

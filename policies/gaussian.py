@@ -42,7 +42,7 @@ class Gaussian(MlpPolicy):
         require_continuous(spec)
         super().__init__(config, spec, 2 * config.chunk * spec.act.size)
         if config.zero_head:
-            head = self.layers()[-1]
+            head = self.net[-1]
             assert isinstance(head, torch.nn.Linear)
             torch.nn.init.zeros_(head.weight)
             torch.nn.init.zeros_(head.bias)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from embodied.api.edge import edge
 from embodied.api.words import OPTIONS, as_words, named
-from embodied.commands.other_words import instead
+from embodied.commands.other_words import answer
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import GIVEN, ConfigError, build, give, nearest
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import gymnasium
     import pandas
 
-    from embodied.envs.adapters.vector_env import VectorView
     from embodied.evaluation.evaluate import Evaluation
 
     GymEnv: TypeAlias = gymnasium.Env[Any, Any]
@@ -43,40 +42,33 @@ settings; a Gymnasium environment, or a function that makes one; a list of these
 environment of `gymnasium.make_vec`; a class of VecEnv; an environment that `make_env` made."""
 
 
-@overload
-def make_env(
-    env: EnvLike, num_envs: int | None = None, *, numpy: Literal[True], **settings: Any
-) -> VectorView: ...
-@overload
-def make_env(
-    env: EnvLike, num_envs: int | None = None, numpy: Literal[False] = False, **settings: Any
-) -> VecEnv: ...
 @edge
 def make_env(
     env: EnvLike, num_envs: int | None = None, numpy: bool = False, **settings: Any
-) -> VecEnv | VectorView:
-    """`num_envs` parallel envs of `env` behind one object; actions are in [-1, 1].
+) -> Any:
+    """`num_envs` parallel envs of `env` (by default 1, or as many as it lists) behind one object, a
+    VecEnv; actions are in [-1, 1].
 
-    `num_envs`: by default 1, or as many as `env` lists. `settings` are those of the environment's
-    YAML (`embodied show env=NAME`). A VecEnv is returned as it is. `numpy`: a
-    `gymnasium.vector.VectorEnv` with `action_space` and `observation_space` instead, whose arrays
-    have the environment's own units. ConfigError for an unknown name or setting.
+    `settings` are those of the environment's YAML (`embodied show env=NAME`). A VecEnv is returned
+    as it is. `numpy`: a `gymnasium.vector.SyncVectorEnv` instead, of a Gymnasium environment in its
+    own units. ConfigError for an unknown name or setting.
 
         env = em.make_env("fr3_lift", num_envs=16)
         obs = env.reset(seed=0)          # {"state": [16, D], ...}
     """
     if isinstance(env, VecEnv):
-        if num_envs is not None or settings:
+        if num_envs is not None or settings or numpy:
             raise ConfigError("this environment is made already: num_envs and settings are its own")
-        made = env
-    else:
-        given = {} if num_envs is None else {"num_envs": num_envs}
-        made = build(env_node(env, **given, **settings), VecEnv)
+        return env
+    node = env_node(env, **settings)
+    many = node.get("num_envs", 1) if num_envs is None else num_envs
     if not numpy:
-        return made
-    from embodied.envs.adapters.vector_env import VectorView
+        return build({**node, "num_envs": many}, VecEnv)
+    from gymnasium.vector import SyncVectorEnv
 
-    return VectorView(made)
+    from embodied.envs.adapters.gymnasium_env import native_view
+
+    return SyncVectorEnv([lambda: native_view(build({**node, "num_envs": 1}, VecEnv))] * many)
 
 
 def env_words(env: EnvLike) -> list[str]:
@@ -162,7 +154,8 @@ class Agent:
         return f"<Agent {said}, {last.get('step', 0):,} steps, {result}, {self.folder}>"
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"an Agent has no {name}{instead(name)}")
+        more = "" if name.startswith("_") else answer("names", name)
+        raise AttributeError(f"an Agent has no {name}{more}")
 
     def reset(self) -> None:
         """Forget the plan and the memory of the episode: call it where a new episode begins."""
@@ -208,35 +201,24 @@ class Agent:
 
     @edge
     def train(self, steps: int, **settings: Any) -> Agent:
-        """Go on with its run for `steps` more steps; returns this agent, which has learned.
-
-        `settings` as in `em.train`, also `callback`. ConfigError for an agent of no run.
-
-            agent.train(steps=1_000)
-        """
+        """Go on with its run for `steps` more steps, `settings` as in `em.train`; returns this
+        agent, which has learned. ConfigError for an agent of no run."""
         from embodied.api.training import train
 
-        run = read_run_settings(self._run() / "run.yaml")
-        before = int((run.get("data") or {}).get("pretrain_steps") or 0)
-        done = int(checkpoint.find(self._run()).name) - before
+        data = read_run_settings(self._run() / "run.yaml").get("data") or {}
+        done = int(checkpoint.find(self._run()).name) - int(data.get("pretrain_steps") or 0)
         went_on = train(resume=str(self._run()), steps=max(done, 0) + steps, **settings)
         self.__dict__.update(vars(went_on))
         return self
 
     def evaluate(self, env: EnvLike | None = None, **settings: Any) -> Evaluation:
-        """`em.evaluate(agent, env, ...)`: by default in the environment of its run.
-
-        print(agent.evaluate(episodes=10))
-        """
+        """`em.evaluate(agent, env, ...)`: by default in the environment of its run."""
         from embodied.api.training import evaluate
 
         return evaluate(self, env, **settings)
 
     def save(self, folder: str | Path) -> Path:
-        """`em.save(agent, folder)`: a checkpoint that `em.load` and the command line read.
-
-        agent.save("outputs/mine")
-        """
+        """`em.save(agent, folder)`: a checkpoint that `em.load` and the command line read."""
         from embodied.api.training import save
 
         return save(self, folder)
@@ -244,29 +226,17 @@ class Agent:
     @property
     @edge
     def metrics(self) -> pandas.DataFrame:
-        """The curves of its run: a row for each step, a column for each metric ("eval/return").
-
-        agent.metrics["train/return"].dropna().plot()
-        """
+        """The curves of its run: a row for each step, a column for each metric ("eval/return")."""
         import pandas
 
         return pandas.DataFrame(read_metrics(self._run())).groupby("step").first()
 
     @edge
     def video(
-        self,
-        file: str | Path,
-        env: EnvLike | None = None,
-        seed: int = 10_000,
-        task: str | None = None,
+        self, file: str | Path, env: EnvLike = None, seed: int = 10_000, task: str | None = None
     ) -> Path:
-        """Film the episode of `seed` into `file` (MP4); `env` by default that of its run.
-
-        `task`: the sentence that an agent of several tasks is told. ConfigError where the
-        environment has no camera.
-
-            agent.video("outputs/pendulum.mp4")
-        """
+        """Film the episode of `seed` into `file` (MP4), `env` and `task` as in `evaluate`.
+        ConfigError where the environment has no camera."""
         from embodied.api.training import evaluated_env, fitting
         from embodied.evaluation.evaluate import film
         from embodied.evaluation.video import write_mp4
@@ -284,10 +254,8 @@ class Agent:
 
     @edge
     def view(self, port: int = 8080, block: bool = True) -> Any:
-        """Open the browser's viewer of its run, as `embodied view RUN`, until Ctrl-C.
-
-        Without `block` it returns the viewer, which has `close()`.
-        """
+        """Open the browser's viewer of its run, as `embodied view RUN`, until Ctrl-C. Without
+        `block` it returns the viewer, which has `close()`."""
         from embodied.viewer import serve
 
         return serve(self._run(), port=port, block=block)

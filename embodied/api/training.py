@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from embodied.api.words import OPTIONS, Choice, as_words, choice_words, is_netwo
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build, parse, resolve
+from embodied.core.device import forked
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings, require_inside
@@ -112,10 +114,10 @@ def learner_class(learner: Choice) -> type[Learner]:
     return resolve(_composed(choice_words("learner", learner))["learner"]["_target_"], Learner)
 
 
-def usual_policy(learner: Choice, spec: Spec) -> str:
+def usual_policy(learner: Choice, spec: Spec | None) -> str:
     """The usual policy of `learner` for the actions of `spec`; ConfigError if it has none."""
     kind = learner_class(learner)
-    discrete = not spec.act.is_continuous
+    discrete = spec is not None and not spec.act.is_continuous
     usual = kind.usual_policy
     if name := DISCRETE.get(usual) if discrete else usual:
         return name
@@ -144,12 +146,20 @@ class Progress:
 
 
 def _callback(call: Callable[[Progress], object], every: int) -> Callback:
-    """A callback of the training that calls `call` with its progress."""
+    """What calls `call` each `every` steps, and leaves the random state unchanged."""
+    before = 0
 
     def called(step: int, log: Log, policy: Policy) -> object:
-        return call(Progress(step, dict(log.last), Agent(policy, log.folder)))
+        nonlocal before
+        due, before = step // every > before // every, step
+        if not due:
+            return None
+        with forked():
+            result = call(Progress(step, dict(log.last), Agent(policy, log.folder)))
+        policy.train()
+        return result
 
-    return Callback(called, every)
+    return called
 
 
 @edge
@@ -171,13 +181,11 @@ def train(
     keywords: `steps`, `seed`, `out`, `init`, `eval={"episodes": 50}`; and `finetune`, `reward`,
     `teacher`, ... by name, or as a mapping with `name` and settings. `policy`, `learner`, `reward`
     and `teacher` may be a class, an object or a function too. Without `policy`, the usual one of
-    the learner; a torch module, or its class or a function of the numbers of inputs and outputs, is
-    the network in it. `demos`: folders, or arrays ([recipes](../python.md)). `num_envs`: parallel
-    envs. A Gymnasium object is stepped itself, and further envs are copies of it; with `num_envs=1`
-    it is evaluated in too, so that there is one of it in all.
-
-    `callback(progress)` is called each `callback_every` steps with `step`, `metrics` and `agent`;
-    the training ends where it returns False. Ctrl-C saves; `em.train(resume=FOLDER)` continues.
+    the learner; a torch module, or what makes one of the numbers of inputs and outputs, is the
+    network in it. `demos`: folders, or arrays. `num_envs`: parallel envs. A Gymnasium object is
+    stepped itself, and further envs are copies of it; with `num_envs=1` it is evaluated in too, so
+    that there is one of it in all. `callback(progress)` is called each `callback_every` steps
+    (`Progress`); returning False ends the training. Ctrl-C saves; `resume=FOLDER` continues.
 
         agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
         agent = em.train("experiment=fr3_lift_dsrl", init="outputs/bc", seed=1)
@@ -185,23 +193,20 @@ def train(
     from embodied.commands.train import train as train_words
 
     for word in words:
-        if not isinstance(word, str) or "=" not in word:  # pyright: ignore
+        if "=" not in str(word):
             raise ConfigError(f"{word!r} is no key=value: em.train(env=..., learner=..., steps=N)")
-    if callback_every < 1:
-        raise ConfigError(f"callback_every={callback_every} should be at least 1")
-    asked = [*words]
-    if env is not None:
-        asked += env_words(env)
-    if num_envs is not None:
-        asked += [f"env.num_envs={num_envs}"]
-    if learner is not None:
-        asked += choice_words("learner", learner)
+    asked = [*words, *([] if env is None else env_words(env))]
+    asked += [] if num_envs is None else [f"env.num_envs={num_envs}"]
+    asked += [] if learner is None else choice_words("learner", learner)
     allowed = [word for word in words if word.startswith("allow=")]
-    chosen = any(word.startswith(("env=", "experiment=", "policy=")) for word in words)
-    cloned = demos is not None and not chosen
-    asked += _policy_words(policy, learner, env, allowed, "finetune" in settings, cloned)
+    spec = None if env is None else partial(spec_of, env, allowed)
+    named = any(word.startswith(("env=", "experiment=", "policy=")) for word in words)
+    chosen = "finetune" in settings or (env is None and (named or demos is None))
+    asked += _policy_words(policy, learner, spec, chosen)
     if demos is not None:
-        settings["demos"] = _demo_folders(demos, learner, env, allowed, settings.get("out"))
+        settings["demos"] = _demo_folders(
+            demos, learner, spec, Path(settings.get("out", "outputs"))
+        )
     asked += settings_words(settings)
     given = {word.partition("=")[0] for word in asked}
     if not {"experiment", "resume", "eval.episodes"} & given:
@@ -209,48 +214,36 @@ def train(
         asked += [] if "eval.num_envs" in given else ["eval.num_envs=10"]
     if num_envs == 1 and _is_object(env) and "eval.shared" not in given:
         asked += ["eval.num_envs=1", "eval.shared=true"]
-    called = None if callback is None else _callback(callback, callback_every)
+    called = None if callback is None else _callback(callback, max(callback_every, 1))
     return load(train_words(asked, [str(OPTIONS)], verbose=verbose, callback=called))
 
 
 def _policy_words(
-    policy: Choice | None,
-    learner: Choice | None,
-    env: EnvLike | None,
-    allowed: list[str],
-    finetune: bool,
-    cloned: bool,
+    policy: Any, learner: Any, spec: Callable[[], Spec] | None, chosen: bool
 ) -> list[str]:
-    """The words that choose the policy of a training; by default the usual one of its learner.
-    `cloned`: demonstrations alone are given, without an environment."""
+    """The words that choose the policy; by default (not `chosen` elsewhere) the learner's usual."""
     if isinstance(learner, Learner) and policy is None:
         policy = learner.policy
-    own = policy is not None and is_network(policy)
-    if policy is not None and not own:
-        if isinstance(policy, Policy) and env is not None:
-            require_same(spec_of(env, allowed), policy.spec, "environment", "policy")
-        return policy_words(policy)
+    if isinstance(policy, Policy) and spec is not None:
+        require_same(spec(), policy.spec, "environment", "policy")
     usual = ""
-    if env is not None and learner is not None and not finetune:
-        usual = usual_policy(learner, spec_of(env, allowed))
-    elif cloned and learner is not None:
-        usual = learner_class(learner).usual_policy
-    if own:  # a network that imitates is one of observations, not of noise
-        return policy_words(policy, "deterministic" if usual in ("", "flow") else usual)
-    return [f"policy={usual}"] if usual else []
+    if learner is not None and not chosen and (policy is None or is_network(policy)):
+        usual = usual_policy(learner, None if spec is None else spec())
+    if policy is None:
+        return [f"policy={usual}"] if usual else []
+    # A network that imitates is one of observations, not of noise.
+    return policy_words(policy, "deterministic" if usual in ("", "flow") else usual)
 
 
-def _demo_folders(
-    demos: Any, learner: Choice | None, env: EnvLike | None, allowed: list[str], out: Any
-) -> Any:
+def _demo_folders(demos: Any, learner: Any, spec: Callable[[], Spec] | None, out: Path) -> Any:
     """The folders of datasets; arrays become one below `out`."""
-    from embodied.api.arrays import are_folders, write_episodes
+    from embodied.api.arrays import write_episodes
 
-    if are_folders(demos):
+    each = demos if isinstance(demos, list | tuple) else [demos]
+    if all(isinstance(one, str | Path) for one in each):
         return demos
-    spec = None if env is None else spec_of(env, allowed)
     imitates = learner is not None and learner_class(learner).imitates()
-    return write_episodes(demos, spec, Path(out or "outputs"), needs_reward=not imitates)
+    return write_episodes(demos, spec and spec(), out, needs_reward=not imitates)
 
 
 @edge
@@ -277,12 +270,8 @@ def improve(
     words = [] if env is None else env_words(env)
     given = {"out": str(out), **settings}
     asked = [*words, *settings_words(given)]
-    tell = print if verbose else _silent
+    tell = print if verbose else lambda _: None
     return improve_words(_saved(policy, env, Path(out)), asked, [str(OPTIONS)], tell)
-
-
-def _silent(_: str) -> None:
-    """Print nothing."""
 
 
 def _saved(policy: Agent | Policy | nn.Module | str | Path, env: EnvLike | None, out: Path) -> str:
@@ -435,16 +424,14 @@ def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:
 
 def evaluated_env(agent: Agent | Policy, env: EnvLike | None, num_envs: int) -> VecEnv:
     """`env`, or that of the agent's run."""
-    return _trained_env(agent, num_envs) if env is None else _several(env, num_envs)
+    if env is None:
+        return build({**_trained_node(agent), "num_envs": num_envs}, VecEnv)
+    return _several(env, num_envs)
 
 
 def _is_object(env: Any) -> bool:
     """Whether `env` is one Gymnasium environment, and no function that makes some."""
-    return (
-        not isinstance(env, str | Mapping | VecEnv)
-        and hasattr(env, "step")
-        and (not isinstance(env, type))
-    )
+    return hasattr(env, "step") and not isinstance(env, type | VecEnv)
 
 
 def _loaded(
@@ -458,11 +445,6 @@ def _loaded(
     if env is None:
         raise ConfigError(f"name the environment of {agent}: env=...")
     return load(agent, env, task=task), None
-
-
-def _trained_env(agent: Agent | Policy, num_envs: int) -> VecEnv:
-    """The environment of an agent's run."""
-    return build({**_trained_node(agent), "num_envs": num_envs}, VecEnv)
 
 
 def _trained_node(agent: Agent | Policy) -> Node:

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from embodied.core.build import ConfigError, give
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
+from embodied.core.tensors import Tensors
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.learner import Learner
-from embodied.teachers.teacher import Curriculum
+from embodied.teachers.teacher import Curriculum, Teacher
 
 OPTIONS = Path(__file__).parent / "options"
 """YAML of options that only Python can choose."""
@@ -24,19 +28,8 @@ Choice: TypeAlias = "str | Mapping[str, Any] | type | Any"
 function itself (also as the `name` in a mapping)."""
 GROUPS = ("finetune", "reward", "teacher", "replay", "weighting", "demonstrator")
 """Settings that are chosen by name."""
-ROLES: dict[str, type[Any]] = {
-    "policy": Policy,
-    "learner": Learner,
-    "reward": Reward,
-    "teacher": Curriculum,
-}
+ROLES = {"policy": Policy, "learner": Learner, "reward": Reward, "teacher": Curriculum}
 """The classes of what may be given itself."""
-FUNCTIONS = {
-    "policy": "of the network's numbers of inputs and outputs",
-    "learner": "of a policy and a batch, that returns the loss",
-    "reward": "of transitions",
-    "teacher": "of the number of episodes and a generator, that returns points of the unit cube",
-}
 
 
 def named(chosen: Mapping[str, Any], group: str) -> tuple[Any, dict[str, Any]]:
@@ -102,23 +95,43 @@ def is_network(policy: Any) -> bool:
     return callable(policy) and not issubclass(kind, Policy) and not hasattr(policy, "policy")
 
 
-def _part(group: str, chosen: Any) -> Any:
-    """What settings of `group` can name: a class or object of its role."""
-    role = ROLES.get(group)
-    kind = chosen if inspect.isclass(chosen) else type(chosen)
-    if role is not None and role in kind.__mro__:
-        return chosen
-    if group in FUNCTIONS and group != "policy" and callable(chosen) and kind is not chosen:
-        from embodied.api.functions import as_part
+def _of_function(group: str, function: Callable[..., Any]) -> type[Any]:
+    """The class of a part whose work `function` does."""
 
-        return as_part(group, chosen)
-    what = f"the class {kind.__name__}" if inspect.isclass(chosen) else kind.__name__
-    more = ""
-    if role is not None:
-        more = f", a {role.__name__} (class or object), or a function {FUNCTIONS[group]}"
+    class FunctionReward(Reward):
+        frozen = True
+
+        def __call__(self, transitions: Tensors) -> Tensor:
+            usual = transitions["reward"]
+            return torch.as_tensor(function(transitions)).to(usual).view_as(usual)
+
+    class FunctionTeacher(Teacher):
+        def propose(self, n: int) -> list[tuple[Any, Any]]:
+            points = np.reshape(function(n, self.random), (n, len(self.space)))
+            return [(point, None) for point in points]
+
+        def learn(self, points: Any, scores: Any, memos: list[Any]) -> None:
+            """Scores change nothing."""
+
+    class FunctionLoss(BehaviorCloning):
+        def loss(self, batch: Tensors) -> Tensor:
+            return function(self.online, batch)
+
+    return {"reward": FunctionReward, "teacher": FunctionTeacher, "learner": FunctionLoss}[group]
+
+
+def _part(group: str, chosen: Any) -> Any:
+    """What settings of `group` can name: a class or an object of its role."""
+    role: Any = ROLES.get(group)
+    kind = chosen if inspect.isclass(chosen) else type(chosen)
+    if role in kind.__mro__:
+        return chosen
+    if role not in (None, Policy) and callable(chosen) and kind is not chosen:
+        return _of_function(group, chosen)
+    what = f"the class {kind.__name__}" if kind is chosen else kind.__name__
+    more = "" if role is None else f", or a {role.__name__} (class or object), or a function"
     raise ConfigError(
-        f"{group} is {what}: give a name (em.list({group!r})), or a mapping with a name and "
-        f"settings{more}"
+        f"{group} is {what}: give a name (em.list({group!r})), a mapping with a name{more}"
     )
 
 

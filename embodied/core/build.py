@@ -77,19 +77,8 @@ def give(thing: Any, place: str) -> str:
     """Make `thing`, given for the setting `place` ("policy.net"), known to settings of this
     process; returns its name there. The newest thing of a name counts."""
     own = re.sub(r"\W", "", getattr(thing, "__name__", type(thing).__name__))
-    name = f"{PYTHON}{place}.{own or 'Given'}"
-    GIVEN[name] = thing
-    return name
-
-
-def python_thing(name: str) -> Any:
-    """What the name stands for in this process; ConfigError if it was given in another one."""
-    if name not in GIVEN:
-        raise ConfigError(
-            f"{name} was given by the Python program that made this run: give it again, "
-            f"em.load(RUN, {'env' if name.startswith('python.env.') else 'module'}=...)"
-        )
-    return GIVEN[name]
+    GIVEN[f"{PYTHON}{place}.{own}"] = thing
+    return f"{PYTHON}{place}.{own}"
 
 
 def require_allowed(module: str, what: str) -> None:
@@ -144,8 +133,12 @@ def resolve(target: str, role: type[T]) -> type[T]:
     is a subclass of `role` that is defined in that module, in an allowed package; or the class of
     what a Python program gave."""
     if target.startswith(PYTHON):
-        thing = python_thing(target)
-        kind = thing if inspect.isclass(thing) else type(thing)
+        if target not in GIVEN:
+            raise ConfigError(
+                f"{target} was given by the Python program that made this run: give it again, "
+                "em.load(RUN, env=..., module=...)"
+            )
+        kind = GIVEN[target] if inspect.isclass(GIVEN[target]) else type(GIVEN[target])
         if role not in kind.__mro__:
             raise ConfigError(f"{target} is no {role.__name__} (from {role.__module__})")
         return cast(type[T], kind)
@@ -222,9 +215,7 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
     target = node["_target_"]
     cls: Any = resolve(target, role)
     settings = {key: value for key, value in node.items() if key != "_target_"}
-    if role in type(GIVEN.get(target)).__mro__:
-        if settings:
-            raise ConfigError(f"{target} is made already: {min(settings)} is its own")
+    if role in type(GIVEN.get(target)).__mro__:  # an object
         return GIVEN[target]
     parameters = inspect.signature(cls).parameters
     given = {key: value for key, value in context.items() if key in parameters}
@@ -233,7 +224,7 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
         if wrong := sorted(settings.keys() - known):
             raise unknown(f'{target} has no setting "{printable(wrong[0])}"', wrong[0], known)
         made = cls(**settings, **given)
-        if target.startswith(PYTHON):
+        if target in GIVEN:
             made.node = plain(node)
         return made
     config_type = typing.get_type_hints(cls.__init__)["config"]

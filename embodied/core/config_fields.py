@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast
 
 from embodied.core import bounds
-from embodied.core.build import (
-    PYTHON,
-    ConfigError,
-    Node,
-    require_allowed,
-    resolve,
-    typed,
-    unknown,
-)
+from embodied.core.build import PYTHON, ConfigError, Node, require_allowed, resolve, typed, unknown
 
 Found = tuple["Source", ast.ClassDef]
 KNOWN: dict[str, Any] = {

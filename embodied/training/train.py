@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import yaml
 
 from embodied.core import distributed, formats, run_packages
-from embodied.core.device import forked, seed_everything
+from embodied.core.device import seed_everything
 from embodied.core.errors import RemoteError, RobotError
 from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
@@ -79,20 +78,13 @@ def _trainer(
         if first:
             components.save(folder, step, log.last)
 
-    def call(step: int) -> object:
-        assert callback is not None
-        with forked():
-            result = callback.call(step, log, components.policy.eval())
-        components.policy.train()
-        return result
-
     if not step:
         log.write(step, dict(components.loop.data_metrics))
     teacher = components.loop.teacher
     total, minutes = config.total_steps, config.minutes
     trainer = Trainer(log, total, every, evaluate, save, step, teacher, minutes)
     if callback is not None:
-        trainer.call, trainer.every = call, replace(every, call=callback.every)
+        trainer.call = lambda step: callback(step, log, components.policy)
     return trainer
 
 

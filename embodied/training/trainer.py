@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from embodied.evaluation.held_out import HeldOut
     from embodied.teachers.teacher import Curriculum
     from embodied.training.reward_pipeline import RewardPipeline
+
+
+Callback: TypeAlias = "Callable[[int, Log, Policy], object]"
+"""Called after each step, with the number of steps; where it returns False, the training ends."""
 
 
 class Loop(Protocol):
@@ -63,16 +67,6 @@ class Every:
     log: int
     evaluate: int
     save: int
-    call: int = 0
-
-
-@dataclass(frozen=True)
-class Callback:
-    """`call(step, log, policy)` each `every` steps; where it returns False, the training ends as if
-    its steps were done. The random state is left unchanged."""
-
-    call: Callable[[int, Log, Policy], object]
-    every: int
 
 
 def intervals(log: int | None, evaluate: int | None, save: int | None, stride: int) -> Every:
@@ -119,11 +113,12 @@ ECHO = 0.5  # s in which the same signal may have been sent again already
 
 
 class Trainer:
-    """Counts steps and calls `evaluate(step)`, `save(step)` and `call(step)` when they are due.
+    """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
     `minutes`: wall time from the first step on, after which it is enough (None: no limit), as where
-    `call` returns False. The first Ctrl-C finishes the current iteration, saves and raises
-    KeyboardInterrupt; a second one, more than `ECHO` s later, stops at once.
+    `call(step)`, if it is set, returns False after a step. The first Ctrl-C finishes the current
+    iteration, saves and raises KeyboardInterrupt; a second one, more than `ECHO` s later, stops at
+    once.
     """
 
     def __init__(
@@ -195,7 +190,7 @@ class Trainer:
         if self._due(self.every.save, before):
             with self.throughput.paused():
                 self.save_now()
-        if self.call is not None and self._due(self.every.call, before):
+        if self.call is not None:
             with self.throughput.paused():
                 self.stopped = self.call(self.step) is False
 

@@ -23,19 +23,14 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
-from embodied.nn.networks import Denoiser, sinusoid
+from embodied.nn.networks import Denoiser, own_network, sinusoid
 from embodied.policies.networks.attention import Attention
-from embodied.policies.networks.own import own_network
+
+Net = Node | str | None  # of another network, or the name of one's own
 
 
 def denoiser(
-    net: Node | str | None,
-    chunk: int,
-    action: int,
-    features: int,
-    width: int,
-    depth: int,
-    time_dim: int,
+    net: Net, chunk: int, action: int, features: int, width: int, depth: int, time_dim: int
 ) -> Denoiser | Timed:
     """Build the network `net`; if None, a residual MLP of `width`, `depth` and `time_dim`. A name
     is an own network from [n, chunk * action + time_dim + features] to [n, chunk * action]."""
@@ -81,7 +76,8 @@ class OwnDenoiser(Timed):
     side by side."""
 
     def __init__(self, name: str, size: int, features: int, time_dim: int) -> None:
-        super().__init__(time_dim, 0, time_dim)
+        super().__init__(time_dim, features, time_dim)
+        del self.condition
         self.net = own_network(name, size + time_dim + features, size)
 
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:

@@ -19,17 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, hidden
+from embodied.core.build import ConfigError, resolve
+from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import MeanStdNormalizer
-from embodied.policies.networks.own import OwnFeatures
 
 GROUPS = 8
 
@@ -218,7 +217,6 @@ class Encoder(nn.Module):
     point sets (one PointNet each) to [n, size].
 
     `critic/*` and `privileged/*` observations are ignored unless `asymmetric`, text leaves always.
-    `extractor` names an own network that does it instead.
     """
 
     def __init__(
@@ -227,7 +225,6 @@ class Encoder(nn.Module):
         images: ImageConfig | None = None,
         asymmetric: bool = False,
         points: PointConfig | None = None,
-        extractor: str | None = None,
     ) -> None:
         super().__init__()
         seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
@@ -240,12 +237,6 @@ class Encoder(nn.Module):
         self.normalized = [seen[name].is_normalized for name in self.vectors]
         if not seen:
             raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
-        self.own = None
-        if extractor is not None:
-            self.own = OwnFeatures(extractor, {name: seen[name] for name in self.names})
-            self.symbols, self.sets, self.sizes = None, [], [self.own.size]
-            self.size = self.own.size
-            return
         made = cameras([seen[name] for name in self.images], images or ImageConfig())
         self.cameras = nn.ModuleList(made)
         self.symbols = OneHot(named) if named else None
@@ -266,7 +257,7 @@ class Encoder(nn.Module):
 
     def only_vectors(self) -> tuple[str, ...]:
         """The names of the vectors in order; ConfigError if there are other observations too."""
-        if self.images or self.sets or self.symbols is not None or self.own is not None:
+        if self.images or self.sets or self.symbols is not None:
             raise ConfigError(
                 "this policy sees images, symbols or points, not only vectors of numbers"
             )
@@ -278,9 +269,7 @@ class Encoder(nn.Module):
 
     def parts(self, obs: Tensors) -> list[Tensor]:
         """The parts that `forward` concatenates, [n, size] for each of `sizes`: all vectors, each
-        camera, all symbols, each point set; or the features of an own network."""
-        if self.own is not None:
-            return [self.own(obs)]
+        camera, all symbols, each point set."""
         parts = [self.norm(self.flat(obs))] if self.vectors else []
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
         if self.symbols is not None:
@@ -289,9 +278,7 @@ class Encoder(nn.Module):
         return parts
 
     def fit(self, rows: Tensors) -> None:
-        """Set the normalisers from data with `obs/*` [N, ...]; an own network has none."""
-        if self.own is not None:
-            return
+        """Set the normalisers from data with `obs/*` [N, ...]."""
         if self.vectors and not all(self.normalized):
             values = {name: rows[f"obs/{name}"] for name in self.vectors}
             self.norm.fit(self.flat(values))
@@ -305,6 +292,13 @@ class Encoder(nn.Module):
                 self.norm.limit.fill_(torch.inf)
         for name, net in zip(self.sets, self.clouds, strict=True):
             cast(PointNet, net).fit(rows[f"obs/{name}"])
+
+
+def make_encoder(spec: Spec, config: Any) -> Encoder:
+    """The encoder of a policy's observations: an Encoder, or its subclass `config.extractor`, which
+    defines `forward` and sets `size`."""
+    kind = Encoder if config.extractor is None else resolve(config.extractor, Encoder)
+    return kind(spec.obs, config.images, points=config.points)
 
 
 class OneHot(nn.Module):
