@@ -26,7 +26,7 @@ def register(given: Any) -> str:
     Of one environment, the first parallel env is the object itself and the others are copies.
     ConfigError if that object cannot be copied, and for what is not one environment.
     """
-    makers = itertools.cycle([_maker(each) for each in _several(given) or [given]])
+    makers = itertools.cycle([_maker(each) for each in several(given) or [given]])
     name = getattr(given, "__name__", type(given).__name__)
     if isinstance(given, gymnasium.Env):
         name = type(given.unwrapped).__name__
@@ -36,14 +36,9 @@ def register(given: Any) -> str:
     return text
 
 
-def count(given: Any) -> int | None:
-    """How many parallel envs a list or a vector environment is; None for a single one."""
-    several = _several(given)
-    return None if several is None else len(several)
-
-
-def _several(given: Any) -> Sequence[Any] | None:
-    """The environments, or the functions that make them, of a list or a vector environment."""
+def several(given: Any) -> Sequence[Any] | None:
+    """The environments, or the functions that make them, of a list or a vector environment; None of
+    a single one."""
     functions = getattr(given, "env_fns", given)
     return functions if isinstance(functions, list | tuple) and functions else None
 

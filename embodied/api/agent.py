@@ -11,7 +11,7 @@ import torch
 
 from embodied.api.edge import edge
 from embodied.api.words import OPTIONS, as_words, named
-from embodied.commands.other_words import answer
+from embodied.commands import answer
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import GIVEN, ConfigError, build, give, nearest
@@ -90,8 +90,8 @@ def env_words(env: EnvLike) -> list[str]:
         return ["env=python", f"env._target_={give(env, 'env')}"]
     from embodied.envs import gym_object
 
-    many = gym_object.count(env)
-    words = [] if many is None else [f"env.num_envs={many}"]
+    many = gym_object.several(env)
+    words = [] if many is None else [f"env.num_envs={len(many)}"]
     return ["env=gym", f"env.id={gym_object.register(env)}", *words]
 
 
@@ -150,8 +150,7 @@ class Agent:
         if self.folder is None:
             return f"<Agent {said}, of no run>"
         last = {key: value for row in read_metrics(self.folder) for key, value in row.items()}
-        result = newest(last) or "not evaluated"
-        return f"<Agent {said}, {last.get('step', 0):,} steps, {result}, {self.folder}>"
+        return f"<Agent {said}, {last.get('step', 0):,} steps, {newest(last)}, {self.folder}>"
 
     def __getattr__(self, name: str) -> Any:
         more = "" if name.startswith("_") else answer("names", name)

@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from embodied.commands import mistake
-from embodied.commands.other_words import answer
+from embodied.commands import answer, mistake
 from embodied.core.build import ConfigError
 
 P = ParamSpec("P")

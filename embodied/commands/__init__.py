@@ -194,6 +194,13 @@ def require_at_least(node: Node, least: Mapping[str, float]) -> None:
             raise ConfigError(f"{key}={value} should be at least {low:g}")
 
 
+@cache
+def answer(kind: str, word: str) -> str:
+    """What to write in place of one of other libraries' "keywords" or "names"; "" if unknown."""
+    table = yaml.safe_load((Path(__file__).parent / "other_words.yaml").read_text())[kind]
+    return next((f": write {ours}" for ours, theirs in table.items() if word in theirs), "")
+
+
 def mistake(error: Exception) -> str | None:
     """The error message of a user error, in one line; None for a bug (which gets a traceback)."""
     if isinstance(error, tuple(_one_line_errors())):
