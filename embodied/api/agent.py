@@ -43,24 +43,21 @@ environment of `gymnasium.make_vec`; a class of VecEnv; an environment that `mak
 
 
 @edge
-def make_env(
-    env: EnvLike, num_envs: int | None = None, numpy: bool = False, **settings: Any
-) -> Any:
-    """`num_envs` parallel envs of `env` (by default 1, or as many as it lists) behind one object, a
-    VecEnv; actions are in [-1, 1].
+def make_env(env: EnvLike, num_envs: int | None = None, numpy: bool = False, **more: Any) -> Any:
+    """A VecEnv of `num_envs` parallel envs (by default 1, or as many as `env` lists); actions are in
+    [-1, 1].
 
-    `settings` are those of the environment's YAML (`embodied show env=NAME`). A VecEnv is returned
-    as it is. `numpy`: a `gymnasium.vector.SyncVectorEnv` instead, of a Gymnasium environment in its
-    own units. ConfigError for an unknown name or setting.
+    Other keywords are settings of the environment's YAML (`embodied show env=NAME`). A VecEnv is returned
+    as it is. `numpy`: a `gymnasium.vector.SyncVectorEnv`, of a Gymnasium environment in its units.
 
         env = em.make_env("fr3_lift", num_envs=16)
         obs = env.reset(seed=0)          # {"state": [16, D], ...}
     """
     if isinstance(env, VecEnv):
-        if num_envs is not None or settings or numpy:
+        if num_envs is not None or more or numpy:
             raise ConfigError("this environment is made already: num_envs and settings are its own")
         return env
-    node = env_node(env, **settings)
+    node = env_node(env, **more)
     many = node.get("num_envs", 1) if num_envs is None else num_envs
     if not numpy:
         return build({**node, "num_envs": many}, VecEnv)

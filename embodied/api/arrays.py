@@ -39,10 +39,8 @@ def write_episodes(demos: Any, spec: Spec | None, out: Path, needs_reward: bool)
         kinds = {name: "uint8" if v.dtype == np.uint8 else "float32" for name, v in seen}
         spec = Spec({k: Leaf(v.shape[1:], kinds[k]) for k, v in seen}, Leaf(size), PERIOD)
     written = [_transitions(episode, spec) for episode in episodes]
-    digest = hashlib.sha256(repr(spec).encode())
-    for key, value in (pair for rows in written for pair in sorted(rows.items())):
-        digest.update(key.encode() + value.contiguous().numpy().tobytes())
-    folder = out / f"demos-{digest.hexdigest()[:12]}"
+    numbers = [(key, value.numpy().tobytes()) for rows in written for key, value in rows.items()]
+    folder = out / f"demos-{hashlib.sha256(repr((spec, numbers)).encode()).hexdigest()[:12]}"
     if not (folder / "meta" / "info.json").exists():
         with EpisodeWriter(folder, spec, robot="python", images="png") as writer:
             for rows in written:
@@ -54,18 +52,14 @@ def _episodes(demos: Any) -> list[Arrays]:
     """Whole episodes of arrays by name."""
     if callable(demos) and not hasattr(demos, "__getitem__"):
         return _episodes(demos())
-    if isinstance(demos, Mapping):
-        parts = [_named(demos)]
-    elif isinstance(demos, list | tuple):
-        parts = [_named(part) for part in demos]
+    if isinstance(demos, Mapping | list | tuple):
+        parts = [_named(part) for part in ([demos] if isinstance(demos, Mapping) else demos)]
     elif hasattr(demos, "__getitem__") and hasattr(demos, "__len__"):
         steps = [_named(demos[i]) for i in range(len(demos))]
         parts = [{key: np.stack([step[key] for step in steps]) for key in steps[0]}]
     else:
-        raise ConfigError(
-            f"demos is a {type(demos).__name__}: give a folder, a mapping of arrays (obs, action), "
-            "a list of these, or a torch Dataset"
-        )
+        line = "give a folder, a mapping of arrays (obs, action), a list of these, or a Dataset"
+        raise ConfigError(f"demos is a {type(demos).__name__}: {line}")
     return [episode for part in parts for episode in _split(part)]
 
 
@@ -89,7 +83,7 @@ def _split(part: Arrays) -> list[Arrays]:
     """The episodes in arrays of N steps, which end where FLAGS say so."""
     ends = np.zeros(len(part["action"]), bool)
     for flag in FLAGS:
-        ends |= np.asarray(part.get(flag, ends)).reshape(-1).astype(bool)
+        ends |= np.reshape(part.get(flag, ends), -1).astype(bool)
     bounds = [0, *(np.flatnonzero(ends[:-1]) + 1).tolist(), len(ends)]
     if len(bounds) == 2:  # perhaps with one more observation
         return [part]
@@ -97,8 +91,8 @@ def _split(part: Arrays) -> list[Arrays]:
 
 
 def _transitions(episode: Arrays, spec: Spec) -> Tensors:
-    """An episode as `EpisodeWriter.add` takes it; actions in [-1, 1] where `spec` is of an
-    environment with units of its own. Without `next_obs` the last observation is the final one."""
+    """An episode as `EpisodeWriter.add` takes it, in the units of `spec`. Without `next_obs` the
+    last observation is the final one."""
     n, native, action = len(episode["action"]), Native.of(spec), episode["action"]
     seen = _observed(under(episode, "obs"), spec, native)
     last = _observed(under(episode, "next_obs") or under(episode, "obs"), spec, native)

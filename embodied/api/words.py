@@ -58,10 +58,9 @@ def _written(value: Any, name: str) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str | Path):
-        text = str(value)
-        plain = text and all(c.isalnum() or c in "_-./" for c in text)
+        plain = str(value) and all(c.isalnum() or c in "_-./" for c in str(value))
         # Quoted: commas, spaces and braces have a meaning in Hydra.
-        return text if plain else json.dumps(text)
+        return str(value) if plain else json.dumps(str(value))
     if isinstance(value, list | tuple):
         return "[" + ",".join(_written(each, name) for each in cast(list[Any], value)) + "]"
     if isinstance(value, int | float):
@@ -69,13 +68,11 @@ def _written(value: Any, name: str) -> str:
     if isinstance(value, Mapping):
         pairs = cast(Mapping[str, Any], value).items()
         return "{" + ",".join(f"{key}:{_written(each, name)}" for key, each in pairs) + "}"
-    if hasattr(value, "predict"):  # an agent, by its run
-        if value.folder is None:
-            raise ConfigError(f"{name} is an agent of no run: agent.save(FOLDER), {name}=FOLDER")
-        return _written(value.folder, name)
     if callable(value):
         return give(value, name)
-    raise ConfigError(f"{name} is a {type(value).__name__}: give a number, a text or a list")
+    if (folder := getattr(value, "folder", None)) is not None:  # an agent, by its run
+        return _written(folder, name)
+    raise ConfigError(f"{name} is a {type(value).__name__}: give a number, a text or a folder")
 
 
 def choice_words(group: str, chosen: Choice) -> list[str]:
@@ -92,7 +89,7 @@ def choice_words(group: str, chosen: Choice) -> list[str]:
 def is_network(policy: Any) -> bool:
     """Whether `policy` is a torch module, or a class or function that makes one."""
     kind = policy if inspect.isclass(policy) else type(policy)
-    return callable(policy) and not issubclass(kind, Policy) and not hasattr(policy, "policy")
+    return callable(policy) and not issubclass(kind, Policy | Learner)
 
 
 def _of_function(group: str, function: Callable[..., Any]) -> type[Any]:

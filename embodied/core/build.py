@@ -130,16 +130,17 @@ def unknown(
 
 def resolve(target: str, role: type[T]) -> type[T]:
     """The class that `target` ("embodied.policies.gaussian.Gaussian") names; ConfigError unless it
-    is a subclass of `role` that is defined in that module, in an allowed package; or the class of
-    what a Python program gave."""
+    is a subclass of `role` that is defined in that module, in an allowed package, or was given."""
     if target.startswith(PYTHON):
         if target not in GIVEN:
             raise ConfigError(
                 f"{target} was given by the Python program that made this run: give it again, "
                 "em.load(RUN, env=..., module=...)"
             )
-        thing = GIVEN[target]
-        return cast(type[T], thing if inspect.isclass(thing) else type(thing))
+        kind = GIVEN[target] if inspect.isclass(GIVEN[target]) else type(GIVEN[target])
+        if role in kind.__mro__:
+            return cast(type[T], kind)
+        raise ConfigError(f"{target} is no {role.__name__}")
     module, name = _module_of(target), target.rpartition(".")[2]
     found = vars(module).get(name)
     if not inspect.isclass(found):
