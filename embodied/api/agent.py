@@ -44,11 +44,10 @@ environment of `gymnasium.make_vec`; a class of VecEnv; an environment that `mak
 
 @edge
 def make_env(env: EnvLike, num_envs: int | None = None, numpy: bool = False, **more: Any) -> Any:
-    """A VecEnv of `num_envs` parallel envs (by default 1, or as many as `env` lists); actions are in
-    [-1, 1].
+    """`num_envs` parallel envs (by default 1, or as many as `env` lists), with actions in [-1, 1].
 
-    Other keywords are settings of the environment's YAML (`embodied show env=NAME`). A VecEnv is returned
-    as it is. `numpy`: a `gymnasium.vector.SyncVectorEnv`, of a Gymnasium environment in its units.
+    `more`: settings of the environment's YAML (`embodied show env=NAME`). A VecEnv is returned as
+    it is. `numpy`: a `gymnasium.vector.SyncVectorEnv`, of a Gymnasium environment in its own units.
 
         env = em.make_env("fr3_lift", num_envs=16)
         obs = env.reset(seed=0)          # {"state": [16, D], ...}
@@ -133,8 +132,7 @@ class Agent:
     """
 
     def __init__(self, policy: Policy, folder: Path | None = None) -> None:
-        self.policy = policy.eval()
-        self.folder = folder
+        self.policy, self.folder = policy.eval(), folder
         self._native = Native.of(policy.spec)
         self._actor: Actor | None = None
         self._task: str | None = None

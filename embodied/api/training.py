@@ -21,7 +21,7 @@ from embodied.core.device import forked
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings, require_inside
-from embodied.core.spec import Spec, hidden, require_same
+from embodied.core.spec import Spec, require_same
 from embodied.evaluation import evaluate as evaluation
 from embodied.improvement import diagnosis, diagnosis_page
 from embodied.improvement.advice import Diagnosis
@@ -415,8 +415,7 @@ def _several(env: EnvLike, num_envs: int) -> VecEnv:
 def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:
     """`policy`, which does `task`, in an environment of the Spec `here`; SpecMismatch."""
     policy = with_task(policy, task, here)
-    seen = {name: leaf.shape for name, leaf in policy.spec.obs.items() if not hidden(name)}
-    shown = {name: leaf.shape for name, leaf in here.obs.items()}
+    shown, seen = ({k: leaf.shape for k, leaf in s.obs.items()} for s in (here, policy.spec))
     if policy.spec.act.shape != here.act.shape or not seen.items() <= shown.items():
         require_same(here, policy.spec, "environment", "policy")
     return policy
