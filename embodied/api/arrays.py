@@ -39,8 +39,10 @@ def write_episodes(demos: Any, spec: Spec | None, out: Path, needs_reward: bool)
         kinds = {name: "uint8" if v.dtype == np.uint8 else "float32" for name, v in seen}
         spec = Spec({k: Leaf(v.shape[1:], kinds[k]) for k, v in seen}, Leaf(size), PERIOD)
     written = [_transitions(episode, spec) for episode in episodes]
-    numbers = [(key, value.numpy().tobytes()) for rows in written for key, value in rows.items()]
-    folder = out / f"demos-{hashlib.sha256(repr((spec, numbers)).encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(repr(spec).encode())
+    for key, value in (pair for rows in written for pair in rows.items()):
+        digest.update(key.encode() + value.numpy().tobytes())
+    folder = out / f"demos-{digest.hexdigest()[:12]}"
     if not (folder / "meta" / "info.json").exists():
         with EpisodeWriter(folder, spec, robot="python", images="png") as writer:
             for rows in written:
@@ -53,7 +55,7 @@ def _episodes(demos: Any) -> list[Arrays]:
     if callable(demos) and not hasattr(demos, "__getitem__"):
         return _episodes(demos())
     if isinstance(demos, Mapping | list | tuple):
-        parts = [_named(part) for part in ([demos] if isinstance(demos, Mapping) else demos)]
+        parts = [_named(part) for part in (demos if isinstance(demos, list) else [demos])]
     elif hasattr(demos, "__getitem__") and hasattr(demos, "__len__"):
         steps = [_named(demos[i]) for i in range(len(demos))]
         parts = [{key: np.stack([step[key] for step in steps]) for key in steps[0]}]

@@ -405,7 +405,7 @@ def collect(env: EnvLike, out: str | Path, episodes: int = 50, **settings: Any) 
     from embodied.commands.demos import collect as collect_words
 
     named = {"out": str(out), "episodes": episodes, **settings}
-    return collect_words([*env_words(env), *settings_words(named)])
+    return collect_words([*env_words(env), *settings_words(named)], [str(OPTIONS)])
 
 
 def _several(env: EnvLike, num_envs: int) -> VecEnv:

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, TensorDataset
 import embodied as em
 from embodied.compose import option, options, search_folders
 from embodied.core.build import ConfigError, build
-from embodied.core.errors import ContractError
 from embodied.core.reward import Reward
 from embodied.core.spec import SpecMismatch
 from embodied.datasets.lerobot.reader import read_episodes
@@ -89,7 +88,7 @@ def test_teachers_learners_and_objects_of_ours(tmp_path: Path) -> None:
         em.train(out=str(tmp_path / name), teacher=teacher, **how)
         lines = (tmp_path / name / "tasks.jsonl").read_text().splitlines()
         assert lines and all('"task": [0.' in line for line in lines)
-    with pytest.raises(ContractError, match=r"a FunctionTeacher returned numbers \[3\]"):
+    with pytest.raises(ValueError, match="cannot reshape array of size 3"):
         em.train(out=str(tmp_path / "no"), teacher=lambda n, random: [0, 1, 2], **how)
     policy = em.make_policy("gaussian", em.make_env(Slide), hidden=[8])
     made = em.train(env=Slide, learner="sac", policy=policy, out=str(tmp_path / "sac"), **SMALL)
