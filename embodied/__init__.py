@@ -6,6 +6,7 @@ agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
 print(em.evaluate(agent))
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,5 +63,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'embodied' has no attribute {name!r}{more}")
 
 
-def __dir__() -> list[str]:
+def __dir__() -> Sequence[str]:
     return [*__all__, "__version__"]

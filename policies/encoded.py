@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -85,13 +85,13 @@ class MlpPolicy(EncodedPolicy):
     def begin_orthogonal(self, last: float) -> None:
         """Orthogonal weights, the gain of the last layer `last`; an own network begins as it is."""
         if self.config.net is None:
-            orthogonal(cast(nn.Sequential, self.net), last)
+            orthogonal(self.net, last)
 
     def layers(self) -> nn.Sequential:
         """The layers of the MLP; ConfigError for what the user gave instead."""
         if self.config.net or self.config.extractor:
             raise ConfigError("it has a network of your own, and not an MLP's plain layers")
-        return cast(nn.Sequential, self.net)
+        return self.net
 
 
 def require_continuous(spec: Spec) -> None:

@@ -57,7 +57,8 @@ def _episodes(demos: Any) -> list[Arrays]:
     if isinstance(demos, Mapping | list | tuple):
         parts = [_named(part) for part in (demos if isinstance(demos, list) else [demos])]
     elif hasattr(demos, "__getitem__") and hasattr(demos, "__len__"):
-        steps = [_named(demos[i]) for i in range(len(demos))]
+        rows: Any = demos
+        steps = [_named(rows[i]) for i in range(len(rows))]
         parts = [{key: np.stack([step[key] for step in steps]) for key in steps[0]}]
     else:
         line = "give a folder, a mapping of arrays (obs, action), a list of these, or a Dataset"

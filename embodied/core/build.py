@@ -137,9 +137,10 @@ def resolve(target: str, role: type[T]) -> type[T]:
                 f"{target} was given by the Python program that made this run: give it again, "
                 "em.load(RUN, env=..., module=...)"
             )
-        kind = GIVEN[target] if inspect.isclass(GIVEN[target]) else type(GIVEN[target])
+        thing = GIVEN[target]
+        kind: type[Any] = thing if isinstance(thing, type) else type(thing)
         if role in kind.__mro__:
-            return cast(type[T], kind)
+            return kind
         raise ConfigError(f"{target} is no {role.__name__}")
     module, name = _module_of(target), target.rpartition(".")[2]
     found = vars(module).get(name)

@@ -41,7 +41,7 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(size, out))
 
 
-def own_network(name: str, inputs: int, outputs: int) -> nn.Module:
+def own_network(name: str, inputs: int, outputs: int) -> Any:
     """A network [n, inputs] to [n, outputs] of the user: a copy of the module `name`, or what this
     class or function makes of the two numbers. ConfigError if it does not fit."""
     if name.startswith("embodied."):  # files may not choose among all modules here
