@@ -1,127 +1,43 @@
-"""Agent: a policy that acts step by step, in the units of its environment; make_env."""
+"""Agent: a policy that acts in the units of its environment; train, load, save, evaluate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from embodied.api.edge import edge
-from embodied.api.words import OPTIONS, as_words, named
+from embodied.api.environment import EnvLike, env_words, make_env, spec_of
+from embodied.api.words import OPTIONS, Choice, choice_words, is_network, settings_words
 from embodied.commands import answer
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import GIVEN, ConfigError, build, give, nearest
+from embodied.core.build import GIVEN, ConfigError, Node, build, resolve
 from embodied.core.build import allow as allow_package
-from embodied.core.device import pick_device
+from embodied.core.device import forked, pick_device
 from embodied.core.env import VecEnv
 from embodied.core.native import Native
 from embodied.core.policy import Policy
-from embodied.core.saved_node import python_names, read_run_settings, read_saved
-from embodied.core.spec import INSTRUCTION, MASK, Spec, hidden
+from embodied.core.saved_node import python_names, read_run_settings, read_saved, require_inside
+from embodied.core.spec import INSTRUCTION, MASK, Spec, hidden, require_same
 from embodied.core.tensors import Tensors
+from embodied.evaluation import evaluate as evaluation
+from embodied.learners.learner import Learner
 from embodied.nn.sentences import require_task
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 from embodied.policies.wrappers.told import with_task
 from embodied.training.logger import newest, read_metrics
+from embodied.training.trainer import Callback
 
 if TYPE_CHECKING:
-    import gymnasium
     import pandas
 
-    from embodied.evaluation.evaluate import Evaluation
-
-    GymEnv: TypeAlias = gymnasium.Env[Any, Any]
-
-EnvLike: TypeAlias = "str | Mapping[str, Any] | VecEnv | GymEnv | Callable[[], GymEnv] | Any"
-"""The name of an environment (`em.list("env")`) or a Gymnasium id, or a mapping with its `name` and
-settings; a Gymnasium environment, or a function that makes one; a list of these, or a vector
-environment of `gymnasium.make_vec`; a class of VecEnv; an environment that `make_env` made."""
-
-
-@edge
-def make_env(env: EnvLike, num_envs: int | None = None, numpy: bool = False, **more: Any) -> Any:
-    """`num_envs` parallel envs (by default 1, or as many as `env` lists), with actions in [-1, 1].
-
-    `more`: settings of the environment's YAML (`embodied show env=NAME`). A VecEnv is returned as
-    it is. `numpy`: a `gymnasium.vector.SyncVectorEnv`, of a Gymnasium environment in its own units.
-
-        env = em.make_env("fr3_lift", num_envs=16)
-        obs = env.reset(seed=0)          # {"state": [16, D], ...}
-    """
-    if isinstance(env, VecEnv):
-        if num_envs is not None or more or numpy:
-            raise ConfigError("this environment is made already: num_envs and settings are its own")
-        return env
-    node = env_node(env, **more)
-    many = node.get("num_envs", 1) if num_envs is None else num_envs
-    if not numpy:
-        return build({**node, "num_envs": many}, VecEnv)
-    from gymnasium.vector import SyncVectorEnv
-
-    from embodied.envs.adapters.gymnasium_env import native_view
-
-    return SyncVectorEnv([lambda: native_view(build({**node, "num_envs": 1}, VecEnv))] * many)
-
-
-def env_words(env: EnvLike) -> list[str]:
-    """The words of a command line that choose `env`, and the number of parallel envs that it is."""
-    if isinstance(env, VecEnv):
-        node: Mapping[str, Any] | None = getattr(env, "node", None)
-        if node is None:
-            raise ConfigError(
-                f"give the {type(env).__name__} by name, as its class or as made by em.make_env: "
-                "training builds a second one for evaluation"
-            )
-        return ["env=python", *as_words("env", node)]
-    if isinstance(env, str):
-        return _named(env)
-    if isinstance(env, Mapping):
-        name, settings = named(env, "env")
-        return [*env_words(name), *as_words("env", settings)]
-    if isinstance(env, type) and issubclass(env, VecEnv):
-        return ["env=python", f"env._target_={give(env, 'env')}"]
-    from embodied.envs import gym_object
-
-    many = gym_object.several(env)
-    words = [] if many is None else [f"env.num_envs={len(many)}"]
-    return ["env=gym", f"env.id={gym_object.register(env)}", *words]
-
-
-def env_node(env: EnvLike, allowed: Sequence[str] = (), **settings: Any) -> dict[str, Any]:
-    """The node of `env` with `settings`, as a run.yaml has it; `allowed`: words "allow=[...]"."""
-    from embodied.compose import compose
-
-    words = [*allowed, *env_words(env), *as_words("env", settings)]
-    return compose("train", [*words, "learner=imitate"], [OPTIONS]).node["env"]
-
-
-def spec_of(env: EnvLike, allowed: Sequence[str] = ()) -> Spec:
-    """The spec of `env`; `allowed` as in `env_node`."""
-    if isinstance(env, VecEnv):
-        return env.spec
-    made = build(env_node(env, allowed, num_envs=1), VecEnv)
-    made.close()
-    return made.spec
-
-
-def _named(name: str) -> list[str]:
-    from embodied.compose import options, search_folders
-
-    known = options("env", search_folders())
-    if name in known:
-        return [f"env={name}"]
-    import gymnasium
-
-    if ":" in name or name in gymnasium.registry:
-        return ["env=gym", f"env.id={name}"]
-    raise ConfigError(
-        f'there is no environment "{name}"{nearest(name, [*known, *gymnasium.registry])}; '
-        "em.list('env') has ours, gymnasium.registry Gymnasium's"
-    )
+    from embodied.training.logger import Log
 
 
 class Agent:
@@ -197,24 +113,18 @@ class Agent:
     def train(self, steps: int, **settings: Any) -> Agent:
         """Go on with its run for `steps` more steps, `settings` as in `em.train`; returns this
         agent, which has learned. ConfigError for an agent of no run."""
-        from embodied.api.training import train
-
         data = read_run_settings(self._run() / "run.yaml").get("data") or {}
         done = int(checkpoint.find(self._run()).name) - int(data.get("pretrain_steps") or 0)
         went_on = train(resume=str(self._run()), steps=max(done, 0) + steps, **settings)
         self.__dict__.update(vars(went_on))
         return self
 
-    def evaluate(self, env: EnvLike | None = None, **settings: Any) -> Evaluation:
+    def evaluate(self, env: EnvLike | None = None, **settings: Any) -> evaluation.Evaluation:
         """`em.evaluate(agent, env, ...)`: by default in the environment of its run."""
-        from embodied.api.training import evaluate
-
         return evaluate(self, env, **settings)
 
     def save(self, folder: str | Path) -> Path:
         """`em.save(agent, folder)`: a checkpoint that `em.load` and the command line read."""
-        from embodied.api.training import save
-
         return save(self, folder)
 
     @property
@@ -231,7 +141,6 @@ class Agent:
     ) -> Path:
         """Film the episode of `seed` into `file` (MP4), `env` and `task` as in `evaluate`.
         ConfigError where the environment has no camera."""
-        from embodied.api.training import evaluated_env, fitting
         from embodied.evaluation.evaluate import film
         from embodied.evaluation.video import write_mp4
 
@@ -331,3 +240,247 @@ def load(
     if env is not None:
         env_words(env)  # a Python object gets its id again, by which the run knows it
     return Agent(policy, folder if (folder / "run.yaml").exists() else None)
+
+
+@edge
+def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
+    """Save a policy as a checkpoint folder that `em.load` and the command line read.
+
+        em.save(policy, "outputs/mine")
+
+    Returns the folder.
+    """
+    policy = trained if isinstance(trained, Policy) else trained.policy
+    return checkpoint.save(Path(folder), policy.inference_policy(), step=0)
+
+
+@edge
+def evaluate(
+    agent: Agent | Policy | str | Path,
+    env: EnvLike | None = None,
+    episodes: int = 50,
+    seed: int = 10_000,
+    num_envs: int = 10,
+    task: str | None = None,
+) -> evaluation.Evaluation:
+    """Play `episodes` episodes from initial states that depend on `seed` only, without exploration.
+
+    `agent`: also the folder of a run, or the address of a policy server. `env`: by default the one
+    that the agent was trained in; a server needs it. `task`: the sentence that an agent of several
+    tasks is told (None: the text that `env` shows). The result prints as one line, and has
+    `success`, `returns` and `lengths` [episodes].
+
+        print(em.evaluate("outputs/pendulum_sac-0", episodes=100))
+    """
+    agent, task = loaded(agent, env, task)
+    policy = agent.policy if isinstance(agent, Agent) else agent
+    count = min(num_envs, episodes)
+    made = evaluated_env(agent, env, count)
+    try:
+        policy = fitting(policy.eval(), task, made.spec)
+        return evaluation.evaluate(policy, made, episodes, seed)
+    finally:
+        if made is not env:
+            made.close()
+
+
+def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:
+    """`policy`, which does `task`, in an environment of the Spec `here`; SpecMismatch."""
+    policy = with_task(policy, task, here)
+    shown, seen = ({k: leaf.shape for k, leaf in s.obs.items()} for s in (here, policy.spec))
+    if policy.spec.act.shape != here.act.shape or not seen.items() <= shown.items():
+        require_same(here, policy.spec, "environment", "policy")
+    return policy
+
+
+def evaluated_env(agent: Agent | Policy, env: EnvLike | None, num_envs: int) -> VecEnv:
+    """`env`, or that of the agent's run."""
+    if env is None:
+        return build({**trained_node(agent), "num_envs": num_envs}, VecEnv)
+    return several(env, num_envs)
+
+
+def several(env: EnvLike, num_envs: int) -> VecEnv:
+    return env if isinstance(env, VecEnv) else make_env(env, num_envs)
+
+
+def loaded(
+    agent: Agent | Policy | str | Path, env: EnvLike | None, task: str | None
+) -> tuple[Agent | Policy, str | None]:
+    """The agent of a run or a policy server, and the task that is not in it yet."""
+    if not isinstance(agent, str | Path):
+        return agent, task
+    if not is_address(str(agent)):
+        return load(agent), task
+    if env is None:
+        raise ConfigError(f"name the environment of {agent}: env=...")
+    return load(agent, env, task=task), None
+
+
+def trained_node(agent: Agent | Policy) -> Node:
+    """The settings of the environment of an agent's run."""
+    folder = agent.folder if isinstance(agent, Agent) else None
+    if folder is None:
+        raise ConfigError("this policy belongs to no run: give the environment, env=...")
+    node = read_run_settings(folder / "run.yaml").get("env")
+    if not node:
+        raise ConfigError(f"{folder} was trained without an environment: give one, env=...")
+    require_inside(node, folder / "run.yaml")
+    return node
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a callback gets. `agent` acts as the policy does now."""
+
+    step: int
+    metrics: dict[str, float]  # the newest value of each
+    agent: Agent
+
+
+def _callback(call: Callable[[Progress], object], every: int) -> Callback:
+    """What calls `call` each `every` steps, and leaves the random state unchanged."""
+    before = 0
+
+    def called(step: int, log: Log, policy: Policy) -> object:
+        nonlocal before
+        due, before = step // every > before // every, step
+        if not due:
+            return None
+        with forked():
+            result = call(Progress(step, dict(log.last), Agent(policy, log.folder)))
+        policy.train()
+        return result
+
+    return called
+
+
+@edge
+def train(
+    *words: str,
+    env: EnvLike | None = None,
+    learner: Choice | None = None,
+    policy: Choice | None = None,
+    demos: Any = None,
+    num_envs: int | None = None,
+    verbose: bool = True,
+    callback: Callable[[Progress], object] | None = None,
+    callback_every: int = 1_000,
+    **settings: Any,
+) -> Agent:
+    """Train, and return the trained agent; its `folder` holds checkpoints, metrics and a report.
+
+    `words` are those of `embodied train` ("experiment=pendulum_sac"). `settings` are the same as
+    keywords: `steps`, `seed`, `out`, `init`, `eval={"episodes": 50}`; and `finetune`, `reward`,
+    `teacher`, ... by name, or as a mapping with `name` and settings. `policy`, `learner`, `reward`
+    and `teacher` may be a class, an object or a function too. Without `policy`, the usual one of
+    the learner; a torch module, or what makes one of the numbers of inputs and outputs, is the
+    network in it. `demos`: folders, or arrays. `num_envs`: parallel envs. A Gymnasium object is
+    stepped itself, and further envs are copies of it; with `num_envs=1` it is evaluated in too, so
+    that there is one of it in all. `callback(progress)` is called each `callback_every` steps
+    (`Progress`); returning False ends the training. Ctrl-C saves; `resume=FOLDER` continues.
+
+        agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
+        agent = em.train("experiment=fr3_lift_dsrl", init="outputs/bc", seed=1)
+    """
+    from embodied.commands.train import train as train_words
+
+    for word in words:
+        if "=" not in str(word):
+            raise ConfigError(f"{word!r} is no key=value: em.train(env=..., learner=..., steps=N)")
+    asked = [*words, *([] if env is None else env_words(env))]
+    asked += [] if num_envs is None else [f"env.num_envs={num_envs}"]
+    asked += [] if learner is None else choice_words("learner", learner)
+    allowed = [word for word in words if word.startswith("allow=")]
+    spec = None if env is None else partial(spec_of, env, allowed)
+    named = any(word.startswith(("env=", "experiment=", "policy=")) for word in words)
+    chosen = "finetune" in settings or (env is None and (named or demos is None))
+    asked += _policy_words(policy, learner, spec, chosen)
+    if demos is not None:
+        settings["demos"] = _demo_folders(
+            demos, learner, spec, Path(settings.get("out", "outputs"))
+        )
+    asked += settings_words(settings)
+    given = {word.partition("=")[0] for word in asked}
+    if not {"experiment", "resume", "eval.episodes"} & given:
+        asked += ["eval.episodes=20"]
+        asked += [] if "eval.num_envs" in given else ["eval.num_envs=10"]
+    if num_envs == 1 and _is_object(env) and "eval.shared" not in given:
+        asked += ["eval.num_envs=1", "eval.shared=true"]
+    called = None if callback is None else _callback(callback, max(callback_every, 1))
+    return load(train_words(asked, [str(OPTIONS)], verbose=verbose, callback=called))
+
+
+def _policy_words(
+    policy: Any, learner: Any, spec: Callable[[], Spec] | None, chosen: bool
+) -> list[str]:
+    """The words that choose the policy; by default (not `chosen` elsewhere) the learner's usual."""
+    if isinstance(learner, Learner) and policy is None:
+        policy = learner.policy
+    if isinstance(policy, Policy) and spec is not None:
+        require_same(spec(), policy.spec, "environment", "policy")
+    usual = ""
+    if learner is not None and not chosen and (policy is None or is_network(policy)):
+        usual = usual_policy(learner, None if spec is None else spec())
+    if policy is None:
+        return [f"policy={usual}"] if usual else []
+    # A network that imitates is one of observations, not of noise.
+    return policy_words(policy, "deterministic" if usual in ("", "flow") else usual)
+
+
+def _demo_folders(demos: Any, learner: Any, spec: Callable[[], Spec] | None, out: Path) -> Any:
+    """The folders of datasets; arrays become one below `out`."""
+    from embodied.api.arrays import write_episodes
+
+    each = demos if isinstance(demos, list | tuple) else [demos]
+    if all(isinstance(one, str | Path) for one in each):
+        return demos
+    imitates = learner is not None and learner_class(learner).imitates()
+    return write_episodes(demos, spec and spec(), out, needs_reward=not imitates)
+
+
+DISCRETE = {
+    "flow": "categorical",
+    "diagonal_gaussian": "categorical",
+    "recurrent": "recurrent_categorical",
+}
+"""The policy for discrete actions in place of the one that is usual with a learner."""
+
+
+def policy_words(policy: Choice, usual: str = "deterministic") -> list[str]:
+    """The words that choose a policy; a network of one's own is one in the policy `usual`."""
+    if is_network(policy):
+        policy = {"name": usual, "net": policy}
+    return choice_words("policy", policy)
+
+
+def learner_class(learner: Choice) -> type[Learner]:
+    """The class of what `learner` chooses."""
+    return resolve(composed(choice_words("learner", learner))["learner"]["_target_"], Learner)
+
+
+def usual_policy(learner: Choice, spec: Spec | None) -> str:
+    """The usual policy of `learner` for the actions of `spec`; ConfigError if it has none."""
+    kind = learner_class(learner)
+    discrete = spec is not None and not spec.act.is_continuous
+    usual = kind.usual_policy
+    if name := DISCRETE.get(usual) if discrete else usual:
+        return name
+    if discrete and usual:
+        raise ConfigError(
+            f"{kind.__name__} needs continuous actions, and this environment's are discrete: "
+            'learner="ppo" takes both'
+        )
+    raise ConfigError(f"{kind.__name__} has no usual policy: policy=NAME (em.list('policy'))")
+
+
+def composed(words: list[str]) -> dict[str, Any]:
+    """The settings of a run with `words`, whose environment does not matter."""
+    from embodied.compose import compose
+
+    return compose("train", ["env=pendulum", *words], [OPTIONS]).node
+
+
+def _is_object(env: Any) -> bool:
+    """Whether `env` is one Gymnasium environment, and no function that makes some."""
+    return hasattr(env, "step") and not isinstance(env, type | VecEnv)

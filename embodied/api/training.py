@@ -1,46 +1,40 @@
-"""make_policy, make_learner, save, train, evaluate, rollout, collect: the commands, from Python."""
+"""The other commands from Python: make_policy, make_learner, improve, diagnose, rollout, ..."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from embodied.api.agent import Agent, EnvLike, env_node, env_words, load, make_env, spec_of
+from embodied.api.agent import (
+    Agent,
+    composed,
+    fitting,
+    loaded,
+    policy_words,
+    save,
+    several,
+    trained_node,
+)
 from embodied.api.edge import edge
-from embodied.api.words import OPTIONS, Choice, as_words, choice_words, is_network, settings_words
-from embodied.core import checkpoint
+from embodied.api.environment import EnvLike, env_node, env_words, spec_of
+from embodied.api.words import OPTIONS, Choice, as_words, choice_words, settings_words
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, Node, build, parse, resolve
-from embodied.core.device import forked
+from embodied.core.build import ConfigError, build, parse
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_run_settings, require_inside
-from embodied.core.spec import Spec, require_same
-from embodied.evaluation import evaluate as evaluation
+from embodied.core.saved_node import read_run_settings
+from embodied.core.spec import Spec
 from embodied.improvement import diagnosis, diagnosis_page
 from embodied.improvement.advice import Diagnosis
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
-from embodied.policies.remote.address import is_address
 from embodied.policies.wrappers.told import with_task
-from embodied.training.trainer import Callback
 
 if TYPE_CHECKING:
     from embodied.improvement.improve import Improvement
-    from embodied.training.logger import Log
-
-DISCRETE = {
-    "flow": "categorical",
-    "diagonal_gaussian": "categorical",
-    "recurrent": "recurrent_categorical",
-}
-"""The policy for discrete actions in place of the one that is usual with a learner."""
 
 
 @edge
@@ -54,7 +48,7 @@ def make_policy(policy: Choice | nn.Module, env: VecEnv | Spec, **settings: Any)
     """
     spec = env if isinstance(env, Spec) else env.spec
     words = [*policy_words(policy), *as_words("policy", settings)]
-    return build(_composed([*words, "learner=imitate"])["policy"], Policy, spec=spec)
+    return build(composed([*words, "learner=imitate"])["policy"], Policy, spec=spec)
 
 
 @edge
@@ -70,21 +64,9 @@ def make_learner(
         learner = em.make_learner("imitate", policy, lr=1e-4)
     """
     words = [*choice_words("learner", learner), *as_words("learner", settings)]
-    node = _composed(words)["learner"]
+    node = composed(words)["learner"]
     plan = RunPlan(total_steps, total_steps)
     return accelerate(build(node, Learner, policy=policy, spec=policy.spec, run=plan))
-
-
-@edge
-def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
-    """Save a policy as a checkpoint folder that `em.load` and the command line read.
-
-        em.save(policy, "outputs/mine")
-
-    Returns the folder.
-    """
-    policy = trained if isinstance(trained, Policy) else trained.policy
-    return checkpoint.save(Path(folder), policy.inference_policy(), step=0)
 
 
 @edge
@@ -100,150 +82,6 @@ def list_names(group: str) -> list[str]:
     if not (found := options(group, search_folders())):
         raise ConfigError(f'there is no group "{group}"; embodied list says which there are')
     return [*found]
-
-
-def policy_words(policy: Choice, usual: str = "deterministic") -> list[str]:
-    """The words that choose a policy; a network of one's own is one in the policy `usual`."""
-    if is_network(policy):
-        policy = {"name": usual, "net": policy}
-    return choice_words("policy", policy)
-
-
-def learner_class(learner: Choice) -> type[Learner]:
-    """The class of what `learner` chooses."""
-    return resolve(_composed(choice_words("learner", learner))["learner"]["_target_"], Learner)
-
-
-def usual_policy(learner: Choice, spec: Spec | None) -> str:
-    """The usual policy of `learner` for the actions of `spec`; ConfigError if it has none."""
-    kind = learner_class(learner)
-    discrete = spec is not None and not spec.act.is_continuous
-    usual = kind.usual_policy
-    if name := DISCRETE.get(usual) if discrete else usual:
-        return name
-    if discrete and usual:
-        raise ConfigError(
-            f"{kind.__name__} needs continuous actions, and this environment's are discrete: "
-            'learner="ppo" takes both'
-        )
-    raise ConfigError(f"{kind.__name__} has no usual policy: policy=NAME (em.list('policy'))")
-
-
-def _composed(words: list[str]) -> dict[str, Any]:
-    """The settings of a run with `words`, whose environment does not matter."""
-    from embodied.compose import compose
-
-    return compose("train", ["env=pendulum", *words], [OPTIONS]).node
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a callback gets. `agent` acts as the policy does now."""
-
-    step: int
-    metrics: dict[str, float]  # the newest value of each
-    agent: Agent
-
-
-def _callback(call: Callable[[Progress], object], every: int) -> Callback:
-    """What calls `call` each `every` steps, and leaves the random state unchanged."""
-    before = 0
-
-    def called(step: int, log: Log, policy: Policy) -> object:
-        nonlocal before
-        due, before = step // every > before // every, step
-        if not due:
-            return None
-        with forked():
-            result = call(Progress(step, dict(log.last), Agent(policy, log.folder)))
-        policy.train()
-        return result
-
-    return called
-
-
-@edge
-def train(
-    *words: str,
-    env: EnvLike | None = None,
-    learner: Choice | None = None,
-    policy: Choice | None = None,
-    demos: Any = None,
-    num_envs: int | None = None,
-    verbose: bool = True,
-    callback: Callable[[Progress], object] | None = None,
-    callback_every: int = 1_000,
-    **settings: Any,
-) -> Agent:
-    """Train, and return the trained agent; its `folder` holds checkpoints, metrics and a report.
-
-    `words` are those of `embodied train` ("experiment=pendulum_sac"). `settings` are the same as
-    keywords: `steps`, `seed`, `out`, `init`, `eval={"episodes": 50}`; and `finetune`, `reward`,
-    `teacher`, ... by name, or as a mapping with `name` and settings. `policy`, `learner`, `reward`
-    and `teacher` may be a class, an object or a function too. Without `policy`, the usual one of
-    the learner; a torch module, or what makes one of the numbers of inputs and outputs, is the
-    network in it. `demos`: folders, or arrays. `num_envs`: parallel envs. A Gymnasium object is
-    stepped itself, and further envs are copies of it; with `num_envs=1` it is evaluated in too, so
-    that there is one of it in all. `callback(progress)` is called each `callback_every` steps
-    (`Progress`); returning False ends the training. Ctrl-C saves; `resume=FOLDER` continues.
-
-        agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
-        agent = em.train("experiment=fr3_lift_dsrl", init="outputs/bc", seed=1)
-    """
-    from embodied.commands.train import train as train_words
-
-    for word in words:
-        if "=" not in str(word):
-            raise ConfigError(f"{word!r} is no key=value: em.train(env=..., learner=..., steps=N)")
-    asked = [*words, *([] if env is None else env_words(env))]
-    asked += [] if num_envs is None else [f"env.num_envs={num_envs}"]
-    asked += [] if learner is None else choice_words("learner", learner)
-    allowed = [word for word in words if word.startswith("allow=")]
-    spec = None if env is None else partial(spec_of, env, allowed)
-    named = any(word.startswith(("env=", "experiment=", "policy=")) for word in words)
-    chosen = "finetune" in settings or (env is None and (named or demos is None))
-    asked += _policy_words(policy, learner, spec, chosen)
-    if demos is not None:
-        settings["demos"] = _demo_folders(
-            demos, learner, spec, Path(settings.get("out", "outputs"))
-        )
-    asked += settings_words(settings)
-    given = {word.partition("=")[0] for word in asked}
-    if not {"experiment", "resume", "eval.episodes"} & given:
-        asked += ["eval.episodes=20"]
-        asked += [] if "eval.num_envs" in given else ["eval.num_envs=10"]
-    if num_envs == 1 and _is_object(env) and "eval.shared" not in given:
-        asked += ["eval.num_envs=1", "eval.shared=true"]
-    called = None if callback is None else _callback(callback, max(callback_every, 1))
-    return load(train_words(asked, [str(OPTIONS)], verbose=verbose, callback=called))
-
-
-def _policy_words(
-    policy: Any, learner: Any, spec: Callable[[], Spec] | None, chosen: bool
-) -> list[str]:
-    """The words that choose the policy; by default (not `chosen` elsewhere) the learner's usual."""
-    if isinstance(learner, Learner) and policy is None:
-        policy = learner.policy
-    if isinstance(policy, Policy) and spec is not None:
-        require_same(spec(), policy.spec, "environment", "policy")
-    usual = ""
-    if learner is not None and not chosen and (policy is None or is_network(policy)):
-        usual = usual_policy(learner, None if spec is None else spec())
-    if policy is None:
-        return [f"policy={usual}"] if usual else []
-    # A network that imitates is one of observations, not of noise.
-    return policy_words(policy, "deterministic" if usual in ("", "flow") else usual)
-
-
-def _demo_folders(demos: Any, learner: Any, spec: Callable[[], Spec] | None, out: Path) -> Any:
-    """The folders of datasets; arrays become one below `out`."""
-    from embodied.api.arrays import write_episodes
-
-    each = demos if isinstance(demos, list | tuple) else [demos]
-    if all(isinstance(one, str | Path) for one in each):
-        return demos
-    imitates = learner is not None and learner_class(learner).imitates()
-    return write_episodes(demos, spec and spec(), out, needs_reward=not imitates)
 
 
 @edge
@@ -291,36 +129,6 @@ def _saved(policy: Agent | Policy | nn.Module | str | Path, env: EnvLike | None,
 
 
 @edge
-def evaluate(
-    agent: Agent | Policy | str | Path,
-    env: EnvLike | None = None,
-    episodes: int = 50,
-    seed: int = 10_000,
-    num_envs: int = 10,
-    task: str | None = None,
-) -> evaluation.Evaluation:
-    """Play `episodes` episodes from initial states that depend on `seed` only, without exploration.
-
-    `agent`: also the folder of a run, or the address of a policy server. `env`: by default the one
-    that the agent was trained in; a server needs it. `task`: the sentence that an agent of several
-    tasks is told (None: the text that `env` shows). The result prints as one line, and has
-    `success`, `returns` and `lengths` [episodes].
-
-        print(em.evaluate("outputs/pendulum_sac-0", episodes=100))
-    """
-    agent, task = _loaded(agent, env, task)
-    policy = agent.policy if isinstance(agent, Agent) else agent
-    count = min(num_envs, episodes)
-    made = evaluated_env(agent, env, count)
-    try:
-        policy = fitting(policy.eval(), task, made.spec)
-        return evaluation.evaluate(policy, made, episodes, seed)
-    finally:
-        if made is not env:
-            made.close()
-
-
-@edge
 def diagnose(
     agent: Agent | Policy | str | Path,
     env: EnvLike | None = None,
@@ -337,9 +145,9 @@ def diagnose(
 
         print(em.diagnose("outputs/bc"))
     """
-    agent, task = _loaded(agent, env, task)
+    agent, task = loaded(agent, env, task)
     policy = agent.policy if isinstance(agent, Agent) else agent
-    node = _trained_node(agent) if env is None else env_node(env)
+    node = trained_node(agent) if env is None else env_node(env)
     folder = agent.folder if isinstance(agent, Agent) else None
     as_trained = None if folder is None else read_run_settings(folder / "run.yaml").get("execute")
     execute = settings.pop("execute", as_trained)
@@ -372,7 +180,7 @@ def rollout(
         played = em.rollout(agent, "fr3_lift", steps=100, num_envs=8)
     """
     policy = agent.policy if isinstance(agent, Agent) else agent
-    made = _several(env, num_envs)
+    made = several(env, num_envs)
     rows: list[dict[str, Tensor]] = []
     try:
         actor = Actor(fitting(policy.eval(), task, made.spec), made.num_envs)
@@ -406,53 +214,3 @@ def collect(env: EnvLike, out: str | Path, episodes: int = 50, **settings: Any) 
 
     named = {"out": str(out), "episodes": episodes, **settings}
     return collect_words([*env_words(env), *settings_words(named)], [str(OPTIONS)])
-
-
-def _several(env: EnvLike, num_envs: int) -> VecEnv:
-    return env if isinstance(env, VecEnv) else make_env(env, num_envs)
-
-
-def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:
-    """`policy`, which does `task`, in an environment of the Spec `here`; SpecMismatch."""
-    policy = with_task(policy, task, here)
-    shown, seen = ({k: leaf.shape for k, leaf in s.obs.items()} for s in (here, policy.spec))
-    if policy.spec.act.shape != here.act.shape or not seen.items() <= shown.items():
-        require_same(here, policy.spec, "environment", "policy")
-    return policy
-
-
-def evaluated_env(agent: Agent | Policy, env: EnvLike | None, num_envs: int) -> VecEnv:
-    """`env`, or that of the agent's run."""
-    if env is None:
-        return build({**_trained_node(agent), "num_envs": num_envs}, VecEnv)
-    return _several(env, num_envs)
-
-
-def _is_object(env: Any) -> bool:
-    """Whether `env` is one Gymnasium environment, and no function that makes some."""
-    return hasattr(env, "step") and not isinstance(env, type | VecEnv)
-
-
-def _loaded(
-    agent: Agent | Policy | str | Path, env: EnvLike | None, task: str | None
-) -> tuple[Agent | Policy, str | None]:
-    """The agent of a run or a policy server, and the task that is not in it yet."""
-    if not isinstance(agent, str | Path):
-        return agent, task
-    if not is_address(str(agent)):
-        return load(agent), task
-    if env is None:
-        raise ConfigError(f"name the environment of {agent}: env=...")
-    return load(agent, env, task=task), None
-
-
-def _trained_node(agent: Agent | Policy) -> Node:
-    """The settings of the environment of an agent's run."""
-    folder = agent.folder if isinstance(agent, Agent) else None
-    if folder is None:
-        raise ConfigError("this policy belongs to no run: give the environment, env=...")
-    node = read_run_settings(folder / "run.yaml").get("env")
-    if not node:
-        raise ConfigError(f"{folder} was trained without an environment: give one, env=...")
-    require_inside(node, folder / "run.yaml")
-    return node
