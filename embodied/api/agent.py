@@ -1,4 +1,4 @@
-"""Agent: a policy that acts in the units of its environment; train, load, save, evaluate."""
+"""Agent acts, in the units of its environment; train, load, save, evaluate, make_policy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from embodied.api.edge import edge
 from embodied.api.environment import EnvLike, env_words, make_env, spec_of
-from embodied.api.words import OPTIONS, Choice, choice_words, is_network, settings_words
+from embodied.api.words import (
+    OPTIONS,
+    Choice,
+    as_words,
+    choice_words,
+    edge,
+    is_network,
+    settings_words,
+)
 from embodied.commands import answer
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
@@ -27,7 +35,8 @@ from embodied.core.saved_node import python_names, read_run_settings, read_saved
 from embodied.core.spec import INSTRUCTION, MASK, Spec, hidden, require_same
 from embodied.core.tensors import Tensors
 from embodied.evaluation import evaluate as evaluation
-from embodied.learners.learner import Learner
+from embodied.learners.acceleration import accelerate
+from embodied.learners.learner import Learner, RunPlan
 from embodied.nn.sentences import require_task
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 from embodied.policies.wrappers.told import with_task
@@ -144,7 +153,7 @@ class Agent:
         from embodied.evaluation.evaluate import film
         from embodied.evaluation.video import write_mp4
 
-        made = evaluated_env(self, env, 1)
+        made = env_for(self, env, 1)
         try:
             frames = film(fitting(self.policy, task, made.spec), made, seed)
         except NotImplementedError as error:
@@ -244,11 +253,9 @@ def load(
 
 @edge
 def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
-    """Save a policy as a checkpoint folder that `em.load` and the command line read.
+    """Save a policy as a checkpoint folder, which `em.load` and the command line read.
 
         em.save(policy, "outputs/mine")
-
-    Returns the folder.
     """
     policy = trained if isinstance(trained, Policy) else trained.policy
     return checkpoint.save(Path(folder), policy.inference_policy(), step=0)
@@ -275,7 +282,7 @@ def evaluate(
     agent, task = loaded(agent, env, task)
     policy = agent.policy if isinstance(agent, Agent) else agent
     count = min(num_envs, episodes)
-    made = evaluated_env(agent, env, count)
+    made = env_for(agent, env, count)
     try:
         policy = fitting(policy.eval(), task, made.spec)
         return evaluation.evaluate(policy, made, episodes, seed)
@@ -293,14 +300,10 @@ def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:
     return policy
 
 
-def evaluated_env(agent: Agent | Policy, env: EnvLike | None, num_envs: int) -> VecEnv:
+def env_for(agent: Agent | Policy, env: EnvLike | None, num_envs: int) -> VecEnv:
     """`env`, or that of the agent's run."""
     if env is None:
         return build({**trained_node(agent), "num_envs": num_envs}, VecEnv)
-    return several(env, num_envs)
-
-
-def several(env: EnvLike, num_envs: int) -> VecEnv:
     return env if isinstance(env, VecEnv) else make_env(env, num_envs)
 
 
@@ -405,7 +408,8 @@ def train(
     if not {"experiment", "resume", "eval.episodes"} & given:
         asked += ["eval.episodes=20"]
         asked += [] if "eval.num_envs" in given else ["eval.num_envs=10"]
-    if num_envs == 1 and _is_object(env) and "eval.shared" not in given:
+    is_object = hasattr(env, "step") and not isinstance(env, type | VecEnv)
+    if num_envs == 1 and is_object and "eval.shared" not in given:
         asked += ["eval.num_envs=1", "eval.shared=true"]
     called = None if callback is None else _callback(callback, max(callback_every, 1))
     return load(train_words(asked, [str(OPTIONS)], verbose=verbose, callback=called))
@@ -447,6 +451,38 @@ DISCRETE = {
 """The policy for discrete actions in place of the one that is usual with a learner."""
 
 
+@edge
+def make_policy(policy: Choice | nn.Module, env: VecEnv | Spec, **settings: Any) -> Policy:
+    """A new policy for the observations and actions of `env`.
+
+    `policy`: a name (`em.list("policy")`), or a torch module that maps flat observations [n, D] to
+    [n, A] numbers, which a tanh bounds. ConfigError for an unknown name or setting.
+
+        policy = em.make_policy("flow", env, chunk=8)
+    """
+    spec = env if isinstance(env, Spec) else env.spec
+    words = [*policy_words(policy), *as_words("policy", settings)]
+    return build(composed([*words, "learner=imitate"])["policy"], Policy, spec=spec)
+
+
+@edge
+def make_learner(
+    learner: Choice, policy: Policy, total_steps: int = 100_000, **settings: Any
+) -> Learner:
+    """A learner that trains `policy`: `learner.update(batch)` makes one update.
+
+    `batch`: transitions as tensors [n, ...] by name ("obs/state", "action" in [-1, 1], "reward",
+    "next_obs/state", ...); an update returns its metrics. `total_steps` is the length of the
+    training in environment steps, for learning-rate schedules.
+
+        learner = em.make_learner("imitate", policy, lr=1e-4)
+    """
+    words = [*choice_words("learner", learner), *as_words("learner", settings)]
+    node = composed(words)["learner"]
+    plan = RunPlan(total_steps, total_steps)
+    return accelerate(build(node, Learner, policy=policy, spec=policy.spec, run=plan))
+
+
 def policy_words(policy: Choice, usual: str = "deterministic") -> list[str]:
     """The words that choose a policy; a network of one's own is one in the policy `usual`."""
     if is_network(policy):
@@ -479,8 +515,3 @@ def composed(words: list[str]) -> dict[str, Any]:
     from embodied.compose import compose
 
     return compose("train", ["env=pendulum", *words], [OPTIONS]).node
-
-
-def _is_object(env: Any) -> bool:
-    """Whether `env` is one Gymnasium environment, and no function that makes some."""
-    return hasattr(env, "step") and not isinstance(env, type | VecEnv)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from embodied.api.edge import edge
-from embodied.api.words import OPTIONS, as_words, named
+from embodied.api.words import OPTIONS, as_words, edge, named
 from embodied.core.build import ConfigError, build, give, nearest
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec

@@ -1,4 +1,4 @@
-"""The other commands from Python: make_policy, make_learner, improve, diagnose, rollout, ..."""
+"""The other commands from Python: list, improve, diagnose, rollout, collect."""
 
 from __future__ import annotations
 
@@ -8,65 +8,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embodied.api.agent import (
-    Agent,
-    composed,
-    fitting,
-    loaded,
-    policy_words,
-    save,
-    several,
-    trained_node,
-)
-from embodied.api.edge import edge
+from embodied.api.agent import Agent, env_for, fitting, loaded, make_policy, save, trained_node
 from embodied.api.environment import EnvLike, env_node, env_words, spec_of
-from embodied.api.words import OPTIONS, Choice, as_words, choice_words, settings_words
+from embodied.api.words import OPTIONS, edge, settings_words
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build, parse
-from embodied.core.env import VecEnv
+from embodied.core.build import ConfigError, parse
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Spec
 from embodied.improvement import diagnosis, diagnosis_page
 from embodied.improvement.advice import Diagnosis
-from embodied.learners.acceleration import accelerate
-from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.wrappers.told import with_task
 
 if TYPE_CHECKING:
     from embodied.improvement.improve import Improvement
-
-
-@edge
-def make_policy(policy: Choice | nn.Module, env: VecEnv | Spec, **settings: Any) -> Policy:
-    """A new policy for the observations and actions of `env`.
-
-    `policy`: a name (`em.list("policy")`), or a torch module that maps flat observations [n, D] to
-    [n, A] numbers, which a tanh bounds. ConfigError for an unknown name or setting.
-
-        policy = em.make_policy("flow", env, chunk=8)
-    """
-    spec = env if isinstance(env, Spec) else env.spec
-    words = [*policy_words(policy), *as_words("policy", settings)]
-    return build(composed([*words, "learner=imitate"])["policy"], Policy, spec=spec)
-
-
-@edge
-def make_learner(
-    learner: Choice, policy: Policy, total_steps: int = 100_000, **settings: Any
-) -> Learner:
-    """A learner that trains `policy`: `learner.update(batch)` makes one update.
-
-    `batch`: transitions as tensors [n, ...] by name ("obs/state", "action" in [-1, 1], "reward",
-    "next_obs/state", ...); an update returns its metrics. `total_steps` is the length of the
-    training in environment steps, for learning-rate schedules.
-
-        learner = em.make_learner("imitate", policy, lr=1e-4)
-    """
-    words = [*choice_words("learner", learner), *as_words("learner", settings)]
-    node = composed(words)["learner"]
-    plan = RunPlan(total_steps, total_steps)
-    return accelerate(build(node, Learner, policy=policy, spec=policy.spec, run=plan))
 
 
 @edge
@@ -180,7 +135,7 @@ def rollout(
         played = em.rollout(agent, "fr3_lift", steps=100, num_envs=8)
     """
     policy = agent.policy if isinstance(agent, Agent) else agent
-    made = several(env, num_envs)
+    made = env_for(policy, env, num_envs)
     rows: list[dict[str, Tensor]] = []
     try:
         actor = Actor(fitting(policy.eval(), task, made.spec), made.num_envs)

@@ -1,18 +1,20 @@
-"""What a Python program gives, as the words of a command line: names, mappings with a name and
-settings, and classes, objects and functions, which get a name in this process."""
+"""What a Python program gives, as the words of a command line; classes, objects and functions get a
+name in this process. `edge`: mistakes in one line, answers to words of other libraries."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.commands import answer, mistake
 from embodied.core.build import ConfigError, give
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
@@ -21,15 +23,41 @@ from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.learner import Learner
 from embodied.teachers.teacher import Curriculum, Teacher
 
+P = ParamSpec("P")
+R = TypeVar("R")
 OPTIONS = Path(__file__).parent / "options"
 """YAML of options that only Python can choose."""
 Choice: TypeAlias = "str | Mapping[str, Any] | type | Any"
-"""The name of an option ("sac"), a mapping with its `name` and settings, or the class, object or
-function itself (also as the `name` in a mapping)."""
+"""The name of an option, or the class, object or function itself; or a mapping with such a `name`
+and settings."""
 GROUPS = ("finetune", "reward", "teacher", "replay", "weighting", "demonstrator")
 """Settings that are chosen by name."""
 ROLES = {"policy": Policy, "learner": Learner, "reward": Reward, "teacher": Curriculum}
 """The classes of what may be given itself."""
+
+
+def edge(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of what users call: a mistake is raised from here, without the traceback inside."""
+    name, own = function.__name__, inspect.signature(function).parameters
+    of_parts = name in ("make_policy", "make_learner")  # what keywords are settings of
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            for word in () if of_parts else kwargs.keys() - own.keys():
+                if ours := answer("keywords", f"{name}.{word}") or answer("keywords", word):
+                    raise ConfigError(f"{name}({word}=...){ours}", key=word)
+            return function(*args, **kwargs)
+        except Exception as error:
+            if (line := mistake(error)) is None:
+                raise
+            if not isinstance(error, OSError):
+                error.args = (line,)
+            if isinstance(error, ImportError):
+                error.msg = line
+            raise error.with_traceback(None) from None
+
+    return called
 
 
 def named(chosen: Mapping[str, Any], group: str) -> tuple[Any, dict[str, Any]]:
