@@ -231,7 +231,7 @@ def _refused(error: ValueError) -> str | None:
     Errors raised inside `build` get the name of the class that was built; those of our own
     constructors get none.
     """
-    frames = list(traceback.walk_tb(error.__traceback__))
+    frames = [*traceback.walk_tb(error.__traceback__)]  # `list` is a module here
     for frame, _ in frames:
         if frame.f_code is build.__code__:
             return f"{frame.f_locals['node'].get('_target_')}: "

@@ -81,6 +81,16 @@ def give(thing: Any, place: str) -> str:
     return f"{PYTHON}{place}.{own}"
 
 
+def given_thing(name: str) -> Any:
+    """What a Python program gave by this name; ConfigError if it was another process."""
+    if name not in GIVEN:
+        raise ConfigError(
+            f"{name} was given by the Python program that made this run: give it again, "
+            "em.load(RUN, env=..., module=...)"
+        )
+    return GIVEN[name]
+
+
 def require_allowed(module: str, what: str) -> None:
     """ConfigError unless settings may make this process import `module`, for `what`."""
     if not f"{module}.".startswith(tuple(ALLOWED)):
@@ -132,12 +142,7 @@ def resolve(target: str, role: type[T]) -> type[T]:
     """The class that `target` ("embodied.policies.gaussian.Gaussian") names; ConfigError unless it
     is a subclass of `role` that is defined in that module, in an allowed package, or was given."""
     if target.startswith(PYTHON):
-        if target not in GIVEN:
-            raise ConfigError(
-                f"{target} was given by the Python program that made this run: give it again, "
-                "em.load(RUN, env=..., module=...)"
-            )
-        thing = GIVEN[target]
+        thing = given_thing(target)
         kind: type[Any] = thing if isinstance(thing, type) else type(thing)
         if role in kind.__mro__:
             return kind

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.build import GIVEN, ConfigError, resolve
+from embodied.core.build import ConfigError, given_thing
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import MeanStdNormalizer
 
@@ -42,11 +42,9 @@ def mlp(
 
 
 def own_network(name: str, inputs: int, outputs: int) -> Any:
-    """A network [n, inputs] to [n, outputs] of the user: a copy of the module `name`, or what this
-    class or function makes of the two numbers. ConfigError if it does not fit."""
-    if name.startswith("embodied."):  # files may not choose among all modules here
-        raise ConfigError(f"{name} is no network of yours: name a class of your own package")
-    thing = GIVEN[name] if name in GIVEN else resolve(name, nn.Module)
+    """A network [n, inputs] to [n, outputs] that a Python program gave: a copy of the module
+    `name`, or what this class or function makes of the two numbers. ConfigError."""
+    thing = given_thing(name)
     try:
         net = copy.deepcopy(thing) if isinstance(thing, nn.Module) else thing(inputs, outputs)
         with torch.no_grad():

@@ -26,7 +26,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.nn.networks import Denoiser, own_network, sinusoid
 from embodied.policies.networks.attention import Attention
 
-Net = Node | str | None  # of another network, or the name of one's own
+Net = Node | str | None  # another network, or the name of one that Python gave
 
 
 def denoiser(
