@@ -6,6 +6,8 @@ agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
 print(em.evaluate(agent))
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,4 +54,14 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("embodied-rl")
-    raise AttributeError(f"module 'embodied' has no attribute {name!r}")
+    if name.isupper() and (Path(__file__).parent / f"configs/learner/{name.lower()}.yaml").exists():
+        # An ImportError, which `from embodied import SAC` shows as it is.
+        raise ImportError(f"there is no class {name}: em.train(env=ENV, learner={name.lower()!r})")
+    from embodied.commands import answer
+
+    more = "" if name.startswith("_") else answer("names", name)
+    raise AttributeError(f"module 'embodied' has no attribute {name!r}{more}")
+
+
+def __dir__() -> Sequence[str]:
+    return [*__all__, "__version__"]

@@ -7,9 +7,10 @@ id exists in this process only.
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -18,25 +19,36 @@ from embodied.core.build import ConfigError
 from embodied.core.native import OBJECT_PREFIX
 
 
-def register(given: gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]) -> str:
-    """The id of `given`: one environment, or a function (or class) that makes one.
+def register(given: Any) -> str:
+    """The id of `given`: one environment, or a function (or class) that makes one, or a list of
+    these, which are made in turn (also those of a Gymnasium vector environment).
 
     Of one environment, the first parallel env is the object itself and the others are copies.
     ConfigError if that object cannot be copied, and for what is not one environment.
     """
-    if isinstance(given, gymnasium.Env):
-        maker: Callable[[], Any] = _Copies(given)
-    elif callable(given) and not (isinstance(given, type) and not issubclass(given, gymnasium.Env)):
-        maker = given
-    else:
-        raise ConfigError(_instead(given))
+    makers = itertools.cycle([_maker(each) for each in several(given) or [given]])
     name = getattr(given, "__name__", type(given).__name__)
     if isinstance(given, gymnasium.Env):
         name = type(given.unwrapped).__name__
     text = f"{OBJECT_PREFIX}{re.sub('[^A-Za-z0-9_]', '', name) or 'Env'}-v0"
     gymnasium.registry.pop(text, None)  # the newest object of a name counts
-    gymnasium.register(text, entry_point=lambda **_: _one(maker()), order_enforce=False)
+    gymnasium.register(text, entry_point=lambda **_: _one(next(makers)()), order_enforce=False)
     return text
+
+
+def several(given: Any) -> Sequence[Any] | None:
+    """The environments, or the functions that make them, of a list or a vector environment; None of
+    a single one."""
+    functions = getattr(given, "env_fns", given)
+    return functions if isinstance(functions, list | tuple) and functions else None
+
+
+def _maker(given: Any) -> Callable[[], Any]:
+    if isinstance(given, gymnasium.Env):
+        return _Copies(given)
+    if callable(given) and not (isinstance(given, type) and not issubclass(given, gymnasium.Env)):
+        return given
+    raise ConfigError(_instead(given))
 
 
 def _one(made: Any) -> gymnasium.Env[Any, Any]:
@@ -49,16 +61,16 @@ def _one(made: Any) -> gymnasium.Env[Any, Any]:
 def _instead(given: Any) -> str:
     """What `given` is, which is not one Gymnasium environment, and what to give instead."""
     kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-    count = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", None)
+    number = getattr(given, "num_envs", None)
     if hasattr(given, "possible_agents"):
         return (
             f"env is {kind} of several agents, and one policy acts here: give a gymnasium.Env in "
             "which one of them acts"
         )
-    if isinstance(count, int):
+    if isinstance(number, int):
         return (
-            f"env is {kind} of {count} environments: give a function that makes one of them, "
-            f"env=lambda: gymnasium.make(ID), and num_envs={count}"
+            f"env is {kind} of {number} environments: give a function that makes one of them, "
+            f"env=lambda: gymnasium.make(ID), and num_envs={number}"
         )
     if hasattr(given, "reset") and hasattr(given, "step"):
         return f"env is {kind}, which is no gymnasium.Env: derive its class from gymnasium.Env"

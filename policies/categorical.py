@@ -23,7 +23,7 @@ from embodied.core.choices import Choices
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import orthogonal, per_row
+from embodied.nn.networks import per_row
 from embodied.policies.diagonal_gaussian import LOG_2PI
 from embodied.policies.encoded import MlpConfig, MlpPolicy
 
@@ -57,7 +57,7 @@ class Categorical(MlpPolicy):
         start = torch.full((config.chunk, choices.numbers), config.log_std)
         self.log_std = nn.Parameter(start) if choices.numbers else None
         if config.head is not None:
-            orthogonal(self.net, config.head)
+            self.begin_orthogonal(config.head)
 
     def forward(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         """Log-probabilities [n, chunk, m, K] of all classes, and means [n, chunk, c]."""

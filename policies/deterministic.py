@@ -74,7 +74,7 @@ class Deterministic(MlpPolicy):
     def feedforward(self) -> Feedforward:
         """The action without noise as plain layers; ConfigError if an observation is no vector."""
         require_squashed(self.spec.act)
-        return Feedforward(self.encoder.only_vectors(), self.encoder.norm, self.net)
+        return Feedforward(self.encoder.only_vectors(), self.encoder.norm, self.layers())
 
     def loss(self, batch: Tensors) -> Tensor:
         """Squared error per action element, averaged over the valid steps, [n]."""

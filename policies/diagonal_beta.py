@@ -25,7 +25,7 @@ from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import orthogonal, per_row
+from embodied.nn.networks import per_row
 from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
 
 TRIES = 6
@@ -53,7 +53,7 @@ class DiagonalBeta(MlpPolicy):
                 "policy=diagonal_gaussian"
             )
         super().__init__(config, spec, 2 * config.chunk * spec.act.size)
-        orthogonal(self.net, config.head)
+        self.begin_orthogonal(config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
         """Return alpha and beta of each action element, [n, size, 2]."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embodied.core.bounds import Count, NonNegative, Number
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import orthogonal, per_row
+from embodied.nn.networks import per_row
 from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
 
 LOG_2PI = math.log(2 * math.pi)
@@ -42,7 +42,7 @@ class DiagonalGaussian(MlpPolicy):
     def __init__(self, config: Config, spec: Spec) -> None:
         require_continuous(spec)
         super().__init__(config, spec, config.chunk * spec.act.size)
-        orthogonal(self.net, 0.0 if config.zero_head else config.head)
+        self.begin_orthogonal(0.0 if config.zero_head else config.head)
         start = torch.full((self.size,), config.log_std)
         self.log_std = nn.Parameter(start, requires_grad=config.learn_std)
 

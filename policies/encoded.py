@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.networks import mlp
-from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
+from embodied.nn.networks import mlp, orthogonal, own_network
+from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 
@@ -26,6 +26,7 @@ class EncodedConfig:
     chunk: Count = 1  # actions of one decision
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
     points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
+    extractor: str | None = None  # class of an own Encoder in place of the usual one
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class MlpConfig(EncodedConfig):
     hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # layer normalisation in the hidden layers
+    net: str | None = None  # own network in place of the MLP, given in Python
 
 
 class EncodedPolicy(Policy):
@@ -50,7 +52,7 @@ class EncodedPolicy(Policy):
         self.config = config
         self.size = config.chunk * spec.act.size
         self.squashes = not spec.act.is_normalized
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.encoder = make_encoder(spec, config)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return self.normal_noise(n, self.size, explore)
@@ -77,7 +79,19 @@ class MlpPolicy(EncodedPolicy):
 
     def __init__(self, config: MlpConfig, spec: Spec, out: int) -> None:
         super().__init__(config, spec)
-        self.net = mlp(self.encoder.size, config.hidden, out, config.activation, config.layer_norm)
+        size, layers = self.encoder.size, (config.hidden, out, config.activation, config.layer_norm)
+        self.net = own_network(config.net, size, out) if config.net else mlp(size, *layers)
+
+    def begin_orthogonal(self, last: float) -> None:
+        """Orthogonal weights, the gain of the last layer `last`; an own network begins as it is."""
+        if self.config.net is None:
+            orthogonal(self.net, last)
+
+    def layers(self) -> nn.Sequential:
+        """The layers of the MLP; ConfigError for what the user gave instead."""
+        if self.config.net or self.config.extractor:
+            raise ConfigError("it has a network of your own, and not an MLP's plain layers")
+        return self.net
 
 
 def require_continuous(spec: Spec) -> None:

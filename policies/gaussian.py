@@ -66,7 +66,7 @@ class Gaussian(MlpPolicy):
     def feedforward(self) -> Feedforward:
         """The mean action as plain layers; ConfigError if an observation is no vector."""
         require_squashed(self.spec.act)
-        *body, head = self.net
+        *body, head = self.layers()
         assert isinstance(head, torch.nn.Linear)
         mean = torch.nn.Linear(head.in_features, self.size, device="meta")
         mean.weight = torch.nn.Parameter(head.weight[: self.size])

@@ -1,98 +1,30 @@
-"""make_policy, make_learner, save, train, evaluate, rollout, collect: the commands, from Python."""
+"""The other commands from Python: list, improve, diagnose, rollout, collect."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from embodied.api.agent import (
-    Agent,
-    EnvLike,
-    as_words,
-    env_node,
-    env_words,
-    load,
-    make_env,
-    named,
-    spec_of,
-)
-from embodied.core import checkpoint
+from embodied.api.agent import Agent, env_for, fitting, loaded, make_policy, save, trained_node
+from embodied.api.environment import EnvLike, env_node, env_words, spec_of
+from embodied.api.words import OPTIONS, edge, settings_words
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, Node, build, parse, resolve
-from embodied.core.env import VecEnv
+from embodied.core.build import ConfigError, parse
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_run_settings, require_inside
+from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Spec
-from embodied.evaluation import evaluate as evaluation
 from embodied.improvement import diagnosis, diagnosis_page
 from embodied.improvement.advice import Diagnosis
-from embodied.learners.acceleration import accelerate
-from embodied.learners.learner import Learner, RunPlan
-from embodied.policies.remote.address import is_address
 from embodied.policies.wrappers.told import with_task
 
 if TYPE_CHECKING:
     from embodied.improvement.improve import Improvement
 
-OPTIONS = Path(__file__).parent / "options"
-"""YAML of options that only Python can choose."""
 
-DISCRETE = {
-    "flow": "categorical",
-    "diagonal_gaussian": "categorical",
-    "recurrent": "recurrent_categorical",
-}
-"""The policy for discrete actions in place of the one that is usual with a learner."""
-
-Choice: TypeAlias = str | Mapping[str, Any]
-"""The name of an option ("sac"), or a mapping with its `name` and settings."""
-
-
-def make_policy(policy: Choice | nn.Module, env: VecEnv | Spec, **settings: Any) -> Policy:
-    """A new policy for the observations and actions of `env`.
-
-    `policy`: a name (`em.list("policy")`), or a torch module that maps flat observations [n, D] to
-    [n, A] numbers, which a tanh bounds. ConfigError for an unknown name or setting.
-
-        policy = em.make_policy("flow", env, chunk=8)
-    """
-    spec = env if isinstance(env, Spec) else env.spec
-    words = [*policy_words(policy), *as_words("policy", settings)]
-    return build(_composed([*words, "learner=imitate"])["policy"], Policy, spec=spec)
-
-
-def make_learner(
-    learner: Choice, policy: Policy, total_steps: int = 100_000, **settings: Any
-) -> Learner:
-    """A learner that trains `policy`: `learner.update(batch)` makes one update.
-
-    `batch`: transitions as tensors [n, ...] by name ("obs/state", "action" in [-1, 1], "reward",
-    "next_obs/state", ...); an update returns its metrics. `total_steps` is the length of the
-    training in environment steps, for learning-rate schedules.
-
-        learner = em.make_learner("imitate", policy, lr=1e-4)
-    """
-    words = [*choice_words("learner", learner), *as_words("learner", settings)]
-    node = _composed(words)["learner"]
-    plan = RunPlan(total_steps, total_steps)
-    return accelerate(build(node, Learner, policy=policy, spec=policy.spec, run=plan))
-
-
-def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
-    """Save a policy as a checkpoint folder that `em.load` and the command line read.
-
-        em.save(policy, "outputs/mine")
-
-    Returns the folder.
-    """
-    policy = trained if isinstance(trained, Policy) else trained.policy
-    return checkpoint.save(Path(folder), policy.inference_policy(), step=0)
-
-
+@edge
 def list_names(group: str) -> list[str]:
     """The names of a group: "env", "policy", "learner", "reward", "teacher", "experiment", ...
 
@@ -107,102 +39,7 @@ def list_names(group: str) -> list[str]:
     return [*found]
 
 
-def choice_words(group: str, chosen: Choice) -> list[str]:
-    """The words of a command line that choose an option of `group` and its settings."""
-    if isinstance(chosen, str):
-        return [f"{group}={chosen}"]
-    if not isinstance(chosen, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        kind = f"the class {chosen.__name__}" if isinstance(chosen, type) else type(chosen).__name__
-        module = ", or a torch module" if group == "policy" else ""
-        raise ConfigError(
-            f"{group} is {kind}: give a name (em.list({group!r})), or a mapping with a name and "
-            f"settings{module}"
-        )
-    name, settings = named(chosen, group)
-    return [f"{group}={name}", *as_words(group, settings)]
-
-
-def policy_words(policy: Choice | nn.Module) -> list[str]:
-    """The words that choose a policy; a torch module is registered in this process."""
-    if not isinstance(policy, nn.Module):
-        return choice_words("policy", policy)
-    from embodied.policies import user_module
-
-    return ["policy=user_module", f"policy.module={user_module.register(policy)}"]
-
-
-def usual_policy(learner: Choice, spec: Spec) -> str:
-    """The usual policy of `learner` for the actions of `spec`; ConfigError if it has none."""
-    node = _composed(choice_words("learner", learner))["learner"]
-    kind = resolve(node["_target_"], Learner)
-    discrete = not spec.act.is_continuous
-    usual = kind.usual_policy
-    if name := DISCRETE.get(usual) if discrete else usual:
-        return name
-    if discrete and usual:
-        raise ConfigError(
-            f"{kind.__name__} needs continuous actions, and this environment's are discrete: "
-            'learner="ppo" takes both'
-        )
-    raise ConfigError(f"{kind.__name__} has no usual policy: policy=NAME (em.list('policy'))")
-
-
-def _composed(words: list[str]) -> dict[str, Any]:
-    """The settings of a run with `words`, whose environment does not matter."""
-    from embodied.compose import compose
-
-    return compose("train", ["env=pendulum", *words], [OPTIONS]).node
-
-
-GROUPS = ("finetune", "reward", "teacher", "replay", "weighting", "demonstrator")
-"""Settings that are chosen by name."""
-
-
-def train(
-    *words: str,
-    env: EnvLike | None = None,
-    learner: Choice | None = None,
-    policy: Choice | nn.Module | None = None,
-    num_envs: int | None = None,
-    verbose: bool = True,
-    **settings: Any,
-) -> Agent:
-    """Train, and return the trained agent; its `folder` holds checkpoints, metrics and a report.
-
-    `words` are those of `embodied train` ("experiment=pendulum_sac"). `settings` are the same as
-    keywords: `steps`, `seed`, `out`, `demos`, `init`, `eval={"episodes": 50}`; and `finetune`,
-    `reward`, `teacher`, ... by name, or as a mapping with `name` and settings. Without `policy`,
-    the usual one of the learner. `num_envs`: parallel envs. A Gymnasium object is stepped itself,
-    and further envs are copies of it; with `num_envs=1` it is evaluated in too, so that there is
-    one of it in all. Ctrl-C saves; `em.train(resume=FOLDER)` continues.
-
-        agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
-        agent = em.train("experiment=fr3_lift_dsrl", init="outputs/bc", seed=1)
-    """
-    from embodied.commands.train import train as train_words
-
-    asked = [*words]
-    if env is not None:
-        asked += env_words(env)
-    if num_envs is not None:
-        asked += [f"env.num_envs={num_envs}"]
-    if learner is not None:
-        asked += choice_words("learner", learner)
-    if policy is None and env is not None and learner is not None and "finetune" not in settings:
-        allowed = [word for word in words if word.startswith("allow=")]
-        policy = usual_policy(learner, spec_of(env, allowed))
-    if policy is not None:
-        asked += policy_words(policy)
-    asked += _settings_words(settings)
-    given = {word.partition("=")[0] for word in asked}
-    if not {"experiment", "resume", "eval.episodes"} & given:
-        asked += ["eval.episodes=20"]
-        asked += [] if "eval.num_envs" in given else ["eval.num_envs=10"]
-    if num_envs == 1 and _is_object(env) and "eval.shared" not in given:
-        asked += ["eval.num_envs=1", "eval.shared=true"]
-    return load(train_words(asked, [str(OPTIONS)], verbose=verbose))
-
-
+@edge
 def improve(
     policy: Agent | Policy | nn.Module | str | Path,
     env: EnvLike | None = None,
@@ -225,13 +62,9 @@ def improve(
 
     words = [] if env is None else env_words(env)
     given = {"out": str(out), **settings}
-    asked = [*words, *_settings_words(given)]
-    tell = print if verbose else _silent
+    asked = [*words, *settings_words(given)]
+    tell = print if verbose else lambda _: None
     return improve_words(_saved(policy, env, Path(out)), asked, [str(OPTIONS)], tell)
-
-
-def _silent(_: str) -> None:
-    """Print nothing."""
 
 
 def _saved(policy: Agent | Policy | nn.Module | str | Path, env: EnvLike | None, out: Path) -> str:
@@ -250,35 +83,7 @@ def _saved(policy: Agent | Policy | nn.Module | str | Path, env: EnvLike | None,
     return str(folder)
 
 
-def evaluate(
-    agent: Agent | Policy | str | Path,
-    env: EnvLike | None = None,
-    episodes: int = 50,
-    seed: int = 10_000,
-    num_envs: int = 10,
-    task: str | None = None,
-) -> evaluation.Evaluation:
-    """Play `episodes` episodes from initial states that depend on `seed` only, without exploration.
-
-    `agent`: also the folder of a run, or the address of a policy server. `env`: by default the one
-    that the agent was trained in; a server needs it. `task`: the sentence that an agent of several
-    tasks is told (None: the text that `env` shows). The result prints as one line, and has
-    `success`, `returns` and `lengths` [episodes].
-
-        print(em.evaluate("outputs/pendulum_sac-0", episodes=100))
-    """
-    agent, task = _loaded(agent, env, task)
-    policy = agent.policy if isinstance(agent, Agent) else agent
-    count = min(num_envs, episodes)
-    made = _trained_env(agent, count) if env is None else _several(env, count)
-    try:
-        policy = with_task(policy.eval(), task, made.spec)
-        return evaluation.evaluate(policy, made, episodes, seed)
-    finally:
-        if made is not env:
-            made.close()
-
-
+@edge
 def diagnose(
     agent: Agent | Policy | str | Path,
     env: EnvLike | None = None,
@@ -295,9 +100,9 @@ def diagnose(
 
         print(em.diagnose("outputs/bc"))
     """
-    agent, task = _loaded(agent, env, task)
+    agent, task = loaded(agent, env, task)
     policy = agent.policy if isinstance(agent, Agent) else agent
-    node = _trained_node(agent) if env is None else env_node(env)
+    node = trained_node(agent) if env is None else env_node(env)
     folder = agent.folder if isinstance(agent, Agent) else None
     as_trained = None if folder is None else read_run_settings(folder / "run.yaml").get("execute")
     execute = settings.pop("execute", as_trained)
@@ -313,6 +118,7 @@ def diagnose(
     return found.diagnosis
 
 
+@edge
 def rollout(
     agent: Agent | Policy,
     env: EnvLike,
@@ -329,10 +135,10 @@ def rollout(
         played = em.rollout(agent, "fr3_lift", steps=100, num_envs=8)
     """
     policy = agent.policy if isinstance(agent, Agent) else agent
-    made = _several(env, num_envs)
+    made = env_for(policy, env, num_envs)
     rows: list[dict[str, Tensor]] = []
     try:
-        actor = Actor(with_task(policy.eval(), task, made.spec), made.num_envs)
+        actor = Actor(fitting(policy.eval(), task, made.spec), made.num_envs)
         obs, first = made.reset(seed), torch.ones(made.num_envs, dtype=torch.bool)
         for _ in range(steps):
             action = actor(obs, first)
@@ -350,6 +156,7 @@ def rollout(
     return {name: torch.stack([(nothing | row)[name] for row in rows]) for name in named}
 
 
+@edge
 def collect(env: EnvLike, out: str | Path, episodes: int = 50, **settings: Any) -> Path:
     """Record demonstrations of a scripted or a trained policy as a LeRobot v3 dataset.
 
@@ -361,55 +168,4 @@ def collect(env: EnvLike, out: str | Path, episodes: int = 50, **settings: Any) 
     from embodied.commands.demos import collect as collect_words
 
     named = {"out": str(out), "episodes": episodes, **settings}
-    return collect_words([*env_words(env), *_settings_words(named)])
-
-
-def _settings_words(settings: Mapping[str, Any]) -> list[str]:
-    words: list[str] = []
-    for key, value in settings.items():
-        chosen = key in GROUPS and value is not None
-        words += choice_words(key, cast(Choice, value)) if chosen else as_words("", {key: value})
-    return words
-
-
-def _several(env: EnvLike, num_envs: int) -> VecEnv:
-    return env if isinstance(env, VecEnv) else make_env(env, num_envs)
-
-
-def _is_object(env: Any) -> bool:
-    """Whether `env` is one Gymnasium environment, and no function that makes some."""
-    return (
-        not isinstance(env, str | Mapping | VecEnv)
-        and hasattr(env, "step")
-        and (not isinstance(env, type))
-    )
-
-
-def _loaded(
-    agent: Agent | Policy | str | Path, env: EnvLike | None, task: str | None
-) -> tuple[Agent | Policy, str | None]:
-    """The agent of a run or a policy server, and the task that is not in it yet."""
-    if not isinstance(agent, str | Path):
-        return agent, task
-    if not is_address(str(agent)):
-        return load(agent), task
-    if env is None:
-        raise ConfigError(f"name the environment of {agent}: env=...")
-    return load(agent, env, task=task), None
-
-
-def _trained_env(agent: Agent | Policy, num_envs: int) -> VecEnv:
-    """The environment of an agent's run."""
-    return build({**_trained_node(agent), "num_envs": num_envs}, VecEnv)
-
-
-def _trained_node(agent: Agent | Policy) -> Node:
-    """The settings of the environment of an agent's run."""
-    folder = agent.folder if isinstance(agent, Agent) else None
-    if folder is None:
-        raise ConfigError("this policy belongs to no run: give the environment, env=...")
-    node = read_run_settings(folder / "run.yaml").get("env")
-    if not node:
-        raise ConfigError(f"{folder} was trained without an environment: give one, env=...")
-    require_inside(node, folder / "run.yaml")
-    return node
+    return collect_words([*env_words(env), *settings_words(named)], [str(OPTIONS)])

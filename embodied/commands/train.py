@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from embodied.models.dynamics import Fit
     from embodied.training.config import RunConfig
     from embodied.training.logger import Log
+    from embodied.training.trainer import Callback
 
 SENTENCES = ("prompt", "sentence", "text", "goal")
 """Settings of a node that say in words what is wanted."""
@@ -48,16 +49,17 @@ def train(
     folders: Sequence[str] = (),
     verbose: bool = True,
     given: Mapping[str, Node] | None = None,
+    callback: Callback | None = None,
 ) -> Path:
     """Compose the configuration, train and write a report; returns the run folder.
 
     Prints the settings, progress and what to type next, unless `verbose` is false. `given`: options
-    that are not files, as in `compose`.
+    that are not files, as in `compose`. `callback` is called at intervals.
     """
     with session(words, folders, verbose, given) as (node, log):
         from embodied.training.train import train as train_node
 
-        return train_node(node, log)
+        return train_node(node, log, callback)
 
 
 @contextmanager
@@ -119,7 +121,7 @@ def _logged(node: Node, step: int, others: bool, verbose: bool) -> Generator[Log
 
     config = read_config(node)
     folder = Path(config.out)
-    with Log(folder, node["wandb"], silent=others) as log:
+    with Log(folder, node["log"], silent=others) as log:
         log.begin(facts(config), config.total_steps, step, node, verbose)
         try:
             yield log
@@ -275,15 +277,15 @@ def allow_word(folder: Path) -> str:
 def next_lines(folder: Path) -> str:
     """What to type after the run in `folder`."""
     from embodied.core.native import OBJECT_PREFIX
-    from embodied.core.saved_node import read_run_settings
+    from embodied.core.saved_node import python_names, read_run_settings
 
     run, more, path = read_run_settings(folder / "run.yaml"), allow_word(folder), str(folder)
     env, policy = run.get("env") or {}, run.get("policy") or {}
     objects = "".join(
         f", {name}=..."
         for name, given in (
-            ("env", str(env.get("id")).startswith(OBJECT_PREFIX)),
-            ("module", "module" in policy),
+            ("env", str(env.get("id")).startswith(OBJECT_PREFIX) or python_names(env)),
+            ("module", python_names(policy)),
         )
         if given
     )

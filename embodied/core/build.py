@@ -26,6 +26,10 @@ ASKED: list[str] = []
 FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}
 """Registered functions by their role and dotted name."""
 MANY = 40  # names: more are not listed in a message
+PYTHON = "python."
+"""What the names of GIVEN begin with, as `_target_` and elsewhere."""
+GIVEN: dict[str, Any] = {}
+"""Classes, objects and functions that the Python program of this process gave, by name."""
 LONGEST = 100  # characters of a value in a message
 MOST = 10**30  # larger integers are not written out: Python refuses to write those of 4,300 digits
 Node = dict[str, Any]  # a nested `_target_` node, built by the class that has it as a setting
@@ -68,6 +72,24 @@ def allow(prefix: str) -> None:
 def asked_packages() -> tuple[str, ...]:
     """The packages that `allow` added in this process: for processes that it starts."""
     return tuple(package.rstrip(".") for package in ASKED)
+
+
+def give(thing: Any, place: str) -> str:
+    """Make `thing`, given for the setting `place` ("policy.net"), known to settings of this
+    process; returns its name there. The newest thing of a name counts."""
+    own = re.sub(r"\W", "", getattr(thing, "__name__", type(thing).__name__))
+    GIVEN[f"{PYTHON}{place}.{own}"] = thing
+    return f"{PYTHON}{place}.{own}"
+
+
+def given_thing(name: str) -> Any:
+    """What a Python program gave by this name; ConfigError if it was another process."""
+    if name not in GIVEN:
+        raise ConfigError(
+            f"{name} was given by the Python program that made this run: give it again, "
+            "em.load(RUN, env=..., module=...)"
+        )
+    return GIVEN[name]
 
 
 def require_allowed(module: str, what: str) -> None:
@@ -124,7 +146,13 @@ def unknown(
 
 def resolve(target: str, role: type[T]) -> type[T]:
     """The class that `target` ("embodied.policies.gaussian.Gaussian") names; ConfigError unless it
-    is a subclass of `role` that is defined in that module, in an allowed package."""
+    is a subclass of `role` that is defined in that module, in an allowed package, or was given."""
+    if target.startswith(PYTHON):
+        thing = given_thing(target)
+        kind: type[Any] = thing if isinstance(thing, type) else type(thing)
+        if role in kind.__mro__:
+            return kind
+        raise ConfigError(f"{target} is no {role.__name__}")
     module, name = _module_of(target), target.rpartition(".")[2]
     found = vars(module).get(name)
     if not inspect.isclass(found):
@@ -198,13 +226,18 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
     target = node["_target_"]
     cls: Any = resolve(target, role)
     settings = {key: value for key, value in node.items() if key != "_target_"}
+    if role in type(GIVEN.get(target)).__mro__:  # an object
+        return GIVEN[target]
     parameters = inspect.signature(cls).parameters
     given = {key: value for key, value in context.items() if key in parameters}
     if "config" not in parameters:
         known = parameters.keys() - context.keys()
         if wrong := sorted(settings.keys() - known):
             raise unknown(f'{target} has no setting "{printable(wrong[0])}"', wrong[0], known)
-        return cls(**settings, **given)
+        made = cls(**settings, **given)
+        if target in GIVEN:
+            made.node = plain(node)
+        return made
     config_type = typing.get_type_hints(cls.__init__)["config"]
     missing = [
         name

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast
 
 from embodied.core import bounds
-from embodied.core.build import ConfigError, Node, require_allowed, resolve, typed, unknown
+from embodied.core.build import PYTHON, ConfigError, Node, require_allowed, resolve, typed, unknown
 
 Found = tuple["Source", ast.ClassDef]
 KNOWN: dict[str, Any] = {
@@ -437,9 +437,10 @@ def _known_settings(target: str) -> dict[str, Any] | None:
     Its source is read where that is enough: importing it takes seconds, and the answer to a mistake
     should not.
     """
-    require_allowed(target.rpartition(".")[0], f"_target_ {target}")
-    if (read := settings_of(target)) is not None:
-        return {setting.name: setting.kind for setting in read}
+    if not target.startswith(PYTHON):
+        require_allowed(target.rpartition(".")[0], f"_target_ {target}")
+        if (read := settings_of(target)) is not None:
+            return {setting.name: setting.kind for setting in read}
     cls = resolve(target, object)  # only its settings are read here; `build` knows its role
     if "config" not in inspect.signature(cls).parameters:
         return None

@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError
 
 CHECKPOINT = 2
 DATASET = 1
-RUN = 1
+RUN = 2
 MODEL = 1
 NEWEST = {"checkpoint": CHECKPOINT, "dataset": DATASET, "run folder": RUN, "model": MODEL}
 
@@ -32,4 +32,7 @@ def upgrade(kind: str, state: Mapping[str, Any], format: Any) -> dict[str, Any]:
             f"the {kind} has format {format}, and this version reads up to {NEWEST[kind]}: "
             "install a newer embodied-rl"
         )
-    return dict(state)
+    made = dict(state)
+    if kind == "run folder" and format < 2 and "wandb" in made:
+        made["log"] = "wandb" if made.pop("wandb") else None
+    return made

@@ -50,7 +50,7 @@ def read_saved(file: Path) -> Node:
     try:
         node = parse_yaml(read_text(file, SETTINGS), str(file))
         if isinstance(node, dict):
-            for part in _parts(node):  # Hydra would replace such a text by other settings
+            for part in parts(node):  # Hydra would replace such a text by other settings
                 if isinstance(part, str) and "${" in part:
                     raise ValueError(
                         f"it refers to other settings ({part[:60]}), and should hold values"
@@ -74,7 +74,7 @@ def read_run_settings(file: Path) -> Node:
 def require_inside(node: Any, where: Path | str) -> None:
     """ConfigError if `node`, read from `where`, names a class that reaches beyond this process, and
     the command line does not allow its package."""
-    for part in _parts(node):
+    for part in parts(node):
         if isinstance(part, Mapping) and "_target_" in part:
             target: Any = cast(Node, part)["_target_"]
             if not isinstance(target, str):
@@ -89,7 +89,7 @@ def require_inside(node: Any, where: Path | str) -> None:
                 )
 
 
-def _parts(node: Any) -> Iterator[Any]:
+def parts(node: Any) -> Iterator[Any]:
     """Everything in `node`, at any depth; ValueError if there is no end of it."""
     waiting, count = [node], 0
     while waiting:
@@ -103,3 +103,8 @@ def _parts(node: Any) -> Iterator[Any]:
                 waiting += [key, value]
         elif isinstance(part, list | tuple):
             waiting += cast(list[Any], part)
+
+
+def python_names(node: Any) -> set[str]:
+    """The names in `node` of what a Python program gave (`core.build.give`)."""
+    return {part for part in parts(node) if isinstance(part, str) and part.startswith(build.PYTHON)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.build import ConfigError, given_thing
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import MeanStdNormalizer
 
@@ -37,6 +39,22 @@ def mlp(
         layers.append(ACTIVATIONS[activation]())
         size = width
     return nn.Sequential(*layers, nn.Linear(size, out))
+
+
+def own_network(name: str, inputs: int, outputs: int) -> Any:
+    """A network [n, inputs] to [n, outputs] that a Python program gave: a copy of the module
+    `name`, or what this class or function makes of the two numbers. ConfigError."""
+    thing = given_thing(name)
+    try:
+        net = copy.deepcopy(thing) if isinstance(thing, nn.Module) else thing(inputs, outputs)
+        with torch.no_grad():
+            shape = list(net.eval()(torch.zeros(2, inputs)).shape)
+    except Exception as error:  # any error of a user's own code
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{name} does not take observations [n, {inputs}]: {line}") from error
+    if shape != [2, outputs]:
+        raise ConfigError(f"{name} returns {shape} for 2 observations, not {[2, outputs]}")
+    return net.train()
 
 
 def orthogonal(net: nn.Sequential, last: float) -> None:

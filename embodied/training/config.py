@@ -176,7 +176,7 @@ class RunConfig:
     save_every: CountOrZero | None = 0  # steps between checkpoints (0: end; null: 10,000)
     eval_every: CountOrZero | None = 0  # steps between evaluations (0: end; null: as save_every)
     eval: EvalConfig = field(default_factory=EvalConfig)  # how the policy is evaluated
-    wandb: bool = False  # log to Weights & Biases (offline unless logged in)
+    log: Literal["tensorboard", "wandb"] | None = None  # where metrics go too (null: nowhere else)
     minutes: Positive | None = None  # wall time of training, which then ends; a resume goes on
     video: bool = True  # videos of evaluation episodes at the end
     resume: str | None = None  # a run or checkpoint to resume

@@ -1,4 +1,4 @@
-"""Log: writes metrics to metrics.jsonl, the terminal and, optionally, Weights & Biases."""
+"""Log: writes metrics to metrics.jsonl, the terminal and, if asked, TensorBoard or wandb."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import netrc
 import os
+import struct
 import sys
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from embodied.core.atomic_write import write_durably
 from embodied.core.files import read_bytes, require_file
 
 REFRESH = 0.2  # s between redraws of the bar
+LARGEST = 3.4e38  # of a float32
 PLAIN = 5.0  # s between lines if the output is not a terminal
 
 
@@ -30,10 +32,10 @@ class Log:
     Every line has `step`, `seconds` (wall time, over all resumes) and metrics such as
     `train/critic_loss` and `eval/success`. `last` holds the newest value of each. After a resume,
     lines past the resumed step and an incomplete last line are dropped. Without `begin` nothing is
-    printed. A `silent` log prints and writes nothing.
+    printed. A `silent` log prints and writes nothing. `also`: "tensorboard" or "wandb".
     """
 
-    def __init__(self, folder: Path, wandb: bool = False, silent: bool = False) -> None:
+    def __init__(self, folder: Path, also: str | None = None, silent: bool = False) -> None:
         self.folder, self.file = Path(folder), Path(folder) / "metrics.jsonl"
         self.silent = silent
         self.last: dict[str, float] = {}
@@ -42,8 +44,8 @@ class Log:
         self._opened = False
         self._shown: _Bar | _Lines | None = None
         self._console: Console | None = None
-        self._wandb: Any = None
-        self._wants_wandb = wandb
+        self._also: Any = None
+        self._wanted = also
 
     def begin(
         self,
@@ -66,8 +68,10 @@ class Log:
                 self.fact(name, value)
             kind = _Bar if console.is_terminal else _Lines
             self._shown = kind(console, steps, step)
-        if self._wants_wandb:
-            self._wandb = _start_wandb(self.folder, config)
+        if self._wanted == "wandb":
+            self._also = _start_wandb(self.folder, config)
+        elif self._wanted == "tensorboard":
+            self._also = EventFile(self.folder, step)
 
     def fact(self, name: str, value: str) -> None:
         """Print one more fact, if `begin` printed some."""
@@ -94,8 +98,8 @@ class Log:
         except OSError as error:  # the error of a full disk does not name the file
             raise OSError(error.errno, error.strerror, str(self.file)) from error
         self.last |= values
-        if self._wandb is not None:
-            self._wandb.log(values, step=step)
+        if self._also is not None:
+            self._also.log(values, step=step)
         if self._shown is not None:
             self._shown.tell(self.last)
 
@@ -110,11 +114,11 @@ class Log:
             print(f"embodied: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Remove the progress bar and finish the wandb run."""
+        """Remove the progress bar and finish the wandb run or the file of TensorBoard."""
         if self._shown is not None:
             self._shown.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        if self._also is not None:
+            self._also.finish()
 
     def __enter__(self) -> Log:
         return self
@@ -246,3 +250,55 @@ def _logged_in() -> bool:
         return netrc.netrc().authenticators("api.wandb.ai") is not None
     except (FileNotFoundError, netrc.NetrcParseError):
         return False
+
+
+class EventFile:
+    """A new file in `folder` that TensorBoard reads, which replaces what earlier files have after
+    `step`; nothing has to be installed to write it.
+
+    Records are a length, its checksum, data and their checksum (TFRecord); the data protocol
+    buffers `Event`: wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.0f}.embodied.{os.getpid()}"
+        self._file = (folder / name).open("ab")
+        self._add(0, _field(3, b"brain.Event:2"))
+        if step:
+            self._add(step + 1, _field(7, b"\x08\x01"))  # SessionLog.START
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Append the `values` of `step`, by name."""
+        pairs = ((name, max(min(value, LARGEST), -LARGEST)) for name, value in values.items())
+        each = (_field(1, name.encode()) + b"\x15" + struct.pack("<f", v) for name, v in pairs)
+        self._add(step, _field(5, b"".join(_field(1, value) for value in each)))
+
+    def finish(self) -> None:
+        """Nothing is left to write."""
+        self._file.close()
+
+    def _add(self, step: int, content: bytes) -> None:
+        event = b"\x09" + struct.pack("<d", time.time()) + b"\x10" + _varint(step) + content
+        size = struct.pack("<Q", len(event))
+        self._file.write(size + _checksum(size) + event + _checksum(event))
+        self._file.flush()
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + _varint(number >> 7)
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C, rotated by 15 bits, plus a constant."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 * (crc & 1))
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -16,10 +16,10 @@ from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
 from embodied.training.config import as_node, read_config
 from embodied.training.logger import Log, read_metrics
-from embodied.training.trainer import Trainer, intervals
+from embodied.training.trainer import Callback, Trainer, intervals
 
 
-def train(node: dict[str, Any], log: Log) -> Path:
+def train(node: dict[str, Any], log: Log, callback: Callback | None = None) -> Path:
     """Train with the settings `node` (the fields of RunConfig); returns the run folder.
 
     Writes `run.yaml`, checkpoints, metrics and a video. A run interrupted by Ctrl-C saves a
@@ -41,7 +41,10 @@ def train(node: dict[str, Any], log: Log) -> Path:
         log.fact("kernels", components.describe_kernels())
         if memory := components.loop.memory:
             log.fact("memory", memory)
-        with components.kernels.active(), _trainer(components, log, folder, first) as trainer:
+        with (
+            components.kernels.active(),
+            _trainer(components, log, folder, first, callback) as trainer,
+        ):
             try:
                 components.loop.run(trainer)
             except (RobotError, RemoteError):  # the run can be resumed once it works again
@@ -52,7 +55,9 @@ def train(node: dict[str, Any], log: Log) -> Path:
     return folder
 
 
-def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> Trainer:
+def _trainer(
+    components: RunComponents, log: Log, folder: Path, first: bool, callback: Callback | None
+) -> Trainer:
     """Counts the steps of a new or a resumed run, and evaluates and saves it."""
     config = components.config
     step = components.resume(config.resume) if config.resume else 0
@@ -78,6 +83,8 @@ def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> 
     teacher = components.loop.teacher
     total, minutes = config.total_steps, config.minutes
     trainer = Trainer(log, total, every, evaluate, save, step, teacher, minutes)
+    if callback is not None:
+        trainer.call = lambda step: callback(step, log, components.policy)
     return trainer
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from embodied.core import distributed
 from embodied.core.children import outlive_parent
 from embodied.core.env import Step
+from embodied.core.policy import Policy
 from embodied.evaluation.episode_stats import EpisodeMeans
 from embodied.training.logger import Log
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from embodied.evaluation.held_out import HeldOut
     from embodied.teachers.teacher import Curriculum
     from embodied.training.reward_pipeline import RewardPipeline
+
+
+Callback: TypeAlias = "Callable[[int, Log, Policy], object]"
+"""Called after each step, with the number of steps; where it returns False, the training ends."""
 
 
 class Loop(Protocol):
@@ -110,9 +115,10 @@ ECHO = 0.5  # s in which the same signal may have been sent again already
 class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
-    `minutes`: wall time from the first step on, after which it is enough (None: no limit).
-    The first Ctrl-C finishes the current iteration, saves and raises KeyboardInterrupt; a second
-    one, more than `ECHO` s later, stops at once.
+    `minutes`: wall time from the first step on, after which it is enough (None: no limit), as where
+    `call(step)`, if it is set, returns False after a step. The first Ctrl-C finishes the current
+    iteration, saves and raises KeyboardInterrupt; a second one, more than `ECHO` s later, stops at
+    once.
     """
 
     def __init__(
@@ -126,6 +132,8 @@ class Trainer:
         teacher: Curriculum | None = None,
         minutes: float | None = None,
     ) -> None:
+        self.call: Callable[[int], object] | None = None
+        self.stopped = False
         self.log, self.steps, self.every = log, steps, every
         self.evaluate, self.save, self.teacher = evaluate, save, teacher
         self.step = step
@@ -145,7 +153,9 @@ class Trainer:
                 self.until = time.monotonic() + 60 * self.minutes
             elif distributed.any_rank(time.monotonic() >= self.until):
                 return False
-        return self.step < self.steps and not self.interrupted
+        if self.call is not None:
+            self.stopped = distributed.any_rank(self.stopped)
+        return self.step < self.steps and not self.interrupted and not self.stopped
 
     def advance(
         self,
@@ -180,6 +190,9 @@ class Trainer:
         if self._due(self.every.save, before):
             with self.throughput.paused():
                 self.save_now()
+        if self.call is not None:
+            with self.throughput.paused():
+                self.stopped = self.call(self.step) is False
 
     def save_now(self) -> None:
         """Save, unless this step is saved already."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors
+from embodied.envs.gym import Gym
 from embodied.envs.spaces import space_of
 
 
@@ -93,6 +94,11 @@ class GymView(gymnasium.Env):
     def _shown(self, obs: Tensors) -> Any:
         arrays = {name: obs[name][0].numpy().copy() for name in self.names}
         return next(iter(arrays.values())) if self._flat else arrays
+
+
+def native_view(env: VecEnv) -> gymnasium.Env[Any, Any]:
+    """The Gymnasium environment that `env` (with `num_envs` 1) adapts; a GymView of another one."""
+    return env.envs[0] if isinstance(env, Gym) else GymView(env, render_mode="rgb_array")
 
 
 def shown_names(spec: Spec, asymmetric: bool) -> tuple[str, ...]:

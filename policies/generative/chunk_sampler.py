@@ -22,7 +22,7 @@ from embodied.nn.networks import sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.encoded import require_continuous
 from embodied.policies.generative.denoisers import denoiser
-from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
+from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler
 
 
@@ -61,10 +61,11 @@ class Config:
     width: Count = 256  # units of the residual MLP
     depth: Count = 2  # residual blocks of the MLP
     time_dim: Count = 16  # size of the time embedding, even
-    net: Node | None = None  # node of another network, see policies.generative.denoisers
+    net: Node | str | None = None  # another network, see policies.generative.denoisers
     obs_steps: Count = 1  # observations that the policy sees, the present one included
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
     points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
+    extractor: str | None = None  # class of an own Encoder in place of the usual one
 
 
 class ChunkSampler(ObservesHistory):
@@ -82,7 +83,7 @@ class ChunkSampler(ObservesHistory):
         self.chunk = config.chunk
         self.size = config.chunk * spec.act.size
         self.noise_steps = config.chunk
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.encoder = make_encoder(spec, config)
         self.past = config.obs_steps - 1
         self.names = self.encoder.names
         self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)

@@ -23,14 +23,19 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
-from embodied.nn.networks import Denoiser, sinusoid
+from embodied.nn.networks import Denoiser, own_network, sinusoid
 from embodied.policies.networks.attention import Attention
+
+Net = Node | str | None  # another network, or the name of one that Python gave
 
 
 def denoiser(
-    net: Node | None, chunk: int, action: int, features: int, width: int, depth: int, time_dim: int
+    net: Net, chunk: int, action: int, features: int, width: int, depth: int, time_dim: int
 ) -> Denoiser | Timed:
-    """Build the network `net`; if None, a residual MLP of `width`, `depth` and `time_dim`."""
+    """Build the network `net`; if None, a residual MLP of `width`, `depth` and `time_dim`. A name
+    is an own network from [n, chunk * action + time_dim + features] to [n, chunk * action]."""
+    if isinstance(net, str):
+        return OwnDenoiser(net, chunk * action, features, time_dim)
     if net is None:
         return Denoiser(chunk * action, features, width, depth, time_dim)
     return build(net, Timed, chunk=chunk, action=action, features=features)
@@ -64,6 +69,19 @@ class Timed(nn.Module):
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
         """The output [n, D] for a noisy chunk [n, D]."""
         raise NotImplementedError(f"{type(self).__name__} has no output")
+
+
+class OwnDenoiser(Timed):
+    """The network that `name` stands for, of the noisy chunk, the embedded time and the features
+    side by side."""
+
+    def __init__(self, name: str, size: int, features: int, time_dim: int) -> None:
+        super().__init__(time_dim, features, time_dim)
+        del self.condition
+        self.net = own_network(name, size + time_dim + features, size)
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        return self.net(torch.cat([x, time.expand(x.shape[0], -1), features], 1))
 
 
 @dataclass(frozen=True)

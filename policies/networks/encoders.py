@@ -19,14 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, hidden
+from embodied.core.build import ConfigError, resolve
+from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import MeanStdNormalizer
 
@@ -292,6 +292,13 @@ class Encoder(nn.Module):
                 self.norm.limit.fill_(torch.inf)
         for name, net in zip(self.sets, self.clouds, strict=True):
             cast(PointNet, net).fit(rows[f"obs/{name}"])
+
+
+def make_encoder(spec: Spec, config: Any) -> Encoder:
+    """The encoder of a policy's observations: an Encoder, or its subclass `config.extractor`, which
+    defines `forward` and sets `size`."""
+    kind = Encoder if config.extractor is None else resolve(config.extractor, Encoder)
+    return kind(spec.obs, config.images, points=config.points)
 
 
 class OneHot(nn.Module):

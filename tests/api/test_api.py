@@ -210,8 +210,8 @@ def test_what_is_no_single_environment_is_said_in_one_line() -> None:
         (int, "env is the class int: give a name"),
         (Several(), "env is Several of several agents, and one policy acts here"),
         (Plain, "env is the class Plain, which is no gymnasium.Env: derive its class"),
-        ([Slide, Slide], "env is list of 2 environments"),
-        (vector, "env is SyncVectorEnv of 3 environments: give a function that makes one of them"),
+        ([], "env is list: give a name"),
+        ([Slide, int], "env is the class int: give a name"),
         (lambda: vector, "env is SyncVectorEnv of 3 environments"),
         (lambda: None, "env is NoneType"),
         (DummyVecEnv([Slide]), "env is DummyVecEnv of 1 environments"),
@@ -224,13 +224,17 @@ def test_what_is_no_single_environment_is_said_in_one_line() -> None:
         assert "\n" not in str(caught.value)
     # What the line about vectors says is right.
     assert em.make_env(lambda: gymnasium.make("Pendulum-v1"), num_envs=3).num_envs == 3
+    assert em.make_env(vector).num_envs == 3
     assert em.make_env({"name": "Pendulum-v1", "num_envs": 4}).num_envs == 4
     assert em.make_env({"name": "two_gap", "num_envs": 4}).num_envs == 4
-    for given, line in [(nn.Linear, "the class Linear"), (lambda obs: obs, "function")]:
-        with pytest.raises(ConfigError, match=f"policy is {line}: give a name .* torch module"):
-            em.train(env=Slide, learner="sac", policy=given)  # pyright: ignore
-        with pytest.raises(ConfigError, match=f"reward is {line}: give a name"):
-            em.train(env=Slide, learner="sac", reward=given)
+    with pytest.raises(ConfigError, match=r"Conv2d does not take observations \[n, 2\]: "):
+        em.train(env=Slide, learner="sac", policy=nn.Conv2d)
+    with pytest.raises(ConfigError, match=r"lambda does not take observations .* positional"):
+        em.train(env=Slide, learner="sac", policy=lambda obs: obs)
+    with pytest.raises(ConfigError, match=r"reward is the class Linear: give a name .* a Reward"):
+        em.train(env=Slide, learner="sac", reward=nn.Linear)
+    with pytest.raises(ConfigError, match="replay is function: give a name"):
+        em.train(env=Slide, learner="sac", replay=lambda: 0)
 
 
 def test_what_to_type_next_is_what_works(agent: em.Agent, tmp_path: Path) -> None:

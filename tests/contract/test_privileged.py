@@ -18,7 +18,6 @@ from embodied.core.policy import Policy
 from embodied.core.spec import hidden
 from embodied.envs.adapters.gymnasium_env import GymView
 from embodied.envs.adapters.lerobot_env import LeRobotEnv
-from embodied.envs.adapters.sb3_vec_env import VecView
 from embodied.envs.gym import Config, Gym
 from embodied.envs.maniskill import observations
 from embodied.envs.process.env import checked_spec
@@ -156,8 +155,6 @@ def test_views_for_other_libraries() -> None:
     assert view.observation_space.shape == (2,)
     obs, _ = view.reset(seed=0)
     assert view.observation_space.contains(obs)
-    peer = VecView(Gym(Config("embodied/Asymmetric-v0", 1)))
-    assert peer.observation_space.shape == (2,) == peer.reset().shape[1:]
     both = GymView(Gym(Config("embodied/Asymmetric-v0", 1)), asymmetric=True)
     assert set(both.observation_space.spaces) == {"state", *HIDDEN}
     lerobot = LeRobotEnv(Gym(Config("embodied/Asymmetric-v0", 1)), "none", 5)

@@ -22,6 +22,7 @@ from embodied.core.reward import Reward
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.nn.networks import QFunction
 from embodied.policies.generative.denoisers import Timed
+from embodied.policies.networks.encoders import Encoder
 from tests.builders import ROOT, python
 
 PACKAGES = ("embodied", "envs", "policies", "real_robot")
@@ -66,8 +67,9 @@ def test_every_call_says_its_role() -> None:
 
 def test_policies_are_made_of_policies_and_networks() -> None:
     """What policy.yaml may nest: no environment, driver, emulator, person or language model."""
-    networks = {"Policy", "Timed", "QFunction", "cls", "type(self)"}
+    networks = {"Policy", "Timed", "QFunction", "Encoder", "cls", "type(self)"}
     known: dict[str, type] = {"Policy": Policy, "Timed": Timed, "QFunction": QFunction}
+    known |= {"Encoder": Encoder}
     for path in sources("policies"):
         for call in calls(path):
             assert ast.unparse(call.args[1]) in networks, f"{path}:{call.lineno}"

@@ -195,7 +195,7 @@ def test_what_a_newer_version_wrote_is_refused(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"format": formats.RUN, "seed": 3}))
     assert read_run_settings(file) == {"seed": 3}
     file.write_text(yaml.safe_dump({"format": formats.RUN + 1, "seed": 3}))
-    with pytest.raises(ConfigError, match=r"the run folder has format 2, .* up to 1"):
+    with pytest.raises(ConfigError, match=r"the run folder has format 3, .* up to 2"):
         read_run_settings(file)
 
 

@@ -55,6 +55,9 @@ CALLS = {
 }
 """By function of `em`: keywords that are set; `train` loses its `steps`."""
 
+MOST_CALLS = {"steps": 60, "callback_every": 80}
+"""Of each call of `train`."""
+
 
 def verb_of(words: Sequence[str]) -> str:
     """`demos collect` of `embodied demos collect ...`; "" for another program."""
@@ -114,6 +117,9 @@ class _Calls(ast.NodeTransformer):
             keywords = [each for each in node.keywords if each.arg not in dropped]
             made = [ast.keyword(key, ast.Constant(value)) for key, value in CALLS[name].items()]
             node.keywords = [*keywords, *made]
+        for each in node.keywords:  # an agent's own train, and callbacks
+            if each.arg in MOST_CALLS and name.endswith("train"):
+                each.value = ast.Constant(MOST_CALLS[each.arg])
         if name.endswith(".learn"):  # Stable-Baselines3
             node.args = [ast.Constant(LEARNED)]
         return node

@@ -133,7 +133,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    with Log(tmp_path / "run", wandb=True) as log:
+    with Log(tmp_path / "run", "wandb") as log:
         log.begin({}, 20, 0, {"seed": 0})
         log.write(10, {"train/loss": 1.0})
     written = list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))

@@ -65,7 +65,7 @@ ELSEWHERE = {
     "test_parallel.py, a GPU": "device",
     "test_kernels.py": "deterministic",
     "test_train.py": "resume",
-    "test_logger.py": "wandb",
+    "test_logger.py": "log",
     "test_imitated_steps.py": "finetune init demo_policy_steps",
     "test_foreign_columns.py": "instruction",
     "test_task_grid.py": "eval",

@@ -67,7 +67,7 @@ def step_of(folder: Path) -> int:
 
 
 def run(node: dict[str, Any]) -> Path:
-    return train(node, Log(Path(node["out"]), wandb=False))
+    return train(node, Log(Path(node["out"])))
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

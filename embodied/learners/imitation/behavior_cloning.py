@@ -60,9 +60,13 @@ class BehaviorCloning(Learner):
         self.done = 0
         self.total = max(run.updates, 1)
 
+    def loss(self, batch: Tensors) -> Tensor:
+        """The number that an update lowers."""
+        return self.online.loss(batch).mean()
+
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.adam.param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
-        loss = self.online.loss(batch).mean()
+        loss = self.loss(batch)
         loss.backward()
         distributed.average_gradients(self.online.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)

@@ -186,6 +186,8 @@ def obstacle(learner: Learner) -> str | None:
         return f"the policy is {type(policy).__name__}, not Deterministic"
     if distributed.world() > 1 or torch.get_num_threads() > 1:
         return "it runs in one process on one thread"
+    if policy.config.net or policy.config.extractor:
+        return "the policy has an own network"
     if config.compile or config.cuda_graph or config.atoms:
         return "compile, cuda_graph or atoms is set"
     parameters = list(policy.net.parameters())

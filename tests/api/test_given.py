@@ -1,0 +1,244 @@
+"""Classes, objects, functions, networks and arrays that a Python program gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import embodied as em
+from embodied.compose import option, options, search_folders
+from embodied.core.build import ConfigError, build
+from embodied.core.reward import Reward
+from embodied.core.spec import SpecMismatch
+from embodied.datasets.lerobot.reader import read_episodes
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
+from embodied.policies.gaussian import Gaussian
+from embodied.policies.networks.encoders import Encoder
+from embodied.teachers.tasks.uniform import Uniform
+from embodied.teachers.teacher import Curriculum, EpisodeLog, TaskWrapper
+from tests.api.test_api import Slide, Tasked
+from tests.builders import python
+from tests.toy_envs import Reach
+
+SMALL = {"size": "debug", "verbose": False, "video": False}
+
+
+class Effort(Reward):
+    frozen = True
+
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
+
+    def __call__(self, transitions: dict[str, Tensor]) -> Tensor:
+        return -self.weight * transitions["action"].square().sum(1)
+
+
+class Own(Gaussian):
+    """A policy of one's own."""
+
+
+class Halving(Uniform):
+    def propose(self, n: int) -> Any:
+        return [(point / 2, memo) for point, memo in super().propose(n)]
+
+
+def make_net(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+class Features(Encoder):
+    def __init__(self, obs: Any, *settings: Any, **more: Any) -> None:
+        super().__init__(obs, *settings, **more)
+        self.net = nn.Linear(obs["state"].size, 4)
+        self.size = 4
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return torch.tanh(self.net(self.norm(obs["state"])))
+
+
+PARTS: list[dict[str, Any]] = [
+    {"reward": lambda batch: -batch["obs/state"][:, 0].abs()},
+    {"reward": Effort(2.0), "policy": Own},
+    {"reward": {"name": Effort, "weight": 0.5}, "policy": {"name": Own, "hidden": [8]}},
+]
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=("function", "object", "class"))
+def test_parts_may_be_given_themselves(parts: dict[str, Any], tmp_path: Path) -> None:
+    agent = em.train(env=Slide, learner="sac", out=str(tmp_path / "run"), **parts, **SMALL)
+    if "policy" in parts:
+        assert type(agent.policy) is Own
+        done = python("-c", f"import embodied as em; em.load({str(agent.folder)!r})")
+        assert "python.policy.Own was given by the Python program that made this run" in done.stderr
+
+
+def test_teachers_learners_and_objects_of_ours(tmp_path: Path) -> None:
+    how = {"env": Tasked, "learner": "ppo", "num_envs": 2, **SMALL}
+    for name, teacher in [
+        ("function", lambda n, random: random.uniform(0, 0.5, (n, 1))),
+        ("class", {"name": Halving, "signal": "return"}),
+    ]:
+        em.train(out=str(tmp_path / name), teacher=teacher, **how)
+        lines = (tmp_path / name / "tasks.jsonl").read_text().splitlines()
+        assert lines and all('"task": [0.' in line for line in lines)
+    with pytest.raises(ValueError, match="cannot reshape array of size 3"):
+        em.train(out=str(tmp_path / "no"), teacher=lambda n, random: [0, 1, 2], **how)
+    policy = em.make_policy("gaussian", em.make_env(Slide), hidden=[8])
+    made = em.train(env=Slide, learner="sac", policy=policy, out=str(tmp_path / "sac"), **SMALL)
+    assert made.policy is not policy and em.load(tmp_path / "sac").policy.spec == policy.spec
+    with pytest.raises(SpecMismatch, match="environment and policy do not fit"):
+        em.train(env="Pendulum-v1", learner="sac", policy=policy, **SMALL)
+    env = em.train(env=Reach, learner="sac", out=str(tmp_path / "reach"), **SMALL)
+    assert len(env.evaluate(episodes=2).returns) == 2
+
+
+NETS: list[tuple[str, Any]] = [
+    ("sac", make_net),
+    ("ppo", make_net(2, 1)),
+    ("sac", {"name": "gaussian", "extractor": Features}),
+    ("ppo", {"name": "diagonal_gaussian", "extractor": Features, "net": make_net}),
+]
+
+
+@pytest.mark.parametrize(("learner", "policy"), NETS)
+def test_an_own_network_under_sac_and_ppo(learner: str, policy: Any, tmp_path: Path) -> None:
+    agent = em.train(env=Slide, learner=learner, policy=policy, out=str(tmp_path / "r"), **SMALL)
+    parts = [*agent.policy.modules()]
+    assert any(isinstance(part, nn.Linear) and part.out_features in (4, 8) for part in parts)
+    before = agent.predict([0.5, 0.1])
+    given = policy["extractor"] if isinstance(policy, dict) and "net" not in policy else policy
+    if not isinstance(given, dict):
+        assert em.load(tmp_path / "r", module=given).predict([0.5, 0.1]) == before
+
+
+@pytest.mark.parametrize("name", ["flow", "diffusion"])
+def test_an_own_network_denoises(name: str) -> None:
+    env = em.make_env(Slide)
+    policy = em.make_policy({"name": name, "net": make_net, "extractor": Features}, env, chunk=2)
+    learner = em.make_learner("imitate", policy)
+    batch = {"obs/state": torch.rand(8, 2), "action": torch.rand(8, 2, 1)}
+    losses = learner.update({**batch, "valid": torch.ones(8, 2, dtype=torch.bool)})
+    assert losses["loss"].isfinite()
+    assert em.rollout(policy, Slide, steps=2)["action"].shape == (2, 1, 1)
+    with pytest.raises(ConfigError, match=r"returns \[2, 3\] for 2 observations, not \[2, 2\]"):
+        em.make_policy({"name": name, "net": lambda inputs, _: nn.Linear(inputs, 3)}, env, chunk=2)
+
+
+def steps(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Observations of Slide, and the force (N) that pushes it to zero."""
+    x = np.random.default_rng(0).uniform(-1, 1, count)
+    obs = np.stack([x, np.zeros(count)], 1).astype(np.float32)
+    return obs, (10 - 10 * np.sign(x))[:, None].astype(np.float32)
+
+
+class Pairs(Dataset[Any]):
+    def __init__(self) -> None:
+        self.obs, self.action = steps(60)
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        part = {"observation.state": self.obs[index], "action": self.action[index]}
+        return {**part, "done": np.array(index % 20 == 19)}
+
+
+def test_arrays_and_datasets_are_demonstrations(tmp_path: Path) -> None:
+    """In the units of the environment; three episodes of 20 steps each, however they are given."""
+    obs, action = steps(60)
+    whole = {"obs": obs, "action": action, "done": np.arange(60) % 20 == 19}
+    parts = [{"obs": obs[at : at + 20], "action": action[at : at + 20]} for at in (0, 20, 40)]
+    pairs = TensorDataset(torch.from_numpy(obs), torch.from_numpy(action))
+    small = {"learner": "imitate", "policy": "deterministic", **SMALL}
+    for number, demos in enumerate([whole, parts, Pairs(), lambda: parts, pairs]):
+        out = tmp_path / str(number)
+        agent = em.train(env=Slide, demos=demos, steps=200, out=str(out), **small)
+        (folder,) = out.glob("demos-*")
+        episodes = read_episodes(folder)
+        assert len(episodes) == (1 if demos is pairs else 3)
+        assert set(episodes.steps["action"].flatten().tolist()) == {-1.0, 1.0}
+    pushes = [float(agent.predict([x, 0.0])[0]) for x in (-0.9, 0.9)]
+    assert pushes[0] > 10 > pushes[1], "in newtons"
+    alone = em.train(demos=whole, learner="imitate", out=str(tmp_path / "alone"), **SMALL)
+    assert alone.predict(obs[0]).shape == (1,) and alone.folder == tmp_path / "alone"
+    for demos, line in [
+        ({"obs": obs}, "demos need obs and action"),
+        ({**whole, "picture": obs}, 'demos has "picture", which is none of'),
+        (3, "demos is a int: give a folder"),
+    ]:
+        with pytest.raises(ConfigError, match=line):
+            em.train(env=Slide, demos=demos, out=str(tmp_path / "no"), **small)
+    with pytest.raises(ConfigError, match='no "reward", which every learner but imitate needs'):
+        em.train(env=Slide, demos=whole, learner="iql", out=str(tmp_path / "no"), **SMALL)
+
+
+def test_a_function_is_the_loss(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def loss(policy: Any, batch: dict[str, Tensor]) -> Tensor:
+        calls.append(len(batch["action"]))
+        return policy.loss(batch).mean()
+
+    demos = dict(zip(("obs", "action"), steps(40), strict=True))
+    how = {"demos": demos, "policy": "deterministic", "env": Slide, **SMALL}
+    em.train(learner=loss, out=str(tmp_path / "a"), **how)
+    assert calls
+    em.train(learner=BehaviorCloning, out=str(tmp_path / "b"), **how)
+
+
+def test_several_environments_and_numpy(tmp_path: Path) -> None:
+    made = em.train(env=[Slide, lambda: Slide()], learner="ppo", out=str(tmp_path / "r"), **SMALL)
+    assert made.folder is not None and "num_envs: 2" in (made.folder / "run.yaml").read_text()
+    envs = em.make_env([Slide, Slide, Slide], numpy=True)
+    assert isinstance(envs, SyncVectorEnv) and envs.single_action_space == Slide.action_space
+    obs, _ = envs.reset(seed=0)
+    assert isinstance(obs, np.ndarray) and obs.shape == (3, 2)
+    action = made.predict(obs)
+    assert action in envs.action_space
+    after, reward, *_ = envs.step(action)
+    assert np.allclose(after[:, 0], obs[:, 0] + 0.02 * (action[:, 0] - 10), atol=1e-6), "newtons"
+    assert np.allclose(reward, -np.abs(after[:, 0]))
+    two = em.make_env("two_gap", num_envs=2, numpy=True)
+    assert two.reset(seed=0)[0] in two.observation_space
+    assert two.step(two.action_space.sample())[0] in two.observation_space
+
+
+def task_teachers() -> dict[str, dict[str, Any]]:
+    nodes = {name: option(file) for name, file in options("teacher", search_folders()).items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, node in nodes.items():
+        module, _, kind = str(node["_target_"]).rpartition(".")
+        made = getattr(__import__(module, fromlist=[kind]), kind)
+        if made.needs == "tasks":
+            found[name] = node
+    return found
+
+
+TEACHERS = task_teachers()
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_every_teacher_of_tasks_chooses_those_of_a_gymnasium_environment(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert {"alpgmm", "adr", "riac", "goalgan", "selfpaced", "settersolver"} <= TEACHERS.keys()
+    env = em.make_env(Tasked, num_envs=2)
+    scores = {"signal": "return", "returns": [-20.0, 0.0]}
+    scores |= {"stepping": "none"} if name == "meta_acl" else {}  # its archive is empty
+    context = {"spec": env.spec, "env": env, "seed": 0, "folder": tmp_path}
+    teacher: Any = build({**TEACHERS[name], **scores}, Curriculum, **context)
+    taught = TaskWrapper(env, teacher, EpisodeLog(tmp_path / "tasks.jsonl"))
+    obs = taught.reset(0)
+    for step in range(60):
+        if step % 20 == 0:  # an episode begins: x is the task, in its own units
+            assert torch.allclose(obs["state"][:, 0], 2 * taught.memory["task"][:, 0] - 1)
+        obs = taught.step(torch.zeros(2, 1)).obs
+    assert len((tmp_path / "tasks.jsonl").read_text().splitlines()) == 6
