@@ -41,6 +41,7 @@ LAYERS = [
         "commands",
         "api",
         "cli",
+        "__main__",
         "benchmarks",
     )
 ]

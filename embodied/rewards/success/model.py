@@ -23,7 +23,15 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, PositiveFraction
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    Number,
+    Positive,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError, parse
 from embodied.core.device import forked
 from embodied.core.files import MALFORMED, FileError, read_json, reading
@@ -148,21 +156,19 @@ def split(whole: LabelledFrames, share: float, seed: int) -> tuple[LabelledFrame
 
 @dataclass(frozen=True)
 class Calibration:
-    """`prior` log odds to add, `temperature`, `threshold`; and their quality on the held-out
-    episodes: expected calibration error and log loss before and after, true and false positive
-    rates (`found`, `mistaken`), and the numbers of positives and negatives."""
+    """How logits become probabilities, and the quality of that on the held-out episodes."""
 
-    prior: float
-    temperature: float
-    threshold: float
-    error_before: float
-    error: float
-    loss_before: float
-    loss: float
-    found: float
-    mistaken: float
-    successes: int
-    others: int
+    prior: Number  # log odds that are added
+    temperature: Positive  # by which the logits are divided
+    threshold: Number  # probability from which on a success is said
+    error_before: Number  # expected calibration error before it
+    error: Number  # and after it
+    loss_before: Number  # log loss before it
+    loss: Number  # and after it
+    found: Number  # share of the successes that are said to be some
+    mistaken: Number  # share of the others that are
+    successes: CountOrZero  # in the held-out episodes
+    others: CountOrZero  # in the held-out episodes
 
     def probability(self, logits: Tensor) -> Tensor:
         """The calibrated probability [N] of success for `logits` [N]."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from embodied.core.bounds import CountOrZero, Whole
 from embodied.core.build import ConfigError, parse, printable
 from embodied.core.files import read_json
 from embodied.real_robot.drivers.driver import DriverError
@@ -36,11 +37,11 @@ Step = Callable[[], bool]
 class Motor:
     """One motor of LeRobot's calibration file, with its names."""
 
-    id: int
-    drive_mode: int = 0
-    homing_offset: int = 0
-    range_min: int = 0
-    range_max: int = TICKS - 1
+    id: CountOrZero  # of the motor on its bus
+    drive_mode: Whole = 0  # 1: it counts the other way round
+    homing_offset: Whole = 0  # ticks that are subtracted from what it measures
+    range_min: Whole = 0  # ticks at the lower end of its range
+    range_max: Whole = TICKS - 1  # ticks at the upper end of its range
 
 
 def load_lerobot(path: Path) -> dict[str, Motor]:
