@@ -255,7 +255,9 @@ def load(
 def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
     """Save a policy as a checkpoint folder, which `em.load` and the command line read.
 
-    em.save(policy, "outputs/mine")
+        em.save(policy, "outputs/mine")
+
+    Returns the folder.
     """
     policy = trained if isinstance(trained, Policy) else trained.policy
     return checkpoint.save(Path(folder), policy.inference_policy(), step=0)
