@@ -229,6 +229,7 @@ def deployment(hertz: int, folder: Path) -> Deployment:
         step=STEP,
         limits=LIMITS,
         fresh=FreshConfig(5.0, 30.0, 30.0),
+        force=500.0,
         hand=Hand(high=0.08, speed=0.4, force=35.0, at_stop="hold"),
         heartbeat=Heartbeat(60.0, 120.0),
     )

@@ -38,10 +38,12 @@ from embodied.real_robot.safety.geometry import Geometry
 from embodied.real_robot.safety.hand import Config as HandConfig
 from embodied.real_robot.safety.hand import HandLimiter
 from embodied.real_robot.safety.learned_reflex import Reflex
+from embodied.real_robot.safety.measured import Force, Outside, Overspeed, ToolJacobian
 from embodied.real_robot.safety.workspace import Region, Workspace
 
 T = TypeVar("T")
 MOST = 300  # characters of a message of another library
+REDUCED_SPEED = 0.25  # m/s: the reduced speed of ISO 10218-1
 
 
 def forward_kinematics(deployment: Deployment) -> Callable[[Floats], Floats]:
@@ -79,9 +81,18 @@ def build_regions(deployment: Deployment) -> list[Region]:
     return regions
 
 
+def tool_speed(deployment: Deployment) -> float:
+    """The limit of the tool's speed (m/s): reduced with hold-to-run, and in a policy's first
+    run."""
+    reduced = deployment.hold_to_run or deployment.first_run
+    return min(deployment.tool_speed, REDUCED_SPEED) if reduced else deployment.tool_speed
+
+
 def build_chain(deployment: Deployment) -> Chain:
     """The safety chain: all stages that have settings, and the hard limits."""
     limits, dt = deployment.limits, 1 / deployment.hertz
+    forward, speed = forward_kinematics(deployment), tool_speed(deployment)
+    jacobian = ToolJacobian(forward, deployment.joints)
     stages: list[Stage] = [
         Finite(),
         Fresh(deployment.fresh),
@@ -90,8 +101,11 @@ def build_chain(deployment: Deployment) -> Chain:
     ]
     if deployment.hold_to_run:
         stages.append(HoldToRun())
+    if not isinstance(deployment.force, str):
+        stages.append(Force(deployment.force, jacobian, dt))
     regions = build_regions(deployment)
-    stages += regions
+    workspace = next((region for region in regions if isinstance(region, Workspace)), None)
+    stages += [Overspeed(limits, jacobian, speed), Outside(limits, workspace), *regions]
     if deployment.reflex is not None:
         stages.append(Reflex(deployment.reflex, deployment.joints, dt))
     if deployment.energy is not None:
@@ -101,7 +115,8 @@ def build_chain(deployment: Deployment) -> Chain:
         stages.append(TorqueRate(deployment.torque_rate, dt))
     stages.append(Tracking(limits))
     hand = None if deployment.hand is None else HandLimiter(deployment.hand, dt)
-    return Chain(stages, Limiter(limits, dt, [region.depths for region in regions]), hand)
+    guards = [region.depths for region in regions]
+    return Chain(stages, Limiter(limits, dt, guards, forward, speed), hand)
 
 
 def open_flight_recorder(deployment: Deployment, folder: Path, create: bool = False) -> BlackBox:
@@ -133,7 +148,14 @@ def build_control(deployment: Deployment, folder: Path) -> Control:
         ChunkFollower(controller, deployment.step, deployment.blend, deployment.grace),
         open_channels(deployment, folder),
         ring=open_flight_recorder(deployment, folder),
-        homing=Homing(home, deployment.limits, build_regions(deployment), retreat)
+        homing=Homing(
+            home,
+            deployment.limits,
+            build_regions(deployment),
+            retreat,
+            forward_kinematics(deployment),
+            tool_speed(deployment),
+        )
         if deployment.home
         else None,
         open_at_home=deployment.home_width,

@@ -35,7 +35,7 @@ class DryRunDriver(Driver):
     def read(self) -> ArmState:
         arm = self.driver.read()
         self._t = arm.t
-        return ArmState(self._q.copy(), self._dq.copy(), arm.tau, arm.t)
+        return ArmState(self._q.copy(), self._dq.copy(), arm.tau, arm.t, arm.force, arm.external)
 
     def write(self, q: Floats, width: float) -> None:
         self.driver.write(self._held, self._wide)

@@ -76,7 +76,9 @@ class Replay(Driver):
         k = self._at
         ended = since > made.t[-1]
         t = self.clock() if ended else self.clock() - (since - made.t[k])
-        return ArmState(made.q[k].copy(), made.dq[k] * (not ended), made.tau[k].copy(), float(t))
+        dq = made.dq[k] * (not ended)
+        nothing = np.zeros(len(dq))  # pushes on a recording
+        return ArmState(made.q[k].copy(), dq, made.tau[k].copy(), float(t), external=nothing)
 
     def write(self, q: Floats, width: float) -> None:
         self._made()

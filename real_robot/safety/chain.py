@@ -4,8 +4,8 @@ Stages run in a fixed order, learned ones before the hard limits, so that nothin
 last word. What each stage changes is counted. A fault is latched: from then on the chain brings the
 arm to rest within its limits, whatever is commanded, until an operator clears it.
 
-    finite, fresh, enabled, heartbeat, hold_to_run, workspace, geometry, reflex, energy, torque,
-    torque_rate, tracking, limits
+    finite, fresh, enabled, heartbeat, hold_to_run, force, overspeed, outside, workspace, geometry,
+    reflex, energy, torque, torque_rate, tracking, limits
 """
 
 from __future__ import annotations
@@ -34,10 +34,18 @@ OFFSETS = (0.0, 1e-9, 1e-7, 1e-5)
 """Distances (rad, m) before a target at which a plan is tried, one after the other."""
 SAMPLES = 8
 """Samples of a motion to rest at which the guards are asked."""
+FINER = 3
+"""Steps from one of them to the next, at which the tool's speed is looked at."""
 BULGE = 2e-3
 """Distance (m) by which a motion to rest may lead out between two samples."""
 ROUNDING = 2e-8
 """Distance (rad, m) inside the limits for the planner's rounding, which is 1e-8."""
+INSTANT = 1e-4
+"""Time (s) over which the tool's speed is a difference of places."""
+BETWEEN = 0.95
+"""Share of the tool's speed limit that samples keep, since the tool may be faster between two."""
+SLOWER = 3
+"""Plans that are tried, each slower than the one before, until the tool is slow enough."""
 
 
 class Limiter:
@@ -53,15 +61,25 @@ class Limiter:
 
     Each of `guards` gives the depths [k] (m; negative: outside) of positions [k, n] inside a
     region. A step is taken only where the motion to rest that could follow it stays inside of all
-    regions; otherwise the arm brakes, along the motion that was checked a tick before.
+    regions; otherwise the arm brakes, along the motion that was checked a tick before. So it is
+    with the tool's speed: `forward` gives its places [k, 3] (m) at positions [k, n], and neither a
+    step nor the motion to rest after it is faster than `tool_speed` (m/s); a faster plan is made
+    slower first.
     """
 
     def __init__(
-        self, limits: Limits, dt: float, guards: Sequence[Callable[[Floats], Floats]] = ()
+        self,
+        limits: Limits,
+        dt: float,
+        guards: Sequence[Callable[[Floats], Floats]] = (),
+        forward: Callable[[Floats], Floats] | None = None,
+        tool_speed: float = np.inf,
     ) -> None:
         self.limits = limits
         self.dt = dt
         self.guards = guards
+        self.forward = forward
+        self.tool_speed = BETWEEN * tool_speed
         n = len(limits)
         margin = np.asarray(limits.margin) + ROUNDING
         self.low = np.asarray(limits.low) + margin
@@ -76,6 +94,10 @@ class Limiter:
         self._stop: Any = ruckig.Trajectory(n)
         self._path = np.zeros((SAMPLES + 1, n))
         """The present target, then samples of the motion to rest."""
+        self._rest = np.zeros((FINER * (SAMPLES - 1) + 1, n))
+        """Finer samples of the motion to rest."""
+        self._speeds = np.zeros_like(self._rest)
+        """Joint velocities at the finer samples."""
         self._best_depths: dict[int, float] = {}
         """Depth (m, at most 0) that was reached so far in each guard's region."""
         self._rested_before = True
@@ -85,7 +107,8 @@ class Limiter:
         self._halting = False
         """Whether the guards refused a motion of `unguarded`, which comes to rest first."""
         self._state.synchronization = ruckig.Synchronization.No
-        self._state.max_velocity = list(limits.velocity)
+        self._velocity = list(limits.velocity)
+        self._state.max_velocity = self._velocity
         self._state.max_acceleration = list(limits.acceleration)
         self._state.max_jerk = list(limits.jerk)
         self._zeros = [0.0] * n
@@ -124,20 +147,50 @@ class Limiter:
         return self.q
 
     def _advance(self) -> bool:
-        """Move one tick towards `wanted`; False where the planner finds no motion or a guard
-        refuses it."""
+        """Move one tick towards `wanted`; False where the planner finds no motion, a guard refuses
+        it, or the tool would be too fast."""
         state = self._state
         position = state.current_position
         velocity = state.current_velocity
         acceleration = state.current_acceleration
         self._rested_before = self.resting
-        if not any(self._follow(offset) for offset in OFFSETS):
+        try:
+            for _ in range(SLOWER):
+                if not any(self._follow(offset) for offset in OFFSETS):
+                    return False
+                refused, share = self._refused(position)
+                if not refused and share >= 1:
+                    self.q[:] = self._next.new_position
+                    return True
+                self._set_state(position, velocity, acceleration)
+                if refused:
+                    return False
+                fastest = BETWEEN * share * np.abs(self._speeds).max(0)
+                state.max_velocity = np.maximum(fastest, 1e-3 * np.array(self._velocity)).tolist()
             return False
-        if self._guarded and self._leaves_region(position):
-            self._set_state(position, velocity, acceleration)
-            return False
-        self.q[:] = self._next.new_position
-        return True
+        finally:
+            state.max_velocity = self._velocity
+
+    def _refused(self, position: list[float]) -> tuple[bool, float]:
+        """Whether a guard refuses the motion to rest from the state just reached, where `position`
+        [n] was the target before; and the share of its speed that the tool may have (1: all)."""
+        if not self._guarded and self.forward is None:
+            return False, 1.0
+        if not self._plan_rest(position):
+            return True, 1.0
+        if self._guarded and self._leaves_region():
+            return True, 1.0
+        return False, self._slow_share()
+
+    def _slow_share(self) -> float:
+        """The share of its speed that keeps the tool within its limit on the motion to rest; 1
+        where it is slow enough."""
+        if self.forward is None:
+            return 1.0
+        places = self.forward(np.concatenate([self._rest, self._rest + INSTANT * self._speeds]))
+        ways = places[len(self._rest) :] - places[: len(self._rest)]
+        fastest = float(np.sqrt((ways**2).sum(1).max())) / INSTANT
+        return min(1.0, self.tool_speed / max(fastest, 1e-9))
 
     def _arrived(self) -> bool:
         """Whether the motion rests at `wanted`."""
@@ -176,20 +229,27 @@ class Limiter:
         self.resting = bool(result == ruckig.Result.Finished)
         return True
 
-    def _leaves_region(self, position: list[float]) -> bool:
-        """Whether the motion to rest from the state just reached leaves a region, or leads further
-        out where `position` [n], the target before, is outside. What was gained is not given back,
-        so that many small bulges do not add up."""
+    def _plan_rest(self, position: list[float]) -> bool:
+        """Sample the motion to rest from the state just reached, where `position` [n] was the
+        target before; False where the planner finds none."""
         self._state.control_interface = ruckig.ControlInterface.Velocity
         try:
             if self._planner.calculate(self._state, self._stop) not in SOLVED:
-                return True
+                return False
         except ruckig.RuckigError:
-            return True
+            return False
         duration = float(self._stop.duration)
+        last = len(self._rest) - 1
+        for k in range(last + 1):
+            self._rest[k], self._speeds[k], _ = self._stop.at_time(duration * k / last)
         self._path[0] = position
-        for k in range(SAMPLES):
-            self._path[k + 1] = self._stop.at_time(duration * k / (SAMPLES - 1))[0]
+        self._path[1:] = self._rest[::FINER]
+        return True
+
+    def _leaves_region(self) -> bool:
+        """Whether the sampled motion to rest leaves a region, or leads further out where the target
+        before is outside. What was gained is not given back, so that many small bulges do not add
+        up."""
         return any([self._leads_out(i, guard(self._path)) for i, guard in enumerate(self.guards)])
 
     def _leads_out(self, i: int, depths: Floats) -> bool:
@@ -218,6 +278,9 @@ ORDER = (
     "enabled",
     "heartbeat",
     "hold_to_run",
+    "force",
+    "overspeed",
+    "outside",
     "workspace",
     "geometry",
     "reflex",
@@ -252,6 +315,10 @@ class Tick:
     """Reason to stop for good; empty: none."""
     stiffness: Floats | None = None
     """Stiffness [m] that the driver's springs should become; None: they stay as they are."""
+    guided: bool = False
+    """Whether a person moves the released arm by hand."""
+    back: Floats | None = None
+    """Joint positions [n] that let go of what the arm touched; None: it touched nothing."""
 
     def fail(self, reason: str) -> None:
         """Name a reason to stop for good. The first reason of a tick stays."""
@@ -309,6 +376,11 @@ class Chain:
         """Stiffness [m] that the driver's springs should become now; None: they stay."""
         self.aim: Floats | None = None
         """Joint target [n] of an arm that is held or has faulted; None: it brakes."""
+        self.guided = False
+        """Whether a person moves the released arm by hand."""
+        self.back: Floats | None = None
+        """Joint positions [n] that let go, of the fault that was latched in this tick; None: it
+        was no touch."""
         self._before = np.zeros(len(limiter.limits))
 
     def stage(self, kind: type[S]) -> S | None:
@@ -346,7 +418,7 @@ class Chain:
         """The joint target [n] to send where `target` [n] is wanted; valid until the next call.
 
         `seen` (s) is the time of the observation that `target` comes from."""
-        tick = Tick(self.limiter.wanted, self.limiter.q, arm, seen, now)
+        tick = Tick(self.limiter.wanted, self.limiter.q, arm, seen, now, guided=self.guided)
         _put_target(target, tick)
         for i, stage in enumerate(self.stages):
             np.copyto(self._before, tick.q)
@@ -356,8 +428,10 @@ class Chain:
             self.counts[i] += tick.hold and not held_before
             if tick.fault:
                 break
+        self.back = None
         if tick.fault and not self.fault:
             self.fault = tick.fault
+            self.back = tick.back
         self.stiffness = tick.stiffness
         if self.fault or tick.hold:
             return self.limiter.brake() if self.aim is None else self.limiter.unguarded(self.aim)

@@ -7,13 +7,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from benchmarks.measure import processor
-from tests.real_robot.blows import ARM, BRIDGE, BUS, REFUSED, TABLE
+from tests.real_robot.blows import ARM as BLOWS
+from tests.real_robot.blows import BRIDGE, BUS, REFUSED, TABLE
 from tests.real_robot.chaos import Blow, Outcome, Scene, scene, suffer
 from tests.real_robot.chaos_drone import DRONE, flown
 from tests.real_robot.chaos_scenes import (
@@ -33,6 +35,7 @@ from tests.real_robot.chaos_scenes import (
     reset_and_armed,
     terminal,
 )
+from tests.real_robot.contacts import ARMS, LONGEST, MOST_OVER, contacts, limit
 from tests.real_robot.test_daemon import HERTZ
 
 HERE = Path(__file__).with_name("safety_page.md")
@@ -57,7 +60,39 @@ def main(path: Path) -> None:
     for row in table():
         rows.append(row)
         print(row, flush=True)
-    path.write_text(HERE.read_text().format(table=HEAD + "\n".join(rows), **settings()))
+    text = HERE.read_text()
+    path.write_text(text.format(table=HEAD + "\n".join(rows), touches=touches(), **settings()))
+
+
+def touches(count: int = 300) -> str:
+    """The table of running into walls: one row a simulated arm, `count` contacts each."""
+    columns = (
+        "robot",
+        "limit, N",
+        "contacts",
+        "stopped by it",
+        "largest force, N (without the stage)",
+        f"longest above {MOST_OVER} of the limit (bound {1e3 * LONGEST:.0f}), ms",
+        "largest from 1 s after the latch on, N",
+    )
+    made = [f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
+    for name in ARMS:
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+            found = contacts(name, Path(one), count)
+            free = contacts(name, Path(two), min(count, 30), force="unmeasured")
+        over = max(each.over for each in found)
+        cells = (
+            name,
+            f"{limit(name):g}",
+            str(sum(each.peak > 1 for each in found)),
+            str(sum("pushes on the tool" in each.fault for each in found)),
+            f"{max(each.peak for each in found):.0f} ({max(each.peak for each in free):.0f})",
+            f"{1e3 * over:.0f}{' TOO LONG' if over > LONGEST else ''}",
+            f"{max(each.after for each in found):.1f}",
+        )
+        made.append(f"| {' | '.join(cells)} |")
+        print(made[-1], flush=True)
+    return "\n".join(made)
 
 
 def settings() -> dict[str, object]:
@@ -90,13 +125,13 @@ def table() -> Iterator[str]:
     """Rows: the arm (each blow also in contact with a plate), servos, a drone."""
     forces: dict[str, str] = {}
     with plate(TABLE) as pressing:
-        for blow in (*BRIDGE, *ARM):
+        for blow in (*BRIDGE, *BLOWS):
             forces[blow.done] = force(contact(pressing, tried(pressing, blow)))
             print(f"on the plate: {blow.done}: {forces[blow.done]}", flush=True)
         at_stop = tried(pressing, CONTACT)
         armed = Contact(0.0, reset_and_armed(pressing), 0.0)
         stopped = f"{force(contact(pressing, at_stop))}; after reset and arm {force(armed)}"
-    yield from rows(scene(TABLE), (*REFUSED, *BRIDGE, *ARM), forces)
+    yield from rows(scene(TABLE), (*REFUSED, *BRIDGE, *BLOWS), forces)
     yield line(CONTACT, at_stop, stopped)
     yield from hands()
     yield from rows(terminal(TABLE), TERMINAL, forces)

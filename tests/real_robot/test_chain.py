@@ -250,9 +250,10 @@ def test_a_measurement_of_no_time_does_not_hide_an_older_one() -> None:
 
 
 def test_torque_has_patience_and_counts_nan_as_too_large() -> None:
-    made = chain(Torque(LIMITS, patience=2))
+    made = chain(Torque(LIMITS))
     fine, hard = np.array([9.0, 4.0]), np.array([0.0, np.nan])
-    for tau, fault in ((hard, False), (fine, False), (hard, False), (hard, True)):
+    rows = ((hard, False), (hard, False), (fine, False), (hard, False), (hard, False), (hard, True))
+    for tau, fault in rows:
         made(START, 0.0, arm(tau=tau), 0.0)
         assert bool(made.fault) == fault
     assert "joint 1 measures nan" in made.fault

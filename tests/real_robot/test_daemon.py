@@ -65,6 +65,7 @@ def simulated(place: Path, node: dict[str, Any] = SCRIPT, **changed: Any) -> Dep
         **{"hertz": HERTZ, "step": SPEC.dt, "given": GOAL, "seconds": 20.0, "limits": LIMITS},
         "fresh": FreshConfig(hold=1.0, stop=3.0, state=2.0),
         "hand": HAND,
+        "force": "unmeasured",
         "records": str(place / "records"),
         **changed,
     }

@@ -18,3 +18,4 @@ def test_no_sequence_leads_out_of_a_limit(config: str) -> None:
     assert {"finite", "fresh", "heartbeat", "hold_to_run", "torque", "torque_rate", "tracking"} < {
         *names
     }
+    assert {"overspeed", "outside"} < {*names}

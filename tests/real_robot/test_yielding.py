@@ -124,6 +124,22 @@ def test_a_latched_stop_lets_go_of_what_the_arm_presses_on(pressing: Pressing, s
     within(pressing.sent)
 
 
+@pytest.mark.parametrize("gains", ["franka", pytest.param("sim", marks=only_all)])
+def test_a_payload_that_nobody_said_presses_little_after_a_stop(tmp_path: Path, gains: str) -> None:
+    """0.5 kg at the hand that no gravity compensation carries: below 25 N within 1 s."""
+    bench = Pressing(tmp_path, gains)
+    model = bench.driver.model
+    hand = model.body("hand").id
+    mass = float(model.body_mass[hand])
+    model.body_mass[hand] = mass + 0.5
+    model.body_gravcomp[hand] = mass / (mass + 0.5)
+    bench.press()
+    bench.ask(Command.ESTOP)
+    latched = len(bench.force)
+    bench.run(4 * SECOND)
+    assert max(bench.force[latched + SECOND :]) < MOST
+
+
 def test_what_comes_after_the_stop_presses_no_more_either(pressing: Pressing) -> None:
     pressing.ask(Command.ESTOP)
     pressing.run(SECOND)

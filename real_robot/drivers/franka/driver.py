@@ -289,7 +289,8 @@ class Franka(Driver):
         if self.senses is not None:
             self._things = self.senses.read()
         self._q = np.array(state.q)
-        return ArmState(self._q, np.array(state.dq), np.array(state.tau_J), self._seen)
+        force = np.array(state.O_F_ext_hat_K)[:3]
+        return ArmState(self._q, np.array(state.dq), np.array(state.tau_J), self._seen, force)
 
     def write(self, q: Floats, width: float) -> None:
         if self._hand is not None and np.isfinite(width):

@@ -149,7 +149,10 @@ class ServoBus(RestDroop, Driver):
         moved = [self._motion[joint.id] for joint in self.config.joints]
         position, velocity, current = (np.array(each, float) for each in zip(*moved, strict=True))
         q = (position - self._zero) / self._gain
-        return ArmState(q, velocity / self._turns, current * self._torque, now)
+        # Nothing models an arm's weight and friction: they count as external.
+        torque = current * self._torque
+        external = torque.copy() if self._torque.all() else None
+        return ArmState(q, velocity / self._turns, torque, now, external=external)
 
     def write(self, q: Floats, width: float) -> None:
         ticks = np.rint(self._zero + q * self._gain)
