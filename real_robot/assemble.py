@@ -11,7 +11,6 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build, printable, shown
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import forward_of
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.control.loop import Control
@@ -20,10 +19,10 @@ from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.drivers.joined import JoinedDriver
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import state_record
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain, Limiter, Stage
-from embodied.real_robot.safety.checks import (
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.chain import Chain, Stage
+from embodied.real_robot.kernel.checks import (
     DaemonAlive,
     Enabled,
     Finite,
@@ -33,12 +32,14 @@ from embodied.real_robot.safety.checks import (
     TorqueRate,
     Tracking,
 )
+from embodied.real_robot.kernel.hand import Config as HandConfig
+from embodied.real_robot.kernel.hand import HandLimiter
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.measured import Force, Outside, Overspeed, ToolJacobian
+from embodied.real_robot.kernel.messages import state_record
 from embodied.real_robot.safety.energy_stage import Energy
 from embodied.real_robot.safety.geometry import Geometry
-from embodied.real_robot.safety.hand import Config as HandConfig
-from embodied.real_robot.safety.hand import HandLimiter
 from embodied.real_robot.safety.learned_reflex import Reflex
-from embodied.real_robot.safety.measured import Force, Outside, Overspeed, ToolJacobian
 from embodied.real_robot.safety.workspace import Region, Workspace
 
 T = TypeVar("T")

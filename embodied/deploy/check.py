@@ -32,9 +32,9 @@ from embodied.real_robot.assemble import (
 )
 from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
 from embodied.real_robot.cameras.sources import FIRST_IMAGE, CameraError
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.policy.observer import (
     observer,
     require_actions,

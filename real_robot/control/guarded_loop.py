@@ -17,17 +17,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import MOST_ACTION, TEXT, Command, Ended, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain, Limiter
-from embodied.real_robot.safety.checks import Enabled
-from embodied.real_robot.safety.hand import REST_FORCE, HandLimiter
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import Enabled
+from embodied.real_robot.kernel.hand import REST_FORCE, HandLimiter
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import MOST_ACTION, TEXT, Command, Ended, Mode
+from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.watchdog.client import Watchdog
 
 

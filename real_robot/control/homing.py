@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.real_robot.control.arm_state import Floats, Limits
+from embodied.real_robot.kernel.arm_state import Floats, Limits
 from embodied.real_robot.safety.workspace import Region
 
 SHARE = 0.25  # share of the velocity limits at the peak

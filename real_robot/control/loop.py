@@ -13,20 +13,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkCheck, ChunkFollower
 from embodied.real_robot.control.guarded_loop import Episode, GuardedLoop, logged
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.control.yielding import Yielding
 from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
 from embodied.real_robot.drivers.springs import springs_of, stiffen
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import PRESSED_AGAIN, Command, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain
-from embodied.real_robot.safety.checks import DaemonAlive, Fresh, HoldToRun
-from embodied.real_robot.safety.measured import Force
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import DaemonAlive, Fresh, HoldToRun
+from embodied.real_robot.kernel.measured import Force
+from embodied.real_robot.kernel.messages import PRESSED_AGAIN, Command, Mode
+from embodied.real_robot.kernel.rate import Rate
 
 RESETS = (Mode.ESTOP, Mode.RELEASED)
 RELEASES = (Command.RELEASE, Command.RELEASE_SUPPORTED)

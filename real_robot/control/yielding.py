@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 FOLLOW = 0.5  # s for which the arm is followed after a stop, at most
 SETTLE = 0.15  # s: an arm on its springs rests a little later than its set-point

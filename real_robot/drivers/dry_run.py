@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory
 from embodied.real_robot.drivers.springs import Springs, check_stiffness, springs_of, stiffness_of
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 
 class DryRunDriver(Driver):

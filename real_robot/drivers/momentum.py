@@ -16,7 +16,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.kernel.arm_state import Floats
 
 BANDWIDTH = 100.0  # 1/s
 STICKS = 0.05  # rad/s below which Coulomb friction is taken as smaller

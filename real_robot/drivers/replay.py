@@ -16,8 +16,8 @@ import numpy as np
 from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
 
 
 @dataclass(frozen=True)

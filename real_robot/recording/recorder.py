@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.real_robot.cameras.shared_frames import FrameHistory
-from embodied.real_robot.control.arm_state import Floats
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.policy.decider import Target, observe_state
 from embodied.real_robot.policy.observer import Observer
 

@@ -26,7 +26,6 @@ import yaml
 from embodied.core.build import build
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import build_chain, forward_kinematics
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Control
 from embodied.real_robot.deployment import Deployment, controller_settings
@@ -37,9 +36,10 @@ from embodied.real_robot.drivers.sim import Sim, arm_spec
 from embodied.real_robot.emulators.servos.bus import STIFF, FeetechServo
 from embodied.real_robot.emulators.ur.controller import UrJoints
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.checks import DaemonAlive
-from embodied.real_robot.safety.measured import ToolJacobian
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.checks import DaemonAlive
+from embodied.real_robot.kernel.measured import ToolJacobian
+from embodied.real_robot.kernel.messages import Command, Mode
 
 ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"
 ARMS = ("sim", "franka_sim", "ur_sim", "so101_sim")

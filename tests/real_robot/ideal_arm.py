@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.core.bounds import Number
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
 
 
 @dataclass(frozen=True)

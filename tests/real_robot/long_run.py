@@ -31,13 +31,13 @@ from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.assemble import build_chain
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.safety.checks import DaemonAlive, Enabled, HoldToRun
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.checks import DaemonAlive, Enabled, HoldToRun
+from embodied.real_robot.kernel.measured import Force
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Box
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
-from embodied.real_robot.safety.measured import Force
 from tests.real_robot.oracle import Oracle
 
 ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"

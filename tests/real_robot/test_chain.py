@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.safety.chain import Chain, Limiter
-from embodied.real_robot.safety.checks import (
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import (
     Enabled,
     Finite,
     Fresh,
@@ -26,6 +26,7 @@ from embodied.real_robot.safety.checks import (
     TorqueRate,
     Tracking,
 )
+from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.safety.workspace import Config as Box
 from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.test_control import LIMITS as FR3

@@ -11,15 +11,16 @@ from embodied.embodiments import fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.cartesian_delta import Config as CartesianConfig
 from embodied.embodiments.controller import Reference
-from embodied.real_robot.control.arm_state import Floats, Limits
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain, Limiter, Stage
-from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from embodied.real_robot.safety.hand import HandLimiter
+from embodied.real_robot.kernel.arm_state import Floats, Limits
+from embodied.real_robot.kernel.chain import Chain, Stage
+from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.hand import HandLimiter
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.messages import Command, Mode
 
 DT, STEP = 0.01, 0.05
 LIMITS = Limits(

@@ -43,9 +43,9 @@ from embodied.real_robot.daemon.server import (
     RpcServerError,
 )
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.safety.checks import FreshConfig
-from embodied.real_robot.safety.hand import Config as HandConfig
+from embodied.real_robot.kernel.checks import FreshConfig
+from embodied.real_robot.kernel.hand import Config as HandConfig
+from embodied.real_robot.kernel.messages import Mode
 from tests.builders import node_of
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_decide import GOAL, SPEC

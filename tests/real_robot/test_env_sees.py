@@ -25,7 +25,7 @@ from embodied.envs.fr3.rendered_camera import Config as PosedConfig
 from embodied.envs.fr3.rendered_camera import RenderedCamera
 from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.cameras.sources import CameraError, Source
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.wrappers.added_observations import PICTURE

@@ -16,8 +16,8 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.sim import Config, Sim
 from embodied.real_robot.drivers.springs import Tool
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.checks import Enabled
+from embodied.real_robot.kernel.checks import Enabled
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import Clock
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_deploy import said, start

@@ -17,13 +17,13 @@ from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION, Mode, state_record
+from embodied.real_robot.kernel.checks import FreshConfig
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import DISCARD, RECORDED, VERSION, Mode, state_record
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.main import Recorder
 from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
-from embodied.real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_daemon import Bridge, bridging, simulated, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 

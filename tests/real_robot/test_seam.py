@@ -22,13 +22,13 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.policies.remote.address import PACKAGE, remote_policy
 from embodied.policies.wrappers.real_time_chunking import RealTimeChunking
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.control.chunk_follower import ChunkCheck, ChunkFollower
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
-from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
 from embodied.real_robot.ipc.ring_buffer import write_records
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
 from embodied.real_robot.policy.decider import Decider, RtcAlignment
 from embodied.real_robot.policy.observer import with_real_time_chunking
 from embodied.serve.policy_service import PolicyService

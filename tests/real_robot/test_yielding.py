@@ -12,7 +12,6 @@ import pytest
 from embodied.cli import main
 from embodied.core.build import allow
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
@@ -21,8 +20,9 @@ from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.drivers.sim import Sim
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.checks import Torque, TorqueRate, Tracking
+from embodied.real_robot.kernel.arm_state import ArmState
+from embodied.real_robot.kernel.checks import Torque, TorqueRate, Tracking
+from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.plate import FRANKA_DAMPING, FRANKA_STIFFNESS

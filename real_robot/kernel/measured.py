@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.safety.chain import Tick
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.chain import Tick
 from embodied.real_robot.safety.workspace import Region
 
 DIFFERENCE = 1e-6  # rad (m): step of the Jacobian's differences
