@@ -322,7 +322,7 @@ class StateWriter:
         fields["mode"] = mode
         fields["fault"] = fault.encode()
         fields["ended"] = ended
-        fields["sent"] = sent
+        fields["sent"] = fields["reference"] = sent
 
     def measured(self, arm: ArmState, width: float, sensed: Floats) -> None:
         """Note what the driver measured."""
@@ -334,14 +334,18 @@ class StateWriter:
         fields["dq"] = arm.dq
         fields["tau"] = arm.tau
 
-    def followed(self, follower: ChunkFollower) -> None:
-        """Note which action of which chunk is followed."""
+    def followed(self, follower: ChunkFollower, moves: bool) -> None:
+        """Note which action of which chunk is followed, and where it leads the arm (if it
+        `moves`)."""
         fields, size = self.state.fields[0], min(len(follower.action), MOST_ACTION)
         fields["step"] = follower.step
         fields["followed"] = follower.seen
         fields["size"] = size
         fields["action"][:size] = follower.action[:size]
         fields["intervened"] = follower.intervened
+        fields["paused"] = follower.paused
+        if moves:
+            fields["reference"] = follower.step_end
 
     def commanded(self, proposed: Floats, chain: Chain, width: float, starved: bool) -> None:
         """Note the target `proposed` [n] and what the chain made of it."""

@@ -223,7 +223,7 @@ class Control(GuardedLoop):
         if self._waiting and self.mode in (Mode.RUNNING, Mode.HOMING) and not self._home_pending:
             np.copyto(self._target, self.chain.limiter.q)
         elif running:
-            self.follower(arm.q, now, self._target)
+            self.follower(arm.q, now, self._target, self.chain.limiter.slowed)
             self.width = self.follower.width
         elif self.mode == Mode.HOMING and not self._home_pending:
             # Write the target of the way home; whether it has come home
@@ -346,7 +346,7 @@ class Control(GuardedLoop):
         self._begin_message(now)
         if self.arm is not None:
             self.writer.measured(self.arm, self.driver.width, self._sensed)
-            self.writer.followed(self.follower)
+            self.writer.followed(self.follower, self.mode == Mode.RUNNING and not self._waiting)
         self.writer.commanded(self._proposed, self.chain, self._sent_width, self.follower.starved)
         if rate is not None:
             self.writer.timed(rate)

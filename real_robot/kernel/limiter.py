@@ -95,6 +95,8 @@ class Limiter:
         """Whether the guards hold the motion of this tick."""
         self._halting = False
         """Whether the guards refused a motion of `unguarded`, which comes to rest first."""
+        self.slowed = False
+        """Whether the limit of the tool's speed made the newest motion towards a target slower."""
         self._state.synchronization = ruckig.Synchronization.No
         self._velocity = list(limits.velocity)
         self._state.max_velocity = self._velocity
@@ -115,7 +117,12 @@ class Limiter:
         np.clip(target, self.low, self.high, out=self.wanted)
         self._guarded = bool(self.guards)
         self._halting = False
-        return self.q if self._advance() else self.brake()
+        if self._advance():
+            return self.q
+        slowed = self.slowed
+        self.brake()
+        self.slowed = slowed
+        return self.q
 
     def unguarded(self, target: Floats) -> Floats:
         """Move like `__call__`, but from the next rest on without guards.
@@ -143,6 +150,7 @@ class Limiter:
         velocity = state.current_velocity
         acceleration = state.current_acceleration
         self._rested_before = self.resting
+        self.slowed = False
         try:
             for _ in range(SLOWER):
                 if not any(self._follow(offset) for offset in OFFSETS):
@@ -154,6 +162,7 @@ class Limiter:
                 self._set_state(position, velocity, acceleration)
                 if refused:
                     return False
+                self.slowed = True
                 fastest = BETWEEN * share * np.abs(self._speeds).max(0)
                 state.max_velocity = np.maximum(fastest, 1e-3 * np.array(self._velocity)).tolist()
             return False
@@ -187,6 +196,7 @@ class Limiter:
 
     def brake(self) -> Floats:
         """Move one tick towards rest, as fast as the limits allow; returns the joint target [n]."""
+        self.slowed = False
         self._state.control_interface = ruckig.ControlInterface.Velocity
         if not self._step():  # its own commanded state is always valid: this is a bug, not a wish
             raise RuntimeError("the motion planner failed")

@@ -240,6 +240,16 @@ def test_the_clock_says_which_action() -> None:
     assert targets(patient, [10.0, 11.0, 12.0]) == [0, 5, 5], "a little late, and then no more"
 
 
+def test_while_the_tool_is_slow_the_clock_stands_still() -> None:
+    made, out, seen = follower(), np.zeros(1), []
+    made.take(Chunk(np.array([[1.0], [10.0], [100.0]]), start=10.0, seen=9.9))
+    for k in range(13):
+        made(np.zeros(1), 10.0 + 0.5 * k, out, slowed=k in (2, 3, 7))
+        seen.append(float(out[0]))
+    assert seen == [0.0, 0.5, 0.5, 0.5, 1.0, 6.0, 11.0, 11.0, 61.0, 111.0, 111.0, 111.0, 111.0]
+    assert made.paused == 1.5
+
+
 def test_a_late_chunk_is_entered_where_it_would_be_by_now_and_blended_in() -> None:
     made = follower(blend=2)
     made.take(Chunk(np.full((9, 1), 3.0), start=10.0, seen=9.9))

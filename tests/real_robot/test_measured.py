@@ -14,18 +14,26 @@ from embodied.commands import deploy
 from embodied.core.checkpoint import find
 from embodied.deploy.session import SUCCESS, Episode
 from embodied.embodiments import fr3
+from embodied.embodiments.cartesian_delta import CartesianDelta
+from embodied.embodiments.cartesian_delta import Config as CartesianConfig
+from embodied.embodiments.cartesian_pose import CartesianPose
+from embodied.embodiments.cartesian_pose import Config as PoseConfig
+from embodied.embodiments.joint_position import Config as JointConfig
+from embodied.embodiments.joint_position import JointPosition
 from embodied.real_robot.assemble import build_chain, forward_kinematics
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.checks import Enabled, FreshConfig
+from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.kernel.measured import NEARER, PATIENCE, Force
 from embodied.real_robot.safety.workspace import Config as Box
 from tests.real_robot.contacts import ARMS, LONGEST, contacts, deployment
 from tests.real_robot.test_chain import within
-from tests.real_robot.test_control import LIMITS
+from tests.real_robot.test_control import DT, LIMITS
 from tests.real_robot.test_daemon import simulated
 from tests.tiers import only_all
 
@@ -157,6 +165,51 @@ def test_the_commanded_tool_is_never_faster_than_its_limit(name: str) -> None:
     assert speeds.max() <= 0.25 * 1.001, "never faster"
     assert np.quantile(speeds, 0.5) > 0.12, "and not much slower either"
     within(np.stack(sent), made.limits, 1 / made.hertz)
+
+
+STEPS = 24
+CORNER = np.minimum(np.arange(1, STEPS + 1), STEPS // 2)[:, None]  # steps along the first leg
+AFTER = np.arange(1, STEPS + 1)[:, None] - CORNER
+JOINTS = JointPosition(JointConfig())
+POSE = CartesianPose(PoseConfig(rotation="none"))
+LEGS = TOOL + 0.012 * (CORNER * [1.0, 0.0, 0.0] + AFTER * [0.0, 1.0, 0.0])
+BENT = HOME + 0.025 * (CORNER * np.eye(7)[0] + AFTER * np.eye(7)[3])
+ROUND = {
+    "delta": (
+        CartesianDelta(CartesianConfig()),
+        0.5 * np.where(AFTER > 0, [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]),
+    ),
+    "pose": (POSE, POSE.encode(LEGS, np.tile(np.eye(3), (STEPS, 1, 1)))),
+    "joints": (JOINTS, (BENT - JOINTS.middle) / JOINTS.half),
+}
+"""Controllers, and actions [STEPS, A - 1] that lead the tool round a corner, all but the hand's."""
+
+
+@pytest.mark.parametrize("kind", ROUND)
+def test_a_slow_tool_goes_the_same_way_slower(kind: str) -> None:
+    """Round a corner at 0.25 m/s and more: it is not cut where 0.1 m/s is the limit."""
+
+    def way(tool_speed: float, stands_still: bool = True) -> Floats:
+        controller, actions = ROUND[kind]
+        limiter = Limiter(LIMITS, DT, (), lambda q: fr3.forward(q)[0], tool_speed)
+        limiter.begin(HOME)
+        follower = ChunkFollower(controller, 0.05)
+        follower.take(Chunk(np.hstack([actions, np.ones((STEPS, 1))]), 0.0, 0.0))
+        follower.begin(HOME, 0.08, 0.0)
+        out, sent = np.zeros(7), [HOME]
+        while not follower.starved or not limiter.resting or len(sent) < 9:
+            follower(sent[-1], DT * len(sent), out, limiter.slowed and stands_still)
+            sent.append(limiter(out).copy())
+        return fr3.forward(np.stack(sent))[0]
+
+    whole, slow, cut = way(10.0), way(0.1), way(0.1, stands_still=False)
+    off, short = (
+        np.linalg.norm(each[:, None] - whole[None], axis=2).min(1).max() for each in (slow, cut)
+    )
+    assert off < 0.01 and short > 0.02, (off, short)
+    assert slow[-1] == pytest.approx(whole[-1], abs=0.004)
+    assert len(slow) > 2 * len(whole)
+    assert np.array_equal(whole, way(10.0, stands_still=False)), "to the last bit"
 
 
 def test_hold_to_run_and_a_first_run_reduce_the_speed_of_the_tool() -> None:
