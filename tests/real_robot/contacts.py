@@ -1,6 +1,7 @@
 """Contacts of running arms: `python -m tests.real_robot.contacts ROBOT [COUNT] [SEED]` drives the
 tool of a simulated robot into walls, in random directions and at random speeds, with the chain,
-limits and controller of its YAML, on a clock of its own.
+limits and controller of its YAML, on a clock of its own. Drive number k has the seed SEED + k, and
+is one line of JSON.
 
     sim         MuJoCo's FR3 as deployed
     franka_sim  the same arm with the springs of franka_sim.yaml and the bound of their pull
@@ -12,10 +13,12 @@ The force is the simulation's own, at every step of it; the stage sees what the 
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +276,8 @@ class Touch:
 class Bench:
     """One robot's control process in its own time, before walls that a random seed puts up."""
 
-    def __init__(self, name: str, folder: Path, seed: int = 0, **changed: Any) -> None:
-        self.name, self.random = name, np.random.default_rng(seed)
+    def __init__(self, name: str, folder: Path, **changed: Any) -> None:
+        self.name = name
         self.made = deployment(name, **changed)
         self.most = limit(name)
         self.forward = forward_kinematics(self.made)
@@ -282,10 +285,17 @@ class Bench:
         self.dt = 1 / self.made.hertz
         self.now = 1000.0
         self.model: Any = None
-        self.channels = Channels.make(folder, self.made.joints, len(build_chain(self.made).names))
+        self.folder = folder
 
-    def touch(self) -> Touch:
-        """Drive into the next wall."""
+    def touch(self, seed: int) -> Touch:
+        """Drive into the wall of `seed`."""
+        self.random = np.random.default_rng(seed)
+        while True:
+            if (touched := self._try()) is not None:
+                return touched
+
+    def _try(self) -> Touch | None:
+        """Drive into the next wall; None where the arm would begin in it."""
         way = self.random.normal(size=3)
         way /= np.linalg.norm(way)
         share, distance = self.random.uniform(0.3, 1.0), self.random.uniform(NEAR, FAR)
@@ -297,7 +307,7 @@ class Bench:
             place += HAND * way
         driver = DRIVERS[self.name](self, Wall(place, normal / np.linalg.norm(normal)), q)
         if isinstance(driver, SimArm) and not driver.free:
-            return self.touch()
+            return None
         return self._drive(driver, share * way, distance)
 
     def posture(self) -> Floats:
@@ -315,7 +325,9 @@ class Bench:
         made, dt = self.made, self.dt
         chain, controller = build_chain(made), build(made.controller, Controller)
         follower = ChunkFollower(controller, made.step, made.blend, made.grace)
-        control = Control(driver, chain, follower, self.channels, lambda: self.now)
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        channels = Channels.make(folder, made.joints, len(chain.names))
+        control = Control(driver, chain, follower, channels, lambda: self.now)
         daemon = chain.required(DaemonAlive)
         action = np.append(way, np.zeros(len(controller.names) - 3))
         control.connect()
@@ -323,7 +335,7 @@ class Bench:
             driver.block(np.linalg.pinv(self.jacobian(driver.q)) @ way * distance)
         forces: list[float] = []
         ticks, latched, each = round(LONG / dt), None, 1
-        for tick in range(ticks):
+        for tick in count():
             self.now += dt
             pushed = list(driver.pushed())
             forces += pushed
@@ -337,7 +349,7 @@ class Bench:
             control.turn()
             if latched is None and control.mode == Mode.ESTOP:
                 latched = len(forces)
-            elif latched is not None and len(forces) > latched + WATCHED / dt * each:
+            elif tick >= ticks if latched is None else len(forces) > latched + WATCHED / dt * each:
                 break
         step = dt / each
         after = forces[latched + round(1 / step) :] if latched is not None else [0.0]
@@ -354,10 +366,10 @@ def longest(above: Any) -> int:
     return most
 
 
-def contacts(name: str, folder: Path, count: int, seed: int = 0, **changed: Any) -> list[Touch]:
-    """`count` contacts of robot NAME."""
-    bench = Bench(name, folder, seed, **changed)
-    return [bench.touch() for _ in range(count)]
+def contacts(name: str, folder: Path, drives: int, seed: int = 0, **changed: Any) -> list[Touch]:
+    """What came of so many drives of robot NAME."""
+    bench = Bench(name, folder, **changed)
+    return [bench.touch(seed + k) for k in range(drives)]
 
 
 def summary(name: str, most: float, touches: list[Touch]) -> str:
@@ -372,13 +384,15 @@ def summary(name: str, most: float, touches: list[Touch]) -> str:
     )
 
 
-def main(name: str, count: int = 300, seed: int = 0, *words: str) -> None:
+def main(name: str, drives: int = 75, seed: int = 0, *words: str) -> None:
     changed = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in words)}
+    touches: list[Touch] = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(name, Path(folder), seed, **changed)
-        touches = [bench.touch() for _ in range(count)]
+        bench = Bench(name, Path(folder), **changed)
+        for each in range(seed, seed + drives):
+            touches.append(bench.touch(each))
+            print(json.dumps({"robot": name, "seed": each, **asdict(touches[-1])}), flush=True)
     print(summary(name, bench.most, touches))
-    print({fault[:40] for fault in (t.fault for t in touches)})
 
 
 if __name__ == "__main__":

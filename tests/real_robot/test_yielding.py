@@ -35,6 +35,7 @@ GAINS: dict[str, dict[str, Any]] = {
     "franka": {"stiffness": list(FRANKA_STIFFNESS), "damping": list(FRANKA_DAMPING)},
 }
 MOST = 15.0  # N, from 1 s after a latched stop on
+PAYLOAD_BOUND = 25.0  # N, the same with 0.5 kg in the hand that nobody said
 SECOND = round(1 / DT)
 
 
@@ -124,10 +125,10 @@ def test_a_latched_stop_lets_go_of_what_the_arm_presses_on(pressing: Pressing, s
     within(pressing.sent)
 
 
-@pytest.mark.parametrize("gains", ["franka", pytest.param("sim", marks=only_all)])
-def test_a_payload_that_nobody_said_presses_little_after_a_stop(tmp_path: Path, gains: str) -> None:
-    """0.5 kg at the hand that no gravity compensation carries: below 25 N within 1 s."""
-    bench = Pressing(tmp_path, gains)
+def unsaid_payload(folder: Path, gains: str) -> float:
+    """Press on the plate with 0.5 kg at the hand that no gravity compensation carries, and stop:
+    the largest force (N) from 1 s after the stop on."""
+    bench = Pressing(folder, gains)
     model = bench.driver.model
     hand = model.body("hand").id
     mass = float(model.body_mass[hand])
@@ -137,7 +138,12 @@ def test_a_payload_that_nobody_said_presses_little_after_a_stop(tmp_path: Path, 
     bench.ask(Command.ESTOP)
     latched = len(bench.force)
     bench.run(4 * SECOND)
-    assert max(bench.force[latched + SECOND :]) < MOST
+    return max(bench.force[latched + SECOND :])
+
+
+@pytest.mark.parametrize("gains", ["franka", pytest.param("sim", marks=only_all)])
+def test_a_payload_that_nobody_said_presses_little_after_a_stop(tmp_path: Path, gains: str) -> None:
+    assert unsaid_payload(tmp_path, gains) < PAYLOAD_BOUND
 
 
 def test_what_comes_after_the_stop_presses_no_more_either(pressing: Pressing) -> None:
