@@ -75,7 +75,7 @@ class SimArm(Sim):
         settings: Any = bench.made.driver
         self.bench, self.start, self.wall = bench, q, wall
         own = settings.get("stiffness")
-        self.reach = None if own is None else np.array(PUSH) / own
+        self.pull = None if own is None else np.array(PUSH) / own
 
     def connect(self) -> None:
         world, self.world = self.world, self
@@ -111,9 +111,9 @@ class SimArm(Sim):
         return all(wall not in self.data.contact.geom[i] for i in range(self.data.ncon))
 
     def write(self, q: Floats, width: float) -> None:
-        if self.reach is not None:  # as the driver of a Franka bounds the pull
+        if self.pull is not None:  # as the driver of a Franka bounds the pull
             here = self.data.qpos[self.at]
-            q = here + np.clip(q - here, -self.reach, self.reach)
+            q = here + np.clip(q - here, -self.pull, self.pull)
         super().write(q, width)
 
     def pushed(self) -> Iterator[float]:
