@@ -36,18 +36,18 @@ from embodied.real_robot.assemble import (
     open_channels,
     open_flight_recorder,
 )
-from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.control.loop import Control
-from embodied.real_robot.control.rate import Rate, ahead_of_others
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.servos.driver import Config as BusConfig
 from embodied.real_robot.drivers.servos.driver import Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
-from embodied.real_robot.ipc.mailbox import memory_folder
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
-from embodied.real_robot.safety.hand import Config as Hand
+from embodied.real_robot.kernel.arm_state import Limits
+from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
+from embodied.real_robot.kernel.hand import Config as Hand
+from embodied.real_robot.kernel.mailbox import memory_folder
+from embodied.real_robot.kernel.messages import Command, Mode
+from embodied.real_robot.kernel.rate import Rate, ahead_of_others
 
 HERTZ = (100, 200, 500)
 STEP, EVERY, STALL = 0.05, 1.5, 0.3  # s: of the policy; between two stalls; of each
@@ -229,6 +229,7 @@ def deployment(hertz: int, folder: Path) -> Deployment:
         step=STEP,
         limits=LIMITS,
         fresh=FreshConfig(5.0, 30.0, 30.0),
+        force=500.0,
         hand=Hand(high=0.08, speed=0.4, force=35.0, at_stop="hold"),
         heartbeat=Heartbeat(60.0, 120.0),
     )

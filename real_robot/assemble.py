@@ -11,7 +11,6 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build, printable, shown
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import forward_of
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.control.loop import Control
@@ -20,10 +19,10 @@ from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.drivers.joined import JoinedDriver
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import state_record
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain, Limiter, Stage
-from embodied.real_robot.safety.checks import (
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.chain import Chain, Stage
+from embodied.real_robot.kernel.checks import (
     DaemonAlive,
     Enabled,
     Finite,
@@ -33,15 +32,19 @@ from embodied.real_robot.safety.checks import (
     TorqueRate,
     Tracking,
 )
+from embodied.real_robot.kernel.hand import Config as HandConfig
+from embodied.real_robot.kernel.hand import HandLimiter
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.measured import Force, Outside, Overspeed, ToolJacobian
+from embodied.real_robot.kernel.messages import state_record
 from embodied.real_robot.safety.energy_stage import Energy
 from embodied.real_robot.safety.geometry import Geometry
-from embodied.real_robot.safety.hand import Config as HandConfig
-from embodied.real_robot.safety.hand import HandLimiter
 from embodied.real_robot.safety.learned_reflex import Reflex
 from embodied.real_robot.safety.workspace import Region, Workspace
 
 T = TypeVar("T")
 MOST = 300  # characters of a message of another library
+REDUCED_SPEED = 0.25  # m/s: the reduced speed of ISO 10218-1
 
 
 def forward_kinematics(deployment: Deployment) -> Callable[[Floats], Floats]:
@@ -79,9 +82,18 @@ def build_regions(deployment: Deployment) -> list[Region]:
     return regions
 
 
+def tool_speed(deployment: Deployment) -> float:
+    """The limit of the tool's speed (m/s): reduced with hold-to-run, and in a policy's first
+    run."""
+    reduced = deployment.hold_to_run or deployment.first_run
+    return min(deployment.tool_speed, REDUCED_SPEED) if reduced else deployment.tool_speed
+
+
 def build_chain(deployment: Deployment) -> Chain:
     """The safety chain: all stages that have settings, and the hard limits."""
     limits, dt = deployment.limits, 1 / deployment.hertz
+    forward, speed = forward_kinematics(deployment), tool_speed(deployment)
+    jacobian = ToolJacobian(forward, deployment.joints)
     stages: list[Stage] = [
         Finite(),
         Fresh(deployment.fresh),
@@ -90,8 +102,11 @@ def build_chain(deployment: Deployment) -> Chain:
     ]
     if deployment.hold_to_run:
         stages.append(HoldToRun())
+    if not isinstance(deployment.force, str):
+        stages.append(Force(deployment.force, jacobian, dt))
     regions = build_regions(deployment)
-    stages += regions
+    workspace = next((region for region in regions if isinstance(region, Workspace)), None)
+    stages += [Overspeed(limits, jacobian, speed), Outside(limits, workspace), *regions]
     if deployment.reflex is not None:
         stages.append(Reflex(deployment.reflex, deployment.joints, dt))
     if deployment.energy is not None:
@@ -101,7 +116,8 @@ def build_chain(deployment: Deployment) -> Chain:
         stages.append(TorqueRate(deployment.torque_rate, dt))
     stages.append(Tracking(limits))
     hand = None if deployment.hand is None else HandLimiter(deployment.hand, dt)
-    return Chain(stages, Limiter(limits, dt, [region.depths for region in regions]), hand)
+    guards = [region.depths for region in regions]
+    return Chain(stages, Limiter(limits, dt, guards, forward, speed), hand)
 
 
 def open_flight_recorder(deployment: Deployment, folder: Path, create: bool = False) -> BlackBox:
@@ -133,7 +149,14 @@ def build_control(deployment: Deployment, folder: Path) -> Control:
         ChunkFollower(controller, deployment.step, deployment.blend, deployment.grace),
         open_channels(deployment, folder),
         ring=open_flight_recorder(deployment, folder),
-        homing=Homing(home, deployment.limits, build_regions(deployment), retreat)
+        homing=Homing(
+            home,
+            deployment.limits,
+            build_regions(deployment),
+            retreat,
+            forward_kinematics(deployment),
+            tool_speed(deployment),
+        )
         if deployment.home
         else None,
         open_at_home=deployment.home_width,

@@ -29,12 +29,12 @@ from embodied.core.build import (
 )
 from embodied.embodiments.named_controllers import arm_of_kinematics, controller_node
 from embodied.real_robot.cameras.sources import Side
-from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.drivers.driver import Outside
-from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
+from embodied.real_robot.kernel.arm_state import Limits
+from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
+from embodied.real_robot.kernel.hand import Config as HandConfig
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Config as GeometryConfig
-from embodied.real_robot.safety.hand import Config as HandConfig
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 from embodied.real_robot.watchdog.client import Config as WatchdogConfig
@@ -94,7 +94,8 @@ class Deployment:
     `served` asks a policy server that an operator named (docs/remote.md). `allow` comes from the
     command line (`allow=[my_lab]`): a robot's YAML may not say it. An `emulator` is a node with
     `start() -> settings of the driver`, `behind() -> s that it has lost to real time` and `stop()`;
-    the starter of the daemon starts it first.
+    the starter of the daemon starts it first. `force` is the external force from which the arm
+    stops and lets go, or `unmeasured` where the driver cannot tell it.
     """
 
     driver: Node  # node of the robot's driver
@@ -105,7 +106,10 @@ class Deployment:
     step: Annotated[float, Bound(above=0.0, high=10.0)]  # control period of the policy, s
     limits: Limits  # what a command may ask of the joints
     fresh: FreshConfig  # ages (s) from which observations and measurements are too old
+    force: Annotated[float, Bound(above=0.0, high=1e3)] | Literal["unmeasured"]  # on the tool, N
     hand: HandConfig | None = None  # what a command may ask of the hand; null: there is none
+    tool_speed: Annotated[float, Bound(above=0.0, high=10.0)] = 1.0  # largest, m/s
+    first_run: bool = False  # whether the policy has yet to end an episode here: 0.25 m/s
     workspace: WorkspaceConfig | None = None  # region of the tool; null: none
     geometry: GeometryConfig | None = None  # obstacles of the whole arm; null: none
     reflex: ReflexConfig | None = None  # learned reflex; null: none

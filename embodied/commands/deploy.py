@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import signal
@@ -69,6 +70,43 @@ def known_file(site: Site) -> Path:
     from embodied.real_robot.rl.rehearsal import known_folder
 
     return known_folder() / f"{site.deployment.robot}.json"
+
+
+def fingerprint(policy: str) -> str:
+    """What says which policy a checkpoint holds: a hash of its node, its spec and its weights."""
+    from embodied.core.checkpoint import file_hash, find
+
+    names = ("policy.yaml", "spec.json", "policy.safetensors")
+    parts = [file_hash(find(policy) / name) for name in names]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def known_policies(made: Deployment) -> Path:
+    """The file of the policies that have ended an episode on that robot, one fingerprint a line."""
+    from embodied.real_robot.rl.rehearsal import known_folder
+
+    return known_folder() / f"{made.robot}.policies"
+
+
+def is_first_run(made: Deployment) -> bool:
+    """Whether the policy has yet to end an episode on that robot."""
+    file = known_policies(made)
+    known = file.read_text().split() if file.exists() else []
+    return fingerprint(made.policy) not in known
+
+
+def remember_policy(session: Session) -> None:
+    """Keep that the policy has run on that robot, where an episode came to its end and moved it."""
+    from embodied.deploy.session import WHOLE
+
+    made = session.deployment
+    ended = any(episode.end in WHOLE for episode in session.episodes)
+    if not ended or made.dry or not is_first_run(made):
+        return
+    file = known_policies(made)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as kept:
+        kept.write(f"{fingerprint(made.policy)}\n")
 
 
 def show_checks(site: Site, connect: bool = False) -> bool:
@@ -156,8 +194,17 @@ def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deploym
     """What the command line adds to the robot's settings."""
     from dataclasses import replace
 
+    # A person who drives (teleop, record) is no policy.
+    policy = not site.simulated and "full_speed" in node
+    first = policy and is_first_run(site.deployment)
+    if first and not node["full_speed"]:
+        print(
+            "the first run of this policy on this robot: the tool moves at 0.25 m/s at most, until "
+            "an episode has come to its end (full_speed=true lifts that)"
+        )
     return replace(
         site.deployment,
+        first_run=first and not node["full_speed"],
         records=str(output / "blackbox"),
         recording=recording,
         dry=site.deployment.dry or node["dry"],
@@ -199,6 +246,8 @@ def conduct(
             problem = f"{problem}; {error}" if problem else str(error)
     problem = problem or session.unrecorded
     _summarize(session, session.output, problem, share)
+    if not site.simulated and "full_speed" in node:
+        remember_policy(session)
     if problem:
         raise ConfigError(problem)
     if not site.simulated and (found := calibration(site)):

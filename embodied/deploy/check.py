@@ -24,12 +24,17 @@ from embodied.embodiments.joint_position import JointPosition
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.abilities import HasDataRanges, without_reflex
 from embodied.policies.wrappers.mapped import Mapped
-from embodied.real_robot.assemble import build_chain, build_driver, forward_kinematics
+from embodied.real_robot.assemble import (
+    build_chain,
+    build_driver,
+    forward_kinematics,
+    tool_speed,
+)
 from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
 from embodied.real_robot.cameras.sources import FIRST_IMAGE, CameraError
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.policy.observer import (
     observer,
     require_actions,
@@ -85,6 +90,7 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         ("limits", _limits),
         ("workspace", _workspace),
         ("geometry", _geometry),
+        ("force", _force),
         ("freshness", _freshness),
         ("server", _server),
         ("range", _range),
@@ -329,6 +335,14 @@ def _geometry(site: Site, policy: Policy) -> tuple[bool | None, str]:
         return True, f"set, {len(geometry.names)} capsules"
     depth, what = geometry.nearest(np.asarray(made.home))
     return depth > 0, f"at home {what} are nearest: {depth + margin:.3f} m (margin {margin:g} m)"
+
+
+def _force(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    made = site.deployment
+    speed = f"the tool moves at {tool_speed(made):g} m/s at most"
+    if isinstance(made.force, str):
+        return None, f"{made.force}: nothing limits what the arm presses with; {speed}"
+    return True, f"stops and lets go from {made.force:g} N on the tool; {speed}"
 
 
 def _freshness(site: Site, policy: Policy) -> tuple[bool | None, str]:

@@ -24,7 +24,9 @@ from embodied.embodiments.kinematics.from_mujoco import (
 SAMPLES = 4000  # poses that the box of the tool is found with
 TABLE = 0.02  # m above the base: the lowest that the tool of a first robot YAML goes
 MARGIN = 0.05  # rad, m: kept from the joint limits
-FORCE = 20.0  # N: largest force of a hand, to begin with
+HAND_FORCE = 20.0  # N: largest force of a hand, to begin with
+FORCE = 60.0  # N on the tool of a simulated arm
+TOOL_SPEED = 0.5  # m/s
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,9 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
             "tracking": [0.3] * n,
         },
         "fresh": {"hold": 0.25, "stop": 1.0, "state": 0.25},
+        # A JointDriver measures no force; the simulation does.
+        "force": FORCE if own is None else "unmeasured",
+        "tool_speed": TOOL_SPEED,
         "workspace": {"low": [*low], "high": [*high]},
     }
     # A place near the tool's at home, for a first motion.
@@ -139,7 +144,12 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     if table.hand is not None:
         hand = table.hand
         node["home_width"] = hand.open
-        node["hand"] = {"high": hand.open, "speed": hand.speed, "force": FORCE, "at_stop": "hold"}
+        node["hand"] = {
+            "high": hand.open,
+            "speed": hand.speed,
+            "force": HAND_FORCE,
+            "at_stop": "hold",
+        }
     if table.bodies:
         # A table at z = 0 that whatever stays with the base may touch.
         still = [body["name"] for body in table.bodies if body["joint"] <= 0]

@@ -33,7 +33,7 @@ from embodied.real_robot.cameras.sources import FIRST_IMAGE, Frame, fitted
 from embodied.real_robot.daemon.server import default_folder
 from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver, Outside, in_degrees
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import names_of, observer
 from embodied.real_robot.rl.rehearsal import require_rehearsed

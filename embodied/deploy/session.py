@@ -20,8 +20,8 @@ from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonPr
 from embodied.real_robot.daemon.requests import Reply, RequestError, Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import DISCARD, VERSION
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import DISCARD, VERSION
 from embodied.real_robot.policy.observer import Success
 from embodied.real_robot.teleop.teleop import Device
 from embodied.real_robot.teleop.terminal import EpisodeKeys, Key

@@ -23,8 +23,8 @@ from embodied.envs.fr3.base import (
     write_joints,
 )
 from embodied.envs.fr3.tasks.task import View
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.sim import World
+from embodied.real_robot.kernel.arm_state import Floats
 
 
 @dataclass(frozen=True)

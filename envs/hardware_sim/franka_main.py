@@ -9,13 +9,14 @@ a delay in the control loop and shake the arm.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import select
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import mujoco
@@ -24,12 +25,18 @@ from franky_sim import SimulationServer
 from franky_sim.franka_gripper_protocol import GripperCommandStatus
 from franky_sim.franka_gripper_server import FrankaGripperServer
 from franky_sim.franka_server import BaseCommand
-from franky_sim.mujoco_simulator import MujocoSimulator
+from franky_sim.mujoco_simulator import FrankaMujocoRobot, MujocoSimulator
 
 from embodied.core.build import build
+from embodied.embodiments import fr3
 from embodied.envs.fr3.base import addresses, mocaps
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.envs.hardware_sim.franka import Config
+from embodied.real_robot.drivers.momentum import (
+    MomentumObserver,
+    mujoco_bias,
+    mujoco_inertia,
+)
 from embodied.real_robot.emulators.process import Pace, answer, settings
 from embodied.real_robot.ipc.external_state import ExternalStateWriter
 
@@ -63,7 +70,36 @@ def _after_answering(hand: FrankaGripperServer, do: Any) -> Any:
     return answered
 
 
+def estimate_forces(sim: MujocoSimulator) -> None:
+    """Let robots say what they push with, as libfranka does: in franky-sim (1.0) it is nothing."""
+    kind, robots = cast(Any, FrankaMujocoRobot), cast(Any, sim)
+    said = kind.state.fget
+    observers: dict[int, MomentumObserver] = {}
+    wrenches: dict[int, dict[str, tuple[float, ...]]] = {}
+    steps = itertools.count()
+
+    def observe(_: Any) -> None:
+        due = next(steps) % OBSERVED == 0
+        for robot in robots.robots:
+            model, data, dofs = robot.model, robot.data, robot._dof_addrs
+            observer = observers.setdefault(id(robot), MomentumObserver(len(dofs)))
+            observer.step(mujoco_bias(model, data, dofs), robot._applied_torques)
+            if not due:
+                continue
+            observer.update(mujoco_inertia(model, data, dofs), data.qvel[dofs], STEP)
+            jacobian = fr3.forward(data.qpos[None, robot._qpos_addrs])[2][0]
+            square = jacobian @ jacobian.T + SINGULAR * np.eye(6)
+            wrench = np.linalg.solve(square, jacobian @ -observer.external)
+            wrenches[id(robot)] = {"O_F_ext_hat_K": tuple(wrench.tolist())}
+            wrenches[id(robot)]["tau_ext_hat_filtered"] = tuple((-observer.external).tolist())
+
+    sim.register_post_step_callback(observe)
+    kind.state = property(lambda robot: said(robot).replace(**wrenches.get(id(robot), {})))
+
+
 STEP = 0.001  # s of physics
+OBSERVED = 4  # steps from one estimate of the forces to the next
+SINGULAR = 1e-4  # near a singular pose an estimated force grows no more
 LOOK = 0.01  # s from one look at the things to the next
 AGE = 1.0  # s: a busy machine is no fault here
 ANSWER = 0.02  # s that a step waits for the controller at most: it may be gone
@@ -117,6 +153,7 @@ def main(folder: Path) -> None:
     )
     with MujocoSimulator() as sim:
         sim.add_robot(initial_q=config.q, initial_hand_width=config.width)
+        estimate_forces(sim)
         if things is not None:
             things.put(sim.worldbody)
         with SimulationServer(sim, hostname_candidates=[host]) as server:

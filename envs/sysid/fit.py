@@ -30,7 +30,7 @@ from embodied.datasets.lerobot.schema import DatasetError
 from embodied.embodiments import fr3
 from embodied.envs.fr3.base import QUANTITIES, compile_scene, read_joints
 from embodied.envs.fr3.tasks import TASKS
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.messages import Mode
 
 BOUNDS = {
     "stiffness": (0.25, 4.0),

@@ -24,7 +24,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.safety.energy_tank import SHARES, Held, Tank, TankConfig, stiffer
 
 FROZEN = 0.05  # of what was wanted: less than that is done

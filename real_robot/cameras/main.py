@@ -23,7 +23,7 @@ from embodied.real_robot.cameras.sources import (
 )
 from embodied.real_robot.control.main import on_daemon_exit
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.kernel.mailbox import MailboxError
 
 SILENT = 5.0  # s without a picture, after which a camera is gone (`reset` opens it again)
 

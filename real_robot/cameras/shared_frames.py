@@ -22,9 +22,9 @@ from typing import Any, Self
 import numpy as np
 
 from embodied.real_robot.cameras.sources import CameraError, Frame, Picture, fitted, fresh
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import CAMERA, VERSION
 from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import CAMERA, VERSION
 
 MOST = 32 << 20  # bytes of a ring
 FEWEST, MANY = 8, 64  # pictures in one

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embodied.core.bounds import Bound, CountOrZero, NonNegative, Positive
 from embodied.core.build import Node, build
 from embodied.core.errors import RobotError
-from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.kernel.mailbox import Mailbox
 
 Frame = NDArray[np.uint8]
 Side = Annotated[int, Bound(1, 4096)]

@@ -8,6 +8,9 @@ Each action of a chunk belongs to a time, not to a queue. A chunk that arrives l
 the current time, so inference latency is not played back. A newer chunk takes over in `blend`
 steps of growing weight, without a jump (real-time chunking; Black et al., 2025).
 
+While the limit of the tool's speed holds the set-point back, that clock stands still: the arm goes
+the same way, slower, and cuts no corners to catch up.
+
 A person who takes over is followed at once and alone. Once they let go, the policy is followed
 again from the first chunk on that it made of what it saw after their last action.
 """
@@ -21,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.embodiments.controller import Controller
-from embodied.real_robot.control.arm_state import Floats
-from embodied.real_robot.ipc.messages import MOST_NOISE, MOST_STEPS
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import MOST_NOISE, MOST_STEPS
 
 
 @dataclass(slots=True)
@@ -52,6 +55,8 @@ class ChunkFollower:
         self.chunk: Chunk | None = None
         self.previous: Chunk | None = None
         self.taken_over = False
+        self.paused = 0.0
+        """Time (s) for which the clock stood still."""
 
     def begin(self, q: Floats, width: float, now: float) -> None:
         """Begin at rest at `q` [n] with the hand `width` m open. The newest chunk stays."""
@@ -59,7 +64,7 @@ class ChunkFollower:
         self.step_start = q.copy()
         self.step_end = q.copy()
         self.width = width
-        self.origin = now
+        self.origin = self.last = now
         self.step = -1
         self.steps_taken = 0
         """Steps since the newest chunk came."""
@@ -93,12 +98,16 @@ class ChunkFollower:
         """Time (s) of the observation that the arm follows; minus infinity without a chunk."""
         return -np.inf if self.chunk is None else self.chunk.seen
 
-    def __call__(self, q: Floats, now: float, out: Floats) -> None:
-        """Write the joint target [n] for `now` to `out`; `q` [n] is measured.
+    def __call__(self, q: Floats, now: float, out: Floats, slowed: bool = False) -> None:
+        """Write the joint target [n] for `now` to `out`; `q` [n] is measured. `slowed`: the tool
+        was not as fast as it should be, and the time since the call before does not count.
 
         `starved` says that there is no action for now: the arm then stays where it was sent.
         `intervened`: the action of this step is a person's.
         """
+        if slowed:
+            self._pause(now - self.last)
+        self.last = now
         step = int((now - self.origin) / self.dt)
         if step > self.step:
             self._advance(step, q)
@@ -106,6 +115,14 @@ class ChunkFollower:
         np.subtract(self.step_end, self.step_start, out=out)
         out *= min(max(share, 0.0), 1.0)
         out += self.step_start
+
+    def _pause(self, seconds: float) -> None:
+        """Put off what is still to be done."""
+        self.paused += seconds
+        self.origin += seconds
+        for chunk in (self.chunk, self.previous):
+            if chunk is not None:
+                chunk.start += seconds
 
     def _advance(self, step: int, q: Floats) -> None:
         """Enter step number `step`: the controller turns its action into the next target."""

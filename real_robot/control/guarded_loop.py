@@ -17,17 +17,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import MOST_ACTION, TEXT, Command, Ended, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain, Limiter
-from embodied.real_robot.safety.checks import Enabled
-from embodied.real_robot.safety.hand import REST_FORCE, HandLimiter
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import Enabled
+from embodied.real_robot.kernel.hand import REST_FORCE, HandLimiter
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import MOST_ACTION, TEXT, Command, Ended, Mode
+from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.watchdog.client import Watchdog
 
 
@@ -321,7 +322,7 @@ class StateWriter:
         fields["mode"] = mode
         fields["fault"] = fault.encode()
         fields["ended"] = ended
-        fields["sent"] = sent
+        fields["sent"] = fields["reference"] = sent
 
     def measured(self, arm: ArmState, width: float, sensed: Floats) -> None:
         """Note what the driver measured."""
@@ -333,14 +334,18 @@ class StateWriter:
         fields["dq"] = arm.dq
         fields["tau"] = arm.tau
 
-    def followed(self, follower: ChunkFollower) -> None:
-        """Note which action of which chunk is followed."""
+    def followed(self, follower: ChunkFollower, moves: bool) -> None:
+        """Note which action of which chunk is followed, and where it leads the arm (if it
+        `moves`)."""
         fields, size = self.state.fields[0], min(len(follower.action), MOST_ACTION)
         fields["step"] = follower.step
         fields["followed"] = follower.seen
         fields["size"] = size
         fields["action"][:size] = follower.action[:size]
         fields["intervened"] = follower.intervened
+        fields["paused"] = follower.paused
+        if moves:
+            fields["reference"] = follower.step_end
 
     def commanded(self, proposed: Floats, chain: Chain, width: float, starved: bool) -> None:
         """Note the target `proposed` [n] and what the chain made of it."""

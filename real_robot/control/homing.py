@@ -8,18 +8,19 @@ q(s) = q_0 + (3 s^2 - 2 s^3) (q_1 - q_0), s from 0 to 1. The peak speed is at s 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.real_robot.control.arm_state import Floats, Limits
+from embodied.real_robot.kernel.arm_state import Floats, Limits
 from embodied.real_robot.safety.workspace import Region
 
 SHARE = 0.25  # share of the velocity limits at the peak
 LEAST = 0.2  # s of the last part of the way, at least
 NEAR = 1e-3  # rad (m): distance of an arm that is home
+SLOWER = 0.9  # share of the tool's speed limit on the way
 LATE = 1.0  # s after which an arm that rests elsewhere does not come home
 
 
@@ -27,7 +28,8 @@ class Homing:
     """Call `begin`, then the object until it returns True: the target has come to `home` [n].
 
     The way stays inside the `regions`; the `retreat` poses [n] are tried where the straight way
-    does not."""
+    does not. The tool, whose places [k, 3] (m) `forward` gives, stays slower than `tool_speed`
+    (m/s)."""
 
     def __init__(
         self,
@@ -35,11 +37,15 @@ class Homing:
         limits: Limits,
         regions: Sequence[Region] = (),
         retreat: Sequence[Floats] = (),
+        forward: Callable[[Floats], Floats] | None = None,
+        tool_speed: float = np.inf,
     ) -> None:
         low = np.add(limits.low, limits.margin)
         high = np.subtract(limits.high, limits.margin)
         self.home = np.clip(home, low, high)
         self.velocity = SHARE * np.asarray(limits.velocity)
+        self.forward = forward
+        self.tool_speed = SLOWER * tool_speed
         self.route = HomeRoute(self.home, low, high, regions, retreat)
 
     def why_not(self, q: Floats) -> str:
@@ -57,7 +63,7 @@ class Homing:
         poses = [q.copy(), *(self.route(q) or [self.home])]
         self.starts = poses[:-1]
         self.ways = [b - a for a, b in itertools.pairwise(poses)]
-        times = [1.5 * float((np.abs(way) / self.velocity).max()) for way in self.ways]
+        times = [self._time(start, way) for start, way in zip(self.starts, self.ways, strict=True)]
         times[-1] = max(LEAST, times[-1])
         self.ends = now + np.cumsum(times)
         self.times = np.maximum(times, 1e-3)
@@ -69,6 +75,15 @@ class Homing:
         np.multiply(self.ways[leg], (3.0 - 2.0 * s) * s * s, out=out)
         out += self.starts[leg]
         return now >= self.ends[-1]
+
+    def _time(self, start: Floats, way: Floats) -> float:
+        """Time (s) for `way` [n] from `start` [n], whose fastest point is its middle."""
+        time = 1.5 * float((np.abs(way) / self.velocity).max())
+        if self.forward is None:
+            return time
+        places = self.forward(start + np.linspace(0, 1, COARSE)[:, None] * way)
+        length = (COARSE - 1) * float(np.linalg.norm(np.diff(places, axis=0), axis=1).max())
+        return max(time, 1.5 * length / self.tool_speed)
 
     def reached(self, q: Floats) -> bool:
         """Whether `q` [n] is home."""

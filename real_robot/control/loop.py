@@ -13,24 +13,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkCheck, ChunkFollower
 from embodied.real_robot.control.guarded_loop import Episode, GuardedLoop, logged
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.control.yielding import Yielding
 from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
 from embodied.real_robot.drivers.springs import springs_of, stiffen
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import PRESSED_AGAIN, Command, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain
-from embodied.real_robot.safety.checks import DaemonAlive, Fresh, HoldToRun
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import DaemonAlive, Fresh, HoldToRun
+from embodied.real_robot.kernel.measured import Force
+from embodied.real_robot.kernel.messages import PRESSED_AGAIN, Command, Mode
+from embodied.real_robot.kernel.rate import Rate
 
 RESETS = (Mode.ESTOP, Mode.RELEASED)
 RELEASES = (Command.RELEASE, Command.RELEASE_SUPPORTED)
 GIVE_UP = 0.5  # s for which an arm that was stopped may be unheard, or away from its set-point
 FAR = 0.1  # rad (m) of a command that a latched stop has to refuse
+LET_GO = 0.3  # s for which the set-point stays where it lets go of what the arm touched
 MOVING = (Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING)
 
 
@@ -221,7 +223,7 @@ class Control(GuardedLoop):
         if self._waiting and self.mode in (Mode.RUNNING, Mode.HOMING) and not self._home_pending:
             np.copyto(self._target, self.chain.limiter.q)
         elif running:
-            self.follower(arm.q, now, self._target)
+            self.follower(arm.q, now, self._target, self.chain.limiter.slowed)
             self.width = self.follower.width
         elif self.mode == Mode.HOMING and not self._home_pending:
             # Write the target of the way home; whether it has come home
@@ -233,12 +235,15 @@ class Control(GuardedLoop):
         if self.mode == Mode.RELEASED and np.isfinite(arm.q).all():
             self.chain.limiter.begin(arm.q)  # a person moves it, and it is followed
         np.copyto(self._proposed, self._target)
+        self.chain.guided = self.mode == Mode.RELEASED
         sent = self.chain(self._target, self.follower.seen if running else now, arm, now)
         if not math.isfinite(self.width):
             self.width = self._sent_width
             self.chain.fault = self.chain.fault or "a command of the hand is not a finite number"
         if self.chain.fault and self.mode != Mode.ESTOP:
             self._stop_for_good(self.chain.fault)
+            if self.chain.back is not None:
+                sent = self._let_go(self.chain.back, now)
         if self.mode == Mode.STOPPING and self.chain.resting:
             self._come_to_rest(now)
         if self.mode == Mode.HOMING and arrived and self.chain.resting:
@@ -273,6 +278,14 @@ class Control(GuardedLoop):
     @property
     def in_order(self) -> bool:
         return super().in_order and not self._given_up
+
+    def _let_go(self, back: Floats, now: float) -> Floats:
+        """Put the set-point at once to `back` [n], where the arm touched nothing; returns it. No
+        limit of acceleration holds a set-point that only lets go."""
+        limiter = self.chain.limiter
+        limiter.begin(np.clip(back + self.droop(back), limiter.low, limiter.high))
+        self.yielding.begin(limiter.q, now, moving=True, pause=LET_GO)
+        return limiter.q
 
     def _yield(self, now: float) -> None:
         """Let the set-point of a stopped arm move to where the arm is; then a pending way home
@@ -333,7 +346,7 @@ class Control(GuardedLoop):
         self._begin_message(now)
         if self.arm is not None:
             self.writer.measured(self.arm, self.driver.width, self._sensed)
-            self.writer.followed(self.follower)
+            self.writer.followed(self.follower, self.mode == Mode.RUNNING and not self._waiting)
         self.writer.commanded(self._proposed, self.chain, self._sent_width, self.follower.starved)
         if rate is not None:
             self.writer.timed(rate)
@@ -345,6 +358,8 @@ class Control(GuardedLoop):
         self.driver.check(self.chain.limiter.limits)
         self.chain.check(springs_of(self.driver))
         self.arm = self.driver.read()
+        if (force := self.chain.stage(Force)) is not None:
+            force.require_measured(self.arm)
         self._begin_at_rest(self.arm, self.arm.q)
         self.mode = Mode.IDLE
         self.test_stop()

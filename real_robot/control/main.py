@@ -18,11 +18,11 @@ from types import FrameType
 
 from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_control
-from embodied.real_robot.control.rate import Rate, ahead_of_others
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.mailbox import MailboxError
-from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED
+from embodied.real_robot.kernel.mailbox import MailboxError
+from embodied.real_robot.kernel.messages import DAEMON_GONE, TERMINATED
+from embodied.real_robot.kernel.rate import Rate, ahead_of_others
 from embodied.real_robot.watchdog.client import Watchdog
 
 PATIENCE = 5.0  # s to wait for another control process to let go of the arm

@@ -4,6 +4,7 @@ An arm that was stopped in contact presses with the stiffness of its own control
 from its set-point to its measured pose. The set-point that presses on nothing is the measured pose
 plus `droop`: how far gravity holds the arm below its set-point (zero where gravity is compensated).
 
+    after a touch           stay for `pause` s where the set-point was put (`safety/measured.py`)
     after a latched stop    follow that pose while the arm still moves, for at most `FOLLOW` s
     at rest                 the set-point stays; where it is away from that pose by more than
                             `band`, it goes there, at most `TIMES` times, `SETTLE` s apart
@@ -22,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 FOLLOW = 0.5  # s for which the arm is followed after a stop, at most
 SETTLE = 0.15  # s: an arm on its springs rests a little later than its set-point
@@ -49,7 +50,7 @@ class Yielding:
         self._velocity = np.zeros(len(limits))
         self._following = False
         self._measured = False
-        self._follow_until = self._next_check = 0.0
+        self._follow_from = self._follow_until = self._next_check = 0.0
 
     def see(self, arm: ArmState) -> None:
         """Note a measurement, in any mode; one that is not finite is ignored."""
@@ -62,11 +63,13 @@ class Yielding:
         self._poses[self._newest] = arm.q
         np.copyto(self._velocity, arm.dq)
 
-    def begin(self, q: Floats, now: float, moving: bool) -> None:
-        """Begin with the set-point at `q` [n]. `moving`: it was stopped just now, by a fault."""
+    def begin(self, q: Floats, now: float, moving: bool, pause: float = 0.0) -> None:
+        """Begin with the set-point at `q` [n], where it stays for `pause` s. `moving`: it was
+        stopped just now, by a fault."""
         np.copyto(self.aim, q)
         self._following = moving
-        self._follow_until = now + FOLLOW
+        self._follow_from = now + pause
+        self._follow_until = now + pause + FOLLOW
         self._aims_left = TIMES
         self._next_check = now
 
@@ -87,7 +90,8 @@ class Yielding:
     def __call__(self, q: Floats, resting: bool, now: float) -> Floats:
         """The aim [n] of a set-point that is at `q` [n], `resting` or not."""
         if self._following:
-            self._follow(q, now)
+            if now >= self._follow_from:
+                self._follow(q, now)
         elif not resting:
             self._next_check = max(self._next_check, now + SETTLE)
         elif (

@@ -28,9 +28,9 @@ from embodied.real_robot.daemon.requests import (
 from embodied.real_robot.daemon.server import SOCKET, make_private
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.channels import EmergencyStop
-from embodied.real_robot.ipc.mailbox import MailboxError, memory_folder
-from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.kernel.mailbox import MailboxError, memory_folder
+from embodied.real_robot.kernel.messages import Mode
 
 MAX_REPLY_BYTES = 1 << 20
 

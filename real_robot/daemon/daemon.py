@@ -39,9 +39,9 @@ from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor,
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.mailbox import MailboxError
-from embodied.real_robot.ipc.messages import DEADMAN, PRESSED_AGAIN, READY, TAKEOVER, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
+from embodied.real_robot.kernel.mailbox import MailboxError
+from embodied.real_robot.kernel.messages import DEADMAN, PRESSED_AGAIN, READY, TAKEOVER, Mode
 from embodied.real_robot.safety.parameters import compared
 
 KILLED = "-of-a-killed-daemon"

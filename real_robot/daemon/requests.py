@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, NoReturn, TypeGuard, cast
 
 from embodied.core.build import nearest
-from embodied.real_robot.ipc.messages import Command
+from embodied.real_robot.kernel.messages import Command
 
 PROTOCOL = 1
 MOST_BYTES = 4096  # of a request's line, its end included

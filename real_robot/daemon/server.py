@@ -28,7 +28,7 @@ from embodied.real_robot.daemon.requests import (
     Verb,
     parse,
 )
-from embodied.real_robot.ipc.mailbox import memory_folder
+from embodied.real_robot.kernel.mailbox import memory_folder
 
 LOG = logging.getLogger("embodied.robot")
 SOCKET = "daemon.sock"

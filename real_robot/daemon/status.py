@@ -20,8 +20,8 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import Ended, Mode
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import Ended, Mode
 
 LOG = logging.getLogger("embodied.robot")
 SILENT = 1.0  # s without a tick, or a chunk, after which that is worth a note

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 
 from embodied.core.bounds import Bound, Count, Number
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 Wait = Annotated[float, Bound(above=0.0, high=3600.0)]
 """A time limit, s."""

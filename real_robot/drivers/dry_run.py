@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory
 from embodied.real_robot.drivers.springs import Springs, check_stiffness, springs_of, stiffness_of
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 
 class DryRunDriver(Driver):
@@ -35,7 +35,7 @@ class DryRunDriver(Driver):
     def read(self) -> ArmState:
         arm = self.driver.read()
         self._t = arm.t
-        return ArmState(self._q.copy(), self._dq.copy(), arm.tau, arm.t)
+        return ArmState(self._q.copy(), self._dq.copy(), arm.tau, arm.t, arm.force, arm.external)
 
     def write(self, q: Floats, width: float) -> None:
         self.driver.write(self._held, self._wide)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import (
     Driver,
     DriverError,
@@ -23,7 +22,8 @@ from embodied.real_robot.drivers.driver import (
     droop_of,
     unloaded,
 )
-from embodied.real_robot.safety.hand import Grasp
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.hand import Grasp
 
 
 @dataclass(frozen=True)

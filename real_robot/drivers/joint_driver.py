@@ -19,8 +19,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
 
 T = TypeVar("T")
 SMOOTH = 0.5  # weight of the newest difference in the velocity

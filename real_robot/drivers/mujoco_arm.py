@@ -24,8 +24,13 @@ from embodied.core.bounds import Bound, CountOrZero, Number
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.arm import ArmFile, read_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.momentum import (
+    MomentumObserver,
+    mujoco_bias,
+    mujoco_inertia,
+)
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
 
 TIMESTEP = 0.002  # s
 BEHIND = 0.25  # s of physics that are caught up with at most
@@ -77,14 +82,16 @@ class MujocoArm(Driver):
         self._gains()
         self.data.ctrl[self._servos] = self.data.qpos[self._at]
         mujoco.mj_forward(self.model, self.data)
+        self.observer = MomentumObserver(len(self.joints))
         self.last = self.clock()
         self.connected = True
 
     def read(self) -> ArmState:
         now = self._run()
         q = self.data.qpos[self._at] + self.random.normal(0, self.config.noise, len(self.joints))
-        force = self.data.actuator_force[self._servos].copy()
-        return ArmState(q, self.data.qvel[self._dof].copy(), force, now)
+        torque, dq = self.data.actuator_force[self._servos].copy(), self.data.qvel[self._dof].copy()
+        self.observer.update(mujoco_inertia(self.model, self.data, self._dof), dq, TIMESTEP)
+        return ArmState(q, dq, torque, now, external=self.observer.external.copy())
 
     def write(self, q: Floats, width: float) -> None:
         self._run()
@@ -155,9 +162,11 @@ class MujocoArm(Driver):
             raise DriverError("the simulated arm is not connected")
         self.last = max(self.last, now - BEHIND)
         steps = int((now - self.last) / TIMESTEP)
-        if steps:
-            mujoco.mj_step(self.model, self.data, steps)
-            self.last += steps * TIMESTEP
+        for _ in range(steps):
+            mujoco.mj_step(self.model, self.data)
+            bias = mujoco_bias(self.model, self.data, self._dof)
+            self.observer.step(bias, self.data.actuator_force[self._servos])
+        self.last += steps * TIMESTEP
         return now
 
 

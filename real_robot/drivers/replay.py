@@ -20,8 +20,8 @@ from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError
 from embodied.core.files import require_file, require_room
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
 
 BROKEN = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, MemoryError, RuntimeError),
@@ -86,7 +86,9 @@ class Replay(Driver):
         k = self._at
         ended = since > made.t[-1]
         t = self.clock() if ended else self.clock() - (since - made.t[k])
-        return ArmState(made.q[k].copy(), made.dq[k] * (not ended), made.tau[k].copy(), float(t))
+        dq = made.dq[k] * (not ended)
+        nothing = np.zeros(len(dq))  # pushes on a recording
+        return ArmState(made.q[k].copy(), dq, made.tau[k].copy(), float(t), external=nothing)
 
     def write(self, q: Floats, width: float) -> None:
         self._made()

@@ -19,8 +19,12 @@ import numpy as np
 from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.momentum import (
+    MomentumObserver,
+    mujoco_bias,
+    mujoco_inertia,
+)
 from embodied.real_robot.drivers.springs import (
     Springs,
     Tool,
@@ -29,6 +33,7 @@ from embodied.real_robot.drivers.springs import (
     span,
     tool_springs,
 )
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
 
 GUIDED = 0.1  # of its damping: what a released arm keeps
 BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late
@@ -106,6 +111,7 @@ class Sim(Driver):
         self._hold.aim(start)
         self.renew()
         mujoco.mj_forward(self.model, self.data)
+        self.observer = MomentumObserver(len(self.dof))
         self.began = self.last = self.clock()
         self.kept.clear()
         self.connected = True
@@ -118,12 +124,19 @@ class Sim(Driver):
             data.qvel[self.dof].copy(),
             data.actuator_force[self.servos].copy(),
             now,
+            external=self._external(),
         )
         self.kept.append((measured, float(data.qpos[self.fingers].sum())))
         lost = self.config.lost and self.random.random() < self.config.lost
         while len(self.kept) > 1 and not lost and self.kept[1][0].t <= now - self.config.delay:
             self.kept.popleft()
         return self.kept[0][0]
+
+    def _external(self) -> Floats:
+        """External joint torques [7] (N m), as an observer estimates them."""
+        inertia = mujoco_inertia(self.model, self.data, self.dof)
+        self.observer.update(inertia, self.data.qvel[self.dof], self.model.opt.timestep)
+        return self.observer.external.copy()
 
     def write(self, q: Floats, width: float) -> None:
         self._run()
@@ -185,11 +198,16 @@ class Sim(Driver):
         if fails is not None and now - self.began > fails:
             raise DriverError("the simulated wire is broken (fails_at)")
         self.last = max(self.last, now - BEHIND)
-        steps = int((now - self.last) / self.model.opt.timestep)
-        if steps:
-            self._held().run(steps)
-            self.last += steps * self.model.opt.timestep
+        for _ in range(int((now - self.last) / self.model.opt.timestep)):
+            self._step()
         return now
+
+    def _step(self) -> None:
+        """Run one step of the physics."""
+        self._held().step()
+        bias = mujoco_bias(self.model, self.data, self.dof)
+        self.observer.step(bias, self.data.actuator_force[self.servos])
+        self.last += self.model.opt.timestep
 
     def sense(self) -> Floats:
         return np.zeros(0) if self.world is None else self.world.sense(self.data)
@@ -254,9 +272,9 @@ class JointHold:
         model.actuator_biasprm[servos, 1] = -stiffness
         model.actuator_biasprm[servos, 2] = -damping
 
-    def run(self, steps: int) -> None:
-        """Run `steps` steps of the physics."""
-        mujoco.mj_step(self.arm.model, self.arm.data, steps)
+    def step(self) -> None:
+        """Run one step of the physics."""
+        mujoco.mj_step(self.arm.model, self.arm.data)
 
 
 class ToolHold:
@@ -287,13 +305,9 @@ class ToolHold:
         self.stiffness = stiffness
         self.damping = damping
 
-    def run(self, steps: int) -> None:
-        model = self.arm.model
-        data = self.arm.data
-        servos = self.arm.servos
-        for _ in range(steps):
-            data.ctrl[servos] = self.torque()
-            mujoco.mj_step(model, data)
+    def step(self) -> None:
+        self.arm.data.ctrl[self.arm.servos] = self.torque()
+        mujoco.mj_step(self.arm.model, self.arm.data)
 
     def torque(self) -> Floats:
         """Joint torques [7] (N m) at the present state."""

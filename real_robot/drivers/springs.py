@@ -12,8 +12,8 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from embodied.core.bounds import Bound
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.kernel.arm_state import Floats
 
 Frame = Literal["joints", "tool"]
 Gain = Annotated[float, Bound(above=0.0, high=3000.0)]

@@ -27,7 +27,7 @@ from embodied.core.build import Node, build, parse
 from embodied.core.children import module_command
 from embodied.real_robot.daemon.child import last_words
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.mailbox import memory_folder
+from embodied.real_robot.kernel.mailbox import memory_folder
 
 PATIENCE = 60.0  # s until it is there, on a machine that does much else
 ANSWER = 5.0  # s

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.real_robot.ipc.mailbox import Mailbox, mapped
-from embodied.real_robot.ipc.messages import (
+from embodied.real_robot.kernel.mailbox import Mailbox, mapped
+from embodied.real_robot.kernel.messages import (
     CHUNK,
     DEADMAN,
     HEARTBEAT,

@@ -16,9 +16,9 @@ import numpy as np
 
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
 
 VERSION = 1
 RENEW = np.dtype([("number", "<u8")])

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.real_robot.ipc.mailbox import MailboxError, checksum, mapped
+from embodied.real_robot.kernel.mailbox import MailboxError, checksum, mapped
 
 MAGIC = 0x626F7821
 VERSION = 3

@@ -22,9 +22,9 @@ from embodied.core.errors import ServerLost
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.real_robot.cameras.policy_images import PolicyImages
-from embodied.real_robot.control.arm_state import Floats
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
 from embodied.real_robot.policy.observer import Observer
 
 
@@ -53,11 +53,15 @@ class RtcAlignment:
         self.clock = clock
         self.start = 0.0
         """Time (s) at which the first action of the newest plan begins."""
+        self.paused = 0.0
         self.latencies: deque[float] = deque(maxlen=self.KEPT)
 
-    def align(self, actor: Actor, measured: float, moves: bool) -> bool:
+    def align(self, actor: Actor, measured: float, moves: bool, paused: float = 0.0) -> bool:
         """Tell the policy where it is at `measured` (s); False where it begins anew, because the
-        arm does not follow what it said (it does not move, or nothing was left)."""
+        arm does not follow what it said (it does not move, or nothing was left). `paused` (s): for
+        how long the arm has waited for its tool so far."""
+        self.start += paused - self.paused
+        self.paused = paused
         followed = max(1, round((measured - self.start) / self.dt))
         if not moves or followed >= self.chunk:
             self.start = measured
@@ -171,7 +175,8 @@ class Decider:
         first = self.first
         if self.alignment is not None:
             moves = not first and self.mode == Mode.RUNNING
-            first = not self.alignment.align(self.actor, float(fields["measured"]), moves)
+            measured, paused = float(fields["measured"]), float(fields["paused"])
+            first = not self.alignment.align(self.actor, measured, moves, paused)
         self.actor(self.seen, torch.tensor([first]))
         return self.actor.plan[0].reshape(self.policy.chunk, -1).numpy()
 
@@ -210,7 +215,8 @@ class NoiseRecorder:
 def observe_state(
     observer: Observer, fields: np.void, target: Target
 ) -> dict[str, NDArray[np.float32]]:
-    """The observation that a policy gets of a state message."""
-    sent = np.array(fields["sent"])
+    """The observation that a policy gets of a state message. The tool's target is the one that the
+    next action moves, as in simulation: what is sent follows it within the limits."""
+    place = target(np.array(fields["reference"]))
     width, sensed = float(fields["width"]), fields["sensed"]
-    return observer(fields["q"], fields["dq"], target(sent), width, sensed)
+    return observer(fields["q"], fields["dq"], place, width, sensed)

@@ -25,10 +25,10 @@ from embodied.real_robot.assemble import open_channels, tool_target
 from embodied.real_robot.cameras.policy_images import PolicyImages
 from embodied.real_robot.cameras.sources import CameraError
 from embodied.real_robot.control.main import on_daemon_exit
-from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import MailboxError
-from embodied.real_robot.ipc.messages import READY
+from embodied.real_robot.kernel.mailbox import MailboxError
+from embodied.real_robot.kernel.messages import READY
+from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import (
     observer,

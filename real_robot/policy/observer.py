@@ -21,10 +21,10 @@ from embodied.core.spec import Spec, hidden
 from embodied.embodiments.controller import Controller
 from embodied.policies import abilities
 from embodied.real_robot.assemble import forward_kinematics
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Outside
-from embodied.real_robot.ipc.messages import MOST_ACTION
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import MOST_ACTION
 
 AXES = ("x", "y", "z")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")

@@ -28,11 +28,11 @@ from embodied.real_robot.assemble import (
 from embodied.real_robot.cameras.policy_images import image_sizes
 from embodied.real_robot.cameras.shared_frames import FrameHistory, FrameReader
 from embodied.real_robot.control.main import on_daemon_exit
-from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
-from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION
 from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
+from embodied.real_robot.kernel.messages import DISCARD, RECORDED, VERSION
+from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.policy.observer import Success, observer
 from embodied.real_robot.recording.recorder import Episode, EpisodeBuilder, recorded_spec
 from embodied.real_robot.safety.parameters import checksum

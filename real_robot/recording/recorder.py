@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.real_robot.cameras.shared_frames import FrameHistory
-from embodied.real_robot.control.arm_state import Floats
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.policy.decider import Target, observe_state
 from embodied.real_robot.policy.observer import Observer
 
@@ -101,7 +101,9 @@ class EpisodeBuilder:
             self.open = None
         if runs and (self.open is None or tick["step"] != self.open["step"]):
             self._close_step(before if ran else None)
-            self.open = tick if tick["size"] and not tick["starved"] else None
+            self.open = tick.copy() if tick["size"] and not tick["starved"] else None
+            if self.open is not None and before is not None:  # before its action moved it
+                self.open["reference"] = before["reference"]
         if ran and not runs and before is not None:
             self._close_step(before)
             return self._finish_episode(before, tick)

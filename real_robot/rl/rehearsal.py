@@ -21,10 +21,10 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.kinematics.arm import forward_of, load_arm, read_arms_file
 from embodied.embodiments.named_controllers import arm_of_kinematics
 from embodied.real_robot.assemble import build_regions
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.rl.session import RobotSession
 from embodied.real_robot.safety.workspace import Region
 

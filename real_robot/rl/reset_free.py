@@ -22,7 +22,7 @@ from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.tensors import Tensors
 from embodied.real_robot.assemble import forward_kinematics
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.policy.observer import GOAL
 from embodied.real_robot.rl import robot_env
 from embodied.real_robot.rl.session import RobotSessionError

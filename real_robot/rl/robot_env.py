@@ -27,11 +27,11 @@ from embodied.core.tensors import Tensors
 from embodied.real_robot.assemble import build_chain, tool_target
 from embodied.real_robot.cameras.policy_images import EnvImages
 from embodied.real_robot.cameras.sources import CameraError, fitted
-from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.emulators.process import SharedEmulator
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.messages import Mode
+from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import Success, observer, require_actions, require_rate
 from embodied.real_robot.rl.rehearsal import require_rehearsed

@@ -23,13 +23,13 @@ from typing import Any, ClassVar
 from embodied.core.build import ConfigError, Node
 from embodied.core.errors import RobotError
 from embodied.real_robot.assemble import open_channels
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess
 from embodied.real_robot.daemon.requests import RequestError, Verb
 from embodied.real_robot.daemon.server import RpcServerError
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import MailboxError, memory_folder
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.mailbox import MailboxError, memory_folder
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.teleop.hold_to_run import HoldToRun
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine

@@ -22,7 +22,7 @@ from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, parse
 from embodied.embodiments.kinematics.arm import ArmsFile, Placed, read_arms_file
 from embodied.embodiments.kinematics.chain import Joint
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.kernel.arm_state import Floats
 
 Point = tuple[Number, Number, Number]
 

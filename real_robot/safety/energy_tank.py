@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.kernel.arm_state import Floats
 
 CERTAIN_DEVIATIONS = 2.0  # standard deviations by which a measured position may be off
 MOTION_DEVIATIONS = 5.0  # standard deviations up to which a displacement is no motion

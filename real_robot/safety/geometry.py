@@ -17,7 +17,7 @@ import numpy as np
 
 from embodied.core.bounds import Bound, Number, Positive
 from embodied.core.build import ConfigError, nearest
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.safety.capsules import Body, Capsule, Kinematics, Model, Point, read_model
 from embodied.real_robot.safety.workspace import Region, unit_plane
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.safety.capsules import Capsule, Joint, Kinematics, Model
 from embodied.real_robot.safety.geometry import SelfDistances
 

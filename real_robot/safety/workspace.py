@@ -14,8 +14,8 @@ import numpy as np
 
 from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.arm_state import ArmState, Floats, Place
-from embodied.real_robot.safety.chain import Tick
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Place
+from embodied.real_robot.kernel.chain import Tick
 
 PARTS = 16
 """Points of a line that are checked at once."""

@@ -2,7 +2,7 @@
 
 A thread of the operator's terminal looks at the device and writes a beat into the mailbox `deadman`
 of the daemon's folder each time it finds it held. The control process brings the arm to rest when
-no beat has come for 0.25 s (`embodied.real_robot.safety.checks`), whatever the reason: let go, the
+no beat has come for 0.25 s (`embodied.real_robot.kernel.checks`), whatever the reason: let go, the
 device unplugged, the terminal stopped or closed.
 """
 
@@ -24,8 +24,8 @@ import numpy as np
 
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
-from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
+from embodied.real_robot.kernel.messages import DEADMAN, HEARTBEAT, VERSION
 from embodied.real_robot.teleop.terminal import Terminal
 
 

@@ -17,7 +17,7 @@ from embodied.envs.fr3.base import read_joints, write_joints
 from embodied.envs.fr3.env import Config as World
 from embodied.envs.fr3.env import Fr3
 from embodied.envs.sysid.fit import Config, Identified, Trace, cut, identify, nominal, read_traces
-from embodied.real_robot.ipc.messages import Mode, state_record
+from embodied.real_robot.kernel.messages import Mode, state_record
 
 TRUE = {
     "stiffness": np.array(fr3.STIFFNESS) * [0.6, 0.7, 0.8, 1.2, 0.9, 0.8, 1.3],

@@ -22,7 +22,7 @@ from embodied.real_robot.daemon.client import call, emergency_stop
 from embodied.real_robot.daemon.requests import MOST_BYTES, Request, Verb
 from embodied.real_robot.deployment import FILE
 from embodied.real_robot.emulators.servos.bus import Faults
-from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
+from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
 from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, PATIENT, raw, until

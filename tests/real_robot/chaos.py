@@ -26,12 +26,12 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import open_channels, open_flight_recorder
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.emulators.servos.bus import FakeBus
-from embodied.real_robot.ipc.mailbox import memory_folder
-from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
+from embodied.real_robot.kernel.mailbox import memory_folder
+from embodied.real_robot.kernel.messages import Mode
 from tests.builders import node_of
 from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, simulated, until
 from tests.real_robot.test_decide import SPEC

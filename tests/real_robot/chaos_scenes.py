@@ -23,11 +23,11 @@ import numpy as np
 from embodied.deploy.session import Session
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import open_channels
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.daemon.daemon import UNHEARD
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import Mode
 from tests.real_robot.blows import BRAKE, SAY, TURN, press
 from tests.real_robot.chaos import Blow, Outcome, Scene, Settings, ended, latch, place
 from tests.real_robot.jaws import SENSED as FELT

@@ -23,11 +23,11 @@ import yaml
 
 from embodied.core.build import ConfigError, build
 from embodied.real_robot.assemble import build_control, open_channels, open_flight_recorder
-from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.control.loop import Control
 from embodied.real_robot.deployment import FILE, Deployment
 from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.ipc.mailbox import MailboxError, memory_folder
+from embodied.real_robot.kernel.arm_state import ArmState
+from embodied.real_robot.kernel.mailbox import MailboxError, memory_folder
 
 Json = Any
 ROBOTS = Path("configs/robot")

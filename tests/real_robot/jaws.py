@@ -13,8 +13,8 @@ import mujoco
 import numpy as np
 
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.sim import World, arm_spec
+from embodied.real_robot.kernel.arm_state import Floats
 
 SENSED = "finger_force"
 STIFFNESS, DAMPING, STRENGTH = 6000.0, 60.0, 70.0

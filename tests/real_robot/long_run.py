@@ -7,8 +7,8 @@ A sequence is one to four ticks of an adversary's commands, on an arm that sprin
 goes on from where the sequence before left it, moving; an operator clears what was latched, and now
 and then begins elsewhere, also outside of workspace and geometry. Every output is held against the
 limits of position, velocity, acceleration and jerk, and against workspace and geometry: never out
-by more than TOLERANCE, or than where it began. Every torque, and change of torque, above its limit
-has to end in a latched stop.
+by more than TOLERANCE, or than where it began. Every torque, change of torque, and force above its
+limit has to end in a latched stop.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.assemble import build_chain
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.safety.checks import DaemonAlive, Enabled, HoldToRun
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.checks import DaemonAlive, Enabled, HoldToRun
+from embodied.real_robot.kernel.measured import Force
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Box
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
@@ -186,6 +187,7 @@ class World:
         self.hand = next(s for s in self.chain.stages if isinstance(s, HoldToRun))
         self.daemon = next(s for s in self.chain.stages if isinstance(s, DaemonAlive))
         self.daemon.watched = True
+        self.force = self.chain.stage(Force)
         self.low, self.high = self.chain.limiter.low, self.chain.limiter.high
         self.most, self.rate = np.asarray(made.limits.torque), np.asarray(made.torque_rate)
         self.stiffness, self.damping, self.mass = springs(made)
@@ -223,11 +225,14 @@ class World:
         if (self.ticks + 8000) % 20011 > 3 * self.made.hertz:  # the daemon hangs, more rarely
             self.daemon.silence.hear(self.beats, self.now, self.now)
         arm = ArmState(self.q.copy(), self.dq.copy(), self.tau.copy(), self.now)
+        arm.external = push.copy()
         self.above = self.above + 1 if (np.abs(self.tau) > self.most).any() else 0
         change = np.abs(self.tau - self.taus[self.ticks % OVER]) / (OVER * self.dt)
         self.taus[self.ticks % OVER] = self.tau
         sent = self.chain(told.q, self.now - told.seen, arm, self.now)
         assert self.chain.fault or self.above < PATIENCE, "a torque above its limit went on"
+        pressed = self.force is not None and self.force.newtons(arm) > self.force.most
+        assert self.chain.fault or not pressed, "a force above its limit went on"
         assert self.chain.fault or (change <= self.rate).all(), "a blow went on"
         self.tau = self.stiffness * (sent - self.q) - self.damping * self.dq
         self.dq = self.dq + (self.tau + push) / self.mass * self.dt

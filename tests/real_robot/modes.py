@@ -25,11 +25,11 @@ import torch
 
 from embodied.core.build import allow
 from embodied.real_robot.assemble import build_control, open_channels, open_flight_recorder
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import memory_folder
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.checks import LET_GO
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.checks import LET_GO
+from embodied.real_robot.kernel.mailbox import memory_folder
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.real_robot.ideal_arm import IdealArm
 from tests.real_robot.long_run import deployment
 from tests.real_robot.oracle import Oracle

@@ -23,14 +23,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = {
-    "real_robot/safety/chain.py": ("chain", "long_run"),
-    "real_robot/safety/checks.py": ("chain", "homing", "hold_to_run", "invariants"),
+    "real_robot/kernel/chain.py": ("chain", "long_run"),
+    "real_robot/kernel/checks.py": ("chain", "homing", "hold_to_run", "invariants"),
     "real_robot/control/guarded_loop.py": ("guarded_loop", "control"),
     "real_robot/control/loop.py": ("control", "guarded_loop", "stop_test", "invariants", "homing"),
-    "real_robot/control/rate.py": ("rate",),
+    "real_robot/kernel/rate.py": ("rate",),
     "real_robot/control/yielding.py": ("yielding",),
     "real_robot/control/chunk_follower.py": ("control", "guarded_loop", "takeover"),
-    "real_robot/ipc/mailbox.py": ("mailbox",),
+    "real_robot/kernel/mailbox.py": ("mailbox",),
     "real_robot/ipc/channels.py": ("guarded_loop", "mailbox"),
     "real_robot/watchdog/client.py": ("watchdog",),
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.real_robot.assemble import build_regions
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.kernel.arm_state import Floats
 from tests.real_robot.test_chain import within
 
 TOLERANCE = 5e-3  # m: what a motion to rest may lead out between two samples

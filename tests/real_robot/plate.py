@@ -13,8 +13,8 @@ import mujoco
 import numpy as np
 
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.sim import World, arm_spec
+from embodied.real_robot.kernel.arm_state import Floats
 
 SENSED = "plate_force"
 FRANKA_STIFFNESS = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)

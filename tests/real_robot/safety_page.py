@@ -7,13 +7,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from benchmarks.measure import processor
-from tests.real_robot.blows import ARM, BRIDGE, BUS, REFUSED, TABLE
+from tests.real_robot.blows import ARM as BLOWS
+from tests.real_robot.blows import BRIDGE, BUS, REFUSED, TABLE
 from tests.real_robot.chaos import Blow, Outcome, Scene, scene, suffer
 from tests.real_robot.chaos_drone import DRONE, flown
 from tests.real_robot.chaos_scenes import (
@@ -33,7 +35,9 @@ from tests.real_robot.chaos_scenes import (
     reset_and_armed,
     terminal,
 )
+from tests.real_robot.contacts import ARMS, LONGEST, MOST_OVER, Touch, contacts, limit
 from tests.real_robot.test_daemon import HERTZ
+from tests.real_robot.test_yielding import PAYLOAD_BOUND, unsaid_payload
 
 HERE = Path(__file__).with_name("safety_page.md")
 TRIES = 4
@@ -57,7 +61,60 @@ def main(path: Path) -> None:
     for row in table():
         rows.append(row)
         print(row, flush=True)
-    path.write_text(HERE.read_text().format(table=HEAD + "\n".join(rows), **settings()))
+    text = HERE.read_text()
+    made = {"table": HEAD + "\n".join(rows), "touches": touches(), "payload": payload()}
+    path.write_text(text.format(**made, **settings()))
+
+
+TOUCHES = (
+    "robot",
+    "limit, N",
+    "drives",
+    "contacts",
+    "stopped by it",
+    "largest force, N",
+    "without the stage, N",
+    f"longest above {MOST_OVER} of the limit (bound {1e3 * LONGEST:.0f}), ms",
+    "without the stage, ms",
+    "largest from 1 s after the latch on, N",
+)
+
+
+def touches(count: int = 300) -> str:
+    """The table of running into walls: one row a simulated arm, `count` drives in all."""
+    made = [f"| {' | '.join(TOUCHES)} |\n|{'---|' * len(TOUCHES)}"]
+    for name in ARMS:
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+            found = contacts(name, Path(one), count // len(ARMS))
+            free = contacts(name, Path(two), 10, force="unmeasured")
+        made.append(touched(name, found, free))
+        print(made[-1], flush=True)
+    return "\n".join(made)
+
+
+def touched(name: str, found: Sequence[Touch], free: Sequence[Touch]) -> str:
+    """The row of robot NAME, whose force stage was left out in `free`."""
+    over = max(each.over for each in found)
+    cells = (
+        name,
+        f"{limit(name):g}",
+        str(len(found)),
+        str(sum(each.peak > 1 for each in found)),
+        str(sum("pushes on the tool" in each.fault for each in found)),
+        f"{max(each.peak for each in found):.0f}",
+        f"{max(each.peak for each in free):.0f}",
+        f"{1e3 * over:.0f}{' TOO LONG' if over > LONGEST else ''}",
+        f"{1e3 * max(each.over for each in free):.0f}",
+        f"{max(each.after for each in found):.1f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def payload() -> str:
+    """What an arm with a payload that nobody said presses with from 1 s after a stop on, N."""
+    with tempfile.TemporaryDirectory() as folder:
+        pressed = unsaid_payload(Path(folder), "sim")
+    return f"{pressed:.1f}{' TOO MUCH' if pressed > PAYLOAD_BOUND else ''}"
 
 
 def settings() -> dict[str, object]:
@@ -79,6 +136,7 @@ def settings() -> dict[str, object]:
         "closed": CLOSED_BOUND,
         "finger": FINGER_BOUND,
         "finger_after": FINGER_AFTER,
+        "payload_bound": PAYLOAD_BOUND,
         "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
         "load": os.getloadavg()[0],
         "nice": os.nice(0),
@@ -90,13 +148,13 @@ def table() -> Iterator[str]:
     """Rows: the arm (each blow also in contact with a plate), servos, a drone."""
     forces: dict[str, str] = {}
     with plate(TABLE) as pressing:
-        for blow in (*BRIDGE, *ARM):
+        for blow in (*BRIDGE, *BLOWS):
             forces[blow.done] = force(contact(pressing, tried(pressing, blow)))
             print(f"on the plate: {blow.done}: {forces[blow.done]}", flush=True)
         at_stop = tried(pressing, CONTACT)
         armed = Contact(0.0, reset_and_armed(pressing), 0.0)
         stopped = f"{force(contact(pressing, at_stop))}; after reset and arm {force(armed)}"
-    yield from rows(scene(TABLE), (*REFUSED, *BRIDGE, *ARM), forces)
+    yield from rows(scene(TABLE), (*REFUSED, *BRIDGE, *BLOWS), forces)
     yield line(CONTACT, at_stop, stopped)
     yield from hands()
     yield from rows(terminal(TABLE), TERMINAL, forces)

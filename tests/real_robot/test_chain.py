@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.safety.chain import Chain, Limiter
-from embodied.real_robot.safety.checks import (
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import (
     Enabled,
     Finite,
     Fresh,
@@ -26,6 +26,7 @@ from embodied.real_robot.safety.checks import (
     TorqueRate,
     Tracking,
 )
+from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.safety.workspace import Config as Box
 from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.test_control import LIMITS as FR3
@@ -250,9 +251,10 @@ def test_a_measurement_of_no_time_does_not_hide_an_older_one() -> None:
 
 
 def test_torque_has_patience_and_counts_nan_as_too_large() -> None:
-    made = chain(Torque(LIMITS, patience=2))
+    made = chain(Torque(LIMITS))
     fine, hard = np.array([9.0, 4.0]), np.array([0.0, np.nan])
-    for tau, fault in ((hard, False), (fine, False), (hard, False), (hard, True)):
+    rows = ((hard, False), (hard, False), (fine, False), (hard, False), (hard, False), (hard, True))
+    for tau, fault in rows:
         made(START, 0.0, arm(tau=tau), 0.0)
         assert bool(made.fault) == fault
     assert "joint 1 measures nan" in made.fault

@@ -11,15 +11,16 @@ from embodied.embodiments import fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.cartesian_delta import Config as CartesianConfig
 from embodied.embodiments.controller import Reference
-from embodied.real_robot.control.arm_state import Floats, Limits
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain, Limiter, Stage
-from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from embodied.real_robot.safety.hand import HandLimiter
+from embodied.real_robot.kernel.arm_state import Floats, Limits
+from embodied.real_robot.kernel.chain import Chain, Stage
+from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.hand import HandLimiter
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.messages import Command, Mode
 
 DT, STEP = 0.01, 0.05
 LIMITS = Limits(
@@ -237,6 +238,16 @@ def test_the_clock_says_which_action() -> None:
     patient = follower(grace=1)
     patient.take(Chunk(np.array([[5.0]]), start=9.4, seen=9.4))
     assert targets(patient, [10.0, 11.0, 12.0]) == [0, 5, 5], "a little late, and then no more"
+
+
+def test_while_the_tool_is_slow_the_clock_stands_still() -> None:
+    made, out, seen = follower(), np.zeros(1), []
+    made.take(Chunk(np.array([[1.0], [10.0], [100.0]]), start=10.0, seen=9.9))
+    for k in range(13):
+        made(np.zeros(1), 10.0 + 0.5 * k, out, slowed=k in (2, 3, 7))
+        seen.append(float(out[0]))
+    assert seen == [0.0, 0.5, 0.5, 0.5, 1.0, 6.0, 11.0, 11.0, 61.0, 111.0, 111.0, 111.0, 111.0]
+    assert made.paused == 1.5
 
 
 def test_a_late_chunk_is_entered_where_it_would_be_by_now_and_blended_in() -> None:

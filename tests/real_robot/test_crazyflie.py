@@ -18,7 +18,6 @@ from embodied.core.build import ConfigError, parse
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
 from embodied.envs.hardware_sim.crazyflie_flight import PLACES
-from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.control.loop import Control
@@ -26,9 +25,11 @@ from embodied.real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phas
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.emulators.crazyflie.firmware import State
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain, Limiter
-from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
+from embodied.real_robot.kernel.arm_state import Limits
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import node_of, wait_until
 from tests.fakes.crazyflie import FakeCrazyflie
 

@@ -43,9 +43,9 @@ from embodied.real_robot.daemon.server import (
     RpcServerError,
 )
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.safety.checks import FreshConfig
-from embodied.real_robot.safety.hand import Config as HandConfig
+from embodied.real_robot.kernel.checks import FreshConfig
+from embodied.real_robot.kernel.hand import Config as HandConfig
+from embodied.real_robot.kernel.messages import Mode
 from tests.builders import node_of
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_decide import GOAL, SPEC
@@ -65,6 +65,7 @@ def simulated(place: Path, node: dict[str, Any] = SCRIPT, **changed: Any) -> Dep
         **{"hertz": HERTZ, "step": SPEC.dt, "given": GOAL, "seconds": 20.0, "limits": LIMITS},
         "fresh": FreshConfig(hold=1.0, stop=3.0, state=2.0),
         "hand": HAND,
+        "force": "unmeasured",
         "records": str(place / "records"),
         **changed,
     }

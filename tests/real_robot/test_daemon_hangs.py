@@ -28,9 +28,9 @@ from embodied.real_robot.daemon.client import (
 from embodied.real_robot.daemon.requests import Reply, Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.checks import Heartbeat
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.rl.session import RobotSession, RobotSessionError
-from embodied.real_robot.safety.checks import Heartbeat
 from tests.real_robot.operators import in_mode
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, bridging, gone, simulated, until

@@ -50,8 +50,8 @@ from embodied.real_robot.daemon.server import (
 )
 from embodied.real_robot.daemon.status import Notifier, StatusMonitor
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import memory_folder
-from embodied.real_robot.ipc.messages import Command
+from embodied.real_robot.kernel.mailbox import memory_folder
+from embodied.real_robot.kernel.messages import Command
 from embodied.viewer.robot.app import monitor
 from embodied.viewer.robot.monitor import RobotMonitor
 from tests.real_robot.test_daemon import PATIENT, deployment, simulated

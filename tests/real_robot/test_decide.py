@@ -15,8 +15,8 @@ from embodied.core.spec import DEPTH, POINTS, Leaf
 from embodied.embodiments import fr3
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
-from embodied.real_robot.control.arm_state import Floats
-from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import Observer
 from tests.real_robot.test_control import DT, STEP, Bench

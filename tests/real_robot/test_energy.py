@@ -10,8 +10,9 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.safety.chain import Chain, Limiter, Tick
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.chain import Chain, Tick
+from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.safety.energy_stage import Config, Energy, tool_error
 from embodied.real_robot.safety.energy_tank import Held, Tank, TankConfig
 from tests.real_robot.springs import FilteredSprings, TwoLink

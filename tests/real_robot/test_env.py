@@ -21,7 +21,7 @@ from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.emulators.process import SharedEmulator
-from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.real_robot.rl.session import RobotSessionError
 from tests.builders import make_policy, node_of, wait_until

@@ -27,16 +27,17 @@ pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
 from embodied.envs.hardware_sim.franka import Config as FrankyConfig
 from embodied.envs.hardware_sim.franka import Franky
-from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory
 from embodied.real_robot.drivers.franka.driver import Franka
 from embodied.real_robot.drivers.franka.errors import explain
 from embodied.real_robot.drivers.franka.impedance import Own, allowed, misfit, own
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain, Limiter
-from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.arm_state import Limits
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
 

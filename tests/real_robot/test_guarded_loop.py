@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.ipc.channels import EmergencyStop
-from embodied.real_robot.ipc.mailbox import MailboxError
-from embodied.real_robot.ipc.messages import Command, Ended, Mode
+from embodied.real_robot.kernel.arm_state import ArmState
+from embodied.real_robot.kernel.mailbox import MailboxError
+from embodied.real_robot.kernel.messages import Command, Ended, Mode
 from tests.real_robot.chunk_fuzz import fuzz
 from tests.real_robot.test_control import DOWN, DT, LIMITS, Bench, within
 from tests.real_robot.test_homing import AWAY

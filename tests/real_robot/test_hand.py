@@ -14,8 +14,8 @@ from embodied.core.build import ConfigError, allow
 from embodied.real_robot.assemble import build_driver
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.hand import REST_FORCE, SETTLED, Config, HandLimiter
+from embodied.real_robot.kernel.hand import REST_FORCE, SETTLED, Config, HandLimiter
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.real_robot.long_run import ROBOTS
 from tests.real_robot.test_control import DT, Bench
 

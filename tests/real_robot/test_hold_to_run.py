@@ -26,12 +26,12 @@ import torch
 from embodied.core.build import ConfigError, parse
 from embodied.embodiments import fr3
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION, Command, Mode
+from embodied.real_robot.kernel.chain import Stage
+from embodied.real_robot.kernel.checks import HoldToRun as Held
+from embodied.real_robot.kernel.checks import Silence
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import DEADMAN, HEARTBEAT, VERSION, Command, Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
-from embodied.real_robot.safety.chain import Stage
-from embodied.real_robot.safety.checks import HoldToRun as Held
-from embodied.real_robot.safety.checks import Silence
 from embodied.real_robot.teleop.hold_to_run import (
     EVENT,
     Beats,

@@ -12,9 +12,9 @@ from embodied.embodiments import fr3
 from embodied.real_robot.control.homing import SHARE, Homing
 from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.drivers.sim import Config, Sim
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Stage
-from embodied.real_robot.safety.checks import DaemonAlive, Heartbeat
+from embodied.real_robot.kernel.chain import Stage
+from embodied.real_robot.kernel.checks import DaemonAlive, Heartbeat
+from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.safety.geometry import Box, Geometry
 from embodied.real_robot.safety.geometry import Config as GeometryConfig
 from tests.real_robot.test_control import DOWN, DT, LIMITS, Bench, within

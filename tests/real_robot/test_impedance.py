@@ -16,8 +16,8 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.sim import Config, Sim
 from embodied.real_robot.drivers.springs import Tool
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.checks import Enabled
+from embodied.real_robot.kernel.checks import Enabled
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import Clock
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_deploy import said, start
@@ -41,8 +41,9 @@ def test_a_pressed_tool_takes_no_more_than_the_tank_has() -> None:
     held: dict[bool, float] = {}
     for tank in (True, False):
         node = settings()
-        # No bound of the pull, and none of tracking: what bounds the energy here is the tank.
+        # No bound of the pull, of tracking and force: what bounds the energy here is the tank.
         node["limits"]["tracking"] = [2.0] * 7
+        node["force"] = "unmeasured"
         node["energy"] = {**node["energy"], "stretch": []} if tank else None
         chain, clock = build_chain(Deployment.parse(node)), Clock(0.0)
         tool = Tool(**{**node["driver"]["tool"], "force": 3000.0, "torque": 3000.0})

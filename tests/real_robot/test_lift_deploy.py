@@ -14,9 +14,9 @@ import yaml
 
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.real_robot.assemble import open_flight_recorder
-from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.kernel.arm_state import Limits
+from embodied.real_robot.kernel.mailbox import MailboxError
 from tests.real_robot.test_deploy import ROOT, robot, start, trained
 
 pytest.importorskip("franky", reason="franky-control is not installed")

@@ -10,7 +10,7 @@ from tests.real_robot.long_run import CONFIGS, run
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_no_sequence_leads_out_of_a_limit(config: str) -> None:
-    world = run(config, 300, seed=3)
+    world = run(config, 300, seed=4)
     names = world.chain.names
     for stage in ("workspace", "reflex", "energy", "limits"):
         assert world.chain.counts[names.index(stage)] > 0, f"{stage} had nothing to do"
@@ -18,3 +18,4 @@ def test_no_sequence_leads_out_of_a_limit(config: str) -> None:
     assert {"finite", "fresh", "heartbeat", "hold_to_run", "torque", "torque_rate", "tracking"} < {
         *names
     }
+    assert {"overspeed", "outside"} < {*names}

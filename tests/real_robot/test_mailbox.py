@@ -17,13 +17,13 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.ipc.external_state import Config, ExternalStateReader, ExternalStateWriter
-from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
 from embodied.real_robot.ipc.ring_buffer import (
     BlackBox,
     BlackBoxError,
     keep_newest,
     write_records,
 )
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
 from tests.builders import Clock
 
 RECORD = np.dtype([("number", "<i8"), ("values", "<f8", (64,))])

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from embodied.real_robot.control.rate import Rate, ahead_of_others
+from embodied.real_robot.kernel.rate import Rate, ahead_of_others
 from tests.builders import Clock
 
 

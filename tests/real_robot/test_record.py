@@ -17,13 +17,13 @@ from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION, Mode, state_record
+from embodied.real_robot.kernel.checks import FreshConfig
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import DISCARD, RECORDED, VERSION, Mode, state_record
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.main import Recorder
 from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
-from embodied.real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_daemon import Bridge, bridging, simulated, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
@@ -33,7 +33,7 @@ FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "steps
 def ticks(*rows: dict[str, Any], stages: int = 2) -> np.ndarray:
     """States with those fields set; the rest are zeros of an FR3 at home."""
     made = np.zeros(len(rows), state_record(7, stages))
-    made["q"], made["sent"] = fr3.HOME, fr3.HOME
+    made["q"] = made["sent"] = made["reference"] = fr3.HOME
     for k, row in enumerate(rows):
         made["now"][k] = made["measured"][k] = 10.0 + 0.01 * k
         for name, value in row.items():
@@ -57,9 +57,10 @@ def test_rows_are_the_followers_steps() -> None:
     act[:4] = [1.0, -1.0, 0.5, 0.0]
     runs = {"mode": Mode.RUNNING, "size": 4, "action": act, "followed": 10.0}
     away = fr3.HOME + 0.2
+    led = fr3.HOME + 0.1
     made = ticks(
         {"mode": Mode.ARMED},
-        {**runs, "step": 0, "counts": [0, 1]},
+        {**runs, "step": 0, "counts": [0, 1], "reference": led},
         {**runs, "step": 0, "proposed": 1.0, "filtered": 0.5, "sent": 0.25, "counts": [0, 3]},
         {**runs, "step": 1, "starved": 1},  # nothing to follow: no row
         {**runs, "step": 2},
@@ -81,8 +82,9 @@ def test_rows_are_the_followers_steps() -> None:
     assert rows["noise"].tolist() == [[1.0, 2.0, 3.0]] * 2
     assert rows["success"].tolist() == [False, True] and rows["reward"].tolist() == [0.0, 1.0]
     assert rows["terminated"].tolist() == [False, True]
-    seen = observe_state(observer, made[4], lambda q: tool(q[None])[0])["state"]
-    assert rows["obs/state"][1].numpy() == pytest.approx(seen)
+    for row, tick in ((0, 0), (1, 4)):  # what an action does is seen after it
+        seen = observe_state(observer, made[tick], lambda q: tool(q[None])[0])["state"]
+        assert rows["obs/state"][row].numpy() == pytest.approx(seen)
     last = observe_state(observer, made[5], lambda q: tool(q[None])[0])["state"]
     assert rows["next_obs/state"].numpy() == pytest.approx(last)
 

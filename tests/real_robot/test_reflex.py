@@ -15,9 +15,10 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.wrappers.reflex_override import ReflexOverride
-from embodied.real_robot.control.arm_state import ArmState, Limits
-from embodied.real_robot.safety.chain import Chain, Limiter, Tick
-from embodied.real_robot.safety.checks import Finite
+from embodied.real_robot.kernel.arm_state import ArmState, Limits
+from embodied.real_robot.kernel.chain import Chain, Tick
+from embodied.real_robot.kernel.checks import Finite
+from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.safety.learned_reflex import Config, Reflex
 from tests.builders import make_policy, node_of
 

@@ -21,7 +21,6 @@ from embodied.envs.fr3.contact_env import Fr3Contact
 from embodied.learners.off_policy.bresa import Bresa
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.assemble import build_chain
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.control.loop import Channels, Control
@@ -29,7 +28,8 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
-from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_deploy import said, start
 

@@ -13,7 +13,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.replay import Config, Replay
-from embodied.real_robot.ipc.messages import state_record
+from embodied.real_robot.kernel.messages import state_record
 from tests.builders import Clock, recorded
 
 

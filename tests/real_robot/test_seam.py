@@ -22,13 +22,13 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.policies.remote.address import PACKAGE, remote_policy
 from embodied.policies.wrappers.real_time_chunking import RealTimeChunking
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.control.chunk_follower import ChunkCheck, ChunkFollower
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
-from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
 from embodied.real_robot.ipc.ring_buffer import write_records
+from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
 from embodied.real_robot.policy.decider import Decider, RtcAlignment
 from embodied.real_robot.policy.observer import with_real_time_chunking
 from embodied.serve.policy_service import PolicyService
@@ -147,8 +147,9 @@ def test_the_clock_says_where_a_plan_is() -> None:
     assert actor.cursor.item() == 2 and actor.carry["delay"].item() == 3
     assert seam.start == pytest.approx(100.18), "on the grid of the plan before"
     assert seam.align(actor, 100.21, moves=True) and actor.cursor.item() == 1
-    assert not seam.align(actor, 101.5, moves=True), "of 12 steps nothing is left"
-    assert seam.start == 101.5
+    assert seam.align(actor, 100.41, moves=True, paused=0.1) and actor.cursor.item() == 1, "waited"
+    assert not seam.align(actor, 101.7, moves=True, paused=0.1), "of 12 steps nothing is left"
+    assert seam.start == 101.7
 
 
 def test_a_deployed_policy_continues_its_plans(tmp_path: Path, folder: Path) -> None:
@@ -210,7 +211,8 @@ def test_flight_records_of_the_version_before_are_read(tmp_path: Path) -> None:
     """A flight record holds state messages, which do not change with chunks. Those of version 5 and
     before did not say whether a person had taken over."""
     today = state_record(7, 3)
-    fields = {name: today[name] for name in today.names or () if name != "intervened"}
+    newer = ("intervened", "paused", "reference")
+    fields = {name: today[name] for name in today.names or () if name not in newer}
     before = np.dtype([*fields.items()])
     assert before.itemsize == 1104, "as in versions 4 and 5"
     records = np.zeros(5, before)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, build
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.driver import Driver, DriverError
@@ -21,9 +20,11 @@ from embodied.real_robot.drivers.servos.bus import SerialPort
 from embodied.real_robot.drivers.servos.codecs import FEETECH
 from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import FakeBus, Faults, FeetechServo
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain, Limiter
-from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
 from tests.real_robot.test_control import Sum
 

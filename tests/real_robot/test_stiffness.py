@@ -9,7 +9,6 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
@@ -22,7 +21,9 @@ from embodied.real_robot.drivers.springs import (
     stiffness_of,
     tool_springs,
 )
-from embodied.real_robot.safety.chain import Chain, Limiter, Tick
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.chain import Chain, Tick
+from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.energy_stage import Energy
 from tests.builders import Clock

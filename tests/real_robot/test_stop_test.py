@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.control.loop import Control
 from embodied.real_robot.drivers.driver import DriverError, StopCategory
 from embodied.real_robot.drivers.ur.driver import UR, Config
 from embodied.real_robot.emulators.ur.controller import PROTECTIVE, FakeUR
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain, Limiter
-from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
+from embodied.real_robot.kernel.arm_state import ArmState
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
+from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
 from tests.real_robot.long_run import deployment
 from tests.real_robot.test_control import Bench, follower

@@ -15,8 +15,8 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
-from embodied.real_robot.ipc.mailbox import Mailbox
-from embodied.real_robot.ipc.messages import PERSON, TAKEOVER, VERSION, Command, Mode
+from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.messages import PERSON, TAKEOVER, VERSION, Command, Mode
 from embodied.real_robot.teleop.takeover import Takeover
 from tests.builders import node_of
 from tests.real_robot.operators import Hand

@@ -461,3 +461,12 @@ def test_what_does_not_start_with_ur_rtde(fake: FakeUR, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "rtde_control", None)
     with pytest.raises(DriverError, match=r"not installed; type: pip install 'ur-rtde>=1\.6"):
         driver(fake, UrRtde).connect()
+
+
+@BOTH
+def test_force_and_currents_are_those_of_the_wire(fake: FakeUR, kind: type[UR]) -> None:
+    fake.force, fake.current = (1.0, -2.0, 3.0, 0.1, 0.2, 0.3), (0.5, -1.0, 1.5, 0.0, 0.0, 0.25)
+    with driver(fake, kind, torque=(12.0, 12.0, 12.0, 9.0, 9.0, 9.0)) as arm:
+        state = arm.read()
+    assert state.force.tolist() == [1.0, -2.0, 3.0]
+    assert state.tau.tolist() == [6.0, -12.0, 18.0, 0.0, 0.0, 2.25]

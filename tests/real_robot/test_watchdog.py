@@ -17,7 +17,7 @@ from embodied.core.build import ConfigError, parse
 from embodied.real_robot.assemble import open_channels, open_flight_recorder
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.emulators.watchdog import SOURCE, Firmware, WatchdogBoard
-from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.watchdog.client import (
     Config,
     Relay,

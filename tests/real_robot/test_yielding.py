@@ -12,7 +12,6 @@ import pytest
 from embodied.cli import main
 from embodied.core.build import allow
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
@@ -21,8 +20,9 @@ from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.drivers.sim import Sim
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.checks import Torque, TorqueRate, Tracking
+from embodied.real_robot.kernel.arm_state import ArmState
+from embodied.real_robot.kernel.checks import Torque, TorqueRate, Tracking
+from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.plate import FRANKA_DAMPING, FRANKA_STIFFNESS
@@ -35,6 +35,7 @@ GAINS: dict[str, dict[str, Any]] = {
     "franka": {"stiffness": list(FRANKA_STIFFNESS), "damping": list(FRANKA_DAMPING)},
 }
 MOST = 15.0  # N, from 1 s after a latched stop on
+PAYLOAD_BOUND = 25.0  # N, the same with 0.5 kg in the hand that nobody said
 SECOND = round(1 / DT)
 
 
@@ -122,6 +123,27 @@ def test_a_latched_stop_lets_go_of_what_the_arm_presses_on(pressing: Pressing, s
     pressing.run(6 * SECOND)
     assert max(pressing.force[latched + SECOND :]) < MOST, pressing.fault
     within(pressing.sent)
+
+
+def unsaid_payload(folder: Path, gains: str) -> float:
+    """Press on the plate with 0.5 kg at the hand that no gravity compensation carries, and stop:
+    the largest force (N) from 1 s after the stop on."""
+    bench = Pressing(folder, gains)
+    model = bench.driver.model
+    hand = model.body("hand").id
+    mass = float(model.body_mass[hand])
+    model.body_mass[hand] = mass + 0.5
+    model.body_gravcomp[hand] = mass / (mass + 0.5)
+    bench.press()
+    bench.ask(Command.ESTOP)
+    latched = len(bench.force)
+    bench.run(4 * SECOND)
+    return max(bench.force[latched + SECOND :])
+
+
+@pytest.mark.parametrize("gains", ["franka", pytest.param("sim", marks=only_all)])
+def test_a_payload_that_nobody_said_presses_little_after_a_stop(tmp_path: Path, gains: str) -> None:
+    assert unsaid_payload(tmp_path, gains) < PAYLOAD_BOUND
 
 
 def test_what_comes_after_the_stop_presses_no_more_either(pressing: Pressing) -> None:

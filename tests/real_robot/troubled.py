@@ -17,9 +17,9 @@ from embodied.embodiments.arrays import Floats
 from embodied.embodiments.cartesian_delta import CartesianDelta, Reference
 from embodied.embodiments.cartesian_delta import Config as DeltaConfig
 from embodied.real_robot.cameras.sources import CameraError, Frame, Source
-from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
+from embodied.real_robot.kernel.arm_state import ArmState
 from tests.real_robot.trouble import Trouble
 
 

@@ -23,10 +23,10 @@ from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
 from embodied.envs.fr3.base import compile_scene
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.real_robot.assemble import forward_kinematics
-from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.daemon.client import ClientError, emergency_stop
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.sim import World
+from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.policy.observer import APART, AXES, names_of
 from embodied.viewer.panels.main_view import CHOSEN, GONE, Paths, segments
 from embodied.viewer.panels.page import Parts, Refresh

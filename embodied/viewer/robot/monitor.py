@@ -21,8 +21,8 @@ from embodied.real_robot.daemon.client import ClientError, call
 from embodied.real_robot.daemon.requests import RequestError, Verb
 from embodied.real_robot.daemon.server import FolderError, find, robots_folder
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.mailbox import HEAD, MAGIC, Mailbox, MailboxError
-from embodied.real_robot.ipc.messages import (
+from embodied.real_robot.kernel.mailbox import HEAD, MAGIC, Mailbox, MailboxError
+from embodied.real_robot.kernel.messages import (
     CHUNK,
     DAEMON_GONE,
     TERMINATED,

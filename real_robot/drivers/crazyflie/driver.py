@@ -28,7 +28,6 @@ import numpy as np
 from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.flight import JOINTS
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.crazyflie.link import (
     FLIGHT,
     HEALTH,
@@ -44,6 +43,7 @@ from embodied.real_robot.drivers.crazyflie.link import (
 )
 from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
 from embodied.real_robot.ipc.external_state import ExternalStateReader
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 LIFT = 0.05  # m
 ASK = 0.3  # s until an order that showed no effect is given again

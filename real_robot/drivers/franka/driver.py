@@ -26,12 +26,12 @@ import numpy as np
 from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
 from embodied.real_robot.drivers.franka.errors import FAILED, MODES, call, explain, franky, sever
 from embodied.real_robot.drivers.franka.impedance import JointSpring, Own, ToolSpring, misfit, own
 from embodied.real_robot.drivers.springs import Gain, Springs, Tool, check_stiffness, span
 from embodied.real_robot.ipc.external_state import ExternalStateReader
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 BAND = 0.004  # m off the wish that set the hand in motion
 LATENCY = 0.03  # s that a stop needs
@@ -289,7 +289,8 @@ class Franka(Driver):
         if self.senses is not None:
             self._things = self.senses.read()
         self._q = np.array(state.q)
-        return ArmState(self._q, np.array(state.dq), np.array(state.tau_J), self._seen)
+        force = np.array(state.O_F_ext_hat_K)[:3]
+        return ArmState(self._q, np.array(state.dq), np.array(state.tau_J), self._seen, force)
 
     def write(self, q: Floats, width: float) -> None:
         if self._hand is not None and np.isfinite(width):

@@ -25,7 +25,6 @@ from typing import Annotated, Literal
 
 from embodied.core.bounds import Bound, Fraction, Positive
 from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import (
     Driver,
     DriverError,
@@ -35,6 +34,7 @@ from embodied.real_robot.drivers.driver import (
 )
 from embodied.real_robot.drivers.servos.bus import SerialPort
 from embodied.real_robot.drivers.springs import Springs, springs_of, stiffen, stiffness_of
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 SLAVE = 9
 OUTPUTS = 0x03E8

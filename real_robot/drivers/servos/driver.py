@@ -20,7 +20,6 @@ import numpy as np
 
 from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError, Outside, RestDroop
 from embodied.real_robot.drivers.servos.bus import (
     MAKES,
@@ -31,6 +30,7 @@ from embodied.real_robot.drivers.servos.bus import (
     ServoWire,
 )
 from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
 
 LEROBOT_TURN = 4095  # ticks that LeRobot counts as 360 degrees
 SLACK = 23  # ticks (2 degrees) outside of a joint's calibrated range that are not yet a mistake
@@ -149,7 +149,10 @@ class ServoBus(RestDroop, Driver):
         moved = [self._motion[joint.id] for joint in self.config.joints]
         position, velocity, current = (np.array(each, float) for each in zip(*moved, strict=True))
         q = (position - self._zero) / self._gain
-        return ArmState(q, velocity / self._turns, current * self._torque, now)
+        # Nothing models an arm's weight and friction: they count as external.
+        torque = current * self._torque
+        external = torque.copy() if self._torque.all() else None
+        return ArmState(q, velocity / self._turns, torque, now, external=external)
 
     def write(self, q: Floats, width: float) -> None:
         ticks = np.rint(self._zero + q * self._gain)

@@ -1,7 +1,7 @@
 """Driver of a Universal Robots arm over RTDE; our program on the controller runs servoj.
 
     here   target q, heartbeat  ->  input registers 24...   ->  program: servoj(q) at every tick
-           measured q, dq       <-  output recipe, 125 or 500 Hz
+           measured q, dq, force <-  output recipe, 125 or 500 Hz
 
 The program stops the arm by itself (stopj) when the heartbeat stands still: that is its watchdog.
 Where the safety chain gives up, it triggers the controller's protective stop. A protective stop is
@@ -21,16 +21,19 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from embodied.core.bounds import Bound
+from embodied.core.bounds import Bound, NonNegative
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
 from embodied.real_robot.drivers.ur import rtde_codec as rtde
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 RTDE = 30004  # port
 SCRIPT = 30002  # port
 DASHBOARD = 29999  # port
-SEEN = ("timestamp", "actual_q", "actual_qd", "robot_mode", "safety_status_bits", "runtime_state")
+SEEN = (
+    *("timestamp", "actual_q", "actual_qd", "actual_TCP_force", "actual_current"),
+    *("robot_mode", "safety_status_bits", "runtime_state"),
+)
 SENT = (
     *(f"input_double_register_{i}" for i in range(24, 30)),
     "input_int_register_24",
@@ -66,12 +69,13 @@ class Config:
     silence: Wait = 0.1  # s without news after which the arm is lost
     patience: Wait = 10.0  # s for what is asked before anything moves
     joints: tuple[str, ...] = JOINTS  # names of the six joints
+    torque: tuple[NonNegative, ...] = (0.0,) * 6  # N m per A of each joint; 0: not measured
 
     def __post_init__(self) -> None:
         if self.watchdog * self.frequency < 2:
             raise ConfigError("watchdog should be two ticks or more")
-        if len(self.joints) != 6:
-            raise ConfigError(f"a UR has 6 joints, {len(self.joints)} are named")
+        if len(self.joints) != 6 or len(self.torque) != 6:
+            raise ConfigError("a UR has 6 joints: joints and torque need 6 elements each")
 
 
 def program(config: Config) -> str:
@@ -164,7 +168,8 @@ class UR(Driver):
         if self._do == FREE:  # nothing is written, and its watchdog waits for a beat
             self._follow(self._state["actual_q"])
         q, dq = np.array(self._state["actual_q"]), np.array(self._state["actual_qd"])
-        return ArmState(q, dq, np.zeros(6), self._seen)
+        torque = np.array(self._state["actual_current"]) * self.config.torque
+        return ArmState(q, dq, torque, self._seen, np.array(self._state["actual_TCP_force"])[:3])
 
     def write(self, q: Floats, width: float) -> None:
         if np.shape(q) != (6,) or not (np.abs(q) <= WIDEST).all():

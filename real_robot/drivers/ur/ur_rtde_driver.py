@@ -104,10 +104,11 @@ class UrRtde(driver.UR):
                 if said[:1] != MEASURED:
                     raise self._error(said[1:].decode(errors="replace"))
                 numbers = STATE.unpack(said[1:])
-                seen, *joints = numbers[:13]
-                self._state = {"actual_q": joints[:6], "actual_qd": joints[6:]}
+                seen, *vectors = numbers[:25]
+                names = ("actual_q", "actual_qd", "actual_TCP_force", "actual_current")
+                self._state = {name: vectors[6 * i : 6 * i + 6] for i, name in enumerate(names)}
                 names = ("robot_mode", "safety_status_bits", "runtime_state", "follows")
-                self._state |= dict(zip(names, numbers[13:], strict=True))
+                self._state |= dict(zip(names, numbers[25:], strict=True))
                 self._seen = self.clock() - (time.monotonic() - seen)
         except BlockingIOError:
             return

@@ -30,10 +30,10 @@ from embodied.real_robot.drivers.ur.driver import FOLLOW, FREE, PLAYING, PROTECT
 
 ORDER = struct.Struct("=i6d")
 """An order: what to do, and joint targets (rad)."""
-STATE = struct.Struct("=d12d4i")
-"""A state: the time (s, monotonic), q (rad), dq (rad/s), robot mode, safety bits, runtime state,
-and whether it follows orders."""
 BEGIN = -1  # an order beside those of the driver
+STATE = struct.Struct("=d24d4i")
+"""A state: the time (s, monotonic), q (rad), dq (rad/s), the force on the tool (N, N m), the
+joints' currents (A), robot mode, safety bits, runtime state, and whether it follows orders."""
 MEASURED, REASON = b"m", b"!"
 """First bytes of an answer."""
 OURS = -1  # its threads keep the priority that they have
@@ -114,8 +114,10 @@ class Client:
         receive = self.receive
         while True:
             stamp = float(receive.getTimestamp())
-            numbers = [*receive.getActualQ(), *receive.getActualQd(), receive.getRobotMode()]
-            numbers += [receive.getSafetyStatusBits(), receive.getRuntimeState()]
+            numbers = [*receive.getActualQ(), *receive.getActualQd()]
+            numbers += [*receive.getActualTCPForce(), *receive.getActualCurrent()]
+            numbers += [receive.getRobotMode(), receive.getSafetyStatusBits()]
+            numbers += [receive.getRuntimeState()]
             if float(receive.getTimestamp()) == stamp:  # no other one came in between
                 return stamp, numbers
 

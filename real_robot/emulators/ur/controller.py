@@ -193,6 +193,8 @@ TYPES = {
     "timestamp": "DOUBLE",
     "actual_q": "VECTOR6D",
     "actual_qd": "VECTOR6D",
+    "actual_TCP_force": "VECTOR6D",
+    "actual_current": "VECTOR6D",
     "robot_mode": "INT32",
     "safety_mode": "INT32",
     "robot_status_bits": "UINT32",
@@ -360,7 +362,8 @@ START = (0.0, -1.5, 1.5, -1.5, -1.5, 0.0)
 class FakeUR:
     """`split` sends byte by byte, `mute` sends nothing, `cut()` closes, `garble` sends nonsense,
     `bits` are its safety bits, `busy` (s) is how late it looks at a program that is sent to it. `q`
-    is where its joints are, `halted` why its program ended."""
+    is where its joints are, `halted` why its program ended; `force` (N, N m) and `current` (A) are
+    what it says that it measures."""
 
     def __init__(self, frequency: float = 125.0, q: Sequence[float] = START) -> None:
         self.host = "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
@@ -370,6 +373,8 @@ class FakeUR:
         self.joints, self.registers = UrJoints(frequency, q), Registers()
         self.program: Following | ControlScript | None = None
         self.code, self.halted, self.runtime = "", "", STOPPED
+        self.force: Sequence[float] = STILL
+        self.current: Sequence[float] = STILL
         self.asked: list[str] = []
         """What the dashboard was asked for."""
         self._cut = False
@@ -461,6 +466,8 @@ class FakeUR:
             "robot_mode": self.mode,
             "actual_q": self.joints.q,
             "actual_qd": self.joints.dq,
+            "actual_TCP_force": self.force,
+            "actual_current": self.current,
             "safety_mode": 1,
             "safety_status_bits": self.bits,
             "runtime_state": self.runtime,

@@ -31,6 +31,10 @@ class ArmState:
     """Joint torques [n], N m (N); zero where they are not measured."""
     t: float
     """Time (s) at which this was true, on the control process's monotonic clock."""
+    force: Floats | None = None
+    """The robot's own estimate of the external force on its tool [3], N; None: it has none."""
+    external: Floats | None = None
+    """Estimated external torques of the joints [n], N m (N); None: there is no estimate."""
 
 
 @dataclass(frozen=True)

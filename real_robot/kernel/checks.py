@@ -9,8 +9,8 @@ import numpy as np
 
 from embodied.core.bounds import Bound, CountOrZero
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.arm_state import ArmState, Limits
-from embodied.real_robot.safety.chain import Tick
+from embodied.real_robot.kernel.arm_state import ArmState, Limits
+from embodied.real_robot.kernel.chain import Tick
 
 
 class Finite:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 7
+VERSION = 8
 DEADMAN = "deadman"
 """The mailbox of hold-to-run: a HEARTBEAT of the operator's terminal."""
 TAKEOVER = "takeover"
@@ -72,7 +72,8 @@ def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
 
     `action` [size] is what the policy's chunk seen at `followed` says for the follower's step
     number `step` (a person's where `intervened`), `proposed` [joints] the target that it means,
-    `filtered` what the safety chain left of that, `sent` what the limits did.
+    `filtered` what the safety chain left of that, `sent` what the limits did. `reference` [joints]
+    is where that step leads, which the next action moves (`sent` of an arm that follows nothing).
     """
     return np.dtype(
         [
@@ -89,7 +90,9 @@ def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
             ("action", "<f4", (MOST_ACTION,)),
             ("intervened", "<i4"),
             ("followed", "<f8"),
+            ("paused", "<f8"),  # s in which the follower waited for a slow tool, since it began
             ("proposed", "<f8", (joints,)),
+            ("reference", "<f8", (joints,)),
             ("filtered", "<f8", (joints,)),
             ("sent", "<f8", (joints,)),
             ("sent_width", "<f8"),

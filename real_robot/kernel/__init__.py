@@ -1,0 +1,1 @@
+"""What must be right for an arm that stops and stays inside its limits: see README.md here."""
