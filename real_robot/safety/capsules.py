@@ -223,11 +223,12 @@ class Kinematics:
 
     def point(self, forward: Callable[[Floats], Floats]) -> Callable[[Floats], Floats] | None:
         """The same function as `forward`, of positions [k, 3] (m) at `q` [k, n], from these frames;
-        None where that is no point of the last joint's frame (to 10 um)."""
+        None where that is no point of any joint's frame (to 10 um)."""
         q = np.random.default_rng(0).uniform(-1, 1, (16, len(self.parents)))
-        frames, places = self.frames(q)[-1], forward(q)
-        inside = np.einsum("kji,kj->ki", frames[:, :3, :3], places - frames[:, :3, 3])
-        point = np.append(inside.mean(0), 1.0)
-        if np.abs(inside - point[:3]).max() > 1e-5:
-            return None
-        return lambda q: self.frames(q)[-1, :, :3] @ point
+        places = forward(q)
+        for at, frames in reversed(list(enumerate(self.frames(q)))):
+            inside = np.einsum("kji,kj->ki", frames[:, :3, :3], places - frames[:, :3, 3])
+            point = np.append(inside.mean(0), 1.0)
+            if np.abs(inside - point[:3]).max() <= 1e-5:
+                return lambda q: self.frames(q)[at, :, :3] @ point
+        return None
