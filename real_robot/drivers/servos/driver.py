@@ -76,7 +76,7 @@ class Config:
     hand: Hand | None = None  # servo of the gripper; null: none
     baud: Count = 1_000_000  # bits a second
     timeout: Annotated[float, Bound(above=0.0, high=10.0)] = 0.01  # s of one exchange
-    retries: Annotated[int, Bound(0, 100)] = 3  # times an exchange is asked again; a tick: 2 timeouts
+    retries: Annotated[int, Bound(0, 100)] = 3  # times that an exchange is asked again
     watchdog: Annotated[float, Bound(0.02, 2.54)] = 0.2  # s of silence, then a Dynamixel stops
     ampere: Ampere | None = None  # A per unit; null: 2.69e-3 (X), 6.5e-3 (STS3215); XL330: 1e-3
     units: Literal["degrees", "range"] = "degrees"  # how LeRobot counts joints; range: -100 to 100
