@@ -36,6 +36,7 @@ from tests.builders import make_policy
 
 MARK = "EMBODIED_KILLS"
 MOVING, REST = 0.05, 0.01  # rad/s (m/s) of the set-point
+QUIET = 0.1  # s of rest
 SETTLE = 3.0  # s after a blow until the record is read: the daemon is missed after 2 s
 END = 20.0  # s in which a deployment has ended by itself, or is asked to
 BEGIN = 120.0  # s in which an arm begins to move
@@ -62,13 +63,15 @@ BLOWS: dict[str, tuple[tuple[str, signal.Signals], ...]] = {
 
 @dataclass(frozen=True)
 class Kill:
-    """What came of a blow. `rest`: s until the set-point rested (None: it still moves); `ended`:
-    how the command ended; `left`: what was there when it had; `after`: what was there when the next
-    deployment had begun; `again`: s until its arm moved (None: it did not), and `why` not."""
+    """What came of a blow. `rest`: s until the set-point rested (None: it still moves); `yielded`:
+    how far (rad, m) it went on to where the arm was measured; `ended`: how the command ended;
+    `left`: what was there when it had; `again`: s until the arm of the next deployment moved (None:
+    it did not), and `why` not; `after`: what was still there then."""
 
     robot: str
     done: str
     rest: float | None
+    yielded: float
     reason: str
     ended: str
     left: tuple[str, ...]
@@ -213,14 +216,19 @@ def speeds(ring: BlackBox) -> tuple[Any, Any]:
     return now[1:], steps / np.maximum(np.diff(now), 1e-4)
 
 
-def rest(ring: BlackBox, began: float) -> float | None:
-    """s from `began` until the set-point rested; None: it still moves."""
+def rest(ring: BlackBox, began: float) -> tuple[float | None, float]:
+    """s from `began` until the set-point rested for `QUIET` s (None: it never does), and how far
+    (rad, m) it went on from there: a stopped arm yields to where it was measured."""
     times, speed = speeds(ring)
-    late = times[(speed > REST) & (times > began)]
-    if not len(late):
-        return 0.0
-    still = late[-1] < began + SETTLE - 0.2
-    return float(late[-1] - began) if still else None
+    moves = times[speed > REST]
+    ends = [
+        t for t in (began, *moves[moves > began]) if not ((moves > t) & (moves < t + QUIET)).any()
+    ]
+    if ends[0] > times[-1] - QUIET and ends[0] > began + SETTLE - QUIET:
+        return None, 0.0
+    sent = ring.records()["sent"]
+    rested = sent[int(np.searchsorted(times, ends[0], "right"))]
+    return float(ends[0] - began), float(np.abs(sent[-1] - rested).max())
 
 
 def remains(before: set[Path], folder: Path) -> tuple[str, ...]:
@@ -244,7 +252,7 @@ def struck(robot: str, blows: Sequence[tuple[str, signal.Signals]]) -> Iterator[
             began = time.monotonic()
             here.strike(who, sent)
             time.sleep(SETTLE)
-            rested = rest(here.ring, began)
+            rested, yielded = rest(here.ring, began)
             reason = bytes(here.ring.records()["fault"][-1]).decode()
             here.ring.close()
             ended = here.end(hung=sent == STOP)
@@ -259,6 +267,7 @@ def struck(robot: str, blows: Sequence[tuple[str, signal.Signals]]) -> Iterator[
                 robot,
                 f"{who}, {sent.name}",
                 rested,
+                yielded,
                 reason,
                 ended,
                 left,
@@ -276,21 +285,22 @@ def policy(robot: str, place: Path) -> tuple[str, ...]:
     """Words that name a policy where no script moves the robot."""
     if ROBOTS[robot]:
         return ()
-    node = compose("deploy", [f"robot={robot}"]).node["robot"]
+    arm = "{_target_: embodied.embodiments.joint_position.JointPosition, arm: so101}"
+    words = [f"robot.controller.controllers.{side}={arm}" for side in ("left", "right")]
+    node = compose("deploy", [f"robot={robot}", *words]).node["robot"]
     names = tuple(build(node["controller"], Controller).names)
     seen = tuple(f"q{i}" for i in range(1, len(names) + 1))
     act = Leaf((len(names),), low=-1.0, high=1.0, names=names)
     spec = Spec({"state": Leaf((len(names),), names=seen)}, act, dt=0.05)
     made = make_policy("deterministic.Deterministic", spec)
     save(place / "run" / "checkpoints" / "00000000", made, 0)
-    arm = "{_target_: embodied.embodiments.joint_position.JointPosition, arm: so101}"
-    words = [f"robot.controller.controllers.{side}={arm}" for side in ("left", "right")]
     return (f"policy={place / 'run'}", *words)
 
 
 def table(robots: Sequence[str] = tuple(ROBOTS)) -> str:
     """The table of all kills, printed row by row as they come."""
-    columns = ("robot", "struck", f"set-point rests (bound {BOUND}), s", "reason, as recorded")
+    columns = ("robot", "struck", f"set-point rests (bound {BOUND}), s", "then yields by, rad")
+    columns += ("reason, as recorded",)
     columns += ("the command ended", "left then", "next deploy moves after, s", "left then")
     rows = [f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
     for robot in robots:
@@ -307,6 +317,7 @@ def line(kill: Kill) -> str:
         kill.robot,
         kill.done,
         "NEVER" if kill.rest is None else f"{kill.rest:.2f}{late}",
+        f"{kill.yielded:.3f}",
         kill.reason or "none",
         kill.ended,
         ", ".join(kill.left) or "nothing",
