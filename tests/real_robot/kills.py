@@ -32,6 +32,7 @@ from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.mailbox import memory_folder
+from embodied.real_robot.kernel.messages import Mode
 from tests.builders import make_policy
 
 MARK = "EMBODIED_KILLS"
@@ -55,7 +56,7 @@ BLOWS: dict[str, tuple[tuple[str, signal.Signals], ...]] = {
     "franka_sim": (("daemon", STOP), ("control", KILL), ("emulator", KILL), ("terminal", HANGUP)),
     "ur_sim": (("control", STOP), ("policy", KILL), ("emulator", KILL), ("deploy", KILL)),
     "so101_sim": (("daemon", KILL), ("policy", STOP), ("terminal", HANGUP), ("all", KILL)),
-    "two_so101_sim": (("control", KILL), ("emulator", STOP), ("deploy", STOP), ("all", KILL)),
+    "two_so101_sim": (("control", KILL), ("emulator", STOP), ("daemon", STOP), ("all", KILL)),
 }
 """What is struck, in this order: a process; `terminal`: the group of the terminal's processes;
 `all`: every process of the deployment."""
@@ -218,17 +219,21 @@ def speeds(ring: BlackBox) -> tuple[Any, Any]:
 
 def rest(ring: BlackBox, began: float) -> tuple[float | None, float]:
     """s from `began` until the set-point rested for `QUIET` s (None: it never does), and how far
-    (rad, m) it went on from there: a stopped arm yields to where it was measured."""
+    (rad, m) it went on from there. A pause in what the policy does is no rest: only a latched arm
+    may go on, and yields to where it was measured."""
     times, speed = speeds(ring)
-    moves = times[speed > REST]
-    ends = [
-        t for t in (began, *moves[moves > began]) if not ((moves > t) & (moves < t + QUIET)).any()
-    ]
-    if ends[0] > times[-1] - QUIET and ends[0] > began + SETTLE - QUIET:
+    records = ring.records()
+    moves = speed > REST
+    followed = times[moves & (records["mode"][1:] == Mode.RUNNING)]
+    since = max(began, float(followed[-1])) if len(followed) else began
+    moving = times[moves & (times > since)]
+    ends = [since, *moving]
+    rested = next(t for t in ends if not ((moving > t) & (moving < t + QUIET)).any())
+    if rested > times[-1] - QUIET and times[-1] > began + SETTLE - QUIET:
         return None, 0.0
-    sent = ring.records()["sent"]
-    rested = sent[int(np.searchsorted(times, ends[0], "right"))]
-    return float(ends[0] - began), float(np.abs(sent[-1] - rested).max())
+    sent = records["sent"]
+    there = sent[int(np.searchsorted(times, rested, "right"))]
+    return float(rested - began), float(np.abs(sent[-1] - there).max())
 
 
 def remains(before: set[Path], folder: Path) -> tuple[str, ...]:
