@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,13 +73,19 @@ def tool_target(deployment: Deployment) -> Callable[[Floats], Floats]:
 def build_regions(deployment: Deployment) -> list[Region]:
     """What the arm is kept in: the tool's workspace, and the whole arm's geometry."""
     regions: list[Region] = []
-    forward = forward_kinematics(deployment)
     if deployment.geometry is not None:
-        regions.append(geometry := Geometry(deployment.geometry, deployment.joints))
-        forward = geometry.kinematics.point(forward) or forward  # computed once for both
+        regions.append(Geometry(deployment.geometry, deployment.joints))
     if deployment.workspace is not None:
-        regions.insert(0, Workspace(deployment.workspace, forward))
+        regions.insert(0, Workspace(deployment.workspace, tool_places(deployment, regions)))
     return regions
+
+
+def tool_places(deployment: Deployment, regions: Sequence[Region]) -> Callable[[Floats], Floats]:
+    """`forward_kinematics`, by the frames of the arm's geometry where there is one: ten times as
+    fast, and computed once for both at the same positions."""
+    forward = forward_kinematics(deployment)
+    geometry = next((region for region in regions if isinstance(region, Geometry)), None)
+    return forward if geometry is None else geometry.kinematics.point(forward) or forward
 
 
 def tool_speed(deployment: Deployment) -> float:
@@ -92,7 +98,8 @@ def tool_speed(deployment: Deployment) -> float:
 def build_chain(deployment: Deployment) -> Chain:
     """The safety chain: all stages that have settings, and the hard limits."""
     limits, dt = deployment.limits, 1 / deployment.hertz
-    forward, speed = forward_kinematics(deployment), tool_speed(deployment)
+    regions = build_regions(deployment)
+    forward, speed = tool_places(deployment, regions), tool_speed(deployment)
     jacobian = ToolJacobian(forward, deployment.joints)
     stages: list[Stage] = [
         Finite(),
@@ -104,7 +111,6 @@ def build_chain(deployment: Deployment) -> Chain:
         stages.append(HoldToRun())
     if not isinstance(deployment.force, str):
         stages.append(Force(deployment.force, jacobian, dt))
-    regions = build_regions(deployment)
     workspace = next((region for region in regions if isinstance(region, Workspace)), None)
     stages += [Overspeed(limits, jacobian, speed), Outside(limits, workspace), *regions]
     if deployment.reflex is not None:

@@ -176,9 +176,9 @@ class Limiter:
             return False, 1.0
         if not self._plan_rest(position):
             return True, 1.0
-        if self._guarded and self._leaves_region():
-            return True, 1.0
-        return False, self._slow_share()
+        if (share := self._slow_share()) < 1:  # it is not taken, but a slower one
+            return False, share
+        return self._guarded and self._leaves_region(), 1.0
 
     def _slow_share(self) -> float:
         """The share of its speed that keeps the tool within its limit on the motion to rest; 1

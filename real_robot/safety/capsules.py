@@ -166,7 +166,8 @@ class Kinematics:
         """Squared lengths [C] of the capsules' axes, m^2."""
         self._spread = self._ends([model.bodies[b].joint for b in self.bodies], starts, ends, n)
         self._frames: dict[int, Floats] = {}
-        self._newest: tuple[Floats, Floats, Floats] | None = None
+        self._newest: tuple[Floats, Floats] | None = None
+        self._newest_ends: Floats | None = None
 
     def _joint(self, i: int, joint: Joint) -> None:
         axis = np.asarray(joint.axis) / np.linalg.norm(joint.axis)
@@ -195,17 +196,18 @@ class Kinematics:
     def __call__(self, q: Floats) -> Floats:
         """Starts of all capsules and their ways to the ends [k, 2, C, 3] (m, base frame) at `q`
         [k, n]; not to be changed."""
-        return self._solve(q)[1]
+        frames = self.frames(q)
+        if self._newest_ends is None:
+            flat = frames[:, :, :3].transpose(1, 0, 2, 3).reshape(len(q), -1)
+            self._newest_ends = (flat @ self._spread).reshape(len(q), 2, -1, 3)
+        return self._newest_ends
 
     def frames(self, q: Floats) -> Floats:
         """Frames [n + 1, k, 4, 4] of the base and of all joints in the base frame, at `q` [k,
-        n]; valid until the next call."""
-        return self._solve(q)[2]
-
-    def _solve(self, q: Floats) -> tuple[Floats, Floats, Floats]:
-        """The newest is kept: the tool and the capsules are asked for at the same positions."""
+        n]; valid until the next call. The newest are kept: the tool and the capsules are asked for
+        at the same positions."""
         if self._newest is not None and np.array_equal(self._newest[0], q):
-            return self._newest
+            return self._newest[1]
         k, n = q.shape
         if k not in self._frames:
             self._frames[k] = np.tile(np.eye(4), (n + 1, k, 1, 1))
@@ -217,17 +219,18 @@ class Kinematics:
             local += turned * self._slide
         for i, parent in enumerate(self.parents):
             np.matmul(frames[parent + 1], local[i], out=frames[i + 1])
-        ends = frames[:, :, :3].transpose(1, 0, 2, 3).reshape(k, -1) @ self._spread
-        self._newest = q.copy(), ends.reshape(k, 2, -1, 3), frames
-        return self._newest
+        self._newest = q.copy(), frames
+        self._newest_ends = None
+        return frames
 
     def point(self, forward: Callable[[Floats], Floats]) -> Callable[[Floats], Floats] | None:
         """The same function as `forward`, of positions [k, 3] (m) at `q` [k, n], from these frames;
-        None where that is no point of the last joint's frame (to 10 um)."""
+        None where that is no point of any joint's frame (to 10 um)."""
         q = np.random.default_rng(0).uniform(-1, 1, (16, len(self.parents)))
-        frames, places = self.frames(q)[-1], forward(q)
-        inside = np.einsum("kji,kj->ki", frames[:, :3, :3], places - frames[:, :3, 3])
-        point = np.append(inside.mean(0), 1.0)
-        if np.abs(inside - point[:3]).max() > 1e-5:
-            return None
-        return lambda q: self.frames(q)[-1, :, :3] @ point
+        places = forward(q)
+        for at, frames in reversed(list(enumerate(self.frames(q)))):
+            inside = np.einsum("kji,kj->ki", frames[:, :3, :3], places - frames[:, :3, 3])
+            point = np.append(inside.mean(0), 1.0)
+            if np.abs(inside - point[:3]).max() <= 1e-5:
+                return lambda q: self.frames(q)[at, :, :3] @ point
+        return None

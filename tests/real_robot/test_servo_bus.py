@@ -16,7 +16,7 @@ from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.servos import bus as serial_port
-from embodied.real_robot.drivers.servos.bus import SerialPort
+from embodied.real_robot.drivers.servos.bus import PATIENCE, SerialPort
 from embodied.real_robot.drivers.servos.codecs import FEETECH
 from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import FakeBus, Faults, FeetechServo
@@ -114,8 +114,9 @@ def test_one_servo_that_no_longer_answers_and_the_others_are_held(protocol: str)
             begin = arm.read().q
             bus.gone.add(2)
             arm.write(begin + 0.4, 0.05)
-            with pytest.raises(DriverError, match=r"joint elbow \(id 2\).*asked 3 times.*cable"):
-                arm.read()
+            with pytest.raises(DriverError, match=r"joint elbow \(id 2\).*asked \d+ times.*cable"):
+                for _ in range(PATIENCE):
+                    arm.read()
             arm.stop()
             held = [bus.servos[i] for i in (1, 3)]
             wait_until(lambda: all(abs(s.goal() - s.at) < 1 for s in held))

@@ -2,7 +2,8 @@
 
 Addresses and units are from the control tables of the Dynamixel X series and of Feetech's STS3215,
 little-endian. The port is a raw file descriptor, with reads that end at a deadline; exchanges are
-repeated where noise destroyed a reply.
+repeated where noise destroyed a reply. In a tick that has to stay short: a servo that does not
+answer in it may answer in the next one, and is silent after `PATIENCE` of them.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ import os
 import select
 import termios
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.drivers.servos.codecs import DYNAMIXEL, FEETECH, Codec, signed, unsigned
+from embodied.real_robot.drivers.servos.codecs import (
+    DYNAMIXEL,
+    FEETECH,
+    Codec,
+    Reply,
+    signed,
+    unsigned,
+)
 
 TICKS = 4096  # a turn
+PATIENCE = 3  # ticks in a row without an answer, then a servo is silent
 
 
 class Motion(NamedTuple):
@@ -238,19 +247,30 @@ class ServoWire:
     to `retries` times, so that every method returns or raises DriverError within a bound."""
 
     def __init__(
-        self, port: SerialPort, make: Make, names: Mapping[int, str], timeout: float, retries: int
+        self,
+        port: SerialPort,
+        make: Make,
+        names: Mapping[int, str],
+        timeout: float,
+        retries: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.port = port
         self.make = make
         self.names = dict(names)
         self.timeout = timeout
         self.retries = retries
+        self.clock = clock
         self.errors: dict[int, int] = {}
         """The error byte of every servo's last answer."""
         self.repeated = 0
         """Exchanges that had to be repeated."""
         self.silent: set[int] = set()
         """Who was asked in vain: they are not waited for again before `silent` is cleared."""
+        self.unanswered = dict.fromkeys(names, 0)
+        """Requests in a row that each servo did not answer."""
+        self._missed = dict.fromkeys(names, 0)
+        """Ticks in a row in which each servo did not answer."""
         self.limited: Mapping[int, int] = {}
         """Bits of `faults` that are none, by id: what that servo limits by itself."""
         self._last = 0.0
@@ -258,7 +278,7 @@ class ServoWire:
     @property
     def silence(self) -> float:
         """Seconds since something was sent."""
-        return time.monotonic() - self._last
+        return self.clock() - self._last
 
     def find_echo(self) -> None:
         """Whether the adapter sends back what is written: what comes first is then the request."""
@@ -266,7 +286,7 @@ class ServoWire:
         self.port.echo = False
         seen = b""
         self.send(question)
-        end = time.monotonic() + self.timeout
+        end = self.clock() + self.timeout
         while len(seen) < len(question) and (data := self.port.read(end)):
             seen += data
         self.port.echo = seen.startswith(question)
@@ -275,18 +295,24 @@ class ServoWire:
     def send(self, frame: bytes) -> None:
         """Send a frame without waiting for a reply."""
         self.port.write(frame)
-        self._last = time.monotonic()
+        self._last = self.clock()
 
-    def ask(self, address: int, size: int, ids: Collection[int]) -> dict[int, bytes]:
-        """`size` bytes from register `address` on, of those of `ids` that answer."""
+    def ask(
+        self, address: int, size: int, ids: Collection[int], within: float = math.inf
+    ) -> dict[int, bytes]:
+        """`size` bytes from register `address` on, of those of `ids` that answer. Nobody is asked
+        again once `within` s are over."""
         found: dict[int, bytes] = {}
         missing = tuple(ids)
+        end = self.clock() + within
         for attempt in range(self.retries + 1):
-            if not missing:
+            if not missing or (attempt and self.clock() >= end):
                 break
             self.repeated += attempt > 0
             self.send(self.make.codec.sync_read(address, size, missing))
             self._collect(missing, size, found)
+            for id in missing:
+                self.unanswered[id] = 0 if id in found else self.unanswered[id] + 1
             missing = tuple(id for id in missing if id not in found)
             if missing:  # what comes late is not to be taken for the next answer
                 self.port.drain(self.timeout / 10, self.timeout)
@@ -299,14 +325,22 @@ class ServoWire:
 
     def get(self, address: int, size: int) -> dict[int, bytes]:
         """Read the same block of every servo. DriverError where one does not answer."""
-        found = self.hear(address, size)
+        found = self.ask(address, size, self.living)
+        self.silent |= set(self.names) - set(found)
         self.check_silent()
         return found
 
     def hear(self, address: int, size: int) -> dict[int, bytes]:
-        """Read the same block of the servos that answer; the others count as silent from now on."""
-        found = self.ask(address, size, self.living)
-        self.silent |= set(self.names) - set(found)
+        """Read the same block of the servos that answer within a tick: nobody is asked again after
+        two time-outs. Those without an answer in `PATIENCE` ticks in a row are silent from now on.
+        """
+        living = self.living
+        found = self.ask(address, size, living, within=2 * self.timeout)
+        for id in living:
+            self._missed[id] = 0 if id in found else self._missed[id] + 1
+            if self._missed[id] == PATIENCE:
+                self._missed[id] = 0
+                self.silent.add(id)
         return found
 
     def check_silent(self) -> None:
@@ -315,7 +349,7 @@ class ServoWire:
             id = min(self.silent)
             raise DriverError(
                 f"no answer from {self.names[id]} (id {id}) on {self.port.path}, asked "
-                f"{self.retries + 1} times at {self.port.baud} baud: check its cable, power, "
+                f"{self.unanswered[id]} times at {self.port.baud} baud: check its cable, power, "
                 f"id and baud rate{self.port.latency()}"
             )
 
@@ -348,15 +382,29 @@ class ServoWire:
                 "load, supply and temperature, then switch it off and on"
             )
 
-    def _collect(self, ids: Collection[int], size: int, found: dict[int, bytes]) -> None:
-        """Good replies into `found` until all of `ids` are there or time is up."""
-        buffer, end = bytearray(), time.monotonic() + self.timeout
-        while data := self.port.read(end):
+    def _collect(self, ids: Sequence[int], size: int, found: dict[int, bytes]) -> None:
+        """Good replies into `found`, until the last of `ids` has answered or time is up: servos
+        answer in the order in which they were asked.
+
+        A frame that is followed by anything but another one has lost a byte, and ends with a part
+        of the next: one checksum of a byte in 256 fits all the same."""
+        codec, end = self.make.codec, self.clock() + self.timeout
+        buffer = bytearray()
+        answers: dict[int, Reply] = {}
+        newest: int | None = None  # whose answer it is after which nothing has come yet
+        while ids[-1] not in answers and (data := self.port.read(end)):
             buffer += data
-            while (packet := self.make.codec.take(buffer)) is not None:
-                reply = self.make.codec.reply(packet)
-                if reply is not None and reply.id in ids and len(reply.data) == size:
-                    found[reply.id] = reply.data
-                    self.errors[reply.id] = reply.error
-            if all(id in found for id in ids):
-                return
+            if newest is not None and not codec.begins(buffer):
+                answers.pop(newest, None)
+            if len(buffer) >= len(codec.header):
+                newest = None
+            while (packet := codec.take(buffer)) is not None:
+                reply = codec.reply(packet)
+                if reply is None or reply.id not in ids or len(reply.data) != size:
+                    continue
+                if codec.begins(buffer):
+                    newest = reply.id
+                    answers[reply.id] = reply
+        for id, reply in answers.items():
+            found[id] = reply.data
+            self.errors[id] = reply.error

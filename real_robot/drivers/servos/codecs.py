@@ -97,6 +97,10 @@ class Codec(ABC):
                     return packet
             del buffer[:1]
 
+    def begins(self, data: bytes | bytearray) -> bool:
+        """Whether `data` begins as a frame does; also where there are no data."""
+        return self.header.startswith(bytes(data[: len(self.header)]))
+
     def ping(self, id: int) -> bytes:
         return self.frame(id, PING)
 

@@ -1,9 +1,11 @@
 """Driver of an arm of Dynamixel or Feetech servos on one serial bus, SO-101 style.
 
 A tick is one grouped read of all servos and one grouped write of their goals. Lost or corrupted
-frames are requested again, a bounded number of times. Torque is switched on at the measured pose
-and off only by `release`: an arm without torque falls. A servo that has fallen silent is a fault
-and is not waited for again before a reset: the others are braked at the full rate.
+frames are requested again, a bounded number of times. Where a servo's answer is lost in spite of
+that, what it measured before stands for it, and the whole measurement is as old as that; a goal
+that is lost is sent again by the next tick. Torque is switched on at the measured pose and off only
+by `release`: an arm without torque falls. A servo that has fallen silent is a fault and is not
+waited for again before a reset: the others are braked at the full rate.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ class ServoBus(RestDroop, Driver):
         names |= {hand.id: "the hand" for hand in some(config.hand)}
         self.ids = tuple(names)
         port = SerialPort(config.port, config.baud)
-        self.wire = ServoWire(port, self.make, names, config.timeout, config.retries)
+        self.wire = ServoWire(port, self.make, names, config.timeout, config.retries, clock)
         self._turns = np.array([joint.sign * joint.ratio for joint in config.joints])
         self._gain = self._turns * TICKS / math.tau  # ticks per rad
         self._zero = np.array([joint.zero for joint in config.joints], float)
@@ -118,6 +120,8 @@ class ServoBus(RestDroop, Driver):
         self._torque = self._turns * [joint.torque * ampere for joint in config.joints]
         self.wire.limited = {hand.id: self.make.limits for hand in some(config.hand)}
         self._motion: dict[int, Motion] = {}
+        self._heard: dict[int, float] = {}
+        """Time (s) of each servo's newest motion."""
         self._droop = np.zeros(len(config.joints))
         self._connected = False
 
@@ -137,22 +141,33 @@ class ServoBus(RestDroop, Driver):
         self._check_watchdog()
         now, heard = self.clock(), False
         try:
-            heard = self._measure()
+            heard = self._measured(self.wire.hear(*self.make.state), now)
             self.wire.check_silent()
             self.wire.check_faults()
         except DriverError as error:
-            error.measured = self._state(now) if heard else None
+            error.measured = self._state() if heard else None
             raise
-        return self._state(now)
+        return self._state()
 
-    def _state(self, now: float) -> ArmState:
+    def _measured(self, found: dict[int, bytes], now: float) -> bool:
+        """Note what was `found` at `now` (s); whether any servo answered."""
+        for id, data in found.items():
+            self._motion[id] = self.make.motion(data)
+            self._heard[id] = now
+        return bool(found)
+
+    def _state(self) -> ArmState:
+        """The newest measurement, as old as the oldest of the servos that are not silent."""
+        ids = [joint.id for joint in self.config.joints]
+        living = [id for id in ids if id not in self.wire.silent]
+        time_measured = min(self._heard[id] for id in living or ids)
         moved = [self._motion[joint.id] for joint in self.config.joints]
         position, velocity, current = (np.array(each, float) for each in zip(*moved, strict=True))
         q = (position - self._zero) / self._gain
         # Nothing models an arm's weight and friction: they count as external.
         torque = current * self._torque
         external = torque.copy() if self._torque.all() else None
-        return ArmState(q, velocity / self._turns, torque, now, external=external)
+        return ArmState(q, velocity / self._turns, torque, time_measured, external=external)
 
     def write(self, q: Floats, width: float) -> None:
         ticks = np.rint(self._zero + q * self._gain)
@@ -239,8 +254,7 @@ class ServoBus(RestDroop, Driver):
         """Everybody is there, turns to positions, and stands where it can."""
         self.wire.find_echo()
         modes = self.wire.get(self.make.mode, 1)
-        self._measure()
-        self.wire.check_silent()
+        self._measured(self.wire.get(*self.make.state), self.clock())
         self.wire.check_faults()
         for id, name in self.wire.names.items():
             if modes[id][0] not in self.make.modes:
@@ -255,12 +269,6 @@ class ServoBus(RestDroop, Driver):
                     f"joint {joint.name} (id {joint.id}) stands at tick {tick}, outside of its "
                     f"{joint.low} to {joint.high}: move it by hand, or calibrate it again"
                 )
-
-    def _measure(self) -> bool:
-        """Whether any servo answered."""
-        found = self.wire.hear(*self.make.state)
-        self._motion |= {id: self.make.motion(data) for id, data in found.items()}
-        return bool(found)
 
     def _switch(self, ids: Collection[int], on: bool) -> set[int]:
         """Torque; ids of the servos that cannot be told."""

@@ -26,6 +26,7 @@ from embodied.real_robot.drivers.servos.codecs import BROADCAST, Packet, signed,
 from embodied.real_robot.emulators.process import Process, answer, settings
 
 LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
+SILENCE = 0.01  # s after which a frame that is still incomplete is none
 OVERLOAD = 0x20
 STIFF = 300.0  # ticks from its goal at which an STS3215 gives all its torque
 
@@ -36,6 +37,7 @@ class Faults:
 
     flip: Fraction = 0.0  # share of frames with one wrong bit, both ways
     lose: Fraction = 0.0  # share of replies that never come
+    drop: Fraction = 0.0  # share of bytes that are lost, both ways
     late: Fraction = 0.0  # share of replies that come late
     delay: Annotated[float, Bound(0.0, 60.0)] = 0.03  # s by which those are late
     split: Fraction = 0.0  # share of replies that come in two parts
@@ -225,6 +227,7 @@ class FakeBus:
         self.wide = protocol == "dynamixel"
         self.gone: set[int] = set()  # ids that no longer answer or listen
         self.frames = 0
+        self._buffer = bytearray()
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
@@ -247,24 +250,40 @@ class FakeBus:
             os.close(self._slave)
             os.close(self._file)
 
+    def clock(self) -> float:
+        """Time (s) on the bus."""
+        return time.monotonic()
+
     def _run(self) -> None:
-        buffer = bytearray()
         while not self._closed.is_set():
-            ready = select.select([self._file], [], [], 0.01)[0]
+            ready = select.select([self._file], [], [], SILENCE)[0]
             self._move()
-            if not ready:
-                buffer.clear()  # after a silence, what is still incomplete never was a frame
-                continue
-            data = os.read(self._file, 4096)
-            if self.faults.echo:
-                os.write(self._file, data)
-            buffer += self._flip(data)
-            while (packet := self.codec.take(buffer)) is not None:
-                self.frames += 1
-                self._obey(packet)
+            if ready:
+                self._hear(os.read(self._file, 4096))
+            else:
+                self._forget()
+
+    def _forget(self) -> None:
+        """After a silence, what is still incomplete never was a frame."""
+        self._buffer.clear()
+
+    def _hear(self, data: bytes) -> None:
+        """What a client has written."""
+        if self.faults.echo:
+            self._send(data)
+        self._buffer += self._spoil(data)
+        while (packet := self.codec.take(self._buffer)) is not None:
+            self.frames += 1
+            self._obey(packet)
+
+    def _send(self, data: bytes) -> None:
+        os.write(self._file, data)
+
+    def _wait(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _move(self) -> float:
-        now = time.monotonic()
+        now = self.clock()
         for servo in self.servos.values():
             servo.move(now)
         return now
@@ -274,7 +293,7 @@ class FakeBus:
         for servo in self.servos.values():
             servo.heard = now
         if self.faults.turnaround:
-            time.sleep(self.faults.turnaround)
+            self._wait(self.faults.turnaround)
         data, two = packet.data, 1 + self.wide
         if packet.code == codecs.PING and not data:
             about = bytes(self.servos[1].table[0:2]) + b"\x2d" if self.wide else b""
@@ -310,23 +329,26 @@ class FakeBus:
     def _say(self, frame: bytes) -> None:
         faults, chance = self.faults, self.random.random
         if faults.baud:
-            time.sleep(10 * len(frame) / faults.baud)
+            self._wait(10 * len(frame) / faults.baud)
         if chance() < faults.lose:
             return
         if chance() < faults.late:
-            time.sleep(faults.delay)
-        frame = self._flip(frame)
-        cut = self.random.randrange(1, len(frame)) if chance() < faults.split else 0
-        if cut:
-            os.write(self._file, frame[:cut])
-            time.sleep(0.001)
-        os.write(self._file, frame[cut:])
+            self._wait(faults.delay)
+        frame = self._spoil(frame)
+        if chance() < faults.split and len(frame) > 1:
+            cut = self.random.randrange(1, len(frame))
+            self._send(frame[:cut])
+            frame = frame[cut:]
+            self._wait(0.001)
+        self._send(frame)
 
-    def _flip(self, data: bytes) -> bytes:
-        if self.random.random() >= self.faults.flip:
-            return data
+    def _spoil(self, data: bytes) -> bytes:
+        """`data` without the bytes that are lost, and maybe with a wrong bit."""
         out = bytearray(data)
-        out[self.random.randrange(len(out))] ^= 1 << self.random.randrange(8)
+        if self.random.random() < self.faults.flip:
+            out[self.random.randrange(len(out))] ^= 1 << self.random.randrange(8)
+        if self.faults.drop:
+            out = bytearray(byte for byte in out if self.random.random() >= self.faults.drop)
         return bytes(out)
 
 
