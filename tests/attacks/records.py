@@ -16,6 +16,8 @@ from unittest.mock import patch
 import httpx
 import numpy as np
 import yaml
+from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError, memory_folder
+from embodied.real_robot.ipc.messages import REQUEST, VERSION, Command, Mode, state_record
 
 from embodied.core.build import ConfigError
 from embodied.datasets.mapping import Mapping
@@ -37,8 +39,6 @@ from embodied.real_robot.drivers.servos.calibration import (
     load_lerobot,
     motors_of,
 )
-from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError, memory_folder
-from embodied.real_robot.ipc.messages import REQUEST, VERSION, Command, Mode, state_record
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.capsules import read_model
 from embodied.real_robot.watchdog.client import take_status
