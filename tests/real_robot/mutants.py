@@ -29,7 +29,9 @@ class Where:
     scope: tuple[int, int] = (0, 0)
     """First and last line of the function or class that it is a part of; zeros: of none."""
     function: str = ""
-    """Name of the function in whose body it stands; empty: a class or module's own statement."""
+    """Function in whose body it stands, with its class; empty: a class's or module's statement."""
+    owner: str = ""
+    """Name of its class, and a point; empty: of none."""
     constant: str = ""
     """Name of the module's constant that it is the value of; empty: of none."""
 
@@ -138,10 +140,15 @@ def of_node(node: ast.AST, where: Where, places: Places) -> Iterator[Mutant]:
         yield Mutant(line, end - len(node.attr), end, node.attr, FUNCTIONS[node.attr], where)
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         yield places.changed(node, "pass", where)
-    elif isinstance(node, ast.Assign | ast.AugAssign) and where.function not in ("", "__init__"):
+    elif isinstance(node, ast.Assign | ast.AugAssign) and _runs_again(where):
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         if isinstance(target, ast.Attribute | ast.Subscript):
             yield places.changed(node, "pass", where)
+
+
+def _runs_again(where: Where) -> bool:
+    """Whether it is no first assignment, without which nothing runs."""
+    return bool(where.function) and not where.function.endswith("__init__")
 
 
 def _other(value: bool | int | float) -> str:
@@ -180,11 +187,13 @@ def _where(tree: ast.AST, field: str, node: ast.AST, where: Where) -> Where:
     """Where `node` stands, a part of `tree`, which stands `where`."""
     if isinstance(tree, SCOPES):
         where = replace(where, scope=(tree.lineno, tree.end_lineno or tree.lineno))
+    if isinstance(tree, ast.ClassDef):
+        where = replace(where, owner=f"{tree.name}.")
     if isinstance(tree, ast.FunctionDef) and field == "body":
-        where = replace(where, function=tree.name)
+        where = replace(where, function=where.owner + tree.name)
     if isinstance(node, ast.stmt):
         where = replace(where, line=node.lineno)
-        if isinstance(tree, ast.Module) and isinstance(node, ast.Assign):
-            target = node.targets[0]
+        if isinstance(tree, ast.Module) and isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             where = replace(where, constant=target.id if isinstance(target, ast.Name) else "")
     return where

@@ -182,7 +182,7 @@ def test_a_hand_holds_what_it_has_stood_still_on_for_half_a_second() -> None:
         assert saw(Grasp(), (0.0, -0.1, 0.0), (moved, -0.1, 0.5))[-1] == holds, moved
     for after, target, holds in (
         *((0.019, 0.0, True), (0.0181, 0.0, True), (0.02 - 0.002, 0.0, False)),
-        *((0.017, 0.0, False), (0.02, 0.018, False), (0.02, 0.0179, True), (0.03, 0.0, True)),
+        *((0.017, 0.0, False), (0.02, 0.0181, False), (0.02, 0.0179, True), (0.03, 0.0, True)),
     ):
         grasp = Grasp()
         assert saw(grasp, *still)[-1]

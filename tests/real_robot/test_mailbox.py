@@ -144,19 +144,20 @@ def test_the_same_bytes_under_another_number_do_not_match() -> None:
     assert checksum(data, 2**40 + 2) == checksum(data, 2**32 + 2)
 
 
-def lowest() -> int:
-    """The next free file descriptor."""
-    handle = os.open(os.devnull, os.O_RDONLY)
-    os.close(handle)
-    return handle
+def free() -> list[int]:
+    """The next free file descriptors."""
+    handles = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+    for handle in handles:
+        os.close(handle)
+    return handles
 
 
 def test_a_closed_mailbox_holds_no_file(tmp_path: Path) -> None:
-    before = lowest()
+    before = free()
     boxes = [Mailbox(tmp_path / "box", RECORD, 1, create=create) for create in (True, False)]
     for box in boxes:
         box.close()
-    assert lowest() == before
+    assert free() == before
 
 
 def test_no_message_is_ever_half_of_two(tmp_path: Path) -> None:

@@ -156,8 +156,8 @@ def test_who_begins_outside_may_go_a_little_further_and_not_more() -> None:
 
 
 def test_the_tool_may_be_measured_three_centimetres_outside() -> None:
-    made = deployed(workspace=Box(tuple(TOOL - 0.1), tuple(TOOL + 0.1)))
-    for metres, fault in ((0.0, ""), (0.08, ""), (0.125, ""), (0.14, "the tool is measured")):
+    made = deployed(workspace=Box(tuple(TOOL - 0.05), tuple(TOOL + 0.05)))
+    for metres, fault in ((0.0, ""), (0.04, ""), (0.075, ""), (0.09, "the tool is measured")):
         q = HOME.copy()
         q[0] = metres / TOOL[0]
         found = measured(made, test_measured.arm(q), 9)
