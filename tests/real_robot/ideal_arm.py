@@ -52,7 +52,7 @@ class IdealArm(Driver):
         self.q = self.goal.copy()
         tau = np.array(self.config.blow) if self.struck else np.zeros(len(self.q))
         q = np.full(len(self.q), np.nan) if self.lying else self.q
-        return ArmState(q.copy(), dq, tau, now)
+        return ArmState(q.copy(), dq, tau, now, external=np.zeros(len(q)))
 
     def write(self, q: Floats, width: float) -> None:
         assert np.isfinite(q).all() and not self.free, "nothing else is ever sent"

@@ -55,6 +55,11 @@ class Mutant:
         """What becomes what, in one line."""
         return f"{' '.join(self.old.split())} -> {self.new}"
 
+    @property
+    def key(self) -> str:
+        """Tells it from the other mutants of its source."""
+        return f"{self.start} {self.end} {self.new}"
+
     def applied(self, source: bytes) -> bytes:
         """The other source."""
         return source[: self.start] + self.new.encode() + source[self.end :]
