@@ -5,7 +5,7 @@ NAMES ?= envs sac policy
 export OMP_NUM_THREADS ?= 1
 export MUJOCO_GL ?= egl
 
-.PHONY: setup demo test test-all check docs bench evidence clean
+.PHONY: setup demo test test-all nightly check docs bench evidence clean
 
 setup: .venv/ready
 
@@ -25,6 +25,13 @@ test: setup
 test-all: setup
 	@sh scripts/browser.sh
 	$(BIN)/pytest -n 2 --all
+
+nightly: setup
+	@for robot in $$(basename -s .yaml configs/robot/*sim*.yaml); do \
+		$(BIN)/python -m tests.real_robot.long_run $$robot 1000000 || exit 1; \
+		$(BIN)/python -m tests.real_robot.modes $$robot 100000 || exit 1; \
+	done
+	$(BIN)/python -m tests.real_robot.mutation
 
 check: setup
 	$(BIN)/ruff check .

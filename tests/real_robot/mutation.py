@@ -1,200 +1,378 @@
-"""Mutation score of the kernel: `python -m tests.real_robot.mutation [COUNT] [SEED] [FILE...]`.
+"""Mutation score of the kernel: `python -m tests.real_robot.mutation [FILE...]`, FILE being one of
+real_robot/kernel.
 
-A mutant is a copy of the repository in which one operator or constant of a kernel's file is another
-one, or one call is left out. The file's nearest tests have to fail. COUNT mutants are drawn (0: all
-of them); each is printed with what became of it, then the share that was caught. A mutant whose
-tests take five times as long as usual counts as caught: something hangs.
+Each mutant of a file (`mutants.py`) has to make a unit test fail that runs the changed line. It is
+tried in a process of its own, forked from one that has imported and collected everything. A mutant
+of a class's or module's own statements is imported anew. A test that sleeps, starts a process, or
+takes more than LONGEST s, is no unit test; the cheapest ones are run first, until their times add
+up to BUDGET s. A mutant that takes far longer than its tests is caught: something hangs.
+
+What was caught is kept in build/mutation.json, and not tried again until the file changes.
+`equivalent_mutants.yaml` lists mutants that are no other program, with the reason.
 """
 
 from __future__ import annotations
 
-import ast
+import hashlib
+import importlib
+import json
 import os
-import random
-import shutil
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-KERNEL = {
-    "real_robot/kernel/chain.py": ("chain", "long_run"),
-    "real_robot/kernel/checks.py": ("chain", "homing", "hold_to_run", "invariants"),
-    "real_robot/control/guarded_loop.py": ("guarded_loop", "control"),
-    "real_robot/control/loop.py": ("control", "guarded_loop", "stop_test", "invariants", "homing"),
-    "real_robot/kernel/rate.py": ("rate",),
-    "real_robot/control/yielding.py": ("yielding",),
-    "real_robot/control/chunk_follower.py": ("control", "guarded_loop", "takeover"),
-    "real_robot/kernel/mailbox.py": ("mailbox",),
-    "real_robot/ipc/channels.py": ("guarded_loop", "mailbox"),
-    "real_robot/watchdog/client.py": ("watchdog",),
-}
-"""Files of the kernel, and their nearest tests (tests/real_robot/test_NAME.py)."""
-OPERATORS = {
-    **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+"},
-    **{"*": "/", "/": "*", "and": "or", "or": "and", "is": "is not", "is not": "is"},
-    **{"in": "not in", "not in": "in", "|": "&", "&": "|"},
-}
-SLOWER, LEAST = 5.0, 30.0  # times as long as usual, and s, that a mutant's tests may take
+import pytest
+import yaml
 
+from tests.real_robot.mutants import Mutant, mutants
 
-@dataclass(frozen=True)
-class Mutant:
-    """Bytes `start` to `end` of `file` become `new`."""
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PACKAGE = "embodied.real_robot.kernel"
+KERNEL = ROOT / "embodied" / "real_robot" / "kernel"
+FILES = tuple(
+    sorted({file.stem for file in KERNEL.glob("*.py")} - {"__init__", "messages"})
+)  # what `messages` declares has no right and wrong: both ends take it
+TESTS = ("chain", "checks", "limiter", "measured", "measured_edges", "hand", "mailbox", "rate")
+"""tests/real_robot/test_NAME.py, among which the unit tests are looked for."""
+WARM = (
+    *("embodied.envs", "numpy", "torch", "mujoco", "ruckig", "hypothesis.stateful"),
+    *("embodied.core.checkpoint", "embodied.embodiments.fr3"),
+)
+"""What is imported once for all mutants: nothing that imports the kernel."""
+LONGEST = 1.0  # s of a unit test
+BUDGET = 4.0  # s of all tests of a mutant
+SLOWER, LEAST = 10, 10  # times as long as usual, and s, that a mutant's tests may take
+KEPT = ROOT / "build" / "mutation.json"
+OPTIONS = ("-q", "-s", "-x", "-p", "no:cacheprovider", "-p", "no:randomly")
 
-    file: str
-    line: int
-    start: int
-    end: int
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.old!r} -> {self.new!r}"
+Reached = dict[str, tuple[float, dict[str, list[int]]]]
+"""For each test how long it takes (s), and which lines of which files it runs."""
 
 
-def mutants(file: str, source: bytes) -> Iterator[Mutant]:
-    """All mutants of a source."""
-    lines = source.split(b"\n")
-    starts = [0]
-    for each in lines:
-        starts.append(starts[-1] + len(each) + 1)
-
-    def place(line: int | None, column: int | None) -> int:
-        return starts[(line or 1) - 1] + (column or 0)
-
-    def span(node: ast.expr | ast.stmt) -> tuple[int, int]:
-        start = place(node.lineno, node.col_offset)
-        return start, place(node.end_lineno, node.end_col_offset)
-
-    def between(left: ast.expr, right: ast.expr) -> Iterator[Mutant]:
-        """The operator between two expressions."""
-        begin, end = span(left)[1], span(right)[0]
-        text = source[begin:end].decode()
-        old = " ".join(text.strip(" ()\\\n").split())
-        if old in OPERATORS and text.count(old) == 1:
-            at = begin + text.encode().index(old.encode())
-            yield Mutant(file, left.lineno, at, at + len(old), old, OPERATORS[old])
-
-    for node in _visited(ast.parse(source)):
-        if isinstance(node, ast.Compare):
-            for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
-                yield from between(left, right)
-        elif isinstance(node, ast.BoolOp):
-            for left, right in zip(node.values, node.values[1:], strict=False):
-                yield from between(left, right)
-        elif isinstance(node, ast.BinOp):
-            yield from between(node.left, node.right)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield Mutant(file, node.lineno, span(node)[0], span(node.operand)[0], "not", "")
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
-            start, end = span(node)
-            yield Mutant(file, node.lineno, start, end, str(node.value), _other(node.value))
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            start, end = span(node)
-            yield Mutant(file, node.lineno, start, end, source[start:end].decode(), "pass")
+class NotUnit(Exception):
+    """A test sleeps or starts a process."""
 
 
-def _other(value: bool | int | float) -> str:
-    """Another constant: clearly another one, since a little more is often as right."""
-    if isinstance(value, bool):
-        return str(not value)
-    if value in (0, 1):
-        return repr(type(value)(1 - value))
-    return repr(value * 100)
+def source(file: str) -> bytes:
+    """Of a file of the kernel."""
+    return (KERNEL / f"{file}.py").read_bytes()
 
 
-def _visited(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but annotations, whose bounds are settings', and texts with values in them."""
-    for name, value in ast.iter_fields(tree):
-        if name in ("annotation", "returns") or isinstance(tree, ast.JoinedStr):
-            continue
-        for node in value if isinstance(value, list) else [value]:
-            if isinstance(node, ast.AST):
-                yield node
-                yield from _visited(node)
+def equivalents() -> list[dict[str, str]]:
+    """Entries of the list: `file`, `function`, `line` (how its text begins), `change`, `why`."""
+    return yaml.safe_load((HERE / "equivalent_mutants.yaml").read_text()) or []
 
 
-class Copy:
-    """A copy of the working tree, whose kernel is changed and tested."""
+def is_equivalent(file: str, mutant: Mutant, text: bytes) -> bool:
+    """Whether the mutant of a file with that text is listed."""
+    line = text.splitlines()[mutant.line - 1].decode().strip()
+    place = (file, mutant.where.function, mutant.change)
+    return any(
+        (each["file"], each["function"], each["change"]) == place and line.startswith(each["line"])
+        for each in equivalents()
+    )
 
-    def __init__(self, folder: Path) -> None:
+
+def forked(work: Callable[[], Any], seconds: float) -> tuple[int, bytes]:
+    """Exit status of a process that does `work`, and its result as JSON."""
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(sender)
+        with open(receiver, "rb") as file:
+            said = file.read()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+    status = 1
+    try:
+        os.close(receiver)
+        resource.setrlimit(resource.RLIMIT_CPU, (round(seconds), round(seconds) + 5))
+        signal.alarm(60 * round(seconds))
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        result = json.dumps(work()).encode()
+        with open(sender, "wb") as file:
+            file.write(result)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def refuse_processes_and_sleep() -> None:
+    """NotUnit where a test starts a process or sleeps."""
+    from multiprocessing.process import BaseProcess
+
+    def refuse(*args: Any, **settings: Any) -> Any:
+        raise NotUnit
+
+    def sleep(seconds: float) -> None:
+        if seconds > 0:
+            raise NotUnit
+
+    subprocess.Popen.__init__ = refuse
+    BaseProcess.start = refuse
+    time.sleep = sleep
+
+
+def passes(item: pytest.Item) -> bool:
+    """Whether a test passes."""
+    from _pytest.runner import runtestprotocol
+
+    reports = runtestprotocol(item, log=False, nextitem=None)
+    return not any(report.failed for report in reports)
+
+
+def reach(item: pytest.Item) -> tuple[float, dict[str, list[int]]] | None:
+    """How long a test takes (s), and which lines it runs; None where it is no unit test."""
+    refuse_processes_and_sleep()
+    began = time.process_time()
+    if not passes(item):
+        return None
+    seconds = time.process_time() - began
+    ran: dict[str, set[int]] = {}
+
+    def enter(frame: Any, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(str(KERNEL)):
+            return None
+        lines = ran.setdefault(Path(frame.f_code.co_filename).stem, set())
+
+        def line(frame: Any, event: str, arg: Any) -> Any:
+            lines.add(frame.f_lineno)
+            return line
+
+        return line
+
+    if seconds <= LONGEST:
+        sys.settrace(enter)
+        passes(item)
+        sys.settrace(None)
+    return seconds, {file: sorted(lines) for file, lines in ran.items()}
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """All code in a code."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from codes(each)
+
+
+def functions(owner: ModuleType | type) -> Iterator[FunctionType]:
+    """The functions of a module, and of its classes."""
+    for value in vars(owner).values():
+        if isinstance(value, property):
+            value = value.fget
+        value = getattr(value, "__wrapped__", value)
+        if isinstance(value, FunctionType):
+            yield value
+        elif isinstance(value, type) and value.__module__.startswith(PACKAGE):
+            yield from functions(value)
+
+
+def change_functions(file: str, text: bytes) -> None:
+    """Let the functions of an imported file do what the ones in `text` do."""
+    module = sys.modules[f"{PACKAGE}.{file}"]
+    other = compile(text, str(module.__file__), "exec", dont_inherit=True)
+    named = {code.co_qualname: code for code in codes(other)}
+    for function in functions(module):
+        if function.__module__ == module.__name__:
+            function.__code__ = named.get(function.__code__.co_qualname, function.__code__)
+
+
+class Changed(SourceFileLoader):
+    """Finds and loads a file of the kernel, with another text."""
+
+    def __init__(self, file: str, text: bytes) -> None:
+        super().__init__(f"{PACKAGE}.{file}", str(KERNEL / f"{file}.py"))
+        self.text = text
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return spec_from_file_location(name, self.path, loader=self) if name == self.name else None
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.text, self.path, "exec", dont_inherit=True)
+
+
+class Loop:
+    """A plugin of pytest: `work` with the collected tests, in place of running them."""
+
+    def __init__(self, work: Callable[[dict[str, pytest.Item]], None]) -> None:
+        self.work = work
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        session.config._tmp_path_factory.getbasetemp()  # pyright: ignore
+        self.work({item.nodeid: item for item in session.items})
+        return True
+
+
+class Score:
+    """Results of one run of this program, and those that were kept."""
+
+    def __init__(self, files: list[str], folder: Path) -> None:
+        self.files = files
         self.folder = folder
-        self.usual: dict[str, float] = {}
-        """How long (s) the tests of each file take."""
-        self.said = ""
-        """The last words of the newest tests."""
-        listed = ["git", "ls-files", "-co", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in names.splitlines():
-            if (
-                not name.startswith("docs/images")
-                and (ROOT / name).is_symlink() | (ROOT / name).is_file()
-            ):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+        self.kept: dict[str, Any] = {"tests": {}, "caught": {}, "collected": []}
+        if KEPT.exists():
+            self.kept |= json.loads(KEPT.read_text())
 
-    def tested(self, file: str, limit: float | None = None) -> bool:
-        """Whether the nearest tests of `file` pass. TimeoutExpired after `limit` s."""
-        tests = [f"tests/real_robot/test_{name}.py" for name in KERNEL[file]]
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-        env = {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, cwd=self.folder, env=env, capture_output=True, timeout=limit, check=False
+    def keep(self) -> None:
+        """Write what is known."""
+        KEPT.parent.mkdir(exist_ok=True)
+        KEPT.write_text(json.dumps(self.kept))
+
+    def entry(self, kind: str, name: str, text: bytes, empty: Any) -> Any:
+        """What is known of a file with that text."""
+        digest = hashlib.sha256(text).hexdigest()
+        entry = self.kept[kind].get(name)
+        if entry is None or entry["of"] != digest:
+            entry = self.kept[kind][name] = {"of": digest, "known": empty}
+        return entry["known"]
+
+    def caught(self, file: str) -> list[str]:
+        """Mutants of a file that were caught."""
+        return self.entry("caught", file, source(file), [])
+
+    def reached(self) -> Reached:
+        """All unit tests."""
+        known = [entry["known"] for entry in self.kept["tests"].values()]
+        collected = set(self.kept["collected"])
+        return {
+            test: each
+            for tests in known
+            for test, each in tests.items()
+            if each and test in collected
+        }
+
+    def look(self, items: dict[str, pytest.Item]) -> None:
+        """Run every test once, and note what it reaches."""
+        kernel = b"".join(map(source, FILES))
+        self.kept["collected"] = list(items)
+        for test, item in items.items():
+            known = self.entry("tests", item.path.stem, item.path.read_bytes() + kernel, {})
+            if test in known:
+                continue
+            status, said = forked(lambda item=item: reach(item), 4 * LONGEST)
+            known[test] = json.loads(said) if status == 0 else None
+            self.keep()
+            usual = known[test] is not None and known[test][0] <= LONGEST
+            print("unit test" if usual else "left out ", test, flush=True)
+
+    def tests_of(self, file: str, mutant: Mutant | None, text: bytes) -> tuple[list[str], float]:
+        """The unit tests that can see a mutant (None: any), and how long they take (s)."""
+        lines = set[int]() if mutant is None else mutant.lines(text)
+        total, chosen = 0.0, list[str]()
+        for test, (seconds, ran) in sorted(self.reached().items(), key=lambda each: each[1][0]):
+            here = ran.get(file, [])
+            if not here or (lines and lines.isdisjoint(here)):
+                continue
+            if seconds > LONGEST or (chosen and total + seconds > BUDGET):
+                break
+            chosen.append(test)
+            total += seconds
+        return chosen, total
+
+    def attack(self, in_functions: bool, fails: Callable[..., Callable[[], bool]]) -> None:
+        """Try all mutants that are in functions, or all that are not; `fails(file, text, tests)`
+        makes what a process does. SystemExit where the unchanged file fails."""
+        for file in self.files:
+            text, caught = source(file), self.caught(file)
+            tests, seconds = self.tests_of(file, None, text)
+            if forked(fails(file, text, tests), 60 + SLOWER * seconds) != (0, b"false"):
+                raise SystemExit(f"the tests of {file} fail without a mutant")
+            for mutant in mutants(text):
+                if bool(mutant.where.function) != in_functions or mutant.key in caught:
+                    continue
+                if is_equivalent(file, mutant, text):
+                    continue
+                tests, seconds = self.tests_of(file, mutant, text)
+                work = fails(file, mutant.applied(text), tests)
+                status, said = forked(work, max(LEAST, SLOWER * seconds))
+                if status or said == b"true":
+                    caught.append(mutant.key)
+                    self.keep()
+                else:
+                    print(f"SURVIVED {file}.py:{mutant} ({len(tests)} tests)", flush=True)
+
+    def in_session(self, items: dict[str, pytest.Item]) -> None:
+        """Look at the tests, then try the mutants in functions."""
+
+        def fails(file: str, text: bytes, tests: list[str]) -> Callable[[], bool]:
+            def work() -> bool:
+                refuse_processes_and_sleep()
+                change_functions(file, text)
+                return not all(passes(items[test]) for test in tests)
+
+            return work
+
+        self.look(items)
+        self.attack(True, fails)
+
+    def session(self) -> None:
+        """Everything that needs collected tests."""
+        tests = [str(HERE / f"test_{name}.py") for name in TESTS]
+        options = [*OPTIONS, f"--basetemp={self.folder / 'session'}"]
+        if pytest.main([*options, *tests], plugins=[Loop(self.in_session)]) not in (0, 5):
+            raise SystemExit("the tests cannot be collected")
+
+    def anew(self, file: str, text: bytes, tests: list[str]) -> Callable[[], bool]:
+        """A process that imports the changed file and runs the tests."""
+
+        def work() -> bool:
+            refuse_processes_and_sleep()
+            sys.meta_path.insert(0, Changed(file, text))
+            options = [*OPTIONS, f"--basetemp={self.folder / 'anew'}"]
+            return bool(tests) and pytest.main([*options, *tests]) != 0
+
+        return work
+
+    def report(self) -> None:
+        """Print the score of each file and of all."""
+        all_caught = all_possible = 0
+        for file in self.files:
+            text = source(file)
+            possible = [each for each in mutants(text) if not is_equivalent(file, each, text)]
+            caught = len({each.key for each in possible} & set(self.caught(file)))
+            print(f"{file}: {caught} of {len(possible)} ({caught / len(possible):.1%})")
+            all_caught, all_possible = all_caught + caught, all_possible + len(possible)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
         )
-        self.said = done.stdout.decode(errors="replace")[-600:]
-        return done.returncode == 0
-
-    def survives(self, mutant: Mutant) -> bool:
-        """Whether no test sees the mutant."""
-        file = mutant.file
-        if file not in self.usual:
-            began = time.monotonic()
-            if not self.tested(file):
-                raise SystemExit(f"the tests of {file} fail without a mutant:\n{self.said}")
-            self.usual[file] = time.monotonic() - began
-        path = self.folder / file
-        whole = path.read_bytes()
-        try:
-            path.write_bytes(whole[: mutant.start] + mutant.new.encode() + whole[mutant.end :])
-            self._forget(path)
-            return self.tested(file, max(LEAST, SLOWER * self.usual[file]))
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            path.write_bytes(whole)
-            self._forget(path)
-
-    def _forget(self, path: Path) -> None:
-        """Remove what Python compiled: it compares times to the second, and sizes."""
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-            compiled.unlink()
+        share = all_caught / all_possible
+        print(f"all: {all_caught} of {all_possible} ({share:.1%}) at {commit.stdout.strip()}")
 
 
-def main(words: list[str]) -> None:
-    """Draw, test and print mutants, then the score of each file and of all."""
-    count, seed = (*map(int, words[:2]), *(40, 0)[len(words[:2]) :])
-    found = [
-        mutant
-        for file in words[2:] or KERNEL
-        for mutant in mutants(file, (ROOT / file).read_bytes())
-    ]
-    drawn = random.Random(seed).sample(found, min(count or len(found), len(found)))
-    caught: Counter[str] = Counter()
+def main(files: list[str]) -> None:
+    """Try all mutants of the files that were not caught before."""
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in WARM:
+        importlib.import_module(name)
+    if PACKAGE in sys.modules:
+        raise SystemExit("a module of WARM imports the kernel")
+    settings = sys.modules["hypothesis"].settings
+    settings.register_profile("mutation", database=None, derandomize=True)
+    settings.load_profile("mutation")
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder))
-        for mutant in sorted(drawn, key=lambda each: (each.file, each.start)):
-            survived = copy.survives(mutant)
-            caught[mutant.file] += not survived
-            print("SURVIVED" if survived else "caught  ", mutant, flush=True)
-    for file, total in sorted(Counter(mutant.file for mutant in drawn).items()):
-        print(f"{file}: {caught[file]} of {total}")
-    print(f"{caught.total()} of {len(drawn)} caught, of {len(found)} possible (seed {seed})")
+        score = Score(files or list(FILES), Path(folder))
+        if child := os.fork():  # it imports the kernel, which this process never does
+            if os.waitpid(child, 0)[1]:
+                raise SystemExit(1)
+        else:
+            score.session()
+            os._exit(0)
+        score = Score(files or list(FILES), Path(folder))
+        score.attack(False, score.anew)
+    score.report()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError, allow
 from embodied.real_robot.assemble import build_driver
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.kernel.hand import REST_FORCE, SETTLED, Config, HandLimiter
+from embodied.real_robot.kernel.hand import REST_FORCE, SETTLED, Config, Grasp, HandLimiter
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.real_robot.long_run import ROBOTS
 from tests.real_robot.test_control import DT, Bench
@@ -163,6 +163,95 @@ def test_the_target_stays_within_its_limits() -> None:
         assert abs(sent - before) <= 0.2 * DT + 1e-12 and 0.01 <= sent <= 0.07
         before = sent
     assert hand.stay(np.nan, latched=True) == pytest.approx(before, abs=0.2 * DT + 1e-9)
+
+
+def saw(grasp: Grasp, *seen: tuple[float, float, float]) -> list[bool]:
+    """Whether it is held after each of (measured, target, now)."""
+    return [grasp.see(*each) or grasp.held for each in seen]
+
+
+def test_a_hand_holds_what_it_has_stood_still_on_for_half_a_second() -> None:
+    still = [(0.02, 0.0, now) for now in (10.0, 10.1, 10.49, 10.5)]
+    assert saw(Grasp(), *still) == [False, False, False, True]
+    for width, target, holds in (
+        *((0.002, 0.0, False), (0.0021, 0.0, True), (0.02, 0.02, False), (0.02, 0.0179, True)),
+    ):
+        steps = [(width, target, now) for now in (10.0, 10.5, 11.0)]
+        assert saw(Grasp(), *steps)[-1] == holds, (width, target)
+    for moved, holds in ((5e-4, True), (6e-4, False), (0.03, False), (-5e-4, True)):
+        assert saw(Grasp(), (0.0, -0.1, 0.0), (moved, -0.1, 0.5))[-1] == holds, moved
+    for after, target, holds in (
+        *((0.019, 0.0, True), (0.0181, 0.0, True), (0.02 - 0.002, 0.0, False)),
+        *((0.017, 0.0, False), (0.02, 0.0181, False), (0.02, 0.0179, True), (0.03, 0.0, True)),
+    ):
+        grasp = Grasp()
+        assert saw(grasp, *still)[-1]
+        assert saw(grasp, (after, target, 10.6)) == [holds], (after, target)
+
+
+def hand_at(width: float, at_stop: str = "hold", **changed: Any) -> HandLimiter:
+    made = HandLimiter(limits(at_stop, **changed), DT)
+    assert made.begin(width) == width
+    return made
+
+
+def holding() -> HandLimiter:
+    """Its jaws have pressed on something 20 mm thick for a second."""
+    made = hand_at(0.02)
+    for _ in range(SECOND):
+        made.move(0.0, 0.02)
+    assert made.width == pytest.approx(0.0, abs=1e-12) and made.grasp.held
+    return made
+
+
+def test_a_hand_at_rest_follows_who_opens_it_and_not_what_closes_it() -> None:
+    hand = hand_at(0.04)
+    stays = [hand.stay(measured, latched=False) for measured in (0.0405, 0.04, 0.0414, 0.0416)]
+    assert stays == [0.0405, 0.0405, 0.0405, 0.0416] and hand.force == 10.0
+    hand.move(0.0, 0.03)
+    assert hand.force == 35.0 and hand.width < 0.0416
+    assert hand.stay(0.03, latched=True) == 0.03, "anew after it moved"
+    hand.begin(0.0295)
+    assert hand.stay(0.03, latched=True) == 0.03, "and after it began"
+    hand = HandLimiter(limits(), DT)
+    assert [hand.stay(each, False) for each in (0.0, 0.001, 0.0011)] == [0.0, 0.0, 0.0011]
+    assert HandLimiter(limits(), DT).stay(5e-4, False) == 5e-4
+    assert hand.stay(np.nan, latched=False) == 0.0011
+    weak = hand_at(0.04, force=5.0)
+    weak.stay(0.04, latched=True)
+    assert weak.force == 5.0
+
+
+def test_a_hand_that_holds_something_keeps_its_force_until_it_is_gone() -> None:
+    hand = holding()
+    for measured in (0.02, 0.0195, 0.02):
+        assert hand.stay(measured, latched=True) == pytest.approx(0.0, abs=1e-12)
+        assert hand.force == 35.0
+    assert hand.begin(0.02) == pytest.approx(0.0, abs=1e-12), "a reset lets nothing fall"
+    hand.stay(0.02, latched=False)
+    assert hand.stay(0.01, latched=False) == 0.02, "gone: it closes no further"
+    assert hand.force == 10.0 and not hand.grasp.held
+    hand = hand_at(0.02)
+    for _ in range(SECOND // 5):
+        hand.move(0.0, 0.02)
+    assert hand.stay(0.02, latched=True) == 0.02 and hand.force == 10.0, "a finger, a moment ago"
+
+
+def test_what_a_hand_does_at_a_latched_stop_only() -> None:
+    for at_stop, width, force in (
+        *(("hold", 0.03, 10.0), ("limp", 0.03, 0.0), ("open", 0.03 + 0.2 * DT, 35.0)),
+    ):
+        hand = hand_at(0.03, at_stop)
+        assert hand.stay(0.03, latched=False) == 0.03 and hand.force == 10.0, "a plain stop"
+        assert hand.stay(0.03, latched=True) == pytest.approx(width) and hand.force == force
+        after = [hand.stay(each, latched=True) for each in (0.02, 0.025)]
+        expected = {"hold": [0.03, 0.03], "limp": [0.02, 0.025]}
+        assert at_stop == "open" or after == expected[at_stop]
+    for _ in range(SECOND):
+        hand.stay(0.03, latched=True)
+    assert hand.width == 0.08, "wide open, and not further"
+    with pytest.raises(ConfigError, match="should be below"):
+        limits(low=0.08)
 
 
 def test_a_width_that_is_no_number_is_a_fault(tmp_path: Path) -> None:

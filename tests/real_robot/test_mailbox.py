@@ -23,7 +23,7 @@ from embodied.real_robot.ipc.ring_buffer import (
     keep_newest,
     write_records,
 )
-from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError, checksum
 from tests.builders import Clock
 
 RECORD = np.dtype([("number", "<i8"), ("values", "<f8", (64,))])
@@ -105,6 +105,59 @@ def test_a_message_that_never_becomes_whole_costs_the_reader_little(torn: tuple[
     for _ in range(1000):
         assert not reader.receive()
     assert time.process_time() - began < 0.5, "0.5 ms each; waiting each time took 1 ms and more"
+
+
+def test_who_finds_a_message_unfinished_waits_ten_times_once(
+    torn: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = torn
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for count in (10, 0, 0):
+        writer._counter[0] |= np.uint64(1)
+        assert not reader.receive() and slept == [0] * count
+        slept.clear()
+    writer._counter[0] += 2
+    assert not reader.receive() and slept == [0] * 10, "another one is waited for again"
+
+
+def test_a_message_that_is_finished_while_it_is_waited_for_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the first one; and a box in which nothing was sent is not waited for."""
+    writer: Any = Mailbox(tmp_path / "box", RECORD, 1, create=True)
+    reader = Mailbox(tmp_path / "box", RECORD, 1, create=False)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert not reader.receive() and not slept
+    monkeypatch.setattr(time, "sleep", lambda seconds: writer.send())
+    for number in (1, 2, 3):
+        writer.fields["number"] = number
+        writer._counter[0] += 1
+        assert reader.receive() and reader.fields["number"][0] == number
+        assert not reader.receive()
+
+
+def test_the_same_bytes_under_another_number_do_not_match() -> None:
+    data = np.arange(99, dtype=np.uint8)
+    assert len({checksum(data, number) for number in range(0, 400, 2)}) == 200
+    assert checksum(data, 2**40 + 2) == checksum(data, 2**32 + 2)
+
+
+def free() -> list[int]:
+    """The next free file descriptors."""
+    handles = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+    for handle in handles:
+        os.close(handle)
+    return handles
+
+
+def test_a_closed_mailbox_holds_no_file(tmp_path: Path) -> None:
+    before = free()
+    boxes = [Mailbox(tmp_path / "box", RECORD, 1, create=create) for create in (True, False)]
+    for box in boxes:
+        box.close()
+    assert free() == before
 
 
 def test_no_message_is_ever_half_of_two(tmp_path: Path) -> None:
