@@ -36,15 +36,16 @@ from embodied.real_robot.assemble import (
     open_channels,
     open_flight_recorder,
 )
-from embodied.real_robot.control.loop import Control
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.servos.driver import Config as BusConfig
 from embodied.real_robot.drivers.servos.driver import Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
+from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
 from embodied.real_robot.kernel.hand import Config as Hand
+from embodied.real_robot.kernel.loop import ControlLoop
 from embodied.real_robot.kernel.mailbox import memory_folder
 from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.kernel.rate import Rate, ahead_of_others
@@ -196,13 +197,13 @@ class Awake(First):
 
 
 @contextmanager
-def bridge(hertz: int) -> Iterator[Control]:
+def bridge(hertz: int) -> Iterator[ControlLoop]:
     """A simulated arm at that rate, moved by a policy in its own process."""
     with TemporaryDirectory(dir=memory_folder()) as name:
         folder = Path(name)
         settings = deployment(hertz, folder)
         settings.write(folder)
-        open_channels(settings, folder, create=True)
+        open_channels(settings, folder, Role.ALL, create=True)
         open_flight_recorder(settings, folder, create=True)
         control, policy = (
             build_control(settings, folder),
@@ -235,7 +236,7 @@ def deployment(hertz: int, folder: Path) -> Deployment:
     )
 
 
-def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
+def begin(control: ControlLoop, policy: Child, patience: float = 120.0) -> None:
     """Wait until the policy moves the arm. RuntimeError if it never does."""
     rate, deadline = Rate(50), time.monotonic() + patience
     control.channels.beat(time.monotonic())  # as the daemon does
@@ -250,7 +251,7 @@ def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
         control.turn()
 
 
-def measured(control: Control, rate: Deadlines) -> Row:
+def measured(control: ControlLoop, rate: Deadlines) -> Row:
     """Iterations at that rate until the time is over."""
     control.channels.beat(time.monotonic())  # as the daemon does
     control.quit = False

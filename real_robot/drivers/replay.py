@@ -16,8 +16,9 @@ import numpy as np
 from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import DriverError
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,18 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNEL = {
     "real_robot/kernel/chain.py": ("chain", "long_run"),
     "real_robot/kernel/checks.py": ("chain", "homing", "hold_to_run", "invariants"),
-    "real_robot/control/guarded_loop.py": ("guarded_loop", "control"),
-    "real_robot/control/loop.py": ("control", "guarded_loop", "stop_test", "invariants", "homing"),
+    "real_robot/kernel/channels.py": ("guarded_loop",),
+    "real_robot/kernel/guarded_loop.py": ("guarded_loop", "control"),
+    "real_robot/kernel/last_resort.py": ("guarded_loop",),
+    "real_robot/kernel/loop.py": ("control", "guarded_loop", "stop_test", "invariants", "homing"),
     "real_robot/kernel/rate.py": ("rate",),
-    "real_robot/control/yielding.py": ("yielding",),
+    "real_robot/kernel/yielding.py": ("yielding",),
+    "real_robot/kernel/report.py": ("guarded_loop", "control"),
+    "real_robot/kernel/source.py": ("source",),
     "real_robot/control/chunk_follower.py": ("control", "guarded_loop", "takeover"),
+    "real_robot/control/policy_source.py": ("control", "guarded_loop", "takeover"),
     "real_robot/kernel/mailbox.py": ("mailbox",),
-    "real_robot/ipc/channels.py": ("guarded_loop", "mailbox"),
+    "real_robot/ipc/channels.py": ("mailbox",),
     "real_robot/watchdog/client.py": ("watchdog",),
 }
 """Files of the kernel, and their nearest tests (tests/real_robot/test_NAME.py)."""

@@ -15,12 +15,12 @@ from embodied.core.checkpoint import find
 from embodied.deploy.session import SUCCESS, Episode
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain, forward_kinematics
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.checks import Enabled, FreshConfig
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.measured import NEARER, PATIENCE, Force
 from embodied.real_robot.safety.workspace import Config as Box
 from tests.real_robot.contacts import ARMS, LONGEST, contacts, deployment

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.codecs import DYNAMIXEL, FEETECH, Codec, signed, unsigned
+from embodied.real_robot.kernel.driver import DriverError
 
 TICKS = 4096  # a turn
 
