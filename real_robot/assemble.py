@@ -12,8 +12,8 @@ from embodied.core.build import ConfigError, Node, build, printable, shown
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.control.loop import control_loop
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.dry_run import DryRunDriver

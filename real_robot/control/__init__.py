@@ -1,1 +1,1 @@
-"""The control process, and what sends set-points to its kernel: chunks of a policy, the way home."""
+"""The control process, and what sends set-points to its kernel: chunks of a policy, homing."""

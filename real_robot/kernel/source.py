@@ -83,7 +83,7 @@ def problem_of(point: Any, joints: int) -> str:
     return point.problem if isinstance(point.problem, str) else _said(point.problem)  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """A few words about a value that is none."""
-    about = f" of shape {np.shape(value)}" if isinstance(value, np.ndarray) else ""
-    return f"{type(value).__name__}{about}"
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ + ("" if shape is None else f" of shape {shape}")

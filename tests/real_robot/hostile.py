@@ -55,6 +55,14 @@ def asks_the_daemon(folder: Path) -> None:
             return  # it was allowed to ask
 
 
+def shortens(path: Path) -> None:
+    """A file that is open: whoever reads it in shared memory would die. (It keeps its length.)"""
+    for each in Path("/proc/self/fd").iterdir():
+        if each.exists() and each.readlink() == path:
+            return os.ftruncate(int(each.name), path.stat().st_size)
+    raise OSError("it is not open")
+
+
 def reads_memory(victim: int) -> None:
     """Of the other process, one byte where its program is; a wrong address would be allowed."""
     start = int(Path(f"/proc/{victim}/maps").read_text().partition("-")[0], 16)
@@ -65,7 +73,6 @@ def reads_memory(victim: int) -> None:
 
 def attempts(folder: Path, victim: int) -> dict[str, Callable[[], object]]:
     """What must not succeed in a locked process; all is put back where it does."""
-    chunk = os.open(folder / "chunk", os.O_RDWR)
     file, pages = folder / "mine", mmap.PAGESIZE
     return {
         "write a request": lambda: Mailbox(
@@ -77,7 +84,7 @@ def attempts(folder: Path, victim: int) -> dict[str, Callable[[], object]]:
         "make a link": lambda: (folder / "link").symlink_to("/etc"),
         "move a file": lambda: file.rename(folder / "moved").rename(file),
         "remove a file": lambda: (folder / "gone").unlink(),
-        "shorten the chunk": lambda: os.ftruncate(chunk, os.fstat(chunk).st_size),
+        "shorten the chunk": lambda: shortens(folder / "chunk"),
         "shorten a file": lambda: os.truncate(file, 0),
         "open it to all": lambda: file.chmod(0o644),
         "date it back": lambda: os.utime(file, (0, 0)),

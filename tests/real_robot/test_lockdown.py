@@ -64,7 +64,7 @@ def test_a_hostile_policy_is_refused_and_the_arm_goes_on(tmp_path: Path, folder:
     allow("tests")
     made = simulated(tmp_path, node, allow=("tests",))
     with bridging(folder, made) as bridge:
-        bridge.running()
+        pressed = bridge.running()["estop"]
 
         def said() -> str | None:
             log = (folder / "policy.log").read_text()
@@ -75,7 +75,8 @@ def test_a_hostile_policy_is_refused_and_the_arm_goes_on(tmp_path: Path, folder:
         before = bridge.status["policy"]["number"]
         until(lambda: bridge.status["policy"]["number"] > before, "it decides on")
         status = bridge.status
-        assert status["mode"] == "RUNNING" and not status["fault"] and not status["estop"]
+        assert status["mode"] == "RUNNING" and not status["fault"]
+        assert status["estop"] == pressed
         assert not any("not locked" in note for note in status["notes"])
         bridge.done(Verb.STOP)
 
