@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 115_300,  # lines of embodied, envs, policies, real_robot
-    "tests": 74_500,  # lines
+    "product": 115_950,  # lines of embodied, envs, policies, real_robot
+    "tests": 74_950,  # lines
     "frames": 9,  # of our own functions, from the command line to SAC's optimiser step
     "files": 82,  # of ours that are entered before that step
 }
