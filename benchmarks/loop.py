@@ -41,7 +41,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.servos.driver import Config as BusConfig
 from embodied.real_robot.drivers.servos.driver import Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
-from embodied.real_robot.ipc.channels import Role
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
 from embodied.real_robot.kernel.hand import Config as Hand
@@ -99,11 +99,15 @@ def run(out: Path | str = "bench", seconds: float = 6.0, repeats: int = 7) -> li
     `out/loop_bus.json`. A minute and a half."""
     rows: list[Row] = []
     for hertz in HERTZ:
-        with bridge(hertz) as control:
-            rows += [measured(control, kind(hertz, seconds)) for kind in (Deadlines, Sleeps)]
+        with bridge(hertz) as (control, daemon):
+            rows += [
+                measured(control, daemon, kind(hertz, seconds)) for kind in (Deadlines, Sleeps)
+            ]
             with ahead_of_others() as granted:
                 if granted:
-                    rows += [measured(control, kind(hertz, seconds)) for kind in (First, Awake)]
+                    rows += [
+                        measured(control, daemon, kind(hertz, seconds)) for kind in (First, Awake)
+                    ]
     show(rows)
     write_json(Path(out), "loop", [row.comparison() for row in rows])
     reads = bus_reads(repeats)
@@ -197,13 +201,14 @@ class Awake(First):
 
 
 @contextmanager
-def bridge(hertz: int) -> Iterator[ControlLoop]:
-    """A simulated arm at that rate, moved by a policy in its own process."""
+def bridge(hertz: int) -> Iterator[tuple[ControlLoop, Channels]]:
+    """A simulated arm at that rate, moved by a policy in its own process; and the daemon's
+    mailboxes."""
     with TemporaryDirectory(dir=memory_folder()) as name:
         folder = Path(name)
         settings = deployment(hertz, folder)
         settings.write(folder)
-        open_channels(settings, folder, Role.ALL, create=True)
+        daemon = open_channels(settings, folder, Role.DAEMON, create=True)
         open_flight_recorder(settings, folder, create=True)
         control, policy = (
             build_control(settings, folder),
@@ -212,8 +217,8 @@ def bridge(hertz: int) -> Iterator[ControlLoop]:
         control.connect()
         policy.start()
         try:
-            begin(control, policy)
-            yield control
+            begin(control, daemon, policy)
+            yield control, daemon
         finally:
             policy.stop(2.0)
             control.driver.close()
@@ -236,11 +241,11 @@ def deployment(hertz: int, folder: Path) -> Deployment:
     )
 
 
-def begin(control: ControlLoop, policy: Child, patience: float = 120.0) -> None:
+def begin(control: ControlLoop, daemon: Channels, policy: Child, patience: float = 120.0) -> None:
     """Wait until the policy moves the arm. RuntimeError if it never does."""
     rate, deadline = Rate(50), time.monotonic() + patience
-    control.channels.beat(time.monotonic())  # as the daemon does
-    request = control.channels.request
+    daemon.beat(time.monotonic())  # as the daemon does
+    request = daemon.request
     while control.mode != Mode.RUNNING:
         rate.wait()
         if policy.has_died() or time.monotonic() > deadline:
@@ -251,9 +256,9 @@ def begin(control: ControlLoop, policy: Child, patience: float = 120.0) -> None:
         control.turn()
 
 
-def measured(control: ControlLoop, rate: Deadlines) -> Row:
+def measured(control: ControlLoop, daemon: Channels, rate: Deadlines) -> Row:
     """Iterations at that rate until the time is over."""
-    control.channels.beat(time.monotonic())  # as the daemon does
+    daemon.beat(time.monotonic())  # as the daemon does
     control.quit = False
 
     def done() -> None:

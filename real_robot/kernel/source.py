@@ -75,7 +75,7 @@ def problem_of(point: Any, joints: int) -> str:
     if not isinstance(point, SetPoint):
         return f"a source gave {type(point).__name__} for a set-point"
     q: Any = point.q
-    if not isinstance(q, np.ndarray) or q.dtype != np.float64 or q.shape != (joints,):  # pyright: ignore[reportUnknownMemberType]
+    if getattr(q, "shape", None) != (joints,) or getattr(q, "dtype", None) != np.float64:
         return f"a set-point has {_said(q)} for the positions of {joints} joints"
     for name in ("width", "seen"):
         if not isinstance(getattr(point, name), int | float):
