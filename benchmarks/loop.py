@@ -36,15 +36,16 @@ from embodied.real_robot.assemble import (
     open_channels,
     open_flight_recorder,
 )
-from embodied.real_robot.control.loop import Control
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.servos.driver import Config as BusConfig
 from embodied.real_robot.drivers.servos.driver import Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
 from embodied.real_robot.kernel.hand import Config as Hand
+from embodied.real_robot.kernel.loop import ControlLoop
 from embodied.real_robot.kernel.mailbox import memory_folder
 from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.kernel.rate import Rate, ahead_of_others
@@ -98,11 +99,15 @@ def run(out: Path | str = "bench", seconds: float = 6.0, repeats: int = 7) -> li
     `out/loop_bus.json`. A minute and a half."""
     rows: list[Row] = []
     for hertz in HERTZ:
-        with bridge(hertz) as control:
-            rows += [measured(control, kind(hertz, seconds)) for kind in (Deadlines, Sleeps)]
+        with bridge(hertz) as (control, daemon):
+            rows += [
+                measured(control, daemon, kind(hertz, seconds)) for kind in (Deadlines, Sleeps)
+            ]
             with ahead_of_others() as granted:
                 if granted:
-                    rows += [measured(control, kind(hertz, seconds)) for kind in (First, Awake)]
+                    rows += [
+                        measured(control, daemon, kind(hertz, seconds)) for kind in (First, Awake)
+                    ]
     show(rows)
     write_json(Path(out), "loop", [row.comparison() for row in rows])
     reads = bus_reads(repeats)
@@ -196,13 +201,14 @@ class Awake(First):
 
 
 @contextmanager
-def bridge(hertz: int) -> Iterator[Control]:
-    """A simulated arm at that rate, moved by a policy in its own process."""
+def bridge(hertz: int) -> Iterator[tuple[ControlLoop, Channels]]:
+    """A simulated arm at that rate, moved by a policy in its own process; and the daemon's
+    mailboxes."""
     with TemporaryDirectory(dir=memory_folder()) as name:
         folder = Path(name)
         settings = deployment(hertz, folder)
         settings.write(folder)
-        open_channels(settings, folder, create=True)
+        daemon = open_channels(settings, folder, Role.DAEMON, create=True)
         open_flight_recorder(settings, folder, create=True)
         control, policy = (
             build_control(settings, folder),
@@ -211,8 +217,8 @@ def bridge(hertz: int) -> Iterator[Control]:
         control.connect()
         policy.start()
         try:
-            begin(control, policy)
-            yield control
+            begin(control, daemon, policy)
+            yield control, daemon
         finally:
             policy.stop(2.0)
             control.driver.close()
@@ -235,11 +241,11 @@ def deployment(hertz: int, folder: Path) -> Deployment:
     )
 
 
-def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
+def begin(control: ControlLoop, daemon: Channels, policy: Child, patience: float = 120.0) -> None:
     """Wait until the policy moves the arm. RuntimeError if it never does."""
     rate, deadline = Rate(50), time.monotonic() + patience
-    control.channels.beat(time.monotonic())  # as the daemon does
-    request = control.channels.request
+    daemon.beat(time.monotonic())  # as the daemon does
+    request = daemon.request
     while control.mode != Mode.RUNNING:
         rate.wait()
         if policy.has_died() or time.monotonic() > deadline:
@@ -250,9 +256,9 @@ def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
         control.turn()
 
 
-def measured(control: Control, rate: Deadlines) -> Row:
+def measured(control: ControlLoop, daemon: Channels, rate: Deadlines) -> Row:
     """Iterations at that rate until the time is over."""
-    control.channels.beat(time.monotonic())  # as the daemon does
+    daemon.beat(time.monotonic())  # as the daemon does
     control.quit = False
 
     def done() -> None:

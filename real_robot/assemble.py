@@ -12,13 +12,13 @@ from embodied.core.build import ConfigError, Node, build, printable, shown
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.control.loop import Control
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.drivers.joined import JoinedDriver
-from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.chain import Chain, Stage
@@ -35,6 +35,7 @@ from embodied.real_robot.kernel.checks import (
 from embodied.real_robot.kernel.hand import Config as HandConfig
 from embodied.real_robot.kernel.hand import HandLimiter
 from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.loop import ControlLoop
 from embodied.real_robot.kernel.measured import Force, Outside, Overspeed, ToolJacobian
 from embodied.real_robot.kernel.messages import state_record
 from embodied.real_robot.safety.energy_stage import Energy
@@ -112,7 +113,11 @@ def build_chain(deployment: Deployment) -> Chain:
     if not isinstance(deployment.force, str):
         stages.append(Force(deployment.force, jacobian, dt))
     workspace = next((region for region in regions if isinstance(region, Workspace)), None)
-    stages += [Overspeed(limits, jacobian, speed), Outside(limits, workspace), *regions]
+    stages += [
+        Overspeed(limits, jacobian, speed),
+        Outside(limits, workspace and workspace.depths),
+        *regions,
+    ]
     if deployment.reflex is not None:
         stages.append(Reflex(deployment.reflex, deployment.joints, dt))
     if deployment.energy is not None:
@@ -126,21 +131,27 @@ def build_chain(deployment: Deployment) -> Chain:
     return Chain(stages, Limiter(limits, dt, guards, forward, speed), hand)
 
 
-def open_flight_recorder(deployment: Deployment, folder: Path, create: bool = False) -> BlackBox:
+def open_flight_recorder(
+    deployment: Deployment, folder: Path, create: bool = False, write: bool = False
+) -> BlackBox:
     """The ring buffer of the last `seconds`, in `folder`."""
     slots = max(2, round(deployment.seconds * deployment.hertz))
     stages = len(build_chain(deployment).names)
     record = state_record(deployment.joints, stages, len(deployment.sensed))
-    return BlackBox(folder / "ring", record, slots, create)
+    return BlackBox(folder / "ring", record, slots, create, write)
 
 
-def open_channels(deployment: Deployment, folder: Path, create: bool = False) -> Channels:
-    """The mailboxes in `folder`; MailboxError where they should exist and do not."""
+def open_channels(
+    deployment: Deployment, folder: Path, role: Role = Role.READER, create: bool = False
+) -> Channels:
+    """The mailboxes in `folder`, opened as `role`; MailboxError where they should exist and do
+    not."""
     stages = len(build_chain(deployment).names)
-    return Channels.open(folder, deployment.joints, stages, len(deployment.sensed), create)
+    made = Channels.make if create else Channels.open
+    return made(folder, deployment.joints, stages, len(deployment.sensed), role)
 
 
-def build_control(deployment: Deployment, folder: Path) -> Control:
+def build_control(deployment: Deployment, folder: Path) -> ControlLoop:
     """The control loop on the mailboxes in `folder`; nothing is connected yet."""
     driver, controller = build_driver(deployment), _built(deployment.controller, Controller)
     if len(driver.joints) != deployment.joints:
@@ -149,12 +160,12 @@ def build_control(deployment: Deployment, folder: Path) -> Control:
         )
     chain = build_chain(deployment)
     home, retreat = np.asarray(deployment.home), [np.asarray(q) for q in deployment.retreat]
-    return Control(
+    return control_loop(
         driver,
         chain,
         ChunkFollower(controller, deployment.step, deployment.blend, deployment.grace),
-        open_channels(deployment, folder),
-        ring=open_flight_recorder(deployment, folder),
+        open_channels(deployment, folder, Role.CONTROL),
+        ring=open_flight_recorder(deployment, folder, write=True),
         homing=Homing(
             home,
             deployment.limits,
@@ -162,10 +173,10 @@ def build_control(deployment: Deployment, folder: Path) -> Control:
             retreat,
             forward_kinematics(deployment),
             tool_speed(deployment),
+            deployment.home_width,
         )
         if deployment.home
         else None,
-        open_at_home=deployment.home_width,
     )
 
 

@@ -32,7 +32,7 @@ ERRORS = {
     "FolderError": "embodied.real_robot.daemon.server",
     "RequestError": "embodied.real_robot.daemon.requests",
     "RpcServerError": "embodied.real_robot.daemon.server",
-    "DriverError": "embodied.real_robot.drivers.driver",
+    "DriverError": "embodied.real_robot.kernel.driver",
     "KeyFileError": "embodied.real_robot.remote.keys",
 }
 """Errors that say in one line what to do, and the modules that define them."""

@@ -225,7 +225,7 @@ def conduct(
     """Run `session` from its first process to its summary. ConfigError with what ended it."""
     from embodied.deploy.check import calibration
     from embodied.deploy.session import Stopped
-    from embodied.real_robot.drivers.driver import DriverError
+    from embodied.real_robot.kernel.driver import DriverError
 
     problem, share = "", 1.0
     pace = Pace(site.behind)

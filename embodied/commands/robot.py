@@ -168,8 +168,8 @@ HAND = "gripper"
 
 
 def find(args: argparse.Namespace) -> None:
-    from embodied.real_robot.drivers.driver import DriverError
     from embodied.real_robot.drivers.servos.calibration import find_servos
+    from embodied.real_robot.kernel.driver import DriverError
 
     port, words = take(args.words, "port")
     protocol, words = take(words, "protocol")

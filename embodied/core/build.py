@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, cast
 
 from embodied.core.bounds import Bound, OrName
+from embodied.core.errors import ConfigError
 
 ALLOWED = ["embodied."]
 """What `_target_` may begin with; extended by `allow`."""
@@ -35,29 +36,6 @@ MOST = 10**30  # larger integers are not written out: Python refuses to write th
 Node = dict[str, Any]  # a nested `_target_` node, built by the class that has it as a setting
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class ConfigError(ValueError):
-    """The configuration is wrong; the message is one line that says what to type.
-
-    `key` and `value` are the setting at fault. `allowed` is what it may be: a `Bound`, the known
-    words, or a type in words. `hint` is the most similar known word.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        key: str | None = None,
-        value: Any = None,
-        allowed: Any = None,
-        hint: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.key = key
-        self.value = value
-        self.allowed = allowed
-        self.hint = hint
 
 
 def allow(prefix: str) -> None:

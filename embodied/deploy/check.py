@@ -33,8 +33,10 @@ from embodied.real_robot.assemble import (
 from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
 from embodied.real_robot.cameras.sources import FIRST_IMAGE, CameraError
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.driver import DriverError
+from embodied.real_robot.policy.lockdown import missing
 from embodied.real_robot.policy.observer import (
     observer,
     require_actions,
@@ -93,6 +95,7 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         ("force", _force),
         ("freshness", _freshness),
         ("server", _server),
+        ("lock", _lock),
         ("range", _range),
         ("calibration", lambda site, policy: _calibration(site, known)),
     ]
@@ -125,6 +128,12 @@ def _rate(site: Site, policy: Policy) -> tuple[bool | None, str]:
         else f", real-time chunking ({made.chunks})"
     )
     return True, f"{made.hertz:g} Hz, the policy decides {1 / made.step:g} times a second{how}"
+
+
+def _lock(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    if reason := missing():
+        return None, reason
+    return True, "the policy process writes its actions and its log, and nothing else"
 
 
 def _actions(site: Site, policy: Policy) -> tuple[bool | None, str]:

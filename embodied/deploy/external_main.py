@@ -26,7 +26,7 @@ from embodied.core.build import ConfigError, parse
 from embodied.core.errors import RobotError
 from embodied.deploy.external import Config, External
 from embodied.real_robot.cameras.sources import Frame
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.kernel.driver import DriverError
 
 LENGTH = struct.Struct(">I")
 MOST = 1 << 20  # bytes of a request

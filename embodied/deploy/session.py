@@ -19,9 +19,10 @@ from embodied.real_robot.control.main import lock_arm
 from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess, press
 from embodied.real_robot.daemon.requests import Reply, RequestError, Verb
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.messages import DISCARD
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import Mailbox
-from embodied.real_robot.kernel.messages import DISCARD, VERSION
+from embodied.real_robot.kernel.messages import VERSION
 from embodied.real_robot.policy.observer import Success
 from embodied.real_robot.teleop.teleop import Device
 from embodied.real_robot.teleop.terminal import EpisodeKeys, Key
@@ -410,7 +411,7 @@ class RecordSession(Session):
     def _discard(self) -> None:
         """Let the recorder remove the newest episode."""
         number = int(self.status["recorder"]["ended"])
-        box = Mailbox(self.folder / "discard", DISCARD, VERSION, create=False)
+        box = Mailbox(self.folder / "discard", DISCARD, VERSION, create=False, write=True)
         box.fields["ended"] = number
         box.send()
         box.close()

@@ -31,13 +31,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.seccomp import (
+    ALLOW,
+    EPERM,
+    EQUAL,
+    LOAD,
+    RETURN,
+    TEST,
+    Line,
+    argument,
+    head,
+    install,
+    unavailable,
+)
 from embodied.sandbox.program import IMPORTS, LoadedProgram, Rejected, clean, read
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-FILTER = 2
-ALLOW, EPERM, KILL = 0x7FFF0000, 0x00050001, 0x80000000
-LOAD, EQUAL, TEST, RETURN = 0x20, 0x15, 0x45, 0x06
-NUMBER, MACHINE, PROTECTION = 0, 4, 32  # offsets in seccomp_data: nr, arch, args[2]
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+PROTECTION = argument(2)  # of mmap and mprotect
 EXECUTABLE = 4
 NOBODY = 65534
 
@@ -46,9 +56,9 @@ NOBODY = 65534
 # restart_syscall clock_gettime clock_getres getrandom membarrier rseq
 X86 = "0 1 3 8 11 12 13 14 15 25 24 28 39 186 60 231 96 98 131 202 204 219 228 229 318 324 334"
 ARM = "63 64 57 62 215 214 134 135 139 216 124 233 172 178 93 94 169 165 132 98 123 128 113 114 278"
-CALLS = {  # the machine's audit number, what may be called, and mmap and mprotect
-    "x86_64": (0xC000003E, tuple(map(int, X86.split())), (9, 10)),
-    "aarch64": (0xC00000B7, (*map(int, ARM.split()), 283, 293), (222, 226)),
+CALLS = {  # what may be called, and mmap and mprotect
+    "x86_64": (tuple(map(int, X86.split())), (9, 10)),
+    "aarch64": ((*map(int, ARM.split()), 283, 293), (222, 226)),
 }
 
 
@@ -97,26 +107,18 @@ def _limit(limits: dict[str, float]) -> None:
 
 def _seccomp() -> str:
     """Install the filter; "on", or why it is not available."""
-    machine = platform.machine()
-    if sys.platform != "linux" or machine not in CALLS:
-        return f"not available on {sys.platform} {machine}"
+    if reason := unavailable():
+        return reason
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        return f"refused: {os.strerror(ctypes.get_errno())}"
-    code = _filter(*CALLS[machine])
-    buffer = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    if libc.prctl(PR_SET_SECCOMP, FILTER, ctypes.c_char_p(program), 0, 0):
-        return f"refused: {os.strerror(ctypes.get_errno())}"
-    return "on"
+    return install(_filter(*CALLS[platform.machine()])) or "on"
 
 
-def _filter(arch: int, calls: Sequence[int], mapping: Sequence[int]) -> bytes:
-    """BPF program: calls of another architecture kill; listed calls pass; memory may be mapped but
-    not made executable; everything else returns EPERM."""
-    lines = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, arch), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+def _filter(calls: Sequence[int], mapping: Sequence[int]) -> list[Line]:
+    """Listed calls pass; memory may be mapped but not made executable; everything else returns
+    EPERM."""
+    lines = head()
     for call in calls:
         lines += [(EQUAL, 0, 1, call), (RETURN, 0, 0, ALLOW)]
     for call in mapping:
@@ -127,8 +129,7 @@ def _filter(arch: int, calls: Sequence[int], mapping: Sequence[int]) -> bytes:
             (RETURN, 0, 0, EPERM),
             (RETURN, 0, 0, ALLOW),
         ]
-    lines.append((RETURN, 0, 0, EPERM))
-    return b"".join(struct.pack("HBBI", *line) for line in lines)
+    return [*lines, (RETURN, 0, 0, EPERM)]
 
 
 def _succeeds(attempt: Any) -> bool:

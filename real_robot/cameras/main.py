@@ -21,7 +21,7 @@ from embodied.real_robot.cameras.sources import (
     make_camera,
     measured_scene,
 )
-from embodied.real_robot.control.main import on_daemon_exit
+from embodied.real_robot.control.main import DaemonWatch
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.kernel.mailbox import MailboxError
 
@@ -30,7 +30,7 @@ SILENT = 5.0  # s without a picture, after which a camera is gone (`reset` opens
 
 def main(folder: Path, name: str) -> None:
     """Until the daemon is gone, or the camera; CameraError, ConfigError, MailboxError."""
-    on_daemon_exit(lambda reason: os._exit(0))  # also out of a device that never comes back
+    DaemonWatch(lambda reason: os._exit(0))  # also out of a device that never comes back
     writer = FrameWriter(folder, name)
     try:
         show(folder, name, writer)

@@ -26,7 +26,7 @@ from embodied.real_robot.cameras.sources import (
     shared_camera,
 )
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.kernel.messages import MOST_CAMERAS
+from embodied.real_robot.ipc.messages import MOST_CAMERAS
 
 
 class PolicyImages:

@@ -11,8 +11,8 @@ import numpy as np
 from embodied.real_robot.cameras.shared_frames import camera_mailbox
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import CAMERA
 from embodied.real_robot.kernel.mailbox import Mailbox
-from embodied.real_robot.kernel.messages import CAMERA
 
 
 class CameraProcesses:

@@ -22,9 +22,10 @@ from typing import Any, Self
 import numpy as np
 
 from embodied.real_robot.cameras.sources import CameraError, Frame, Picture, fitted, fresh
+from embodied.real_robot.ipc.messages import CAMERA
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.mailbox import Mailbox
-from embodied.real_robot.kernel.messages import CAMERA, VERSION
+from embodied.real_robot.kernel.messages import VERSION
 
 MOST = 32 << 20  # bytes of a ring
 FEWEST, MANY = 8, 64  # pictures in one
@@ -32,9 +33,9 @@ LOOK = 0.003  # s
 TRIES = 10  # reads of an image that is being written
 
 
-def camera_mailbox(folder: Path, name: str, create: bool = False) -> Mailbox:
+def camera_mailbox(folder: Path, name: str, create: bool = False, write: bool = False) -> Mailbox:
     """Where the process of that camera says how it does."""
-    return Mailbox(folder / f"camera.{_file_name(name)}", CAMERA, VERSION, create)
+    return Mailbox(folder / f"camera.{_file_name(name)}", CAMERA, VERSION, create, write)
 
 
 def frames_path(folder: Path, name: str) -> Path:
@@ -47,7 +48,7 @@ class FrameWriter:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = frames_path(folder, name)
-        self.mailbox = camera_mailbox(folder, name)
+        self.mailbox = camera_mailbox(folder, name, write=True)
         self.ring: BlackBox | None = None
 
     def add(self, picture: Picture) -> None:

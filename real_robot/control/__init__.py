@@ -1,1 +1,1 @@
-"""The control process: it owns the robot and keeps its rate and its limits."""
+"""The control process, and what sends set-points to its kernel: chunks of a policy, homing."""

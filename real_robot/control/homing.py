@@ -14,18 +14,19 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.real_robot.kernel.arm_state import Floats, Limits
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.source import SetPoint, Source
 from embodied.real_robot.safety.workspace import Region
 
 SHARE = 0.25  # share of the velocity limits at the peak
 LEAST = 0.2  # s of the last part of the way, at least
-NEAR = 1e-3  # rad (m): distance of an arm that is home
+NEAR = 1e-3  # rad (m): distance of a set-point that is home
 SLOWER = 0.9  # share of the tool's speed limit on the way
 LATE = 1.0  # s after which an arm that rests elsewhere does not come home
 
 
-class Homing:
-    """Call `begin`, then the object until it returns True: the target has come to `home` [n].
+class Homing(Source):
+    """Moves the arm to `home` [n], and opens its hand by `width` (m; None: it stays as it is).
 
     The way stays inside the `regions`; the `retreat` poses [n] are tried where the straight way
     does not. The tool, whose places [k, 3] (m) `forward` gives, stays slower than `tool_speed`
@@ -39,6 +40,7 @@ class Homing:
         retreat: Sequence[Floats] = (),
         forward: Callable[[Floats], Floats] | None = None,
         tool_speed: float = np.inf,
+        width: float | None = None,
     ) -> None:
         low = np.add(limits.low, limits.margin)
         high = np.subtract(limits.high, limits.margin)
@@ -46,6 +48,9 @@ class Homing:
         self.velocity = SHARE * np.asarray(limits.velocity)
         self.forward = forward
         self.tool_speed = SLOWER * tool_speed
+        self.width = width
+        self.point = SetPoint(self.home.copy())
+        self._sent = np.zeros_like(self.home)
         self.route = HomeRoute(self.home, low, high, regions, retreat)
 
     def why_not(self, q: Floats) -> str:
@@ -57,7 +62,11 @@ class Homing:
             "out by hand (embodied robot release), or set robot.retreat"
         )
 
-    def begin(self, q: Floats, now: float) -> None:
+    def listen(self, now: float) -> None:
+        """The way home depends on nothing that was seen."""
+        self.point.seen = now
+
+    def begin(self, q: Floats, width: float, now: float) -> None:
         """Begin from rest at `q` [n]. Where no way is free the way is straight, and the chain
         stops it."""
         poses = [q.copy(), *(self.route(q) or [self.home])]
@@ -67,14 +76,24 @@ class Homing:
         times[-1] = max(LEAST, times[-1])
         self.ends = now + np.cumsum(times)
         self.times = np.maximum(times, 1e-3)
+        self.point = SetPoint(q.copy(), width if self.width is None else self.width, now)
 
-    def __call__(self, now: float, out: Floats) -> bool:
-        """Write the target [n] for `now` to `out`."""
+    def move(self, arm: ArmState, sent: Floats, now: float, slowed: bool) -> None:
+        """`point.problem`: why an arm that rests elsewhere does not come home any more."""
+        point = self.point
         leg = min(int(np.searchsorted(self.ends, now)), len(self.ways) - 1)
         s = min(1.0, max(0.0, 1.0 - (self.ends[leg] - now) / self.times[leg]))
-        np.multiply(self.ways[leg], (3.0 - 2.0 * s) * s * s, out=out)
-        out += self.starts[leg]
-        return now >= self.ends[-1]
+        np.multiply(self.ways[leg], (3.0 - 2.0 * s) * s * s, out=point.q)
+        point.q += self.starts[leg]
+        point.last = bool(now >= self.ends[-1])
+        rests = np.array_equal(sent, self._sent)
+        if rests and now >= self.ends[-1] + LATE and (np.abs(sent - self.home) > NEAR).any():
+            what = self.route.blocked_by(sent)
+            far = np.abs(sent - self.home).max()
+            point.problem = f"the way home is blocked, {far:.2f} rad before it" + (
+                f": {what}" if what else ""
+            )
+        np.copyto(self._sent, sent)
 
     def _time(self, start: Floats, way: Floats) -> float:
         """Time (s) for `way` [n] from `start` [n], whose fastest point is its middle."""
@@ -84,20 +103,6 @@ class Homing:
         places = self.forward(start + np.linspace(0, 1, COARSE)[:, None] * way)
         length = (COARSE - 1) * float(np.linalg.norm(np.diff(places, axis=0), axis=1).max())
         return max(time, 1.5 * length / self.tool_speed)
-
-    def reached(self, q: Floats) -> bool:
-        """Whether `q` [n] is home."""
-        return bool((np.abs(q - self.home) <= NEAR).all())
-
-    def missed(self, q: Floats, now: float) -> str:
-        """Why an arm that rests at `q` [n] does not come home any more; empty where it still
-        may."""
-        if now < self.ends[-1] + LATE:
-            return ""
-        what = self.route.blocked_by(q)
-        return f"the way home is blocked, {np.abs(q - self.home).max():.2f} rad before it" + (
-            f": {what}" if what else ""
-        )
 
 
 ASIDE = (0.3, 0.6, 1.0)  # rad (m) that one joint is moved aside

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import sys
 import threading
@@ -19,9 +20,9 @@ from types import FrameType
 from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_control
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import MailboxError
-from embodied.real_robot.kernel.messages import DAEMON_GONE, TERMINATED
 from embodied.real_robot.kernel.rate import Rate, ahead_of_others
 from embodied.real_robot.watchdog.client import Watchdog
 
@@ -42,21 +43,38 @@ def lock_arm(folder: Path) -> int:
             time.sleep(0.05)
 
 
-def on_daemon_exit(do: Callable[[str], None], told: Callable[[], None] = lambda: None) -> None:
-    """Call `do` with a reason when the daemon is gone or wants this process to go, and `told` when
+class DaemonWatch:
+    """Calls `do` with a reason when the daemon is gone or wants this process to go, and `told` when
     it says anything else."""
 
-    def watch() -> None:
-        while os.read(0, 256):
-            told()
-        do(DAEMON_GONE)
+    def __init__(self, do: Callable[[str], None], told: Callable[[], None] = lambda: None) -> None:
+        self.do = do
+        self.told = told
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._begin()
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        do(f"{TERMINATED} ({signal.Signals(number).name})")
+    def renew(self) -> None:
+        """Let a new thread watch, which is held by whatever the calling thread is held by."""
+        os.close(self._ends)
+        self._thread.join()
+        self._begin()
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    threading.Thread(target=watch, daemon=True).start()
+    def _begin(self) -> None:
+        ended, self._ends = os.pipe()
+        self._thread = threading.Thread(target=self._watch, args=(ended,), daemon=True)
+        self._thread.start()
+
+    def _watch(self, ended: int) -> None:
+        while ended not in (ready := select.select([0, ended], [], [])[0]) or 0 in ready:
+            if not os.read(0, 256):
+                self.do(DAEMON_GONE)
+                break
+            self.told()
+        os.close(ended)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.do(f"{TERMINATED} ({signal.Signals(number).name})")
 
 
 def main(folder: Path) -> None:
@@ -68,7 +86,7 @@ def main(folder: Path) -> None:
     def leave(reason: str) -> None:
         control.quit_reason = control.quit_reason or reason
 
-    on_daemon_exit(leave)
+    DaemonWatch(leave)
     watched = deployment.watchdog
     watchdog = None if watched is None else Watchdog(watched, deployment.hertz)
     try:

@@ -27,8 +27,8 @@ from embodied.real_robot.daemon.requests import (
 )
 from embodied.real_robot.daemon.server import SOCKET, make_private
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.channels import EmergencyStop
 from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.kernel.channels import EmergencyStop
 from embodied.real_robot.kernel.mailbox import MailboxError, memory_folder
 from embodied.real_robot.kernel.messages import Mode
 
@@ -175,7 +175,7 @@ def emergency_stop(folder: Path, patience: float) -> Stopped:
 def press(folder: Path) -> float | None:
     """Press the stop in shared memory; when (s), or None where there is none."""
     try:
-        flag = EmergencyStop(folder / "estop")
+        flag = EmergencyStop(folder / "estop", write=True)
     except (MailboxError, OSError, ValueError):
         return None
     now = time.monotonic()

@@ -37,11 +37,13 @@ from embodied.real_robot.daemon.requests import Reply, Request, Verb
 from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError, make_private
 from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor, render
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.channels import Channels, Role
+from embodied.real_robot.ipc.messages import READY, TAKEOVER
 from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import MailboxError
-from embodied.real_robot.kernel.messages import DEADMAN, PRESSED_AGAIN, READY, TAKEOVER, Mode
+from embodied.real_robot.kernel.messages import DEADMAN, PRESSED_AGAIN, Mode
+from embodied.real_robot.policy.lockdown import missing
 from embodied.real_robot.safety.parameters import compared
 
 KILLED = "-of-a-killed-daemon"
@@ -334,12 +336,14 @@ class Daemon:
         self._clear()
         # Only the daemon, which has the folder's lock, writes it; what another program wrote goes.
         self.deployment.write(self.folder)
-        self.channels = open_channels(self.deployment, self.folder, create=True)
+        self.channels = open_channels(self.deployment, self.folder, Role.DAEMON, create=True)
         self.ring = open_flight_recorder(self.deployment, self.folder, create=True)
         self.monitor = StatusMonitor(
             self.channels, self.names, self.notes, self.deployment.step, self.clock
         )
         self.commands = Commands(self.channels, self.monitor, self._answer, self.clock)
+        if self.deployment.policy and (reason := missing()):
+            self.monitor.note(f"the policy process is not locked: {reason}")
         self.channels.beat(self.clock())
         self.processes.start()
 

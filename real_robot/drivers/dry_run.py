@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory
-from embodied.real_robot.drivers.springs import Springs, check_stiffness, springs_of, stiffness_of
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.drivers.springs import check_stiffness, stiffness_of
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.driver import DriverError, Springs, StopCategory, springs_of
 
 
 class DryRunDriver(Driver):

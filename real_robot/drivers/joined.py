@@ -14,15 +14,9 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.drivers.driver import (
-    Driver,
-    DriverError,
-    Outside,
-    StopCategory,
-    droop_of,
-    unloaded,
-)
+from embodied.real_robot.drivers.driver import Driver, Outside
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.driver import DriverError, StopCategory, droop_of, unloaded
 from embodied.real_robot.kernel.hand import Grasp
 
 

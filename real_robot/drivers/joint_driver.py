@@ -19,8 +19,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import DriverError
 
 T = TypeVar("T")
 SMOOTH = 0.5  # weight of the newest difference in the velocity

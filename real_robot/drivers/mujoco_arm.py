@@ -24,13 +24,14 @@ from embodied.core.bounds import Bound, CountOrZero, Number
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.arm import ArmFile, read_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.momentum import (
     MomentumObserver,
     mujoco_bias,
     mujoco_inertia,
 )
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import DriverError
 
 TIMESTEP = 0.002  # s
 BEHIND = 0.25  # s of physics that are caught up with at most

@@ -20,8 +20,9 @@ from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError
 from embodied.core.files import require_file, require_room
 from embodied.embodiments import fr3
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import DriverError
 
 BROKEN = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, MemoryError, RuntimeError),

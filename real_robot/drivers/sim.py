@@ -19,21 +19,15 @@ import numpy as np
 from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.momentum import (
     MomentumObserver,
     mujoco_bias,
     mujoco_inertia,
 )
-from embodied.real_robot.drivers.springs import (
-    Springs,
-    Tool,
-    check_stiffness,
-    damped,
-    span,
-    tool_springs,
-)
+from embodied.real_robot.drivers.springs import Tool, check_stiffness, damped, span, tool_springs
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import DriverError, Springs
 
 GUIDED = 0.1  # of its damping: what a released arm keeps
 BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late

@@ -7,15 +7,14 @@ force  = K (x_d - x) - D v             tool:    x, y, z (N/m, N s/m), then the t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated
 
 import numpy as np
 
 from embodied.core.bounds import Bound
-from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.driver import ArmDriver, DriverError, HasSprings, Springs
 
-Frame = Literal["joints", "tool"]
 Gain = Annotated[float, Bound(above=0.0, high=3000.0)]
 
 
@@ -30,56 +29,9 @@ class Tool:
     elbow: Gain = 10.0  # of the motion that leaves the tool where it is, N m/rad
 
 
-@dataclass(frozen=True)
-class Springs:
-    """Springs on the joints [n], or on the tool [6]."""
-
-    frame: Frame
-    stiffness: Floats
-    """N m/rad of each joint; of the tool N/m (x, y, z), N m/rad (the turn about them)."""
-    damping: Floats
-    """N m s/rad of each joint; of the tool N s/m, N m s/rad."""
-    stretch: Floats
-    """Stretch (rad, m) of each beyond which its pull grows no more."""
-
-
-@runtime_checkable
-class HasSprings(Protocol):
-    """A driver that may hold its arm with springs, or one around such a driver."""
-
-    @property
-    def springs(self) -> Springs | None:
-        """The springs as they were set up; None where the arm is held stiffly, or not known."""
-        ...
-
-    @property
-    def stiffness(self) -> tuple[Floats, Floats] | None:
-        """Lowest and highest stiffness [m] that `stiffen` takes; None where it cannot be changed
-        while the arm is held."""
-        ...
-
-    def stiffen(self, stiffness: Floats) -> None:
-        """Hold the arm with `stiffness` [m] from the next `write` on. DriverError where that is out
-        of range, or cannot be changed."""
-        ...
-
-
-def springs_of(driver: Driver) -> Springs | None:
-    """The driver's springs; None where it has none."""
-    return driver.springs if isinstance(driver, HasSprings) else None
-
-
-def stiffness_of(driver: Driver) -> tuple[Floats, Floats] | None:
+def stiffness_of(driver: ArmDriver) -> tuple[Floats, Floats] | None:
     """Lowest and highest stiffness [m] of the driver's springs; None where it has none."""
     return driver.stiffness if isinstance(driver, HasSprings) else None
-
-
-def stiffen(driver: Driver, stiffness: Floats) -> None:
-    """Let the driver hold its arm with `stiffness` [m]. DriverError."""
-    if isinstance(driver, HasSprings):
-        driver.stiffen(stiffness)
-    else:
-        check_stiffness(stiffness, None, type(driver).__name__)
 
 
 def check_stiffness(stiffness: Floats, span: tuple[Floats, Floats] | None, name: str) -> None:

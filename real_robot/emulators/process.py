@@ -26,7 +26,7 @@ from typing import Any, ClassVar, TypeVar
 from embodied.core.build import Node, build, parse
 from embodied.core.children import module_command
 from embodied.real_robot.daemon.child import last_words
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import memory_folder
 
 PATIENCE = 60.0  # s until it is there, on a machine that does much else

@@ -1,1 +1,1 @@
-"""Shared memory between the processes: mailboxes, messages, the flight recorder."""
+"""Shared memory between the processes: who writes which mailbox, messages, the flight recorder."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
 
 VERSION = 1
@@ -81,7 +81,7 @@ class ExternalStateReader:
         folder, size = Path(self.config.folder), len(self.names)
         try:
             self._values_mailbox = Mailbox(folder / "seen", record(size), VERSION, create=False)
-            self._renew = Mailbox(folder / "renew", RENEW, VERSION, create=False)
+            self._renew = Mailbox(folder / "renew", RENEW, VERSION, False, write=True)
         except (MailboxError, OSError) as error:
             raise DriverError(
                 f"no process measures {self.names[0]} in {folder}: {error}"

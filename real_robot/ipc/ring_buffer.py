@@ -46,9 +46,11 @@ class BlackBoxError(RuntimeError):
 
 
 class BlackBox:
-    """A ring of `slots` records of `dtype` in the file `path`; one process writes."""
+    """A ring of `slots` records of `dtype` in the file `path`; one process opens it to `write`."""
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], slots: int, create: bool) -> None:
+    def __init__(
+        self, path: Path, dtype: np.dtype[Any], slots: int, create: bool, write: bool = False
+    ) -> None:
         if slots < 2:
             raise ValueError(f"{slots} slots should be 2 or more")
         self.path = path
@@ -58,7 +60,7 @@ class BlackBox:
         texts = slice(HEAD.itemsize, HEAD.itemsize + len(fields))
         sums = -(-texts.stop // ALIGN) * ALIGN
         start = sums + -(-slots * SUM.itemsize // ALIGN) * ALIGN
-        self._map = mapped(path, start + slots * dtype.itemsize, create)
+        self._map = mapped(path, start + slots * dtype.itemsize, create, write)
         self._head: NDArray[Any] = np.frombuffer(self._map, HEAD, 1)
         self._sums: NDArray[np.uint64] = np.frombuffer(self._map, SUM, slots, sums)
         ring: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, offset=start)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.bounds import Bound
-from embodied.core.build import ConfigError
+from embodied.core.errors import ConfigError
 
 Floats = NDArray[np.float64]
 SHORTEST = 1e-7  # s of a motion between limits

@@ -16,9 +16,9 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.springs import Springs
+from embodied.core.errors import ConfigError
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import Springs
 from embodied.real_robot.kernel.hand import HandLimiter
 from embodied.real_robot.kernel.limiter import Limiter
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from embodied.core.bounds import Bound, CountOrZero
-from embodied.core.build import ConfigError
+from embodied.core.errors import ConfigError
 from embodied.real_robot.kernel.arm_state import ArmState, Limits
 from embodied.real_robot.kernel.chain import Tick
 

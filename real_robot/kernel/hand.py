@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from embodied.core.bounds import Bound
-from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.driver import Driver
+from embodied.core.errors import ConfigError
+from embodied.real_robot.kernel.driver import ArmDriver
 
 REST_FORCE = 10.0  # N: largest force of a hand at rest that holds nothing
 SETTLED = 0.5  # s for which a hand has stood still on something that it holds
@@ -119,7 +119,7 @@ class HandLimiter:
         self.force = 0.0 if limp else config.force if held else min(config.force, REST_FORCE)
         return self.width
 
-    def tell(self, driver: Driver) -> None:
+    def tell(self, driver: ArmDriver) -> None:
         """Limit the driver's hand, where its limits have changed. DriverError, once."""
         if self.force != self._told:
             self._told = self.force

@@ -42,11 +42,14 @@ def checksum(data: NDArray[np.uint8], number: int) -> int:
     return zlib.crc32(data.data, number & 0xFFFFFFFF)
 
 
-def mapped(path: Path, size: int, create: bool) -> mmap.mmap:
-    """Map the `size` bytes of the file `path`. `create`: make it, with access for this user only.
-    MailboxError where it is not there, or of another size."""
+def mapped(path: Path, size: int, create: bool, write: bool = False) -> mmap.mmap:
+    """Map the `size` bytes of the file `path` for reading, and with `write` for writing as well.
+    `create`: make it, with access for this user only, and write. MailboxError where it is not
+    there, or of another size."""
+    write = write or create
+    how = os.O_RDWR if write else os.O_RDONLY
     try:
-        handle = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+        handle = os.open(path, how | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
     except FileNotFoundError as error:
         if create:
             raise
@@ -56,7 +59,7 @@ def mapped(path: Path, size: int, create: bool) -> mmap.mmap:
             os.ftruncate(handle, size)
         elif os.fstat(handle).st_size != size:
             raise MailboxError(f"{path} is of another version; restart both sides")
-        return mmap.mmap(handle, size)
+        return mmap.mmap(handle, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
     finally:
         os.close(handle)
 
@@ -64,13 +67,16 @@ def mapped(path: Path, size: int, create: bool) -> mmap.mmap:
 class Mailbox:
     """A record of `dtype` in the file `path`, which should be on a memory file system.
 
-    The writer fills `fields` and calls `send`; a reader's `receive` fills its own `fields`.
+    The writer, who opens it to `write`, fills `fields` and calls `send`; a reader's `receive` fills
+    its own `fields`.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], version: int, create: bool) -> None:
+    def __init__(
+        self, path: Path, dtype: np.dtype[Any], version: int, create: bool, write: bool = False
+    ) -> None:
         self.path = path
         self.size = HEAD.itemsize + dtype.itemsize
-        self._map = mapped(path, self.size, create)
+        self._map = mapped(path, self.size, create, write)
         self._attach(dtype)
         if create:
             self._head[:] = (MAGIC, version, dtype.itemsize, 0, 0)

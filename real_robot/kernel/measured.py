@@ -11,10 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.chain import Tick
-from embodied.real_robot.safety.workspace import Region
+from embodied.real_robot.kernel.driver import DriverError
 
 DIFFERENCE = 1e-6  # rad (m): step of the Jacobian's differences
 NEARER = 0.6  # share of the tool's distance from a joint at which something may push as well
@@ -133,11 +132,12 @@ class Overspeed:
 
 class Outside:
     """A joint measured outside of its limits, or the tool outside of its workspace, in `PATIENCE`
-    consecutive ticks is a fault. An arm that begins outside may only come in."""
+    consecutive ticks is a fault. An arm that begins outside may only come in. `workspace` gives the
+    tool's depths [k] (m; negative: outside) at positions [k, n]."""
 
     name: ClassVar[str] = "outside"
 
-    def __init__(self, limits: Limits, workspace: Region | None) -> None:
+    def __init__(self, limits: Limits, workspace: Callable[[Floats], Floats] | None) -> None:
         stray = STRAY * np.asarray(limits.tracking)
         self.low = np.asarray(limits.low) - stray
         self.high = np.asarray(limits.high) + stray
@@ -152,7 +152,7 @@ class Outside:
 
     def __call__(self, tick: Tick) -> None:
         q = tick.arm.q
-        tool = 0.0 if self.workspace is None else -self.workspace.depth(q[None]) - TOOL_STRAY
+        tool = 0.0 if self.workspace is None else -self.workspace(q[None])[0] - TOOL_STRAY
         out = np.maximum(np.append(np.maximum(self.low - q, q - self.high), tool), 0.0)
         if self._allowed is None or tick.guided:
             self._allowed = out

@@ -1,4 +1,4 @@
-"""Messages between control process, policy process and daemon: fixed records of numbers."""
+"""Messages from and to the kernel: fixed records of numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ import numpy as np
 VERSION = 8
 DEADMAN = "deadman"
 """The mailbox of hold-to-run: a HEARTBEAT of the operator's terminal."""
-TAKEOVER = "takeover"
-"""The mailbox of a person who takes over from the policy: a PERSON of the operator's terminal."""
-READY = "policy.ready"
-"""The file with the process id of a policy that is ready to take over from another."""
-MOST_STEPS = 128
 MOST_ACTION = 32
-MOST_NOISE = 4096
+"""Numbers of an action."""
 TEXT = 240
-"""Steps and numbers of a chunk, and of its noise: 128 steps of 32 numbers each."""
-MOST_CAMERAS = 8
+"""Bytes of a text."""
 
 
 class Mode(IntEnum):
@@ -37,8 +31,6 @@ class Mode(IntEnum):
 
 PRESSED_AGAIN = "the emergency stop was pressed again: look, then reset once more"
 """Why a reset is refused."""
-DAEMON_GONE, TERMINATED = "its daemon is gone", "it was told to end"
-"""Why a control process ends, as the last fault that it reports; every session ends with one."""
 
 
 class Ended(IntEnum):
@@ -112,38 +104,6 @@ def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
     )
 
 
-CHUNK = np.dtype(
-    [
-        ("number", "<i8"),
-        ("seen", "<f8"),  # `measured` of the state that it was made from
-        ("start", "<f8"),  # the time of its first action
-        ("steps", "<i4"),
-        ("size", "<i4"),
-        ("actions", "<f4", (MOST_STEPS, MOST_ACTION)),
-        ("noise_size", "<i4"),
-        ("noise", "<f4", (MOST_NOISE,)),
-        ("image_times", "<f8", (MOST_CAMERAS,)),
-    ]
-)
-"""Record of the policy process at every decision: with the first `noise_size` numbers of `noise`
-the same policy decides the same again (0: it has none, or more than fits). `image_times` are the
-capture times of its images, in the order of its Spec."""
-
-PERSON = np.dtype(
-    [
-        ("number", "<i8"),
-        ("over", "<i4"),  # whether they have taken over
-        ("seen", "<f8"),  # `measured` of the state that they acted on
-        ("start", "<f8"),  # the time from which on `action` is meant, for one step
-        ("size", "<i4"),
-        ("action", "<f4", (MOST_ACTION,)),
-    ]
-)
-"""Record of an operator's terminal, all the time, while a person may take over."""
-
-CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
-"""Record of a camera's process: since when (s) it shows pictures (0: not yet), and why no more."""
-
 REQUEST = np.dtype([("number", "<i8"), ("command", "<i4"), ("seconds", "<f8"), ("stop", "<u8")])
 """Record of the daemon: a request. `seconds`: the time limit of the episode that START begins
 (0: none). `stop`: number of the newest press of the emergency stop that who asks for RESET saw."""
@@ -151,19 +111,3 @@ REQUEST = np.dtype([("number", "<i8"), ("command", "<i4"), ("seconds", "<f8"), (
 HEARTBEAT = np.dtype([("count", "<i8"), ("time", "<f8")])
 """Record of the daemon's main loop at every poll. The control process watches `count` with its own
 clock; `time` (s, the daemon's monotonic clock) is for people."""
-
-RECORDED = np.dtype(
-    [
-        ("alive", "<i4"),
-        ("ended", "<i8"),  # episodes that ended since it began
-        ("episodes", "<i8"),  # of them, those that are on the disk
-        ("steps", "<i8"),  # of the newest
-        ("success", "<i4"),  # of the newest; -1: not measured
-        ("problem", f"S{TEXT}"),  # why the newest is not on the disk
-        ("discarded", "<i8"),  # the newest that was removed again, by its number among `ended`
-    ]
-)
-"""Record of the recorder, when it begins and after every episode."""
-
-DISCARD = np.dtype([("ended", "<i8")])
-"""Record of an operator's terminal: episode number `ended`, the newest, should not be kept."""

@@ -22,9 +22,10 @@ from embodied.core.errors import ServerLost
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.ipc.messages import MOST_NOISE, MOST_STEPS
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.mailbox import Mailbox
-from embodied.real_robot.kernel.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
+from embodied.real_robot.kernel.messages import MOST_ACTION, Mode
 from embodied.real_robot.policy.observer import Observer
 
 
@@ -158,12 +159,22 @@ class Decider:
         self.lost = why
         self.first = self.first or bool(why)
 
-    def warm_up(self) -> None:
-        """Decide, and tell nobody: what has to be loaded or compiled then is."""
-        if self.state.receive():
-            self._decide(self.state.fields[0])
+    def warm_up(self, patient: bool) -> bool:
+        """Decide, and tell nobody: what has to be loaded or compiled then is. False where there is
+        no state yet. ServerLost; where it is `patient`, False."""
+        if not self.state.receive():
+            return False
         self.first = True
         self.state.seen = 0
+        try:
+            self._decide(self.state.fields[0])
+        except ServerLost as error:
+            if not patient:
+                raise
+            self._server_lost(str(error))
+            return False
+        self._server_lost("")
+        return True
 
     @torch.inference_mode()
     def _decide(self, fields: np.void) -> Floats:

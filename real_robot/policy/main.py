@@ -1,10 +1,11 @@
 """Policy process: `python -m embodied.real_robot.policy.main FOLDER [POLICY]`, started by the
 daemon.
 
-It does not control the arm: it may stall, die and be started again. With POLICY it takes over from
-another policy process (`embodied.real_robot.daemon.processes`): it loads, runs a few decisions
-without posting them, writes a file when it is ready, and posts once the daemon has stopped the
-other.
+It does not control the arm: it may stall, die and be started again. It loads, runs a few decisions
+without posting them, and locks itself (`lockdown`): what it posts is of a process that can write
+nothing else. With POLICY it takes over from another policy process
+(`embodied.real_robot.daemon.processes`): it writes a file when it is ready, and posts once the
+daemon has stopped the other.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from embodied.policies.remote.address import PACKAGE
 from embodied.real_robot.assemble import open_channels, tool_target
 from embodied.real_robot.cameras.policy_images import PolicyImages
 from embodied.real_robot.cameras.sources import CameraError
-from embodied.real_robot.control.main import on_daemon_exit
+from embodied.real_robot.control.main import DaemonWatch
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import Role
+from embodied.real_robot.ipc.messages import READY
 from embodied.real_robot.kernel.mailbox import MailboxError
-from embodied.real_robot.kernel.messages import READY
 from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.lockdown import lock
 from embodied.real_robot.policy.observer import (
     observer,
     require_actions,
@@ -37,7 +40,8 @@ from embodied.real_robot.policy.observer import (
     with_real_time_chunking,
 )
 
-WARM_UP_DECISIONS = 5
+WARM_UP_DECISIONS = 3
+PAUSE = 0.05  # s between them, at most
 
 
 def main(folder: Path, policy: str = "") -> None:
@@ -45,7 +49,7 @@ def main(folder: Path, policy: str = "") -> None:
     MailboxError, CameraError, RemoteError."""
     turn = threading.Event()
     # Also out of a policy that never comes back.
-    on_daemon_exit(lambda reason: os._exit(0), turn.set)
+    watch = DaemonWatch(lambda reason: os._exit(0), turn.set)
     torch.set_num_threads(1)
     deployment = Deployment.read(folder).allow_packages()
     if not policy and not deployment.policy:  # a guest decides (embodied.real_robot.rl.session)
@@ -56,19 +60,26 @@ def main(folder: Path, policy: str = "") -> None:
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)
     acting = with_real_time_chunking(acting, deployment)
-    channels = open_channels(deployment, folder)
+    channels = open_channels(deployment, folder, Role.POLICY)
     observations = observer(acting.spec, deployment)
     with PolicyImages(acting.spec, deployment.cameras, deployment.picture, folder) as images:
         decider = Decider(
             acting, observations, channels.state, channels.chunk, tool_target(deployment), images
         )
-        rate = Rate(1 / acting.spec.dt)
+        rate, decided = Rate(1 / min(acting.spec.dt, PAUSE)), 0
+        while decided < WARM_UP_DECISIONS:
+            rate.wait()
+            decided += decider.warm_up(patient=not policy)
         if policy:
-            for _ in range(WARM_UP_DECISIONS):
-                rate.wait()
-                decider.warm_up()
             (folder / READY).write_text(str(os.getpid()))
+        # A server that an operator named, or a person's own code, may need connections.
+        network = (deployment.served and not policy) or bool(deployment.allow)
+        if missing := lock(network):
+            print(f"policy: not locked: {missing}", flush=True)
+        watch.renew()
+        if policy:
             turn.wait()
+        rate = Rate(1 / acting.spec.dt)
         while True:
             rate.wait()
             decider.turn()

@@ -27,11 +27,12 @@ from embodied.real_robot.assemble import (
 )
 from embodied.real_robot.cameras.policy_images import image_sizes
 from embodied.real_robot.cameras.shared_frames import FrameHistory, FrameReader
-from embodied.real_robot.control.main import on_daemon_exit
+from embodied.real_robot.control.main import DaemonWatch
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import DISCARD, RECORDED
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
-from embodied.real_robot.kernel.messages import DISCARD, RECORDED, VERSION
+from embodied.real_robot.kernel.messages import VERSION
 from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.policy.observer import Success, observer
 from embodied.real_robot.recording.recorder import Episode, EpisodeBuilder, recorded_spec
@@ -176,10 +177,10 @@ class Recorder:
 def main(folder: Path) -> None:
     """Until the daemon is gone. ConfigError, CheckpointError, MailboxError."""
     gone = threading.Event()
-    on_daemon_exit(lambda reason: gone.set())
+    DaemonWatch(lambda reason: gone.set())
     deployment = Deployment.read(folder).allow_packages()
     ring = open_flight_recorder(deployment, folder)
-    status = Mailbox(folder / "recorded", RECORDED, VERSION, create=False)
+    status = Mailbox(folder / "recorded", RECORDED, VERSION, create=False, write=True)
     discard = Mailbox(folder / "discard", DISCARD, VERSION, create=False)
     recorder = Recorder(folder, ring, open_channels(deployment, folder).chunk, status, discard)
     rate = Rate(PER_STEP / deployment.step)

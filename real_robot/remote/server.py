@@ -25,7 +25,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.main import on_daemon_exit
+from embodied.real_robot.control.main import DaemonWatch
 from embodied.real_robot.daemon.client import Stopped, latched_after, press
 from embodied.real_robot.daemon.requests import MOST_BYTES, Reply, RequestError, Verb, parse
 from embodied.real_robot.daemon.server import SOCKET
@@ -332,7 +332,7 @@ def main(folder: Path) -> None:
     LOG.setLevel(logging.INFO)
     relay = Relay(folder, remote)
     left = threading.Event()
-    on_daemon_exit(lambda reason: left.set())
+    DaemonWatch(lambda reason: left.set())
     LOG.info("listening at %s", relay.place)
     while not left.is_set():
         relay.turn()

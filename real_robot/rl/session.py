@@ -27,6 +27,7 @@ from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonPr
 from embodied.real_robot.daemon.requests import RequestError, Verb
 from embodied.real_robot.daemon.server import RpcServerError
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.mailbox import MailboxError, memory_folder
 from embodied.real_robot.kernel.messages import Mode
@@ -91,7 +92,7 @@ class RobotSession:
         atexit.register(self._end)
         try:
             self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm to be held", PATIENCE)
-            channels = open_channels(self.deployment, self.folder_path)
+            channels = open_channels(self.deployment, self.folder_path, Role.POLICY)
             self.state_mailbox = channels.state
             self.chunk = channels.chunk
             self.number = 0

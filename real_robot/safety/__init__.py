@@ -1,1 +1,1 @@
-"""The safety chain between any policy and any driver, the same in simulation and on a robot."""
+"""Stages of the safety chain beside the kernel's: workspace, geometry, reflex, energy tank."""

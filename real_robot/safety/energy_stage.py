@@ -12,9 +12,9 @@ import numpy as np
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.embodiments.fr3 import rotation_error
-from embodied.real_robot.drivers.springs import Springs
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.chain import Tick
+from embodied.real_robot.kernel.driver import Springs
 from embodied.real_robot.safety.energy_tank import SHARES, Held, Tank, TankConfig, stiffer, straight
 
 Poses = Callable[[Floats], Floats]

@@ -115,9 +115,10 @@ class OperatorThread(ABC):
 class DaemonMailbox:
     """A mailbox of the daemon's folder, which a daemon that starts again makes anew."""
 
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any], write: bool = False) -> None:
         self.path = path
         self.dtype = dtype
+        self.write = write
         self.file = -1
         self.mailbox: Mailbox | None = None
 
@@ -127,7 +128,7 @@ class DaemonMailbox:
             file = os.stat(self.path).st_ino
             if self.mailbox is None or file != self.file:
                 self.close()
-                self.mailbox = Mailbox(self.path, self.dtype, VERSION, create=False)
+                self.mailbox = Mailbox(self.path, self.dtype, VERSION, False, self.write)
                 self.mailbox.receive()  # its count goes on
                 self.file = file
             return self.mailbox
@@ -309,7 +310,7 @@ class Beats:
     """Writes into the mailbox `deadman` of `folder`. A daemon that starts again makes a new one."""
 
     def __init__(self, folder: Path) -> None:
-        self.there = DaemonMailbox(folder / DEADMAN, HEARTBEAT)
+        self.there = DaemonMailbox(folder / DEADMAN, HEARTBEAT, write=True)
 
     def beat(self, now: float) -> None:
         """Send a beat of `now` (s, monotonic). Nothing happens where no daemon runs."""

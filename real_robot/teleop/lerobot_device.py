@@ -17,8 +17,8 @@ import numpy as np
 
 from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, nearest
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.lerobot.driver import Hand, Joint, LeRobotProcess, Source, Units
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.teleop.devices import LeaderMotion, Reach
 from embodied.real_robot.teleop.teleop import MOTION, NO_INPUT, Device, Held
 

@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
-from embodied.real_robot.drivers.driver import DriverError, Wait
+from embodied.real_robot.drivers.driver import Wait
+from embodied.real_robot.kernel.driver import DriverError
 
 BEAT, STATUS = 0xA5, 0x5A
 STATUS_SIZE = 6

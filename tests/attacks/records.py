@@ -16,8 +16,6 @@ from unittest.mock import patch
 import httpx
 import numpy as np
 import yaml
-from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError, memory_folder
-from embodied.real_robot.ipc.messages import REQUEST, VERSION, Command, Mode, state_record
 
 from embodied.core.build import ConfigError
 from embodied.datasets.mapping import Mapping
@@ -40,6 +38,8 @@ from embodied.real_robot.drivers.servos.calibration import (
     motors_of,
 )
 from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError, memory_folder
+from embodied.real_robot.kernel.messages import REQUEST, VERSION, Command, Mode, state_record
 from embodied.real_robot.safety.capsules import read_model
 from embodied.real_robot.watchdog.client import take_status
 from embodied.sandbox.program import Rejected

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from embodied.core.build import build
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.lerobot.driver import LeRobotDriver
 from embodied.real_robot.emulators.servos.bus import FakeBus
+from embodied.real_robot.kernel.driver import DriverError
 from tests.builders import wait_until
 
 pytest.importorskip("lerobot", reason="LeRobot is not installed here: sh scripts/interop.sh")

@@ -22,6 +22,7 @@ from embodied.real_robot.daemon.client import call, emergency_stop
 from embodied.real_robot.daemon.requests import MOST_BYTES, Request, Verb
 from embodied.real_robot.deployment import FILE
 from embodied.real_robot.emulators.servos.bus import Faults
+from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
 from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
 from tests.real_robot.test_control import LIMITS
@@ -301,7 +302,7 @@ def say(**wrong: float) -> Strike:
 
     def strike(scene: Scene) -> float:
         scene.send("policy", signal.SIGSTOP)  # it is the record's only writer
-        chunk = open_channels(scene.deployment, scene.folder).chunk
+        chunk = open_channels(scene.deployment, scene.folder, Role.POLICY).chunk
         assert chunk.receive()
         fields = chunk.fields[0]
         fields["number"] += 1

@@ -30,7 +30,7 @@ from embodied.core.build import build
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import build_chain, forward_kinematics
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.loop import Control
+from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.deployment import Deployment, controller_settings
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.servos.bus import MAKES
@@ -327,7 +327,7 @@ class Bench:
         follower = ChunkFollower(controller, made.step, made.blend, made.grace)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         channels = Channels.make(folder, made.joints, len(chain.names))
-        control = Control(driver, chain, follower, channels, lambda: self.now)
+        control = control_loop(driver, chain, follower, channels, lambda: self.now)
         daemon = chain.required(DaemonAlive)
         action = np.append(way, np.zeros(len(controller.names) - 3))
         control.connect()

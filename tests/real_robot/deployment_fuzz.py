@@ -23,10 +23,12 @@ import yaml
 
 from embodied.core.build import ConfigError, build
 from embodied.real_robot.assemble import build_control, open_channels, open_flight_recorder
-from embodied.real_robot.control.loop import Control
 from embodied.real_robot.deployment import FILE, Deployment
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.arm_state import ArmState
+from embodied.real_robot.kernel.driver import DriverError
+from embodied.real_robot.kernel.loop import ControlLoop
 from embodied.real_robot.kernel.mailbox import MailboxError, memory_folder
 
 Json = Any
@@ -162,7 +164,7 @@ def outcome(data: bytes, folder: Path) -> str:
     (folder / FILE).write_bytes(data)
     try:
         deployment = Deployment.read(folder)
-        channels = open_channels(deployment, folder, create=True)
+        channels = open_channels(deployment, folder, Role.ALL, create=True)
         if deployment.seconds * deployment.hertz * channels.state.size > MOST_MEMORY:
             return "skipped"
         open_flight_recorder(deployment, folder, create=True)
@@ -173,7 +175,7 @@ def outcome(data: bytes, folder: Path) -> str:
     return ""
 
 
-def ticks(control: Control, deployment: Deployment) -> None:
+def ticks(control: ControlLoop, deployment: Deployment) -> None:
     """The chain, as it is in the first ticks of an arm that is asked to go far away."""
     limits = deployment.limits
     middle = (np.asarray(limits.low) + np.asarray(limits.high)) / 2

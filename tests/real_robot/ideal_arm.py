@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.core.bounds import Number
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import DriverError
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ import torch
 from embodied.core.build import allow
 from embodied.real_robot.assemble import build_control, open_channels, open_flight_recorder
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.checks import LET_GO
 from embodied.real_robot.kernel.mailbox import memory_folder
@@ -77,7 +78,7 @@ class Modes:
         self.made = settings(config)
         self.folder = tempfile.TemporaryDirectory(dir=memory_folder())
         here = Path(self.folder.name)
-        self.there = open_channels(self.made, here, create=True)
+        self.there = open_channels(self.made, here, Role.ALL, create=True)
         open_flight_recorder(self.made, here, create=True)
         self.control = build_control(self.made, here)
         assert isinstance(self.control.driver, IdealArm)
@@ -85,7 +86,7 @@ class Modes:
         self.now, self.dt = 1000.0, 1 / self.made.hertz
         self.control.clock = self.arm.clock = lambda: self.now
         self.control.connect()
-        self.names = self.control.follower.controller.names
+        self.names = self.control.source.follower.controller.names
         self.action = np.zeros(len(self.names))
         self.on = {"daemon": True, "hand": True, "policy": True}
         self.heard = dict.fromkeys(self.on, self.now)

@@ -12,7 +12,6 @@ import yaml
 
 from embodied.cli import main
 from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.calibration import (
     Calibration,
     Motor,
@@ -22,6 +21,7 @@ from embodied.real_robot.drivers.servos.calibration import (
     save_lerobot,
 )
 from embodied.real_robot.emulators.servos.bus import FakeBus
+from embodied.real_robot.kernel.driver import DriverError
 
 IDS = {"shoulder_pan": 1, "elbow_flex": 2, "gripper": 3}
 MIDDLES, ENDS = (2300, 1800, 2500), (700, 500, 300)

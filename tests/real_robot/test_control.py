@@ -12,9 +12,10 @@ from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.cartesian_delta import Config as CartesianConfig
 from embodied.embodiments.controller import Reference
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.loop import Channels, Control
+from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import Floats, Limits
 from embodied.real_robot.kernel.chain import Chain, Stage
 from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
@@ -47,8 +48,8 @@ class Bench:
         chain = Chain([*stages, *self.further()], Limiter(LIMITS, DT), hand)
         follower = ChunkFollower(CartesianDelta(CartesianConfig()), STEP)
         self.here = Channels.make(folder, 7, len(chain.names))
-        self.there = Channels.open(folder, 7, len(chain.names))
-        self.control = Control(self.driver, chain, follower, self.here, lambda: self.now)
+        self.there = Channels.open(folder, 7, len(chain.names), role=Role.ALL)
+        self.control = control_loop(self.driver, chain, follower, self.here, lambda: self.now)
         self.action: Floats | None = None
         self.sent: list[Floats] = []
         self.control.connect()

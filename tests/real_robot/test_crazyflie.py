@@ -19,15 +19,15 @@ from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
 from embodied.envs.hardware_sim.crazyflie_flight import PLACES
 from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.control.loop import Control
 from embodied.real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phase
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.emulators.crazyflie.firmware import State
-from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import node_of, wait_until
@@ -196,10 +196,10 @@ class Bench:
         fresh = Fresh(FreshConfig(hold=5.0, stop=20.0, state=20.0))
         chain = Chain([Finite(), fresh, Enabled(), Tracking(LIMITS)], Limiter(LIMITS, TICK))
         self.here = Channels.make(folder, 4, len(chain.names))
-        self.there = Channels.open(folder, 4, len(chain.names))
+        self.there = Channels.open(folder, 4, len(chain.names), role=Role.ALL)
         home = Homing(np.array([0.0, 0.0, 0.4, 0.0]), LIMITS)
         follower = ChunkFollower(Flight(FlightConfig()), 0.05)
-        self.control = Control(arm, chain, follower, self.here, homing=home)
+        self.control = control_loop(arm, chain, follower, self.here, homing=home)
         self.control.connect()
 
     def turn(self) -> None:

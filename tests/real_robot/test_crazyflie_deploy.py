@@ -30,7 +30,7 @@ from embodied.envs.quadrotor.hover_env import Config, Quadrotor
 from embodied.export.crazyflie import export_app
 from embodied.real_robot.assemble import build_driver
 from embodied.real_robot.drivers.crazyflie.driver import Crazyflie
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.kernel.driver import DriverError
 from tests.builders import make_policy, node_of
 from tests.fakes.crazyflie import FakeCrazyflie
 from tests.real_robot.test_crazyflie import driver, near, take_off, towards, until

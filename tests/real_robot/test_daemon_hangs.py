@@ -27,7 +27,7 @@ from embodied.real_robot.daemon.client import (
 )
 from embodied.real_robot.daemon.requests import Reply, Verb
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.checks import Heartbeat
 from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.rl.session import RobotSession, RobotSessionError
@@ -82,7 +82,7 @@ def test_a_slow_disk_does_not_stop_the_beats(
     about = replace(deployed, records=str(folder / "records"))
     with bridging(folder, about) as bridge:
         bridge.running()
-        beats = Beats(open_channels(about, folder))
+        beats = Beats(open_channels(about, folder, Role.ALL))
         for _ in range(2):  # the second is saved when the first is
             assert bridge.ask(Verb.ESTOP).ok
             time.sleep(1.0)  # a stop is in its black box
@@ -106,7 +106,7 @@ def test_a_child_that_does_not_end_does_not_stop_the_daemon(
     about = replace(deployed, recording=str(tmp_path / "recording"))
     with bridging(folder, about) as bridge:
         status = bridge.running()
-        beats = Beats(open_channels(about, folder))
+        beats = Beats(open_channels(about, folder, Role.ALL))
         os.kill(status["recorder"]["pid"], signal.SIGSTOP)  # it will be killed after 10 s
         os.kill(status["control"]["pid"], signal.SIGKILL)
         bridge.mode("DISCONNECTED")

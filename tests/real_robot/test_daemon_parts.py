@@ -50,6 +50,7 @@ from embodied.real_robot.daemon.server import (
 )
 from embodied.real_robot.daemon.status import Notifier, StatusMonitor
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.mailbox import memory_folder
 from embodied.real_robot.kernel.messages import Command
 from embodied.viewer.robot.app import monitor
@@ -148,7 +149,7 @@ __all__ = ["deployment"]
 
 def test_a_command_without_an_answer_is_withdrawn(folder: Path, deployment: Deployment) -> None:
     """Who heard "no answer" would be surprised by an arm that moves later."""
-    channels = open_channels(deployment, folder, create=True)
+    channels = open_channels(deployment, folder, Role.ALL, create=True)
     told, now = open_channels(deployment, folder).request, [0.0]
     monitor = StatusMonitor(channels, ("q",), deque(), deployment.step, lambda: now[0])
     heard: list[tuple[Verb, bool]] = []

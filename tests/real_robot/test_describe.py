@@ -20,12 +20,12 @@ from embodied.embodiments.kinematics.arm import ArmFile, load_arm, write_arm_fil
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
 from embodied.real_robot.assemble import build_chain, build_regions, forward_kinematics
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.joint_driver import JointDriver
 from embodied.real_robot.drivers.mujoco_arm import Config as ArmConfig
 from embodied.real_robot.drivers.mujoco_arm import MujocoArm
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.safety import fit_capsules, mjcf_arm
 from embodied.real_robot.safety.capsules import Kinematics, Model, read_model

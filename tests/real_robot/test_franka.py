@@ -28,15 +28,18 @@ pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 from embodied.envs.hardware_sim.franka import Config as FrankyConfig
 from embodied.envs.hardware_sim.franka import Franky
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.loop import Channels, Control
-from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory
+from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.franka.driver import Franka
 from embodied.real_robot.drivers.franka.errors import explain
 from embodied.real_robot.drivers.franka.impedance import Own, allowed, misfit, own
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.driver import DriverError, StopCategory
 from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.loop import ControlLoop
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
@@ -341,21 +344,21 @@ def test_check_asks_the_arm(arm: Franka) -> None:
             arm.write(outside, 0.04)
 
 
-def control(driver: Franka, folder: Path) -> Control:
+def control(driver: Franka, folder: Path) -> ControlLoop:
     limits, fresh = limits_of("franka_sim"), Fresh(FreshConfig(hold=30, stop=60, state=30))
     stages = [Finite(), fresh, Enabled(), Torque(limits), Tracking(limits)]
     chain = Chain(stages, Limiter(limits, 0.01))
     follower = ChunkFollower(CartesianDelta(CartesianConfig()), 0.05)
-    return Control(driver, chain, follower, Channels.make(folder, 7, len(chain.names)))
+    return control_loop(driver, chain, follower, Channels.make(folder, 7, len(chain.names)))
 
 
-def turn_on(control: Control, turns: int) -> None:
+def turn_on(control: ControlLoop, turns: int) -> None:
     for _ in range(turns):
         control.turn()
         time.sleep(0.005)
 
 
-def turn_until(control: Control, so: Callable[[], Any], what: str) -> None:
+def turn_until(control: ControlLoop, so: Callable[[], Any], what: str) -> None:
     def once() -> Any:
         control.turn()
         return so()
@@ -363,8 +366,8 @@ def turn_until(control: Control, so: Callable[[], Any], what: str) -> None:
     wait_until(once, what)
 
 
-def ask(control: Control, folder: Path, wish: Command) -> None:
-    boxes = Channels.open(folder, 7, len(control.chain.names))
+def ask(control: ControlLoop, folder: Path, wish: Command) -> None:
+    boxes = Channels.open(folder, 7, len(control.chain.names), role=Role.ALL)
     request = boxes.request.fields
     request["number"] += control.writer.ticks + 1
     request["command"] = wish

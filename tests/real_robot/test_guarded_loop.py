@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.channels import EmergencyStop
 from embodied.real_robot.kernel.arm_state import ArmState
+from embodied.real_robot.kernel.channels import EmergencyStop
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import MailboxError
 from embodied.real_robot.kernel.messages import Command, Ended, Mode
 from tests.real_robot.chunk_fuzz import fuzz
@@ -54,8 +54,9 @@ def short(read: Callable[[], ArmState]) -> Callable[[], ArmState]:
 
 
 PARTS: dict[str, tuple[str, str]] = {
-    "controller": ("follower", "controller"),
-    "follower": ("", "follower"),
+    "controller": ("source.follower", "controller"),
+    "source": ("", "source"),
+    "follower": ("source", "follower"),
     "stage": ("chain", "stages"),
     "planner": ("chain.limiter", "_follow"),
     "state message": ("", "_publish"),
@@ -100,11 +101,12 @@ def test_a_tick_that_raises_is_a_latched_stop_within_the_limits(
 
 def test_a_reset_that_raises_is_latched_again(bench: Bench) -> None:
     control: Any = bench.control
-    whole, control.follower.controller = control.follower.controller, Broken(IndexError("bug"))
+    follower = control.source.follower
+    whole, follower.controller = follower.controller, Broken(IndexError("bug"))
     bench.run(100)
     recover, control.driver.recover = control.driver.recover, Broken(KeyError("again"))
     assert bench.ask(Command.RESET) == Mode.ESTOP and bench.refused
-    control.driver.recover, control.follower.controller = recover, whole
+    control.driver.recover, follower.controller = recover, whole
     bench.run(20)
     assert bench.ask(Command.RESET) == Mode.IDLE
 
@@ -135,7 +137,7 @@ def test_a_driver_error_anywhere_is_the_drivers_fault(bench: Bench) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_what_ends_a_process_ends_it(bench: Bench, error: type[BaseException]) -> None:
     control: Any = bench.control
-    control.follower = Broken(error())
+    control.source.move = Broken(error())
     with pytest.raises(error):
         bench.run(2)
 
@@ -151,7 +153,7 @@ def test_an_emergency_stop_needs_no_daemon(tmp_path: Path, mode: Mode) -> None:
     bench.ask(wishes.get(mode, Command.NOTHING))
     bench.run(5)
     assert bench.mode == mode
-    button = EmergencyStop(tmp_path / "estop")
+    button = EmergencyStop(tmp_path / "estop", write=True)
     button.press()
     bench.run(1)
     assert bench.mode == Mode.ESTOP and bench.fault == "an operator pressed stop"
@@ -170,7 +172,7 @@ def test_an_emergency_stop_needs_no_daemon(tmp_path: Path, mode: Mode) -> None:
 def test_a_press_between_two_ticks_of_a_reset_counts(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.run(2)
-    button = EmergencyStop(tmp_path / "estop")
+    button = EmergencyStop(tmp_path / "estop", write=True)
     button.press()
     bench.run(60)
     button.press()
@@ -191,7 +193,7 @@ def test_a_press_is_never_lost_to_a_reset(tmp_path: Path) -> None:
     who has seen an earlier press only."""
     bench = Bench(tmp_path)
     bench.run(2)
-    button = EmergencyStop(tmp_path / "estop")
+    button = EmergencyStop(tmp_path / "estop", write=True)
     button.press()
     bench.run(60)
     control: Any = bench.control
@@ -218,7 +220,7 @@ def test_an_emergency_stop_while_the_arm_brakes_after_an_error(tmp_path: Path) -
     bench.driver.cut = lambda: cut.append(None)
     bench.moving()
     control: Any = bench.control
-    control.follower.controller = Broken(IndexError("bug"))
+    control.source.follower.controller = Broken(IndexError("bug"))
     bench.run(10)
     bench.here.estop.press()
     bench.run(100)
@@ -230,7 +232,7 @@ def test_the_button_is_private_and_says_when_it_is_not_there(tmp_path: Path) -> 
     made = EmergencyStop(tmp_path / "estop", create=True)
     assert stat.S_IMODE((tmp_path / "estop").stat().st_mode) == 0o600
     assert (tmp_path / "estop").stat().st_size == 8 and made.number == 0
-    other = EmergencyStop(tmp_path / "estop")
+    other = EmergencyStop(tmp_path / "estop", write=True)
     other.press()
     numbers = [made.number]
     for _ in range(3):
@@ -289,7 +291,7 @@ def test_an_arm_that_presses_lets_go_after_an_error_too(tmp_path: Path) -> None:
     bench = Pressing(tmp_path)
     bench.press()
     control: Any = bench.control
-    control.follower.controller = Broken(IndexError("bug"))
+    control.source.follower.controller = Broken(IndexError("bug"))
     bench.run(6)
     assert bench.mode == Mode.ESTOP
     bench.run(3 * SECOND)

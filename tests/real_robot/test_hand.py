@@ -13,7 +13,7 @@ import yaml
 from embodied.core.build import ConfigError, allow
 from embodied.real_robot.assemble import build_driver
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.hand import REST_FORCE, SETTLED, Config, Grasp, HandLimiter
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.real_robot.long_run import ROBOTS
@@ -61,7 +61,7 @@ class Gripping(Bench):
 
 def fail(bench: Gripping) -> None:
     """A mistake in the control process: its last resort brakes."""
-    bench.control.follower.controller = None  # pyright: ignore[reportAttributeAccessIssue]
+    bench.control.source.follower.controller = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 STOPS: dict[str, Callable[[Gripping], object]] = {
@@ -257,7 +257,7 @@ def test_what_a_hand_does_at_a_latched_stop_only() -> None:
 def test_a_width_that_is_no_number_is_a_fault(tmp_path: Path) -> None:
     bench = Gripping(tmp_path, thick=0.0)
     bench.run(20)
-    follower: Any = bench.control.follower
+    follower: Any = bench.control.source.follower
     step_end = follower._advance
 
     def advance(step: int, q: np.ndarray) -> None:

@@ -19,11 +19,12 @@ from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.assemble import build_chain, build_regions
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.joined import Config, JoinedDriver, Part
 from embodied.real_robot.emulators.process import Emulator, JoinedEmulators, Process
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.checks import Enabled
+from embodied.real_robot.kernel.driver import DriverError
 from tests.builders import make_policy
 from tests.real_robot.test_deploy import said, start
 

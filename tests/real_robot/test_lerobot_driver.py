@@ -17,9 +17,10 @@ import yaml
 from embodied.core.build import ConfigError, build
 from embodied.deploy.check import calibration
 from embodied.embodiments import so101
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.lerobot.driver import Hand, Joint, LeRobotDriver, Units
 from embodied.real_robot.kernel.arm_state import Limits
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.teleop.teleop import Device
 from tests.builders import node_of, wait_until
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.ipc.external_state import Config, ExternalStateReader, ExternalStateWriter
 from embodied.real_robot.ipc.ring_buffer import (
     BlackBox,
@@ -23,6 +23,7 @@ from embodied.real_robot.ipc.ring_buffer import (
     keep_newest,
     write_records,
 )
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError, checksum
 from tests.builders import Clock
 
@@ -30,7 +31,7 @@ RECORD = np.dtype([("number", "<i8"), ("values", "<f8", (64,))])
 
 
 def write_forever(path: str) -> None:
-    box = Mailbox(Path(path), RECORD, 1, create=False)
+    box = Mailbox(Path(path), RECORD, 1, create=False, write=True)
     number = 0
     while True:
         number += 1
@@ -187,7 +188,7 @@ def test_a_new_writer_is_heard_after_one_that_died_within_a_message(tmp_path: Pa
     dead: Any = Mailbox(tmp_path / "box", RECORD, 1, create=True)
     reader = Mailbox(tmp_path / "box", RECORD, 1, create=False)
     dead._counter[0] += 1
-    writer = Mailbox(tmp_path / "box", RECORD, 1, create=False)
+    writer = Mailbox(tmp_path / "box", RECORD, 1, create=False, write=True)
     for number in (1, 2):
         writer.fields["number"] = number
         writer.send()
@@ -237,7 +238,7 @@ TICK = np.dtype([("tick", "<i8"), ("q", "<f8", (64,))])
 
 
 def box(folder: Path, slots: int, create: bool = True) -> BlackBox:
-    return BlackBox(folder / "ring", TICK, slots, create)
+    return BlackBox(folder / "ring", TICK, slots, create, write=True)
 
 
 def fill(made: BlackBox, first: int, last: int) -> None:
@@ -358,3 +359,29 @@ def test_only_the_newest_files_stay(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     keep_newest(tmp_path, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["2.npz", "3.npz", "other.txt"]
+
+
+RIGHTS = {
+    Role.CONTROL: {"state", "estop"},
+    Role.POLICY: {"chunk"},
+    Role.DAEMON: {"request", "heartbeat", "estop"},
+    Role.READER: set[str](),
+    Role.ALL: {"state", "chunk", "request", "heartbeat", "deadman", "takeover", "estop"},
+}
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_process_maps_for_writing_what_it_writes(tmp_path: Path, role: Role) -> None:
+    """The kernel of the operating system says so, and whoever writes the rest is told."""
+    Channels.make(tmp_path, 7, 3, role=Role.READER).close()
+    boxes = Channels.open(tmp_path, 7, 3, role=role)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = {Path(line[-1]).name: line[1] for line in maps if line[-1].startswith(str(tmp_path))}
+    assert set(mapped) == RIGHTS[Role.ALL]
+    assert {name for name, rights in mapped.items() if rights == "rw-s"} == RIGHTS[role]
+    for name in RIGHTS[Role.ALL] - RIGHTS[role]:
+        assert mapped[name] == "r--s"
+        box: Any = getattr(boxes, name)
+        with pytest.raises(ValueError, match="read-only"):
+            box.press() if name == "estop" else box.send()
+    boxes.close()

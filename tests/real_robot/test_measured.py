@@ -22,12 +22,12 @@ from embodied.embodiments.joint_position import Config as JointConfig
 from embodied.embodiments.joint_position import JointPosition
 from embodied.real_robot.assemble import build_chain, forward_kinematics
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.checks import Enabled, FreshConfig
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.kernel.measured import NEARER, PATIENCE, Force
 from embodied.real_robot.safety.workspace import Config as Box

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from embodied.commands.deploy import Pace
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.emulators import process as physics_link
 from embodied.real_robot.emulators.process import Process
 from embodied.real_robot.emulators.servos.bus import Config, ServoArm
 from embodied.real_robot.emulators.ur.controller import Config as UrConfig
 from embodied.real_robot.emulators.ur.controller import UrArm
+from embodied.real_robot.kernel.driver import DriverError
 from tests.builders import wait_until
 from tests.training.actors.helper import alive
 

@@ -17,9 +17,11 @@ from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import Role
+from embodied.real_robot.ipc.messages import DISCARD, RECORDED
 from embodied.real_robot.kernel.checks import FreshConfig
 from embodied.real_robot.kernel.mailbox import Mailbox
-from embodied.real_robot.kernel.messages import DISCARD, RECORDED, VERSION, Mode, state_record
+from embodied.real_robot.kernel.messages import VERSION, Mode, state_record
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.main import Recorder
@@ -132,7 +134,7 @@ def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_p
     deployment.write(tmp_path)
     stages = len(build_chain(deployment).names)
     ring = open_flight_recorder(deployment, tmp_path, create=True)
-    boxes = open_channels(deployment, tmp_path, create=True)
+    boxes = open_channels(deployment, tmp_path, Role.ALL, create=True)
     tell = Mailbox(tmp_path / "recorded", RECORDED, VERSION, create=True)
     discard = Mailbox(tmp_path / "discard", DISCARD, VERSION, create=True)
     heard = open_channels(deployment, tmp_path).chunk

@@ -22,12 +22,13 @@ from embodied.learners.off_policy.bresa import Bresa
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.assemble import build_chain
 from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.real_robot.test_control import Bench
@@ -114,7 +115,7 @@ class ReflexBench(Bench):
         self.driver = Sim(SimConfig(**settings), lambda: self.now)
         chain = build_chain(made)
         names, sensed = len(chain.names), len(made.sensed)
-        self.control = Control(
+        self.control = control_loop(
             self.driver,
             chain,
             ChunkFollower(build(made.controller, Controller), made.step),
@@ -122,7 +123,7 @@ class ReflexBench(Bench):
             lambda: self.now,
             homing=Homing(np.asarray(made.home), made.limits),
         )
-        self.there = Channels.open(folder, 7, names, sensed)
+        self.there = Channels.open(folder, 7, names, sensed, Role.ALL)
         self.control.connect()
         self.full = self.gains.copy()
 

@@ -11,8 +11,8 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.replay import Config, Replay
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.messages import state_record
 from tests.builders import Clock, recorded
 

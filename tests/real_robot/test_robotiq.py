@@ -8,8 +8,8 @@ import pytest
 
 from embodied.core.build import ConfigError, build
 from embodied.embodiments import fr3
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.robotiq.driver import Config, Modbus, WithRobotiq, crc
+from embodied.real_robot.kernel.driver import DriverError
 from tests.builders import wait_until
 from tests.fakes.robotiq import SerialGripper, SocketGripper
 

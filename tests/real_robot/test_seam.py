@@ -26,9 +26,10 @@ from embodied.real_robot.control.chunk_follower import ChunkCheck, ChunkFollower
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
+from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS
 from embodied.real_robot.ipc.ring_buffer import write_records
 from embodied.real_robot.kernel.arm_state import Floats
-from embodied.real_robot.kernel.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
+from embodied.real_robot.kernel.messages import Command, Mode, state_record
 from embodied.real_robot.policy.decider import Decider, RtcAlignment
 from embodied.real_robot.policy.observer import with_real_time_chunking
 from embodied.serve.policy_service import PolicyService
@@ -66,7 +67,7 @@ class Slow:
 
     def __post_init__(self) -> None:
         self.act, self.policy.act = self.policy.act, self
-        self.step, self.chunk = -1, self.bench.control.follower.chunk
+        self.step, self.chunk = -1, self.bench.control.source.follower.chunk
 
     def __call__(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         made = self.act(obs, carry, noise)
@@ -78,7 +79,7 @@ class Slow:
         for _ in range(count):
             self.bench.now += DT
             self.bench.control.turn()
-            self.look(self.bench.control.follower)
+            self.look(self.bench.control.source.follower)
 
     def look(self, follower: ChunkFollower) -> None:
         if self.bench.control.mode != Mode.RUNNING or follower.step == self.step:
@@ -185,14 +186,14 @@ def test_a_plan_of_128_steps_arrives_whole_and_is_followed(tmp_path: Path) -> No
     arm = DecidesAtRest(tmp_path, made({**BASE, "chunk": LONG}))
     bench, decider = arm.bench, arm.decider
     arm.runs()
-    chunk = bench.control.follower.chunk
+    chunk = bench.control.source.follower.chunk
     assert chunk is not None and chunk.actions.shape == (LONG, SPEC.act.size)
     plan = decider.actor.plan[0].reshape(LONG, -1).numpy()
     assert np.array_equal(chunk.actions.astype(np.float32), plan)
     noise = bench.there.chunk.fields[0]
     assert noise["noise_size"] == LONG * SPEC.act.size
     arm.run(round(3 * STEP / DT))
-    apart = np.abs(plan - bench.control.follower.action).max(1)
+    apart = np.abs(plan - bench.control.source.follower.action).max(1)
     assert apart.min() < 1e-6 and apart.argmin() >= 2, "steps of the plan by the clock"
 
 

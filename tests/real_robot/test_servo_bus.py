@@ -13,16 +13,18 @@ import pytest
 
 from embodied.core.build import ConfigError, build
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.loop import Channels, Control
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.servos import bus as serial_port
 from embodied.real_robot.drivers.servos.bus import PATIENCE, SerialPort
 from embodied.real_robot.drivers.servos.codecs import FEETECH
 from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import FakeBus, Faults, FeetechServo
+from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
@@ -272,8 +274,8 @@ class Deployed:
         stages = [Finite(), fresh, Enabled(), Torque(LIMITS), Tracking(LIMITS)]
         chain = Chain(stages, Limiter(LIMITS, 0.02))
         here = Channels.make(folder, 3, len(chain.names))
-        self.there = Channels.open(folder, 3, len(chain.names))
-        self.control = Control(arm, chain, ChunkFollower(Sum("a", "b", "c"), 0.05), here)
+        self.there = Channels.open(folder, 3, len(chain.names), role=Role.ALL)
+        self.control = control_loop(arm, chain, ChunkFollower(Sum("a", "b", "c"), 0.05), here)
         arm.close()
         self.control.connect()
         self.sent: list[tuple[float, Floats]] = []
@@ -299,7 +301,7 @@ class Deployed:
         assert self.control.arm is not None
         now = time.monotonic()
         chunk = np.full((64, 3), 0.05 * speed)
-        self.control.follower.take(Chunk(chunk, now, now))
+        self.control.source.follower.take(Chunk(chunk, now, now))
         assert self.ask(Command.START, 25) == Mode.RUNNING, self.control.fault
 
 

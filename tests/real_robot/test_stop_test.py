@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied.real_robot.control.loop import Control
-from embodied.real_robot.drivers.driver import DriverError, StopCategory
+from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.drivers.ur.driver import UR, Config
 from embodied.real_robot.emulators.ur.controller import PROTECTIVE, FakeUR
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.kernel.arm_state import ArmState
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
+from embodied.real_robot.kernel.driver import DriverError, StopCategory
 from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
@@ -138,7 +138,7 @@ def test_a_ur_that_is_not_heard_any_more_gets_a_protective_stop(tmp_path: Path) 
     with FakeUR() as fake:
         arm = UR(Config(fake.host, 125.0, watchdog=10.0, silence=0.2, patience=60.0))
         channels = Channels.make(tmp_path, 6, len(chain.names))
-        control = Control(arm, chain, follower(), channels)
+        control = control_loop(arm, chain, follower(), channels)
         control.connect()
         fake.mute = True
 

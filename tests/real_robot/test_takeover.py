@@ -15,8 +15,9 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
+from embodied.real_robot.ipc.messages import PERSON, TAKEOVER
 from embodied.real_robot.kernel.mailbox import Mailbox
-from embodied.real_robot.kernel.messages import PERSON, TAKEOVER, VERSION, Command, Mode
+from embodied.real_robot.kernel.messages import VERSION, Command, Mode
 from embodied.real_robot.teleop.takeover import Takeover
 from tests.builders import node_of
 from tests.real_robot.operators import Hand
@@ -79,7 +80,7 @@ def test_a_person_is_followed_in_place_of_the_policy(bench: Bedside) -> None:
     assert set(actions) <= {-1.0, 1.0} and actions[10] == 1.0, "one or the other, not blended"
     assert bench.intervened and bench.height > before + 0.02, "up, though the policy says down"
     assert bench.there.state.fields["action"][0][:4].tolist() == UP.tolist()
-    assert bench.control.follower.width < 0.04, "they close the hand"
+    assert bench.control.source.follower.width < 0.04, "they close the hand"
     bench.theirs = None
     bench.person(None)
     high = bench.height
@@ -102,10 +103,10 @@ def test_what_the_policy_decided_before_the_arm_was_given_back_is_not_followed(
     fields["seen"] -= 0.5
     bench.there.chunk.send()
     bench.run(round(3 * STEP / DT))
-    assert bench.control.follower.starved, "it waits for a newer one"
+    assert bench.control.source.follower.starved, "it waits for a newer one"
     bench.speak(DOWN)
     bench.run(round(2 * STEP / DT))
-    assert not bench.control.follower.starved and not bench.intervened
+    assert not bench.control.source.follower.starved and not bench.intervened
 
 
 def test_a_terminal_that_dies_while_a_person_has_the_arm_stops_it(bench: Bedside) -> None:
@@ -125,7 +126,7 @@ def test_a_terminal_that_dies_while_a_person_has_the_arm_stops_it(bench: Bedside
     bench.ask(Command.RESET)
     bench.moving()
     bench.run(20)
-    assert not bench.control.follower.starved, "after a reset the policy has the arm"
+    assert not bench.control.source.follower.starved, "after a reset the policy has the arm"
 
 
 def test_a_policy_that_dies_does_not_stop_a_person(bench: Bedside) -> None:

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, parse
-from embodied.real_robot.drivers.driver import DriverError, StopCategory
 from embodied.real_robot.drivers.ur import rtde_codec as rtde
 from embodied.real_robot.drivers.ur import ur_rtde_driver
 from embodied.real_robot.drivers.ur.driver import UR, Config, program
 from embodied.real_robot.drivers.ur.ur_rtde_driver import UrRtde
 from embodied.real_robot.emulators.ur import controller
 from embodied.real_robot.emulators.ur.controller import PROTECTIVE, STOPPED, FakeUR
+from embodied.real_robot.kernel.driver import DriverError, StopCategory
 from tests.builders import wait_until
 from tests.real_robot.test_daemon import gone
 from tests.tiers import only_all

@@ -15,8 +15,9 @@ import pytest
 
 from embodied.core.build import ConfigError, parse
 from embodied.real_robot.assemble import open_channels, open_flight_recorder
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.emulators.watchdog import SOURCE, Firmware, WatchdogBoard
+from embodied.real_robot.ipc.channels import Role
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.watchdog.client import (
     Config,
@@ -172,7 +173,7 @@ def test_the_loop_beats_once_a_tick_while_it_is_in_order(tmp_path: Path) -> None
     dog.fault = ""
     assert bench.ask(Command.RESET) == Mode.IDLE
     assert dog.beats == len(bench.sent)
-    control.follower = None  # every tick raises
+    control.source = None  # every tick raises
     bench.run(20)
     assert bench.mode == Mode.ESTOP and dog.beats == len(bench.sent) - 20
 
@@ -195,7 +196,7 @@ def test_a_killed_control_process_opens_the_relay(folder: Path) -> None:
     with WatchdogBoard(limit=60_000) as board:
         made = simulated(folder, watchdog=Config(board.path))
         made.write(folder)
-        channels = open_channels(made, folder, create=True)
+        channels = open_channels(made, folder, Role.ALL, create=True)
         open_flight_recorder(made, folder, create=True)
         command = [sys.executable, "-m", "embodied.real_robot.control.main", str(folder)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:

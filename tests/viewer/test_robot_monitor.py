@@ -23,8 +23,10 @@ from embodied.embodiments import fr3, so101
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import Role
+from embodied.real_robot.ipc.messages import CHUNK
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
-from embodied.real_robot.kernel.messages import CHUNK, VERSION, Mode, state_record
+from embodied.real_robot.kernel.messages import VERSION, Mode, state_record
 from embodied.viewer.robot.app import (
     PLOTS,
     RobotArm,
@@ -34,7 +36,7 @@ from embodied.viewer.robot.app import (
     monitor,
     plan_joints,
 )
-from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
+from embodied.viewer.robot.monitor import RobotMonitor, WatchedMailbox
 from tests.builders import exit_of
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.test_auth_proxy import VISER
@@ -206,7 +208,7 @@ def state_of(mode: Mode = Mode.RUNNING, **fields: object) -> np.ndarray:
 def test_a_mailbox_is_read_and_cannot_be_written(tmp_path: Path) -> None:
     theirs = Mailbox(tmp_path / "chunk", CHUNK, VERSION, create=True)
     theirs.path.chmod(0o400)
-    ours = ReadOnlyMailbox(tmp_path / "chunk", CHUNK)
+    ours = WatchedMailbox(tmp_path / "chunk", CHUNK)
     assert not ours.receive()
     theirs.fields["number"] = 7
     theirs.send()
@@ -221,9 +223,9 @@ def test_a_mailbox_is_read_and_cannot_be_written(tmp_path: Path) -> None:
     Mailbox(tmp_path / "chunk", CHUNK, VERSION, create=True)
     assert not ours.current, "another one of the same name"
     with pytest.raises(MailboxError, match="version"):
-        ReadOnlyMailbox(tmp_path / "chunk", state_record(JOINTS, 2))
-    with pytest.raises(MailboxError, match="cannot be read"):
-        ReadOnlyMailbox(tmp_path / "none", CHUNK)
+        WatchedMailbox(tmp_path / "chunk", state_record(JOINTS, 2))
+    with pytest.raises(FileNotFoundError):
+        WatchedMailbox(tmp_path / "none", CHUNK)
 
 
 def test_what_is_half_made_or_broken_is_waited_for(folder: Path) -> None:
@@ -240,7 +242,7 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     """Whoever is killed leaves the mailboxes where they are."""
     about, now = Deployment.parse(FRANKA), 100.0
     about.write(folder)
-    boxes = open_channels(about, folder, create=True)
+    boxes = open_channels(about, folder, Role.ALL, create=True)
     seen = RobotMonitor(folder, lambda: now)
     assert not seen.poll() and "no control tick yet" in seen.condition
     boxes.state.fields["now"], boxes.state.fields["mode"] = 99.9, Mode.RUNNING
@@ -254,7 +256,7 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
         path.unlink()
     about.write(folder)
     assert not seen.poll() and "has ended" in seen.condition and seen.state is not None
-    open_channels(about, folder, create=True)
+    open_channels(about, folder, Role.ALL, create=True)
     assert not seen.poll() and seen.number == 2 and seen.state is None, "all is new"
     seen.close()
 
@@ -264,7 +266,7 @@ def test_the_page_stops_the_arm_and_nothing_else(folder: Path, viewer: RobotView
     the token, it does not come through."""
     about = Deployment.parse(FRANKA)
     about.write(folder)
-    boxes = open_channels(about, folder, create=True)
+    boxes = open_channels(about, folder, Role.ALL, create=True)
     viewer.refresh()
     click = GuiUpdateMessage(viewer.page.stop._impl.uuid, {"value": True})
     one = (1.0, 0.0, 0.0)

@@ -6,8 +6,6 @@ status`. When a deployment ends, the next one in the folder is monitored.
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,43 +19,21 @@ from embodied.real_robot.daemon.client import ClientError, call
 from embodied.real_robot.daemon.requests import RequestError, Verb
 from embodied.real_robot.daemon.server import FolderError, find, robots_folder
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.kernel.mailbox import HEAD, MAGIC, Mailbox, MailboxError
-from embodied.real_robot.kernel.messages import (
-    CHUNK,
-    DAEMON_GONE,
-    TERMINATED,
-    VERSION,
-    Mode,
-    state_record,
-)
+from embodied.real_robot.ipc.messages import CHUNK, DAEMON_GONE, TERMINATED
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
+from embodied.real_robot.kernel.messages import VERSION, Mode, state_record
 
 ANSWER_TIMEOUT = 0.5  # s, for the daemon's answer
 RETRY_AFTER = 3.0  # s, after a failed request
 SILENT = 1.0  # s without a tick after which the control process counts as stopped
 
 
-class ReadOnlyMailbox(Mailbox):
-    """A mailbox mapped read-only. MailboxError if it does not exist or has another version."""
+class WatchedMailbox(Mailbox):
+    """A mailbox, mapped read-only, whose file may be replaced. MailboxError, OSError."""
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], version: int = VERSION) -> None:
-        self.path, self.size = path, HEAD.itemsize + dtype.itemsize
-        try:
-            handle = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise MailboxError(f"{path} cannot be read ({error.strerror})") from error
-        try:
-            about = os.fstat(handle)
-            if about.st_size != self.size:
-                raise MailboxError(f"{path} has another message version")
-            self._map = mmap.mmap(handle, self.size, access=mmap.ACCESS_READ)
-        finally:
-            os.close(handle)
-        self.inode = about.st_ino
-        self._attach(dtype)
-        head = self._head[["magic", "version", "size"]][0].item()
-        if head != (MAGIC, version, dtype.itemsize):
-            self.close()
-            raise MailboxError(f"{path} has another message version")
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.inode = path.stat().st_ino  # one that is replaced meanwhile is not `current`
+        super().__init__(path, dtype, VERSION, create=False)
 
     @property
     def current(self) -> bool:
@@ -85,7 +61,7 @@ class RobotMonitor:
         self.chunk: np.void | None = None
         self.status: dict[str, Any] = {}
         self.trouble, self.number = "", 0
-        self._boxes: tuple[ReadOnlyMailbox, ReadOnlyMailbox] | None = None
+        self._boxes: tuple[WatchedMailbox, WatchedMailbox] | None = None
         self._query_at = 0.0
 
     @property
@@ -170,13 +146,13 @@ class RobotMonitor:
             deployment = Deployment.read(self.folder)
             stages = build_chain(deployment).names
             record = state_record(deployment.joints, len(stages), len(deployment.sensed))
-            state = ReadOnlyMailbox(path, record)
+            state = WatchedMailbox(path, record)
         except (ConfigError, FolderError, MailboxError, OSError) as error:
             self.trouble = str(error)  # perhaps it is just being written
             return
         try:
-            chunk = ReadOnlyMailbox(self.folder / "chunk", CHUNK)
-        except MailboxError as error:
+            chunk = WatchedMailbox(self.folder / "chunk", CHUNK)
+        except (MailboxError, OSError) as error:
             state.close()
             self.trouble = str(error)
             return

@@ -41,9 +41,10 @@ from embodied.real_robot.drivers.crazyflie.link import (
     refusal,
     stopped,
 )
-from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
+from embodied.real_robot.drivers.driver import Driver, Wait
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.driver import DriverError, StopCategory
 
 LIFT = 0.05  # m
 ASK = 0.3  # s until an order that showed no effect is given again

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.driver import DriverError
 
 Command = Callable[[Any], None]
 """Does something with a `cflib.crazyflie.Crazyflie`."""

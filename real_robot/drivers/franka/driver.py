@@ -26,12 +26,13 @@ import numpy as np
 from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
-from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
+from embodied.real_robot.drivers.driver import Driver, Wait
 from embodied.real_robot.drivers.franka.errors import FAILED, MODES, call, explain, franky, sever
 from embodied.real_robot.drivers.franka.impedance import JointSpring, Own, ToolSpring, misfit, own
-from embodied.real_robot.drivers.springs import Gain, Springs, Tool, check_stiffness, span
+from embodied.real_robot.drivers.springs import Gain, Tool, check_stiffness, span
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.driver import DriverError, Springs, StopCategory
 
 BAND = 0.004  # m off the wish that set the hand in motion
 LATENCY = 0.03  # s that a stop needs

@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeVar
 
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.kernel.driver import DriverError
 
 try:
     franky: Any = import_module("franky")

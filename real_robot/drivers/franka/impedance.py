@@ -15,8 +15,9 @@ import numpy as np
 
 from embodied.embodiments import fr3
 from embodied.real_robot.drivers.franka.errors import franky
-from embodied.real_robot.drivers.springs import Springs, Tool, damped, tool_springs
+from embodied.real_robot.drivers.springs import Tool, damped, tool_springs
 from embodied.real_robot.kernel.arm_state import Floats, Limits
+from embodied.real_robot.kernel.driver import Springs
 
 NEAR_END = 0.03  # rad before a joint's end at which it is pushed back
 GUIDED = 0.1  # of its damping: what a released arm keeps

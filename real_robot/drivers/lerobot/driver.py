@@ -34,10 +34,11 @@ import numpy as np
 from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.child import last_words
-from embodied.real_robot.drivers.driver import Driver, DriverError, Outside, RestDroop, Wait
+from embodied.real_robot.drivers.driver import Driver, Outside, RestDroop, Wait
 from embodied.real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, STATE
 from embodied.real_robot.drivers.servos.calibration import load_lerobot
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import memory_folder
 
 BRIDGE = Path(__file__).with_name("bridge.py")

@@ -25,16 +25,19 @@ from typing import Annotated, Literal
 
 from embodied.core.bounds import Bound, Fraction, Positive
 from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.drivers.driver import (
-    Driver,
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.drivers.servos.bus import SerialPort
+from embodied.real_robot.drivers.springs import stiffness_of
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.driver import (
     DriverError,
+    Springs,
     StopCategory,
     droop_of,
+    springs_of,
+    stiffen,
     unloaded,
 )
-from embodied.real_robot.drivers.servos.bus import SerialPort
-from embodied.real_robot.drivers.springs import Springs, springs_of, stiffen, stiffness_of
-from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 
 SLAVE = 9
 OUTPUTS = 0x03E8

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.codecs import (
     DYNAMIXEL,
     FEETECH,
@@ -28,6 +27,7 @@ from embodied.real_robot.drivers.servos.codecs import (
     signed,
     unsigned,
 )
+from embodied.real_robot.kernel.driver import DriverError
 
 TICKS = 4096  # a turn
 PATIENCE = 3  # ticks in a row without an answer, then a servo is silent

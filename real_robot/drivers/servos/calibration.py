@@ -16,9 +16,9 @@ from typing import Any, cast
 from embodied.core.bounds import CountOrZero, Whole
 from embodied.core.build import ConfigError, parse, printable
 from embodied.core.files import read_json
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.bus import MAKES, TICKS, SerialPort, ServoWire
 from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
+from embodied.real_robot.kernel.driver import DriverError
 
 MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
 # Registers of a Feetech STS servo.

@@ -22,7 +22,7 @@ import numpy as np
 
 from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.driver import Driver, DriverError, Outside, RestDroop
+from embodied.real_robot.drivers.driver import Driver, Outside, RestDroop
 from embodied.real_robot.drivers.servos.bus import (
     MAKES,
     TICKS,
@@ -33,6 +33,7 @@ from embodied.real_robot.drivers.servos.bus import (
 )
 from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import DriverError
 
 LEROBOT_TURN = 4095  # ticks that LeRobot counts as 360 degrees
 SLACK = 23  # ticks (2 degrees) outside of a joint's calibrated range that are not yet a mistake

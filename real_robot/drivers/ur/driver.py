@@ -23,9 +23,10 @@ import numpy as np
 
 from embodied.core.bounds import Bound, NonNegative
 from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.driver import Driver, DriverError, StopCategory, Wait
+from embodied.real_robot.drivers.driver import Driver, Wait
 from embodied.real_robot.drivers.ur import rtde_codec as rtde
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.kernel.driver import DriverError, StopCategory
 
 RTDE = 30004  # port
 SCRIPT = 30002  # port

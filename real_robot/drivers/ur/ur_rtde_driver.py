@@ -28,9 +28,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from embodied.core.children import module_command
-from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.ur import driver
 from embodied.real_robot.drivers.ur.ur_rtde_main import BEGIN, MEASURED, ORDER, STATE
+from embodied.real_robot.kernel.driver import DriverError
 
 PACKAGE = "pip install 'ur-rtde>=1.6.5,<1.7'"
 GONE = 3.0  # s for its process to stop the arm and end

@@ -1,8 +1,8 @@
 """Control loop: owns the robot's driver and keeps its rate and limits when other processes die.
 
-Each tick does this: measure, handle the operator's request, follow the newest action chunk
-through the safety chain, send, publish the state. The loop imports no torch and never waits for
-another process."""
+Each tick does this: measure, handle the operator's request, ask the source that moves the arm in
+this mode for a set-point, take that through the safety chain, send, publish the state. The loop
+never waits for another process."""
 
 from __future__ import annotations
 
@@ -13,31 +13,40 @@ from dataclasses import replace
 
 import numpy as np
 
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkCheck, ChunkFollower
-from embodied.real_robot.control.guarded_loop import Episode, GuardedLoop, logged
-from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.control.yielding import Yielding
-from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
-from embodied.real_robot.drivers.springs import springs_of, stiffen
-from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.channels import KernelChannels
 from embodied.real_robot.kernel.checks import DaemonAlive, Fresh, HoldToRun
+from embodied.real_robot.kernel.driver import (
+    ArmDriver,
+    DriverError,
+    droop_of,
+    springs_of,
+    stiffen,
+    unloaded,
+)
+from embodied.real_robot.kernel.guarded_loop import GuardedLoop
+from embodied.real_robot.kernel.last_resort import logged
 from embodied.real_robot.kernel.measured import Force
 from embodied.real_robot.kernel.messages import PRESSED_AGAIN, Command, Mode
 from embodied.real_robot.kernel.rate import Rate
+from embodied.real_robot.kernel.report import Episode, Recorder
+from embodied.real_robot.kernel.source import SetPoint, Source, problem_of
+from embodied.real_robot.kernel.yielding import Yielding
 
 RESETS = (Mode.ESTOP, Mode.RELEASED)
 RELEASES = (Command.RELEASE, Command.RELEASE_SUPPORTED)
 GIVE_UP = 0.5  # s for which an arm that was stopped may be unheard, or away from its set-point
 FAR = 0.1  # rad (m) of a command that a latched stop has to refuse
+NEAR = 1e-3  # rad (m): distance of a set-point that has come to the end of its motion
 LET_GO = 0.3  # s for which the set-point stays where it lets go of what the arm touched
 MOVING = (Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING)
 
 
-class Control(GuardedLoop):
+class ControlLoop(GuardedLoop):
     """The modes of an arm, what moves it in each of them, and how it stops for good.
+
+    `source` moves it while it is RUNNING, `homing` on its way home (None: there is no home).
 
     A stop is latched: the set-point comes to rest and then moves to the measured pose. Only a reset
     ends it, and the arm continues from where it is.
@@ -45,17 +54,17 @@ class Control(GuardedLoop):
 
     def __init__(
         self,
-        driver: Driver,
+        driver: ArmDriver,
         chain: Chain,
-        follower: ChunkFollower,
-        channels: Channels,
+        source: Source,
+        channels: KernelChannels,
         clock: Callable[[], float] = time.monotonic,
-        ring: BlackBox | None = None,
-        homing: Homing | None = None,
-        open_at_home: float | None = None,
+        ring: Recorder | None = None,
+        homing: Source | None = None,
     ) -> None:
         super().__init__(driver, chain, channels, clock, ring)
-        self.follower = follower
+        self.source = source
+        self.homing = homing
         self.droop = droop_of(driver)
         self.yielding = Yielding(chain.limiter.limits, self.droop)
         self._sensed = np.zeros(len(driver.sensed))
@@ -71,11 +80,7 @@ class Control(GuardedLoop):
         """Whether the stop is being tested, and nothing of it reaches the robot."""
         self._compliant = False
         """Whether the driver was told to release the arm and not yet to hold it again."""
-        self.homing = homing
-        self.open_at_home = open_at_home
         self.fresh = chain.required(Fresh)
-        names = follower.controller.names
-        self.chunk_check = ChunkCheck(names, follower.dt, self.fresh.config.state)
         self.presence = Presence(chain, channels)
         self._waiting = False
         self._target = np.zeros(len(chain.limiter.limits))
@@ -91,10 +96,7 @@ class Control(GuardedLoop):
         if self.channels.request.receive():
             self._handle_request(now)
             now = self.clock()  # a robot that is to recover takes its time
-        if self.channels.chunk.receive():
-            self._receive_chunk(now)
-        if self.channels.takeover.receive():
-            self._receive_person(now)
+        self._listen(now)
         self._wait(now)
         if self.episode.over(now):
             self.enabled.on = False
@@ -125,7 +127,7 @@ class Control(GuardedLoop):
         elif command == Command.START and mode == Mode.ARMED and self._ready(now):
             unloaded(self.driver, self.chain.limiter.q - self.yielding.pose)
             self.episode.begin(self._seconds, now)
-            self.follower.begin(self.chain.limiter.q, self.width, now)
+            self._begin(self.source, now)
             self.enabled.on = True
             self.mode = Mode.RUNNING
         elif command == Command.HOME and mode == Mode.IDLE and self._go_home(now):
@@ -156,13 +158,13 @@ class Control(GuardedLoop):
         return float(self.channels.request.fields["seconds"][0])
 
     def _ready(self, now: float) -> bool:
-        """Whether an episode may start without a jump: the newest chunk is fresh, and the arm is
-        where it was sent."""
+        """Whether an episode may start without a jump: the source has seen the arm of late, and the
+        arm is where it was sent."""
         if self.arm is None or not Episode.possible(self._seconds):
             return False
         error = np.abs(self.arm.q - self.chain.limiter.q)
         near = (error < 0.2 * np.asarray(self.chain.limiter.limits.tracking)).all()
-        fresh = now - self.follower.seen <= self.fresh.config.hold
+        fresh = now - self.source.point.seen <= self.fresh.config.hold
         return bool(near) and self.chain.resting and fresh
 
     def _go_home(self, now: float) -> bool:
@@ -174,69 +176,53 @@ class Control(GuardedLoop):
             return False
         self._rest(self.arm, now)
         self._home_pending = True
-        self.width = self.width if self.open_at_home is None else self.open_at_home
         return True
 
-    def _receive_chunk(self, now: float) -> None:
-        """Give the newest chunk to the follower. One that is not valid is a fault where the arm
-        follows the policy, or is about to; elsewhere it is dropped."""
-        fields = self.channels.chunk.fields[0]
-        if problem := self.chunk_check(fields, now):
-            if self.mode in (Mode.ARMED, Mode.RUNNING):
-                self._stop_for_good(problem)
-            return
-        actions = fields["actions"][: fields["steps"], : fields["size"]].astype(np.float64)
-        self.follower.take(Chunk(actions, float(fields["start"]), float(fields["seen"])))
+    def _listen(self, now: float) -> None:
+        """Let the sources take what has come. What cannot be followed is a fault where the arm
+        follows the source, or is about to; elsewhere it is dropped."""
+        self.source.listen(now)
+        if self.homing is not None:
+            self.homing.listen(now)
+        if self.mode in (Mode.ARMED, Mode.RUNNING) and (problem := self._problem_of(self.source)):
+            self._stop_for_good(problem)
 
-    def _receive_person(self, now: float) -> None:
-        """Give a person's newest action to the follower, or the arm back to the policy. An
-        action that is not valid is treated as a chunk is."""
-        fields = self.channels.takeover.fields[0]
-        if not fields["over"]:
-            self.follower.give_back()
-            return
-        if problem := self.chunk_check.person(fields, now):
-            if self.mode in (Mode.ARMED, Mode.RUNNING):
-                self._stop_for_good(problem)
-            return
-        action = fields["action"][None, : fields["size"]].astype(np.float64)
-        seen, start = float(fields["seen"]), float(fields["start"])
-        self.follower.take(Chunk(action, start, seen, person=True))
+    def _problem_of(self, source: Source) -> str:
+        """Why the newest set-point of `source` cannot be followed; empty where it can."""
+        return problem_of(source.point, len(self._target))
+
+    def _begin(self, source: Source, now: float) -> None:
+        """Let `source` move the arm from here, and its hand."""
+        source.begin(self.chain.limiter.q.copy(), self.width, now)
+        if not self._problem_of(source):
+            self.width = source.point.width
+
+    @property
+    def _mover(self) -> Source | None:
+        """What moves the arm now; None where it is held."""
+        if self.mode == Mode.RUNNING:
+            return self.source
+        return self.homing if self.mode == Mode.HOMING and not self._home_pending else None
 
     def _wait(self, now: float) -> None:
         """Let an arm that moves by itself wait while the daemon is silent or the key of
         hold-to-run is released; it continues from where it came to rest."""
         waited = self._waiting
         self._waiting = self.presence.waits(now, self.mode in MOVING)
-        if waited and not self._waiting and self.mode == Mode.RUNNING:
-            self.follower.begin(self.chain.limiter.q, self.width, now)
-        elif waited and not self._waiting and self.mode == Mode.HOMING and self.homing is not None:
-            self.homing.begin(self.chain.limiter.q, now)
+        if waited and not self._waiting and (mover := self._mover) is not None:
+            self._begin(mover, now)
 
     def _move(self, now: float) -> None:
         """Send this tick's joint target, in every mode: an arm that is not moved is held."""
         arm = self.arm
         assert arm is not None
-        arrived = False
-        running = self.mode == Mode.RUNNING
         self.chain.aim = None
-        if self._waiting and self.mode in (Mode.RUNNING, Mode.HOMING) and not self._home_pending:
-            np.copyto(self._target, self.chain.limiter.q)
-        elif running:
-            self.follower(arm.q, now, self._target, self.chain.limiter.slowed)
-            self.width = self.follower.width
-        elif self.mode == Mode.HOMING and not self._home_pending:
-            # Write the target of the way home; whether it has come home
-            arrived = self.homing is not None and self.homing(now, self._target)
-        else:
-            np.copyto(self._target, self.chain.limiter.q)
-            if self.mode not in (Mode.STOPPING, Mode.RELEASED):
-                self._yield(now)
+        seen = self._aim(arm, now)
         if self.mode == Mode.RELEASED and np.isfinite(arm.q).all():
             self.chain.limiter.begin(arm.q)  # a person moves it, and it is followed
         np.copyto(self._proposed, self._target)
         self.chain.guided = self.mode == Mode.RELEASED
-        sent = self.chain(self._target, self.follower.seen if running else now, arm, now)
+        sent = self.chain(self._target, seen, arm, now)
         if not math.isfinite(self.width):
             self.width = self._sent_width
             self.chain.fault = self.chain.fault or "a command of the hand is not a finite number"
@@ -246,13 +232,40 @@ class Control(GuardedLoop):
                 sent = self._let_go(self.chain.back, now)
         if self.mode == Mode.STOPPING and self.chain.resting:
             self._come_to_rest(now)
-        if self.mode == Mode.HOMING and arrived and self.chain.resting:
-            self._end_homing(now)
+        if self.mode == Mode.HOMING and self.chain.resting and (mover := self._mover) is not None:
+            self._end_homing(mover.point, now)
         try:
             self._send(sent, arm)
         except DriverError as error:
             self._connection_lost(error)
             self.driver.halt()
+
+    def _aim(self, arm: ArmState, now: float) -> float:
+        """Put the joint target of this tick into `_target`; returns the time (s) of the observation
+        that it comes from. An arm that nothing moves is held, and yields."""
+        np.copyto(self._target, self.chain.limiter.q)
+        mover = self._mover
+        if mover is None:
+            if self.mode not in (Mode.STOPPING, Mode.RELEASED):
+                self._yield(now)
+            return now
+        if not self._waiting and (problem := self._follow(mover, arm, now)):
+            self._stop_for_good(problem)
+            return now
+        return mover.point.seen
+
+    def _follow(self, source: Source, arm: ArmState, now: float) -> str:
+        """Put what `source` wants into `_target` and `width`; why that cannot be done, or ""."""
+        began = self.clock()
+        source.move(arm, self.chain.limiter.q.copy(), now, self.chain.limiter.slowed)
+        if problem := self._problem_of(source):
+            return problem
+        took = self.clock() - began
+        if not took <= self.fresh.config.stop:
+            return f"a set-point took {took:.2f} s to make"
+        np.copyto(self._target, source.point.q)
+        self.width = source.point.width
+        return ""
 
     def _watch_stop(self, now: float) -> None:
         """Give a latched stop up where the arm does not follow it, or is not heard: the robot's own
@@ -294,17 +307,15 @@ class Control(GuardedLoop):
         self.chain.aim = self.yielding(limiter.q, limiter.resting, now)
         if self._home_pending and self._yielded and self.homing is not None:
             self._home_pending = False
-            self.homing.begin(limiter.q, now)
+            self._begin(self.homing, now)
             self.enabled.on = True
 
-    def _end_homing(self, now: float) -> None:
-        """End the way home of an arm that rests; stop for good where the chain held it up."""
-        assert self.homing is not None
-        if self.homing.reached(self.chain.limiter.q):
+    def _end_homing(self, point: SetPoint, now: float) -> None:
+        """End the way home of an arm that rests at its last set-point. (One that is held up rests
+        elsewhere: then `homing` names a problem.)"""
+        if point.last and (np.abs(self.chain.limiter.q - point.q) <= NEAR).all():
             self._come_to_rest(now)
             self.driver.renew()
-        elif reason := self.homing.missed(self.chain.limiter.q, now):
-            self._stop_for_good(reason)
 
     def _come_to_rest(self, now: float) -> None:
         """Become idle; the set-point yields once the arm rests as well."""
@@ -346,8 +357,9 @@ class Control(GuardedLoop):
         self._begin_message(now)
         if self.arm is not None:
             self.writer.measured(self.arm, self.driver.width, self._sensed)
-            self.writer.followed(self.follower, self.mode == Mode.RUNNING and not self._waiting)
-        self.writer.commanded(self._proposed, self.chain, self._sent_width, self.follower.starved)
+            moves = self.mode == Mode.RUNNING and not self._waiting
+            self.writer.followed(self.source.point, moves)
+        self.writer.commanded(self._proposed, self.chain, self._sent_width)
         if rate is not None:
             self.writer.timed(rate)
         self.writer.send()
@@ -421,7 +433,7 @@ class Control(GuardedLoop):
         measured = self.driver.width
         self.width = measured if hand is None else hand.begin(measured)
         self.chain.forget(replace(arm, q=q))
-        self.follower.begin(q, self.width, now)
+        self.source.begin(q.copy(), self.width, now)
         self.yielding.begin(q, now, moving=False)
 
     @property
@@ -472,7 +484,7 @@ class Control(GuardedLoop):
         if not np.isfinite(self.arm.q).all():  # where it would continue from
             return
         self.chain.clear()
-        self.follower.forget()  # it may have been said on another clock
+        self.source.forget()  # what it heard may be of another clock
         stopped = self._connection_failed or self._given_up
         stopped = stopped or (self.internal_error and self.last_resort.stopped)
         self.fault = ""
@@ -512,7 +524,7 @@ class Presence:
     """Reads the beats and tells them to the chain's stages, which hold the arm and latch. A chain
     without these stages needs no beats. Costs 1 us a tick, 5 us where a beat has come."""
 
-    def __init__(self, chain: Chain, channels: Channels) -> None:
+    def __init__(self, chain: Chain, channels: KernelChannels) -> None:
         self.channels = channels
         self.daemon = chain.stage(DaemonAlive)
         self.hand = chain.stage(HoldToRun)

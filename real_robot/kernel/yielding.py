@@ -4,7 +4,7 @@ An arm that was stopped in contact presses with the stiffness of its own control
 from its set-point to its measured pose. The set-point that presses on nothing is the measured pose
 plus `droop`: how far gravity holds the arm below its set-point (zero where gravity is compensated).
 
-    after a touch           stay for `pause` s where the set-point was put (`safety/measured.py`)
+    after a touch           stay for `pause` s where the set-point was put (`measured.py`)
     after a latched stop    follow that pose while the arm still moves, for at most `FOLLOW` s
     at rest                 the set-point stays; where it is away from that pose by more than
                             `band`, it goes there, at most `TIMES` times, `SETTLE` s apart
