@@ -96,7 +96,7 @@ def copied(name: str, open: Callable[[Path], object]) -> Door:
 
 
 def look_in_mailbox(path: Path) -> None:
-    box = Mailbox(path, REQUEST, VERSION, create=False)
+    box = Mailbox(path, REQUEST, VERSION, create=False, write=True)
     with closing(box):
         box.receive()
         box.fields[0]["number"] += 1

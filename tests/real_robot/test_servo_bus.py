@@ -302,6 +302,7 @@ class Deployed:
         now = time.monotonic()
         chunk = np.full((64, 3), 0.05 * speed)
         self.control.source.follower.take(Chunk(chunk, now, now))
+        self.turn(1)  # the source is asked once in a tick
         assert self.ask(Command.START, 25) == Mode.RUNNING, self.control.fault
 
 

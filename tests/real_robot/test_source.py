@@ -108,7 +108,7 @@ def test_a_source_cannot_move_an_arm_that_it_was_not_asked_to(tmp_path: Path) ->
 def test_what_a_source_gets_is_a_copy_of_what_was_sent(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     source: Any = Straight(bench)
-    source.move = lambda arm, sent, now: sent.fill(np.nan)
+    source.move = lambda arm, sent, now, slowed: sent.fill(np.nan)
     bench.control.source = source
     bench.run(5)
     for wish in (Command.ARM, Command.START):
