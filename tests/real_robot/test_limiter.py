@@ -55,6 +55,7 @@ class Gate:
 
     def __init__(self, *depths: float) -> None:
         self.depths = depths
+        self.asked: Floats = np.zeros((0, 2))
 
     def __call__(self, path: Floats) -> Floats:
         self.asked = path.copy()
@@ -280,10 +281,13 @@ def test_a_tool_that_is_never_slow_enough_makes_it_brake() -> None:
 
 
 def test_the_work_of_a_tick_is_bounded() -> None:
-    """Whatever is asked: three plans of four tries each, three motions to rest, and a brake."""
+    """Whatever is asked: three plans of four tries each, three motions to rest, and a brake. Guards
+    see only a motion that is slow enough, at nine places."""
     limiter = Limiter(SLOW, DT, [gate := Gate(1.0)], lambda q: 1e6 * lever(q), tool_speed=1.0)
     limiter.begin(START)
     failing = Failing(limiter)
     failing.fails = lambda: len(failing.targets) % 4 > 0
     assert (limiter(FAR) == START).all()
-    assert (failing.updates, failing.rests, len(gate.asked)) == (13, 3, 9)
+    assert (failing.updates, failing.rests, len(gate.asked)) == (13, 3, 0)
+    moving(gate)
+    assert len(gate.asked) == 9

@@ -74,6 +74,7 @@ FRANKA = {
         "tracking": [0.3] * 7,
     },
     "fresh": {"hold": 0.2, "stop": 1.0, "state": 0.2},
+    "force": 30.0,
     "given": {"goal_x": 0.5, "goal_y": 0.1, "goal_z": 0.2},
 }
 
