@@ -59,7 +59,10 @@ def test_a_locked_process_writes_what_is_mapped_and_nothing_else(tmp_path: Path)
             assert "open a socket" in found["found"]
 
 
-def test_a_hostile_policy_is_refused_and_the_arm_goes_on(tmp_path: Path, folder: Path) -> None:
+def test_a_hostile_policy_is_refused_and_the_arm_goes_on(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     node = {"_target_": "tests.real_robot.hostile.Hostile", "folder": str(folder)}
     allow("tests")
     made = simulated(tmp_path, node, allow=("tests",))
@@ -68,6 +71,7 @@ def test_a_hostile_policy_is_refused_and_the_arm_goes_on(tmp_path: Path, folder:
 
         def said() -> str | None:
             log = (folder / "policy.log").read_text()
+            assert not (died := [n for n in bridge.status["notes"] if "died" in n]), died
             return log.partition("hostile: ")[2].strip() or None
 
         assert json.loads(until(said, "it tried")) == []
