@@ -70,6 +70,8 @@ class EnvPool(VecEnv):
     restricted to some envs. The state cannot be saved: `get_state` raises NotSavable.
     """
 
+    tested = True
+
     def __init__(self, config: Config) -> None:
         self.config = config
         self.num_envs = config.num_envs
