@@ -58,8 +58,8 @@ def called(env: VecEnv) -> str:
 
 
 def is_users(env: VecEnv) -> bool:
-    """Whether the code of `env` is not of this project (also: a Gymnasium id that it adapts), nor of
-    a package whose environments its adapter says are `tested`: EnvPool takes 15 pools to check, 10 s
+    """Whether the code of `env` is not of this project (also: a Gymnasium id that it adapts).
+    Environments that a package has `tested` are not either: EnvPool takes 15 pools to check, 10 s
     for eight walkers."""
     inner = innermost(env)
     if getattr(inner, "tested", False):
