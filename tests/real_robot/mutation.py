@@ -42,7 +42,10 @@ KERNEL = ROOT / "embodied" / "real_robot" / "kernel"
 FILES = tuple(
     sorted({file.stem for file in KERNEL.glob("*.py")} - {"__init__", "messages"})
 )  # what `messages` declares has no right and wrong: both ends take it
-TESTS = ("chain", "checks", "limiter", "measured", "measured_edges", "hand", "mailbox", "rate")
+TESTS = (
+    *("chain", "checks", "limiter", "measured", "measured_edges", "hand", "mailbox", "rate"),
+    *("control", "guarded_loop", "source", "stop_test", "yielding", "homing", "hold_to_run"),
+)
 """tests/real_robot/test_NAME.py, among which the unit tests are looked for."""
 WARM = (
     *("embodied.envs", "numpy", "torch", "mujoco", "ruckig", "hypothesis.stateful"),
