@@ -92,7 +92,9 @@ def main(improved: Path, file: Path) -> None:
     sheets[0].save(
         file, save_all=True, append_images=sheets[1:], duration=times, loop=0, quality=60, method=6
     )
-    print(f"{file}: initial state {row}, {len(sheets)} pictures, {file.stat().st_size / 1e6:.2f} MB")
+    print(
+        f"{file}: initial state {row}, {len(sheets)} pictures, {file.stat().st_size / 1e6:.2f} MB"
+    )
     for env in envs:
         env.close()
 
