@@ -5,14 +5,14 @@ the episodes, and D_t the product of the discounts before decision t:
 
     FQE    Q(s, a) <- r + d Q(s', a'), a' ~ pi (Le, Voloshin and Yue, 2019); J = mean V(s_0)
     PDIS   J = sum_i sum_t w_t D_t r_t (Precup, Sutton and Singh, 2000)
-    DR     J = sum_i sum_t D_t (w_t (r_t - Q(s_t, a_t)) + w_{t-1} V(s_t)) (Thomas and Brunskill, 2016)
+    DR     J = sum_i sum_t D_t (w_t (r_t - Q(s_t, a_t)) + w_{t-1} V(s_t))
 
-A time limit is not an end for FQE and DR, which add the value of the last observation; PDIS sums
-what was recorded. V is the mean of Q over `samples` of a policy's actions. Densities are kernels, as generative
-policies have none: pi(a|s) is the mean of Gaussians of std `bandwidth` around these samples, and
-mu(a|s) a Gaussian around a regression of the recorded actions, whose std is that of its errors and
-`bandwidth` together. Weights of long episodes or chunks rest on few episodes: `effective` says on
-how many.
+(DR weighted, as in Thomas and Brunskill, 2016.) A time limit is not an end for FQE and DR, which
+add the value of the last observation; PDIS sums what was recorded. V is the mean of Q over
+`samples` of a policy's actions. Densities are kernels, as generative policies have none: pi(a|s) is
+the mean of Gaussians of std `bandwidth` around these samples, and mu(a|s) a Gaussian around a
+regression of the recorded actions, whose std is that of its errors and `bandwidth` together.
+Weights of long episodes or chunks rest on few episodes: `effective` says on how many.
 """
 
 from __future__ import annotations
