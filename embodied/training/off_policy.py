@@ -21,7 +21,7 @@ from embodied.core.device import compared
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
-from embodied.core.reward import Stateful, extra_columns
+from embodied.core.reward import OFFLINE_COLUMNS, Stateful, extra_columns
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, ReportsErrors
 from embodied.training.collector import Collector, behaviour_of
@@ -205,8 +205,6 @@ def require_single_steps(config: RunConfig, learner: Learner, policy: Policy) ->
 
 def require_usable(config: RunConfig, learner: Learner) -> None:
     """Raises ConfigError if a setting of `config.data` has no effect in this run."""
-    from embodied.datasets.transitions import OFFLINE_COLUMNS
-
     assert isinstance(config.data, OffPolicy)
     data, demos = config.data, config.demos is not None
     if learner.rows == "chunks":
