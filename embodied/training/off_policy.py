@@ -21,7 +21,7 @@ from embodied.core.device import compared
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
-from embodied.core.reward import Stateful, extra_columns
+from embodied.core.reward import OFFLINE_COLUMNS, Stateful, extra_columns
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, ReportsErrors
 from embodied.training.collector import Collector, behaviour_of
@@ -209,9 +209,9 @@ def require_usable(config: RunConfig, learner: Learner) -> None:
     data, demos = config.data, config.demos is not None
     if learner.rows == "chunks":
         raise ConfigError("this learner imitates action chunks; it cannot use a replay buffer")
-    if learner.rows == "pairs" or "source" in extra_columns(learner):
+    if learner.rows == "pairs" or set(OFFLINE_COLUMNS) & set(extra_columns(learner)):
         raise ConfigError(
-            "this learner needs labelled pairs, or the number of each row's dataset, which only "
+            "this learner needs labelled pairs, or the dataset or episode of each step, which only "
             "offline training has: data=offline"
         )
     if data.pretrain_steps and not demos:
