@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -228,10 +230,11 @@ def write_table() -> None:
 
 def table() -> str:
     """docs/evidence.md, from the JSON of every study."""
-    facts = list(results().values())
+    known = results()
+    facts = list(known.values())
     lines = [
         HEAD,
-        *[line for f in facts for line in rows(f)],
+        *[line for name, f in known.items() for line in linked(name, f)],
         "",
         "## What each study shows, and its limits",
         "",
@@ -239,6 +242,13 @@ def table() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def linked(name: str, facts: dict[str, Any]) -> Iterator[str]:
+    """The table rows of a study; those of its own metric have an anchor (STUDY, STUDY-VARIANT)."""
+    anchors = [name, *[f"{name}-{variant}" for variant in facts.get("also", {})]]
+    for anchor, line in zip_longest(anchors, rows(facts)):
+        yield f'| <a id="{anchor}"></a>{line[2:]}' if anchor else line
 
 
 def notes(study: Study) -> list[str]:
