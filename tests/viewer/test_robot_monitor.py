@@ -36,8 +36,8 @@ from embodied.viewer.robot.app import (
     code,
     monitor,
     plan_joints,
+    rate_limited,
     safety,
-    shaping,
 )
 from embodied.viewer.robot.monitor import RobotMonitor, WatchedMailbox
 from tests.builders import exit_of
@@ -326,7 +326,7 @@ def test_limits_of_rate_are_no_interventions() -> None:
     state = {"counts": np.array([0, 95]), "tick": np.int64(100)}
     seen: Any = SimpleNamespace(state=state, stages=("workspace", "limits"))
     assert safety(seen) == "no interventions"
-    assert shaping(seen) == "limits of rate in 95% of ticks"
+    assert rate_limited(seen) == "limits of rate in 95% of ticks"
 
 
 def test_the_plan_is_what_is_left_of_the_chunk() -> None:

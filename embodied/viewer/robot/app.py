@@ -206,7 +206,7 @@ def figures(monitor: RobotMonitor, rate: float) -> str:
         row("policy", policy(monitor)),
         row("", str(monitor.status.get("acting", about.policy))),
         row("safety", safety(monitor)),
-        row("shaping", shaping(monitor)),
+        row("rate limits", rate_limited(monitor)),
     ]
     if "recorder" in monitor.status:
         lines.append(row("recorder", recorder(monitor.status["recorder"])))
@@ -243,7 +243,7 @@ def safety(monitor: RobotMonitor) -> str:
     return ", ".join(acted) if acted else "no interventions"
 
 
-def shaping(monitor: RobotMonitor) -> str:
+def rate_limited(monitor: RobotMonitor) -> str:
     """In how many ticks the limits of rate shaped the target."""
     if monitor.state is None or SHAPING not in monitor.stages:
         return ""
