@@ -71,6 +71,7 @@ class EnvPool(VecEnv):
     """
 
     tested = True
+    """By the package that they come from: `core.env_contract.is_users`."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -117,7 +117,8 @@ def show(
     from embodied.evaluation.portfolio import choice, portfolio
     from embodied.nn.statistics import spearman
 
-    names, last = [*runs, "the recordings"], [f"{value:.3f}" for value in [*true, behaviour]]
+    names = [*runs, "the recordings"]
+    last = [f"{value:.3f}" for value in [*true, behaviour]]
     rows = [(f"{e.fqe:.3f}", f"{e.pdis:.3f}", f"{e.dr:.3f}", f"{e.effective:.1f}") for e in found]
     rows.append(("", "", "", ""))
     columns = last if true else [""] * len(runs) + last
