@@ -200,7 +200,7 @@ def test_a_latched_stop_lets_go_of_the_table(lonely: Franka, tmp_path: Path) -> 
     """franky-sim says no contact force: the pull of the arm's own springs is looked at."""
     arm = lonely
     run = control(arm, tmp_path)
-    run.follower.controller = CartesianDelta(CartesianConfig(low=(0.28, -0.3, -0.1)))
+    run.source.follower.controller = CartesianDelta(CartesianConfig(low=(0.28, -0.3, -0.1)))
     run.connect()
     springs = arm.springs
     assert springs is not None
@@ -214,7 +214,7 @@ def test_a_latched_stop_lets_go_of_the_table(lonely: Franka, tmp_path: Path) -> 
 
     def say() -> None:
         now = time.monotonic()
-        run.follower.take(Chunk(np.tile(down, (64, 1)), now, now))
+        run.source.follower.take(Chunk(np.tile(down, (64, 1)), now, now))
 
     say()
     ask(run, tmp_path, Command.START)

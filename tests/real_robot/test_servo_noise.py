@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.drivers.servos.bus import PATIENCE
 from embodied.real_robot.drivers.servos.codecs import FEETECH
 from embodied.real_robot.drivers.servos.driver import ServoBus
