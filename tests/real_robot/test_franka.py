@@ -217,8 +217,9 @@ def test_a_latched_stop_lets_go_of_the_table(lonely: Franka, tmp_path: Path) -> 
         run.source.follower.take(Chunk(np.tile(down, (64, 1)), now, now))
 
     say()
+    run.turn()
     ask(run, tmp_path, Command.START)
-    assert run.mode == Mode.RUNNING
+    assert run.mode == Mode.RUNNING, run.fault
 
     def pressed() -> bool:
         say()
