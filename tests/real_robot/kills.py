@@ -125,7 +125,7 @@ class Deployed:
         self.ring = self.record()
         while time.monotonic() < self.began + BEGIN and self.process.poll() is None:
             time.sleep(0.01)
-            if (speeds(self.ring)[1][-1:] > MOVING).any():
+            if (speeds(self.ring.records())[1][-1:] > MOVING).any():
                 return True
         return False
 
@@ -207,9 +207,8 @@ def stopped(pid: int) -> bool:
     return False
 
 
-def speeds(ring: BlackBox) -> tuple[Any, Any]:
+def speeds(records: Any) -> tuple[Any, Any]:
     """Times [k] (s) and the largest speed [k] (rad/s, m/s) of the recorded set-point."""
-    records = ring.records()
     now = records["now"]
     if len(now) < 3:
         return np.zeros(0), np.zeros(0)
@@ -221,8 +220,8 @@ def rest(ring: BlackBox, began: float) -> tuple[float | None, float]:
     """s from `began` until the set-point rested for `QUIET` s (None: it never does), and how far
     (rad, m) it went on from there. A pause in what the policy does is no rest: only a latched arm
     may go on, and yields to where it was measured."""
-    times, speed = speeds(ring)
-    records = ring.records()
+    records = ring.records()  # once: the control process may still write
+    times, speed = speeds(records)
     moves = speed > REST
     followed = times[moves & (records["mode"][1:] == Mode.RUNNING)]
     since = max(began, float(followed[-1])) if len(followed) else began
