@@ -275,6 +275,11 @@ class Inputs:
         words = f"size=debug steps=20 demos={demos} out={out}"
         return self._made(out, f"train experiment={env}_{kind} {words}")
 
+    def critic(self, env: str) -> Path:
+        out, demos = self.folder / f"{env}-critic", self.demos(env)
+        words = f"size=debug steps=20 demos={demos} out={out}"
+        return self._made(out, f"train experiment={env}_gr_rl_critic {words}")
+
     def _made(self, out: Path, line: str) -> Path:
         if not out.exists():
             assert exit_of(*line.split()) == 0
@@ -308,6 +313,8 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         words.append(f"reward.demos={inputs.demos(env)}")
     if reward.get("data", "") is None:
         words.append(f"reward.data=[{inputs.demos(env)},{inputs.lost(env)}]")
+    if made.choices.get("weighting") == "critic_progress":
+        words.append(f"weighting.run={inputs.critic(env)}")
     teacher = node.get("teacher") or {}
     if teacher.get("run", "") is None and teacher.get("player") is None:
         words.append(f"teacher.run={inputs.player(env)}")

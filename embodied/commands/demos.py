@@ -251,6 +251,36 @@ def points_command(folders: list[str], settings: dict[str, str]) -> None:
     _say(out, points(source, out, projection, camera, name))
 
 
+def mirror_command(folders: list[str], settings: dict[str, str]) -> None:
+    from embodied.datasets.editing.mirror import mirror, read_table
+
+    _known(settings, ("out", "robot", "table"))
+    source, out = _one(folders, "mirror"), _out(settings)
+    if ("robot" in settings) == ("table" in settings):
+        raise ConfigError("say whose reflection it is: robot=fr3, robot=so101 or table=FILE.yaml")
+    table = read_table(settings.get("table") or _table_of(settings["robot"]))
+    _say(out, mirror(source, out, table))
+
+
+def _table_of(robot: str) -> Path:
+    """The file with the reflection of a robot."""
+    files = (Path(__file__).parent.parent / "embodiments").glob("*_mirror.yaml")
+    known = {file.stem.removesuffix("_mirror"): file for file in files}
+    if robot not in known:
+        raise ConfigError(
+            f"there is no reflection of {robot}{nearest(robot, known)}: table=FILE.yaml with one"
+        )
+    return known[robot]
+
+
+def retries_command(folders: list[str], settings: dict[str, str]) -> None:
+    from embodied.datasets.editing.attempts import retries
+
+    _known(settings, ("out",))
+    out = _out(settings)
+    _say(out, retries(_one(folders, "retries"), out))
+
+
 def check_command(folders: list[str], settings: dict[str, str]) -> None:
     """Print a table of what is wrong; exit status 1 where something is."""
     from embodied.core.build import parse
@@ -323,5 +353,7 @@ KINDS = {
     "relative": relative_command,
     "absolute": absolute_command,
     "points": points_command,
+    "mirror": mirror_command,
+    "retries": retries_command,
     "check": check_command,
 }

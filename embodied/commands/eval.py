@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.commands import print_rows, require_at_least, require_folders
 from embodied.core.build import ConfigError, Node
-from embodied.core.files import MALFORMED, reading
-from embodied.core.saved_node import read_run_settings, read_saved, require_inside
+from embodied.core.saved_node import read_run_settings, read_saved
 
 if TYPE_CHECKING:
     from torch import nn
@@ -260,29 +259,17 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
 
 def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     """The critic that was trained beside `policy`, from learner.pt; ConfigError without one."""
-    from embodied.core import checkpoint
-    from embodied.core.build import build
-    from embodied.core.saved_file import fitting
-    from embodied.learners.learner import Learner, RunPlan
+    from embodied.learners.saved import load_learner
 
     if trained.get("learner") is None:
         raise ConfigError(
             f"{saved.parent.parent} has no learner, and so no critic to choose actions: train it "
             "first, as with finetune=dsrl_na, and evaluate that run"
         )
-    require_inside(trained["learner"], f"the learner of {saved}")
-    part: Any = policy
-    if trained.get("finetune"):
-        part = part.trainable()  # the part that its learner trained
-    plan = RunPlan(updates=1, execute=trained.get("execute"))
-    state = checkpoint.load_state(saved, "learner")
-    with fitting(state, saved.parent.parent / "run.yaml"):
-        learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
+    learner = load_learner(saved, trained, policy)
     critic = getattr(learner, "critic", None)
     if critic is None or not hasattr(critic, "each") or critic.out != 1:
         raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic to choose actions")
-    with reading(f"the learner of {saved}", *MALFORMED):
-        learner.set_state(state)
     return critic
 
 

@@ -21,7 +21,7 @@ from embodied.core.bounds import Count, Fraction, Positive, PositiveFraction
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
-from embodied.learners.critics import critic_loss
+from embodied.learners.critics import Support, critic_loss, cross_entropy
 from embodied.learners.learner import GradientLearner, frozen, soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
@@ -54,10 +54,12 @@ class ActorCritic(GradientLearner):
     """A critic and its target, a policy and, if it has an entropy to reach, a temperature.
 
     Subclasses define `_backup` (of reward [N], discount [N] and next observations: the critics'
-    target [N]), `_actor_loss` and `update`.
+    target [N]), `_actor_loss` and `update`. With a `support` the critics are categorical, and
+    `_backup` gives a distribution [N, atoms].
     """
 
     losses = ("_critic_loss", "_actor_loss")
+    support: Support | None = None
     critic: Any
     target: Any
     log_alpha: nn.Parameter
@@ -105,7 +107,14 @@ class ActorCritic(GradientLearner):
         """The critics' loss, and the mean of their values."""
         q = self.critic(under(batch, "obs"), batch["action"])
         backup = self._backup(batch["reward"], batch["discount"], under(batch, "next_obs"))
-        return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
+        return self.critic_error(batch, q, backup)
+
+    def critic_error(self, batch: Tensors, q: Tensor, backup: Tensor) -> tuple[Tensor, Tensor]:
+        """The critics' loss for their output `q` on a batch, and the mean of their values."""
+        if self.support is None:
+            return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
+        loss = cross_entropy(q, backup) + self.critic_terms(batch, q)
+        return loss, self.support.mean(q.detach()).mean()
 
     def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
         """Further terms of the critics' loss, a scalar, from the transitions and the critics'

@@ -79,8 +79,11 @@ class CriticConfig:
     layer_norm: bool = False  # layer normalisation in the critics
 
 
-def ensemble(config: CriticConfig, spec: Spec, size: int, activation: str = "relu") -> Critic:
-    """The critics of `config` for actions of `size` numbers, with all observations of `spec`."""
+def ensemble(
+    config: CriticConfig, spec: Spec, size: int, activation: str = "relu", out: int = 1
+) -> Critic:
+    """The critics of `config` for actions of `size` numbers, with all observations of `spec`, and
+    `out` numbers each."""
     return Critic(
         spec,
         size,
@@ -88,6 +91,7 @@ def ensemble(config: CriticConfig, spec: Spec, size: int, activation: str = "rel
         config.hidden,
         layer_norm=config.layer_norm,
         activation=activation,
+        out=out,
     )
 
 
@@ -207,5 +211,6 @@ class Support:
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Sum over critics of the mean cross entropy; `logits` [E, N, K], `target` [N, K]."""
+    """Sum over critics of the mean cross entropy; `logits` [E, N, K], `target` [N, K], or
+    [E, N, K]: one for each critic."""
     return -(target * logits.log_softmax(-1)).sum(-1).mean(1).sum()

@@ -32,6 +32,7 @@ class Config:
     task: str = "lift"  # which task of the environment
     quality: Fraction = 0.8  # 1: an expert; 0: poor (tremor, pauses, aiming error)
     sides: CountOrZero = 2  # approach directions (0: straight from above)
+    hesitation: Fraction = 0.0  # chance per step of going back for 2 to 5 steps, also in pauses
     step: Positive = 0.025  # tool motion of an action of 1, m
 
 
@@ -89,7 +90,7 @@ class Scripted(Policy):
         self.names = spec.obs[self.leaf].names
         clumsy = 1 - config.quality
         self.noise = 0.03 + 0.5 * clumsy
-        self.pause = 0.08 * clumsy
+        self.pause = 0.08 * clumsy + config.hesitation
         self.miss = 0.001 + 0.014 * clumsy
 
     def plans(self) -> Mapping[str, Callable[[Seen], Plan]]:
@@ -129,7 +130,8 @@ class Scripted(Policy):
         still = (carry["pause"] > 0)[:, None]
         # A hand is the less steady the faster it moves.
         shake = self.noise * (0.15 * fastest + move.norm(dim=1, keepdim=True))
-        move = torch.where(still, 0.0, move + shake * noise[:, -3:])
+        paused = -move if self.config.hesitation else torch.zeros_like(move)
+        move = torch.where(still, paused, move + shake * noise[:, -3:])
         hand = plan.hand[rows, carry["phase"]]
         size = self.spec.act.size
         turning = torch.zeros(len(noise), max(size - 4, 0))

@@ -106,6 +106,7 @@ OTHERS = [
     ("env=two_gap", "policy=gaussian", "learner=sac", "data.success_fraction=0.5"),
     ("env=quadrotor", "policy=gaussian", "learner=sac", "replay=prioritized"),
     ("env=pendulum", "policy=gaussian", "learner=sac", "replay=memmap", "learner.n_step=3"),
+    ("env=pendulum", "policy=gaussian", "learner=sac", "replay=newest"),
     ("env=so101_reach", "policy=gaussian", "learner=sac", "replay=hindsight"),
 ]
 

@@ -10,6 +10,12 @@ noise bound; no gradient passes through f; w' = b u', u' ~ pi(.|s'):
 
 The published method samples every z from a normal distribution, so QW extrapolates where the actor
 chooses noise near the corners of its box. Here a share of z (`actor_share`) comes from the actor.
+
+GR-RL (ByteDance Seed, 2025) is this with `atoms` and `shell_weight` = c (gr_rl.yaml): QA and QW are
+categorical, QW learns QA's distribution by cross entropy, and the actor's noise w is free within a
+shell, |w|^2 / size <= `shell`, and penalised beyond:
+
+    L_pi = E (alpha log pi(u|s) - min_i QW_i(s, b u) + c max(|w|^2 / size - shell, 0))
 """
 
 from __future__ import annotations
@@ -20,7 +26,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Fraction, Number, Positive
+from embodied.core.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Number,
+    Positive,
+)
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
@@ -31,7 +44,7 @@ from embodied.learners.actor_critic import (
     actor_loss,
     draw,
 )
-from embodied.learners.critics import Critic, CriticConfig, ensemble
+from embodied.learners.critics import Critic, CriticConfig, Support, cross_entropy, ensemble
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
@@ -52,6 +65,10 @@ class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
     entropy_in_backup: bool = False  # whether the critics' target has the entropy bonus
     distil: Count = 1  # distillation steps per update
     actor_share: Fraction = 0.5  # of their noise samples, from the actor; the rest are normal
+    atoms: CountOrZero = 0  # atoms of categorical critics, 2 or more; 0: one number
+    values: tuple[Number, Number] = (0.0, 1.0)  # lowest and highest atom, as a return
+    shell_weight: NonNegative = 0.0  # of the penalty of noise beyond the shell, in rewards
+    shell: Positive = 1.0  # mean square of the noise's elements up to which there is none
 
 
 class DsrlNa(ActorCritic):
@@ -73,11 +90,13 @@ class DsrlNa(ActorCritic):
         execute = policy.chunk if run.execute is None else run.execute
         actor = policy.inner
         size = execute * policy.spec.act.size
-        critic = ensemble(config, actor.spec, size, config.activation)
+        out = max(config.atoms, 1)
+        critic = ensemble(config, actor.spec, size, config.activation, out)
         entropy = config.target_entropy * actor.size
         super().__init__(config, policy, critic, actor.parameters(), entropy)
         self.execute = execute
-        self.noise_critic = ensemble(config, actor.spec, actor.size, config.activation)
+        self.support = Support(*config.values, config.atoms) if config.atoms else None
+        self.noise_critic = ensemble(config, actor.spec, actor.size, config.activation, out)
         self.noise_critic_params: list[Tensor] = list(self.noise_critic.parameters())
         self.optims["noise_critic"] = Adam(self.noise_critic_params, config.critic_lr)
 
@@ -99,10 +118,11 @@ class DsrlNa(ActorCritic):
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
         u, log_prob = draw(self.actor, following)
-        value = self.target(following, self._executed(following, u)).amin(0)
-        if self.config.entropy_in_backup:
-            value = value - self.log_alpha.exp() * log_prob
-        return reward + discount * value
+        value = self.target(following, self._executed(following, u))
+        bonus = self.log_alpha.exp() * log_prob if self.config.entropy_in_backup else 0.0
+        if self.support is None:
+            return reward + discount * (value.amin(0) - bonus)
+        return self.support.back_up(self.support.lowest(value), reward - discount * bonus, discount)
 
     def _executed(self, obs: Tensors, u: Tensor) -> Tensor:
         """The executed actions [n, execute * A] of the base policy at noise `u`."""
@@ -112,7 +132,9 @@ class DsrlNa(ActorCritic):
         with torch.no_grad():
             u = self._noises(obs)
             target = self.critic(obs, self._executed(obs, u))
-        return distil_loss(self.noise_critic(obs, u), target)
+        if self.support is None:
+            return distil_loss(self.noise_critic(obs, u), target)
+        return cross_entropy(self.noise_critic(obs, u), target.softmax(-1))
 
     def _noises(self, obs: Tensors) -> Tensor:
         """Noise [n, size] in units of the bound: first samples of the actor, then normal ones."""
@@ -126,8 +148,17 @@ class DsrlNa(ActorCritic):
 
     def _actor_loss(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         u, log_prob = draw(self.actor, obs)
-        value = self.noise_critic(obs, u).amin(0)
-        return actor_loss(value, log_prob, self.alpha), log_prob.detach()
+        value = self.noise_critic(obs, u)
+        value = (value if self.support is None else self.support.mean(value)).amin(0)
+        loss = actor_loss(value, log_prob, self.alpha)
+        if self.config.shell_weight:
+            loss = loss + self.config.shell_weight * self.beyond_shell(u).mean()
+        return loss, log_prob.detach()
+
+    def beyond_shell(self, u: Tensor) -> Tensor:
+        """max(|w|^2 / size - shell, 0) [n] of noise `u` [n, size] in units of the bound."""
+        square = (self.policy.bound * u).square().mean(1)
+        return (square - self.config.shell).clamp(min=0)
 
     def fit(self, transitions: Tensors) -> None:
         """Set the normalisers; ConfigError if the base's actions hardly depend on its noise."""

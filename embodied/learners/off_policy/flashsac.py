@@ -93,6 +93,7 @@ class Flashsac(DelayedActorCritic):
     policy: BlockGaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: BlockCritic
     target: BlockCritic
+    support: Support  # pyright: ignore[reportIncompatibleVariableOverride]
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:

@@ -30,7 +30,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, Support, critic_loss, cross_entropy
+from embodied.learners.critics import Critic, Support
 from embodied.learners.learner import frozen, soft_update
 from embodied.policies.deterministic import Deterministic
 
@@ -98,14 +98,6 @@ class Td3(DelayedActorCritic):
         if act:
             soft_update(self.target_actor_params, self.actor_params, self.config.tau)
         return metrics
-
-    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        q = self.critic(under(batch, "obs"), batch["action"])
-        backup = self._backup(batch["reward"], batch["discount"], under(batch, "next_obs"))
-        if self.support is None:
-            return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
-        loss = cross_entropy(q, backup) + self.critic_terms(batch, q)
-        return loss, self.support.mean(q.detach()).mean()
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:

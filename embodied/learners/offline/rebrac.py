@@ -9,7 +9,8 @@ policy's noisy action:
     L_mu = E beta_a |mu(s) - a|^2 - E min_i Q_i(s, mu(s)) / mean |Q|
 
 Where the dataset has no next action (the last transition before a time limit), the critic's penalty
-is omitted.
+is omitted. With `atoms` the critics are categorical (as in FastTD3), and the penalty is taken from
+the reward: bounded values of a sparse success, of which GR-RL (2025) makes progress.
 """
 
 from __future__ import annotations
@@ -21,11 +22,9 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import NonNegative
-from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.critics import critic_loss
 from embodied.learners.off_policy import td3
 
 
@@ -47,8 +46,6 @@ class Rebrac(td3.Td3):
     usual_policy = "deterministic"
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        if config.atoms:
-            raise ConfigError("learner=rebrac has no categorical critics: set learner.atoms=0")
         super().__init__(config, policy, spec)
         self.columns = ("next_action",) if config.critic_bc else ()
 
@@ -58,18 +55,25 @@ class Rebrac(td3.Td3):
             following = under(batch, "next_obs")
             action = self.target_policy(following)
             action = self.target_noise(action).add_(action).clamp_(-1, 1)
-            value = self.target(following, action).amin(0)
+            reward, discount = batch["reward"], batch["discount"]
+            penalty: Tensor | float = 0.0
             if self.config.critic_bc:
                 # Unknown next actions are NaN: no penalty there.
                 apart = self._distance(action, batch["next_action"]).nan_to_num(0.0)
-                value = value - self.config.critic_bc * apart
-            backup = torch.addcmul(batch["reward"], batch["discount"], value)
-        return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
+                penalty = self.config.critic_bc * apart
+            value = self.target(following, action)
+            if self.support is None:
+                backup = torch.addcmul(reward, discount, value.amin(0) - penalty)
+            else:
+                lowest = self.support.lowest(value)
+                backup = self.support.back_up(lowest, reward - discount * penalty, discount)
+        return self.critic_error(batch, q, backup)
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
         obs = under(batch, "obs")
         action = self.policy(obs)
-        q = self.critic(obs, action, 1 if self.config.value == "first" else None).amin(0)
+        q = self.critic(obs, action, 1 if self.config.value == "first" else None)
+        q = (q if self.support is None else self.support.mean(q)).amin(0)
         return behaved_loss(q + self.prior(obs, action), self.actor_penalty(batch, action))
 
     def actor_penalty(self, batch: Tensors, action: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import ConfigError, Node
 from embodied.core.checkpoint import CheckpointError
 from embodied.core.device import forked
 from embodied.core.env import NotSavable, VecEnv
@@ -28,12 +28,11 @@ from embodied.core.errors import ContractWarning
 from embodied.core.files import MALFORMED
 from embodied.core.policy import Policy
 from embodied.core.reward import AddedObservation, AugmentsEnv, HasComponents, Reward
-from embodied.core.saved_file import fitting
-from embodied.core.saved_node import read_run_settings, require_inside
+from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.saved import load_learner
 from embodied.reports.datasets import make_reward, of_run
 from embodied.viewer.scene.types import Array, Picture, picture_of
 from embodied.viewer.session.episode import TERM, CompressedImage, Moment
@@ -390,15 +389,7 @@ def _value_function(
     if not (saved / "learner.pt").exists():
         return None
     try:
-        part: Any = policy()
-        if trained.get("finetune"):
-            part = part.trainable()  # the part that its learner trained
-        require_inside(trained["learner"], saved)
-        plan = RunPlan(updates=1, execute=trained.get("execute"))
-        state = checkpoint.load_state(saved, "learner")
-        with fitting(state, saved):
-            learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
-        learner.set_state(state)
+        learner = load_learner(saved, trained, policy())
     except CheckpointError as error:
         warnings.warn(f"{error}; its critic is not shown", ContractWarning, stacklevel=2)
         return None
