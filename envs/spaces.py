@@ -28,7 +28,7 @@ from embodied.core.native import (
 )
 from embodied.core.spec import MASK, Bound, Leaf
 from embodied.core.tensors import Tensors
-from embodied.envs.process.worker.memory import flat_name, is_true
+from embodied.envs.process.worker.memory import flat_name, is_true, misfit
 
 NO_KINDS: Mapping[str, Kind] = {}
 
@@ -253,16 +253,19 @@ def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) ->
 
 
 def warn_of_dtypes(name: str, space: Any, entries: Sequence[NativeLeaf], obs: Any) -> None:
-    """A line for each array in `obs` that is converted, as it has not the type of its Box."""
+    """A line for each array in `obs` that is converted, as it has not the type of its Box.
+    ContractError where it is declared to have integers and has other numbers."""
     for entry in entries:
-        box = entry.pick(space)
+        part = entry.pick(space)
         value = entry.pick(obs)
-        if not isinstance(box, gymnasium.spaces.Box) or not isinstance(value, np.ndarray):
+        if wrong := misfit(value, part):
+            raise ContractError(f"{name}: the observation {entry.name} {wrong}")
+        if not isinstance(part, gymnasium.spaces.Box) or not isinstance(value, np.ndarray):
             continue
-        if value.dtype != box.dtype:
+        if value.dtype != part.dtype:
             warnings.warn(
                 f"{name}: the observation {entry.name} is {value.dtype}, observation_space says "
-                f"{box.dtype}: write .astype(np.{box.dtype})",
+                f"{part.dtype}: write .astype(np.{part.dtype})",
                 ContractWarning,
                 stacklevel=2,
             )

@@ -58,6 +58,7 @@ class LeRobotService:
         self.policy, self.pre, self.post, self.text = policy.eval(), pre, post, text
         self.weights = weights
         config = policy.config
+        self.time_first = config.type == "tdmpc"  # of its chunk
         self.device = next(policy.parameters()).device
         self.shapes = {name: tuple(each.shape) for name, each in config.input_features.items()}
         self.images = {name for name, shape in self.shapes.items() if len(shape) == 3}
@@ -128,9 +129,10 @@ class LeRobotService:
             self._queued(self._batch(before, prompt))
         batch = self._queued(self._batch(seen, prompt))
         try:
-            return self.post(self.policy.predict_action_chunk(batch, **more))
+            actions = self.policy.predict_action_chunk(batch, **more)
         except NotImplementedError:  # a policy of single actions
             return self.post(self.policy.select_action(batch))[:, None]
+        return self.post(actions.transpose(0, 1) if self.time_first else actions)
 
     def _batch(self, seen: dict[str, Array], prompt: str) -> dict[str, Any]:
         """Observations as LeRobot's policy takes them: pictures as floats [n, 3, H, W] in [0, 1],

@@ -3,11 +3,11 @@
 Mandlekar et al., What Matters in Learning from Offline Human Demonstrations (2021).
 
 Its actions are in [-1, 1] already, unless `--low` and `--high` are given; what goes beyond is
-clipped, as robosuite's controllers do, and counted in the episode's `info`. Success is a positive
-reward (with shaped rewards: `dones`). A demonstration that ends in success terminates, any other is
-cut by the clock. Where a file keeps no `next_obs`, the last step of a demonstration that did not
-succeed has no true successor, and is left out. The file's masks (train, valid, ...) are in `info`;
-`--mask NAME` reads the demonstrations of one.
+clipped, as robosuite's controllers do, and counted in the episode's `info`. Absolute poses need
+those bounds. Success is a positive reward (with shaped rewards: `dones`). A demonstration that ends
+in success terminates, any other is cut by the clock. Where a file keeps no `next_obs`, the last
+step of a demonstration that did not succeed has no true successor, and is left out. The file's
+masks (train, valid, ...) are in `info`; `--mask NAME` reads the demonstrations of one.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
         entries = leaves((place, numbers(array[:1])) for place, array in walk(first["obs"]))
         size = first["actions"].shape[1]
         action = bounds.action((size,), str(path)) if bounds.given else unit_box(size)
+        if not bounds.given and _is_absolute(settings.get("controller_configs")):
+            raise DatasetError(
+                f"{path}: actions are absolute poses, whose bounds the file does not hold: --low "
+                "and --high, one number per element"
+            )
         text = str(about.get("env_name", ""))
 
     def rows(demo: Any) -> Tensors:
@@ -66,6 +71,15 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
 
     spec = Native(entries, action).spec(period, text)
     return spec, with_actions(path, demos, action, text, "demo", "data", rows)
+
+
+def _is_absolute(controller: Any) -> bool:
+    """Whether robosuite's settings of a controller, or of one for each part of a body, say that
+    actions are goals and not steps."""
+    if not isinstance(controller, dict):
+        return False
+    said = controller.get("control_delta") is False or controller.get("input_type") == "absolute"
+    return said or any(map(_is_absolute, controller.values()))
 
 
 def _rows(demo: Any, entries: tuple[NativeLeaf, ...], shaped: bool) -> Tensors:

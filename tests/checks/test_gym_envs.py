@@ -20,6 +20,8 @@ WRONG = [
     (wrong.RewardText, "reward is str, should be a number"),
     (wrong.ObsNan, "state is not finite"),
     (wrong.ObsShape, "the observation state is an array [3], observation_space says [2]"),
+    (wrong.ObsUnit, "state has numbers from 0.5 to 0.5, which are not in observation_space: "),
+    (wrong.ObsChoice, "state has numbers from 1 to 7, which are not in observation_space: "),
     (wrong.OldStep, "step returned 4 values: write return obs, reward, terminated, truncated"),
     (wrong.OldReset, "reset returned an array [2]: write return obs, info"),
     (wrong.NoSeed, "write def reset(self, seed=None, options=None)"),

@@ -47,6 +47,22 @@ ObsDouble = wrong("ObsDouble", observe=lambda self: self.place)
 ObsWhole = wrong("ObsWhole", observe=lambda self: (10 * self.place).astype(np.int64))
 
 
+class ObsUnit(Sound):
+    """A picture in [0, 1] where bytes are declared: all of it would become 0."""
+
+    observation_space = gym.spaces.Box(0, 255, (20, 20, 3), np.uint8)
+
+    def observe(self) -> Any:
+        return np.full((20, 20, 3), 0.5)
+
+
+class ObsChoice(Sound):
+    observation_space = gym.spaces.MultiDiscrete([3, 3])
+
+    def observe(self) -> Any:
+        return np.array([7, 1])
+
+
 class OldStep(Sound):
     def step(self, action: Any) -> Any:
         obs, reward, _, ended, info = super().step(action)

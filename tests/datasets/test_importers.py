@@ -112,6 +112,14 @@ def test_actions_beyond_one_are_clipped_and_counted_and_others_unchanged(tmp_pat
     same(read_episodes(tmp_path / "wide").steps["action"], action / [1.0, 40.0])
     with pytest.raises(DatasetError, match="actions have 2 elements, --low has 1 numbers"):
         convert("robomimic", tmp_path / "a.hdf5", tmp_path / "x", bounds=Bounds((-1.0,), (1.0,)))
+    for told in ({"control_delta": False}, {"body_parts": {"right": {"input_type": "absolute"}}}):
+        with h5py.File(tmp_path / "a.hdf5", "a") as file:
+            args = {"env_name": "Lift", "env_kwargs": {"controller_configs": told}}
+            file["data"].attrs["env_args"] = json.dumps(args)
+        with pytest.raises(DatasetError, match=r"are absolute poses, .*: --low and --high"):
+            convert("robomimic", tmp_path / "a.hdf5", tmp_path / "x")
+    convert("robomimic", tmp_path / "a.hdf5", tmp_path / "poses", images="png", bounds=wide)
+    same(read_episodes(tmp_path / "poses").steps["action"], action / [1.0, 40.0])
 
 
 def maniskill_file(

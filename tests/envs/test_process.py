@@ -152,6 +152,9 @@ def test_mistakes_are_one_line() -> None:
         made(id="NoSuch-v0")
     with pytest.raises(ConfigError, match=r"No module named 'no_such_package'"):
         made(module="no_such_package")
+    wrong = {"id": "tests.checks.wrong_gym_envs:ObsChoice-v0", "module": None, "horizon": None}
+    with pytest.raises(ValueError, match=r"observation state has numbers from 1 to 7, which are"):
+        Rows({**wrong, "kwargs": {}}, 1)
     with pytest.raises(ConfigError, match=r"cannot start /no/such/python"):
         made(python="/no/such/python")
     with pytest.raises(ConfigError, match=r"num_envs must be at least 1"):

@@ -21,6 +21,13 @@ from tests.interop import need
 
 need("lerobot", "transformers", "websockets")
 
+from lerobot.configs.types import FeatureType, PolicyFeature  # noqa: E402
+from lerobot.policies.factory import (  # noqa: E402
+    get_policy_class,
+    make_policy_config,
+    make_pre_post_processors,
+)
+
 from embodied.commands.train import train  # noqa: E402
 from embodied.core import checkpoint  # noqa: E402
 from embodied.core.actor import Actor  # noqa: E402
@@ -31,6 +38,7 @@ from embodied.core.tensors import Tensors  # noqa: E402
 from embodied.policies.remote.connection import Connection  # noqa: E402
 from embodied.policies.steering.dsrl import Dsrl  # noqa: E402
 from embodied.serve.openpi_wrapper import weights_hash  # noqa: E402
+from embodied.serve.protocol import OURS  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
 from scripts.serve_lerobot import LeRobotService, load  # noqa: E402
 from tests.interop.tiny_vlas import CAMERAS, STATE, TASK, small_pi, write_pi, write_smolvla  # noqa: E402
@@ -222,6 +230,46 @@ def test_other_types_with_their_past_and_the_noise_that_matters(name: str, tmp_p
         said = service.post(policy.select_action(batch, **more))
         if noise:
             torch.testing.assert_close(said[0], torch.from_numpy(got[i]["actions"])[0])
+
+
+SMALL_GPT = {f"gpt_{name}": 32 for name in ("hidden_dim", "input_dim", "output_dim")}
+MORE: dict[str, dict[str, Any]] = {
+    "gaussian_actor": {},
+    "tdmpc": {"horizon": 2, "n_gaussian_samples": 64, "n_elites": 16},
+    "vqbet": {"n_obs_steps": 2, "gpt_n_layer": 1, "gpt_n_head": 2, "crop_shape": (56, 56)}
+    | {"pretrained_backbone_weights": None, "vqvae_n_embed": 4, **SMALL_GPT},
+}
+
+
+@pytest.mark.parametrize("kind", MORE)
+def test_policies_of_other_kinds_say_what_lerobots_own_episode_begins_with(
+    kind: str, tmp_path: Path
+) -> None:
+    """Single actions; a plan whose time comes first; a transformer over past observations."""
+    picture = PolicyFeature(FeatureType.VISUAL, (3, 64, 64))
+    seen = {STATE: PolicyFeature(FeatureType.STATE, (4,)), "observation.image": picture}
+    acts = {"action": PolicyFeature(FeatureType.ACTION, (3,))}
+    sizes = {STATE: (4,), "observation.image": (3, 1, 1), "action": (3,)}
+    values = {"mean": 0.0, "std": 1.0, "min": -2.0, "max": 2.0}
+    stats = {n: {k: torch.full(size, v) for k, v in values.items()} for n, size in sizes.items()}
+    config = make_policy_config(
+        kind, input_features=seen, output_features=acts, device="cpu", **MORE[kind]
+    )
+    torch.manual_seed(0)
+    parts = get_policy_class(kind)(config), *make_pre_post_processors(config, dataset_stats=stats)
+    for part in parts:
+        part.save_pretrained(tmp_path)
+    service = LeRobotService(*load(str(tmp_path), "cpu"), dt=0.1)
+    obs = {name: leaf.sample(3).numpy() for name, leaf in service.spec.obs.items()}
+    policy = service.policy
+    policy.reset()
+    with torch.no_grad():
+        torch.manual_seed(1)
+        said = service.post(policy.select_action(service._batch(obs, "")))
+    torch.manual_seed(1)
+    found = service.infer({**obs, OURS: {"batch": 3}}, {})["actions"]
+    assert found.shape == (3, service.chunk, 3) and said.std(0).min() > 0
+    np.testing.assert_allclose(found[:, 0], said, atol=1e-6)
 
 
 def test_a_folder_without_weights_is_refused(smolvla: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from .memory import flat_name, is_true
+from .memory import flat_name, is_true, misfit
 
 SUCCESS = ("success", "is_success")
 MASK = "action_mask"
@@ -33,7 +33,11 @@ class Rows:
         self.parts = _parts(first.observation_space)
         self.act: Any = first.action_space
         self.actions = list(_arrays(self.act, ()))
-        self.mask = _mask_size(first.reset()[1], self.parts, self.act)
+        obs, info = first.reset()
+        for name, (space, path) in self.parts.items():
+            if wrong := misfit(_picked(obs, path), space):
+                raise ValueError(f"the observation {name} {wrong}")
+        self.mask = _mask_size(info, self.parts, self.act)
         self.spec = {
             "native": True,  # converted where the environment is used
             "obs": {name: _observed(space, path) for name, (space, path) in self.parts.items()},
@@ -69,10 +73,14 @@ class Rows:
         if self.mask:
             arrays[f"{kind}/{MASK}"][row] = _flat(info[MASK], self.act)
         for name, (_, path) in self.parts.items():
-            value = obs
-            for key in path:
-                value = value[key]
-            arrays[f"{kind}/{name}"][row] = value
+            arrays[f"{kind}/{name}"][row] = _picked(obs, path)
+
+
+def _picked(obs: Any, path: tuple[Any, ...]) -> Any:
+    """What lies at `path` of nested observations."""
+    for key in path:
+        obs = obs[key]
+    return obs
 
 
 def _parts(space: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:

@@ -73,6 +73,20 @@ def grouped(obs: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def misfit(value: Any, space: Any) -> str:
+    """What is wrong with numbers that are not in a `space` of integers, to whose type they would be
+    cut; empty where nothing is."""
+    given, kind = np.asarray(value), np.dtype(space.dtype)
+    if kind.kind not in "iu" or given.dtype.kind not in "biuf" or given.shape != space.shape:
+        return ""
+    with np.errstate(invalid="ignore"):
+        whole = given.astype(kind)
+    if np.array_equal(whole, given) and (hasattr(space, "low") or whole in space):
+        return ""
+    ends = f"{given.min():g} to {given.max():g}"
+    return f"has numbers from {ends}, which are not in observation_space: {space}"
+
+
 def is_true(value: Any) -> bool:
     """Whether an environment says yes by a flag, a share above one half, or an array of one of
     them. ValueError for anything else."""
