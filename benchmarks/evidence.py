@@ -3,7 +3,8 @@
     python -m benchmarks.evidence [STUDY ...]      (default: all of benchmarks/studies/)
 
 The studies of this project (`embodied.study`); `embodied study FILE` runs anybody's. Results are
-written to `benchmarks/results/studies/STUDY.json`, the table to `docs/evidence.md`.
+written to `benchmarks/results/studies/STUDY.json`, the tables to `docs/evidence.md` and, of what is
+withdrawn, `docs/evidence_withdrawn.md`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from embodied.study.study import Study, cores, is_done, last_value, read_study, 
 STUDIES = ROOT / "benchmarks" / "studies"
 RESULTS = ROOT / "benchmarks" / "results" / "studies"
 TABLE = ROOT / "docs" / "evidence.md"
+ARCHIVE = ROOT / "docs" / "evidence_withdrawn.md"
 HEAD = """# Evidence
 
 Each method is compared with its own baseline: same steps, same initial states. A cell is the
@@ -39,14 +41,21 @@ than the baseline, and its learning curve is flat: it gained less than two point
 third of the steps. Otherwise "worse, not flat" (it may only have been stopped early), or "worse, no
 curve" (it was evaluated once).
 
-The [rules of a fair study](studies.md#rules-of-evidence) are newer than most results. WITHDRAWN: it
-lacks a fair baseline, and is no evidence that the method helps; the reason is below. Seeds
-alone: fewer than five seeds, or seeds on which settings may have been chosen, so that no interval
-is printed. All numbers are kept.
+The [rules of a fair study](studies.md#rules-of-evidence) are newer than most results; those that
+break them are [withdrawn](evidence_withdrawn.md). Seeds alone: fewer than five seeds, or seeds on
+which settings may have been chosen, so that no interval is printed. All numbers are kept. The ten
+results to begin with: [what works](what_works.md).
 
 `make evidence` writes this page from `benchmarks/studies/*.yaml`; raw numbers:
 `benchmarks/results/studies/`.
+"""
+WITHDRAWN = """# Withdrawn evidence
 
+These studies lack a fair baseline under the [rules](studies.md#rules-of-evidence), and are no
+evidence that a method helps; the reason stands beside each claim. Their numbers are kept, to be
+measured again. What stands: [evidence](evidence.md), which says how to read the table.
+"""
+HEADS = """
 | method | task | seeds | baseline | result | worst | difference | min | date, commit |
 |---|---|---|---|---|---|---|---|---|"""
 
@@ -222,15 +231,16 @@ def results() -> dict[str, dict[str, Any]]:
 
 
 def write_table() -> None:
-    """Write docs/evidence.md."""
-    TABLE.write_text(table())
+    """Write docs/evidence.md and docs/evidence_withdrawn.md."""
+    TABLE.write_text(table(HEAD, withdrawn=False))
+    ARCHIVE.write_text(table(WITHDRAWN, withdrawn=True))
 
 
-def table() -> str:
-    """docs/evidence.md, from the JSON of every study."""
-    facts = list(results().values())
+def table(head: str, withdrawn: bool) -> str:
+    """The page below `head` of the studies that stand, or of the others, from their JSON."""
+    facts = [f for f in results().values() if bool(f["withdrawn"]) == withdrawn]
     lines = [
-        HEAD,
+        head + HEADS,
         *[line for f in facts for line in rows(f)],
         "",
         "## What each study shows, and its limits",

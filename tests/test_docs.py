@@ -34,7 +34,9 @@ CODE_BLOCK = re.compile(r"```(\w*)[^\n]*\n(.*?)```", re.DOTALL)
 ON_PAPER = re.compile(r"\bmy_\w+[./]|path/to|NAME|DIR|RUN|FILE")
 
 # By scripts/docs/hooks.py.
-GENERATED = re.compile(r"(?:reference/)?(?:settings_\w+|cli|results)\.md")
+GENERATED = re.compile(
+    r"(?:\.\./)?(?:reference/)?(?:settings_train|cli|results|what_works|options/[\w/]+)\.md"
+)
 GROUPS = {
     *("env", "experiment", "robot", "demonstrator", "designer", "learner", "teacher", "finetune")
 }

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import evidence
 from tests.builders import once
+from tests.viewer.browser import Browser, program
 
 pytest.importorskip("mkdocs", reason="the documentation's tools: pip install -e '.[docs]'")
 
@@ -50,15 +51,44 @@ def test_no_link_of_the_site_is_broken_and_nothing_is_loaded_from_the_network(si
     assert len(pages) > 50 and broken == []
 
 
-def test_the_settings_of_every_option_are_there(site: Path) -> None:
+def test_every_option_has_a_page_with_its_settings(site: Path) -> None:
     for group in ("env", "policy", "learner", "finetune", "reward", "teacher", "robot"):
-        text = (site / "reference" / f"settings_{group}.html").read_text()
-        named = set(re.findall(r'<h2 id="([^"]+)"', text))
-        assert named == {file.stem for file in (ROOT / "configs" / group).glob("*.yaml")}
-    sac = (site / "reference" / "settings_learner.html").read_text().split('id="sac"')[1]
-    first = sac.split("<h2")[0]
+        cards = re.findall(
+            rf'<a href="{group}/(\w+)\.html">', (site / f"options/{group}.html").read_text()
+        )
+        assert sorted(cards) == sorted(f.stem for f in (ROOT / "configs" / group).glob("*.yaml"))
+    sac = (site / "options" / "learner" / "sac.html").read_text()
     for name, default in {"actor_lr": "0.0003", "tau": "0.005", "hidden": "[256, 256]"}.items():
-        assert re.search(rf"<code>{name}</code>.*?<code>{re.escape(default)}</code>", first, re.S)
+        assert re.search(rf"<code>{name}</code>.*?<code>{re.escape(default)}</code>", sac, re.S)
+    for words in (
+        "Haarnoja et al., 2018",
+        "environment steps are not cheap",
+        "experiment=pendulum_sac",
+    ):
+        assert words in re.sub(r"<[^>]+>", "", sac), "method, when to take it, command"
+    teacher = (site / "options" / "teacher" / "settersolver.html").read_text()
+    assert 'class="results"' in teacher, "what was measured"
+    assert (
+        'src="../../images/options/env/drive.webp"' in (site / "options/env/drive.html").read_text()
+    )
+
+
+@pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
+def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -> None:
+    field = "document.querySelector('[data-md-component=search-query]')"
+    with Browser((site / "index.html").as_uri(), (1400, 900)) as browser:
+        browser.wait(f"document.readyState === 'complete' && !!{field}")
+        browser.run(f"document.querySelector('[for=__search]').click(); {field}.focus()")
+        browser.wait("document.querySelector('.md-search-result__meta').innerText.includes('Type')")
+        browser.send("Input.insertText", text="Setter-Solver")
+        browser.wait("document.querySelector('.md-search-result__link').innerText")
+        for name in ("index", "options/env", "options/learner/sac", "what_works", "evidence"):
+            page = (site / f"{name}.html").as_uri()
+            browser.send("Page.navigate", url=page)
+            browser.wait(f"location.href === '{page}' && document.readyState === 'complete'")
+            for width in (1400, 375):
+                browser.resize(width, 800, mobile=width < 400)
+                assert browser.run("document.documentElement.scrollWidth") <= width, name
 
 
 def test_the_api_has_signatures_and_examples(site: Path) -> None:
@@ -76,6 +106,5 @@ def test_notebooks_are_offered(site: Path) -> None:
 def test_results_are_drawn_and_withdrawn_ones_are_not(site: Path) -> None:
     text = (site / "results.html").read_text()
     assert text.count("<svg viewBox") > 30
-    for file in sorted((ROOT / "docs" / "evidence").glob("*.json")):
-        facts = evidence.current(file.stem, json.loads(file.read_text()))
-        assert (f"<code>{file.stem}</code>" in text) == (not facts["withdrawn"]), file.stem
+    for name, facts in evidence.results().items():
+        assert (f"<code>{name}</code>" in text) == (not facts["withdrawn"]), name

@@ -180,7 +180,8 @@ def test_a_study_is_fair_or_withdrawn(name: str) -> None:
 
 def test_the_page_says_what_the_rules_say() -> None:
     """`python -m benchmarks.evidence --finished` writes it."""
-    assert evidence.TABLE.read_text() == evidence.table()
+    assert evidence.TABLE.read_text() == evidence.table(evidence.HEAD, withdrawn=False)
+    assert evidence.ARCHIVE.read_text() == evidence.table(evidence.WITHDRAWN, withdrawn=True)
     for file in evidence.RESULTS.glob("*.json"):
         facts = evidence.current(file.stem, json.loads(file.read_text()))
         for line in evidence.rows(facts):
@@ -198,7 +199,7 @@ def test_pages_advise_and_judge_only_in_the_words_of_the_studies() -> None:
     assert not [study.method for study in studies if "BELOW" in study.claim]
     pages = {evidence.ROOT / "README.md", *(evidence.ROOT / "docs").rglob("*.md")}
     written = {page.name for page in pages if re.search(r"\bBELOW\b", page.read_text())}
-    assert written <= {evidence.TABLE.name, "studies.md"}
+    assert written <= {evidence.TABLE.name, evidence.ARCHIVE.name, "studies.md"}
 
 
 def figure(score: float) -> str:
@@ -218,7 +219,7 @@ def test_no_page_quotes_a_withdrawn_result() -> None:
     """A result is quoted where its method is named beside its score, unless the same block says
     that it is withdrawn. (lerobot.md has results on an adopted policy, which is no study.)"""
     pages = [evidence.ROOT / "README.md", *(evidence.ROOT / "docs").rglob("*.md")]
-    without = (evidence.TABLE, evidence.ROOT / "docs" / "lerobot.md")
+    without = (evidence.TABLE, evidence.ARCHIVE, evidence.ROOT / "docs" / "lerobot.md")
     written = {page: blocks(page) for page in pages if page not in without}
     quoted = []
     for file in evidence.RESULTS.glob("*.json"):
@@ -282,6 +283,7 @@ def test_a_small_study_from_command_to_table(
     }
     tiny: Study = parse(Study, {**study, "tuning_seeds": [9]}, "tiny")
     monkeypatch.setattr(evidence, "TABLE", tmp_path / "evidence.md")
+    monkeypatch.setattr(evidence, "ARCHIVE", tmp_path / "evidence_withdrawn.md")
     monkeypatch.setattr(evidence, "STUDIES", tmp_path)
     monkeypatch.setattr(evidence, "RESULTS", tmp_path / "results")
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**study, "tuning_seeds": [9]}))

@@ -18,6 +18,7 @@ from embodied.core.env import HasLevels, VecEnv
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.wrapper import find_protocol
 from embodied.evaluation.statistics import rate, wilson
+from embodied.reports.diagnosis import diagnosis, meaning
 from embodied.reports.page import (
     Point,
     against,
@@ -49,6 +50,7 @@ def write(folder: Path) -> Path:
     lines += f"embodied train resume={folder} steps=..."
     parts = [
         _header(folder, rows),
+        _noticed(rows),
         f'<h2>Reward</h2><div class="grid2 pair">{rewards}</div>' if rewards else "",
         _curves(rows),
         _tasks(folder),
@@ -197,18 +199,39 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
 
 
+def _noticed(rows: Sequence[dict[str, Any]]) -> str:
+    """What to notice first, as a list."""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in diagnosis(rows))
+    return f'<h2>Notice</h2><ul class="notice">{lines}</ul>' if lines else ""
+
+
 def _curves(rows: Sequence[dict[str, Any]]) -> str:
-    figures = []
-    for name in curve_names(rows, FIRST, UNDRAWN):
-        own = [row for row in rows if name in row]
-        points = [(float(row["step"]), float(row[name])) for row in own]
-        bounded = name.endswith("success")
-        limits = (0.0, 1.0) if bounded else (None, None)
-        bands = {name: intervals_of(name, own)}
-        if drawn := chart({name: points}, name, bands, limits=limits, legend=False):
-            last = f"{points[-1][1]:.1%}" if bounded else number(points[-1][1])
-            figures.append(figure(drawn, name, last))
-    return f'<h2>Curves</h2><div class="grid2">{"".join(figures)}</div>' if figures else ""
+    """The main curves, and the others in a fold."""
+    drawn = {name: _curve(name, rows) for name in curve_names(rows, FIRST, UNDRAWN)}
+    drawn = {name: each for name, each in drawn.items() if each}
+    main = [each for name, each in drawn.items() if name in FIRST] or [*drawn.values()]
+    rest = [each for each in drawn.values() if each not in main]
+    if not drawn:
+        return ""
+    fold = f"<summary>all metrics ({len(rest)} more)</summary>"
+    more = f'<details>{fold}<div class="grid2">{"".join(rest)}</div></details>' if rest else ""
+    return f'<h2>Curves</h2><div class="grid2">{"".join(main)}</div>{more}'
+
+
+def _curve(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    """A curve with what it means below; "" where it has no finite point."""
+    own = [row for row in rows if name in row]
+    points = [(float(row["step"]), float(row[name])) for row in own]
+    bounded = name.endswith("success")
+    limits = (0.0, 1.0) if bounded else (None, None)
+    drawn = chart(
+        {name: points}, name, {name: intervals_of(name, own)}, limits=limits, legend=False
+    )
+    if not drawn:
+        return ""
+    last = f"{points[-1][1]:.1%}" if bounded else number(points[-1][1])
+    says = f"<small>{escape(meaning(name))}</small>" if meaning(name) else ""
+    return figure(drawn + says, name, last)
 
 
 def _goodhart(folder: Path) -> str:

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import cli_reference  # noqa: E402
+import option_pages  # noqa: E402
 import results_page  # noqa: E402
 import settings_reference  # noqa: E402
 
@@ -24,11 +25,15 @@ OUTSIDE = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+)([^)#\s]*)(?:#[^)\s]*)?\)")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made of the code, and the tutorials as notebooks."""
-    made = {f"reference/{name}.md": text for name, text in settings_reference.pages().items()}
+    made = {"reference/settings_train.md": settings_reference.page()}
     made["reference/cli.md"] = cli_reference.page()
     made["results.md"] = results_page.page()
+    made["what_works.md"] = results_page.works()
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
+    for path, text in option_pages.pages().items():
+        alone = InclusionLevel.NOT_IN_NAV if path.count("/") > 1 else InclusionLevel.UNDEFINED
+        files.append(File.generated(config, path, content=text, inclusion=alone))
     for name in NOTEBOOKS:
         text = notebook(ROOT / "docs" / "tutorials" / f"{name}.md")
         files.append(File.generated(config, f"tutorials/{name}.ipynb", content=text))

@@ -32,14 +32,48 @@ STYLE = """<style>
 HEAD = """# Results
 
 {drawn} studies in plots, drawn from the files of the [table of evidence](evidence.md).
-The table says what each of them shows and where it ends. {withdrawn} others are withdrawn under the
-[rules of evidence](studies.md#rules-of-evidence) and are not drawn: their numbers are in the table.
+The table says what each of them shows and where it ends. {withdrawn} others are
+[withdrawn](evidence_withdrawn.md) and are not drawn.
 
 A small dot is one run (one seed). Where the rules allow an interval, the bar is the 95% bootstrap
 interval of the interquartile mean, which is the large dot; otherwise the runs stand alone: from
 fewer than five seeds, or from seeds on which settings may have been chosen, no interval follows.
 `python -m benchmarks.evidence STUDY` runs one of them again; the minutes are those of all of its
 runs, on one thread of a two-core machine.
+"""
+WORKS = {
+    "demo": ("DSRL: RL of the noise of a frozen flow policy", "bc", "best_sampler"),
+    "demo_own_successes": ("Cloning of the policy's own successes", "bc", "best_sampler"),
+    "lerobot_diffusion": ("DSRL on a Diffusion policy that LeRobot trained", "base", "cloning"),
+    "metaworld_offline": ("IQL, from recorded data of mixed quality", "bc", "top_5000"),
+    "flow": ("Flow policies keep both modes of demonstrations", "regression", ""),
+    "rewind": ("ReWiND: a reward of progress, learned from 10 demonstrations", "sparse", "bc"),
+    "rnd": ("RND: exploration where nothing is rewarded before the goal", "none", ""),
+    "reach_teachers": (
+        "ALP-GMM chooses goals, of which an eighth is in reach",
+        "uniform",
+        "adr",
+    ),
+    "mpts_quadrotor": ("MPTS: training for the worst tenth of drones", "uniform", ""),
+    "recurrent": ("PPO with memory, where velocities are not seen", "feedforward", ""),
+}
+"""The ten results to begin with: in words, the plain variant, the strongest other way measured."""
+WORKS_HEAD = """# What works
+
+Ten results that stand under the [rules of a fair study](studies.md#rules-of-evidence), drawn from
+the files of the [evidence](evidence.md). A number is the interquartile mean over seeds;
+*strongest other way* is the best control of the same study, which often is worth trying first.
+
+| result | without | strongest other way | with it |
+|---|---|---|---|
+"""
+WORKS_FOOT = """
+Tasks, controls and limits are in the [plots](results.md) and the [evidence](evidence.md).
+None of these was measured on a real robot. What did not help is there too, and what
+lacks a fair comparison is [withdrawn](evidence_withdrawn.md).
+
+How these come together in one command: [improve a policy](improve.md). Which to take:
+[decision tree](howto/choose.md).
 """
 NONE = "No study stands today: all of them are withdrawn until they are run with fair baselines."
 
@@ -55,6 +89,24 @@ def page() -> str:
         ours = [name for name in drawn if evidence.study_of(name).kind == kind]
         lines += [line for name in ours for line in section(name, drawn[name])] or [NONE]
     return "\n".join(lines) + "\n"
+
+
+def works() -> str:
+    """The page of the results to begin with."""
+    every = evidence.results()
+    lines = [line for name, each in WORKS.items() for line in work(every[name], *each)]
+    return WORKS_HEAD + "\n".join(lines) + "\n" + WORKS_FOOT
+
+
+def work(facts: Facts, says: str, base: str, other: str) -> Iterator[str]:
+    """A line of the table. ValueError for a result that does not stand."""
+    if facts["withdrawn"]:
+        raise ValueError(f"{facts['method']} is withdrawn: leave it out of WORKS")
+    score = {v: evidence.number(iqm(s)) for v, s in facts["scores"].items()}
+    best = f"{score[other]} (`{other}`)" if other else "-"
+    about = f"{says} (`{facts['metric']}`, {len(facts['seeds'])} seeds)"
+    ours = f"**{score[facts['result']]}**"
+    yield f"| {about} | {score[base]} (`{base}`) | {best} | {ours} |"
 
 
 def improvements(drawn: Mapping[str, Facts]) -> Iterator[str]:

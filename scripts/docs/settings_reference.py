@@ -1,7 +1,7 @@
-"""The settings reference: every option of every group, its settings, defaults and what they are.
+"""The settings of a run: those of `embodied train` and of its small groups, with their defaults.
 
 Read from the YAML files and the source, without importing what they name: optional packages need
-not be installed.
+not be installed. Environments, methods and robots have pages of their own (option_pages).
 """
 
 from __future__ import annotations
@@ -18,25 +18,10 @@ from embodied.settings_tables import Row, command_rows, option_rows, regime_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
-GROUPS = {
-    "env": "Environments",
-    "policy": "Policies",
-    "learner": "Learners",
-    "finetune": "Fine-tuning",
-    "reward": "Rewards",
-    "teacher": "Teachers",
-    "robot": "Robots",
-}
 BESIDE = ("data", "replay", "weighting", "size", "demonstrator", "model")
 
 
-def pages() -> dict[str, str]:
-    """The pages by name."""
-    made = {f"settings_{group}": page(group, title) for group, title in GROUPS.items()}
-    return {"settings_train": runs(), **made}
-
-
-def runs() -> str:
+def page() -> str:
     """The settings of `embodied train` itself, and its small groups."""
     lines = [
         "# Settings of a run",
@@ -49,11 +34,6 @@ def runs() -> str:
     for group in BESIDE:
         lines += [f"## {group}=", "", *options(group, "###")]
     return "\n".join(lines)
-
-
-def page(group: str, title: str) -> str:
-    head = f"`{group}=NAME`, and `{group}.KEY=VALUE`. Defaults are those of the named option."
-    return "\n".join([f"# Settings: {title.lower()}", "", head, "", *options(group, "##")])
 
 
 def options(group: str, level: str) -> Iterator[str]:

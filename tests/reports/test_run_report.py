@@ -14,6 +14,7 @@ import yaml
 
 from embodied.evaluation.video import read_mp4, strip, write_mp4
 from embodied.reports import run_report
+from embodied.reports.diagnosis import diagnosis
 from embodied.reports.page import HEIGHT, WIDTH, chart, number, ticks
 from embodied.training.logger import Log
 
@@ -74,6 +75,30 @@ def test_the_numbers(tmp_path: Path) -> None:
     order = re.findall(r"<figcaption>([\w/]+)<", page)
     assert order == ["eval/success", "eval/return", "train/critic_loss"]
     assert "success 50% [30%, 70%] of 20 held-out initial states" in run_report.summary(folder)
+
+
+def test_main_curves_come_first_with_what_they_mean(tmp_path: Path) -> None:
+    page = run_report.write(run_folder(tmp_path / "run")).read_text()
+    main, _, folded = page.partition("<details>")
+    assert "all metrics (1 more)" in folded and "train/critic_loss" not in main
+    assert "share of evaluation episodes that succeed" in main
+    assert "error of the critics" in folded and "train/odd" not in page
+
+
+def test_what_to_notice_first() -> None:
+    def run(**curves: list[float]) -> list[dict[str, float]]:
+        names = {name.replace("__", "/"): values for name, values in curves.items()}
+        return [{"step": 0, name: value} for name, values in names.items() for value in values]
+
+    def said(**curves: list[float]) -> str:
+        return "; ".join(diagnosis(run(**curves)))
+
+    assert "training 100%, evaluation 5%" in said(eval__success=[0.0, 0.05], train__success=[1.0])
+    assert "was 90% and is 40%" in said(eval__success=[0.9, 0.4])
+    assert "ever succeeded" in said(eval__success=[0.0, 0.0])
+    assert "nothing was learned" in said(eval__return=[-5.0] * 4)
+    assert "still rising" in said(eval__return=[0.0, 1.0, 2.0, 4.0])
+    assert said(eval__success=[0.5, 0.9], train__success=[0.8]) == ""
 
 
 def test_a_run_without_anything_yet(tmp_path: Path) -> None:
