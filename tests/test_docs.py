@@ -228,7 +228,7 @@ PRIMARY = {
     "model train": "model_train",
 }
 # Runs of a page: a command for one of them (`embodied eval RUN policy.steps=1`) fits one of these.
-RUNS = ("fr3_lift_flow", "two_gap_flow", "franka_lift_deploy", "fr3_lift_expo")
+RUNS = ("fr3_lift_flow", "two_gap_flow", "franka_lift_deploy", "fr3_lift_expo", "fr3_insert_recap")
 # What a command takes before it composes the rest.
 OWN_WORDS = {"deploy": ("policy=",), "demos collect": ("policy=",), "reward label": ("out=",)}
 

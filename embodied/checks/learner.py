@@ -96,8 +96,9 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     }
     if learner.uses_executed_steps:
         rows["executed_steps"] = torch.full((n,), learner.policy.chunk)
-    if "source" in extra_columns(learner):
-        rows["source"] = torch.arange(n) % 2
+    numbers = torch.arange(n)
+    placed = {"source": numbers % 2, "episode": numbers % 3, "correction": numbers % 4 == 0}
+    rows |= {key: placed[key] for key in extra_columns(learner) if key in placed}
     return rows | {key: foreseen[key] for key in learner.columns}
 
 

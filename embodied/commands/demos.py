@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from embodied.core.build import ConfigError, Node, nearest
 
 if TYPE_CHECKING:
     from embodied.datasets.editing.write import Copied
+    from embodied.datasets.lerobot.reader import Episodes
 
 FOUND = 1  # exit status of a check that found something
 SHOWN = 200  # findings that are printed
@@ -108,15 +109,19 @@ def convert_command(args: argparse.Namespace) -> None:
 
 
 def info_command(args: argparse.Namespace) -> None:
-    require_datasets([args.folder])
+    folders, words = split_words(args.words)
+    name = _one(folders, "info")
+    require_datasets([name])
     from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.datasets.lerobot.schema import read_info, skipped
 
-    folder = local_folder(args.folder)
+    given = [word.partition("=") for word in words]
+    settings = {key: value for key, _, value in given}
+    folder = local_folder(name)
     episodes = read_episodes(folder)
     length, spec = episodes.length, episodes.spec
-    print(f"{args.folder}: {len(episodes)} episodes, {int(length.sum()):,} steps")
+    print(f"{name}: {len(episodes)} episodes, {int(length.sum()):,} steps")
     print(
         f"  length   {int(length.min())} to {int(length.max())}, mean {length.float().mean():.1f}"
     )
@@ -135,6 +140,27 @@ def info_command(args: argparse.Namespace) -> None:
         print(f"  task     {count:,} steps: {text}")
     for name in skipped(read_info(folder)):
         print(f"  not read {name}")
+    if _value(settings, "quality", yaml.safe_load):
+        _quality(episodes, settings)
+    elif settings.keys() - {"quality"}:
+        raise ConfigError(f"{min(settings)} has no effect without quality=true")
+
+
+def _quality(episodes: Episodes, settings: dict[str, str]) -> None:
+    """Print the quality of `episodes`, beside the dataset reference=DIR if there is one."""
+    from embodied.core.build import parse
+    from embodied.datasets.hub import local_folder
+    from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.datasets.transitions import in_order_of
+    from embodied.reports.quality import Config, quality
+
+    other, reference = settings.get("reference"), None
+    if other is not None:
+        require_datasets([other])
+        reference = in_order_of(read_episodes(local_folder(other)), episodes.spec, other)
+    config = parse(Config, _read(settings, ("quality", "reference")), "quality")
+    for what, value in quality(episodes, config, reference).rows():
+        print(f"  {what}: {value}")
 
 
 def edit_command(args: argparse.Namespace) -> None:
@@ -271,7 +297,7 @@ def _out(settings: Mapping[str, str]) -> str:
     return settings["out"]
 
 
-def _value(settings: Mapping[str, str], key: str, kind: type[float] | type[int]) -> Any:
+def _value(settings: Mapping[str, str], key: str, kind: Callable[[str], Any]) -> Any:
     if settings.get(key) in (None, "null"):
         return None
     try:

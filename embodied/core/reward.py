@@ -140,7 +140,8 @@ class NeedsColumns(Protocol):
 
     extra_columns: tuple[str, ...]
     """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,
-    where the recordings do not have them, they are true."""
+    where the recordings do not have them, they are true. A learner that trains offline may also
+    name those of `embodied.datasets.transitions.OFFLINE_COLUMNS`."""
 
 
 @runtime_checkable

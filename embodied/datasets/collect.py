@@ -27,7 +27,7 @@ from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
 from embodied.core.spec import DEMONSTRATOR, Spec
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import find_protocol
+from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
 
 Played = tuple[Tensors, str | None]
@@ -48,6 +48,7 @@ class CollectConfig:
     steps: Count | None = None  # environment steps after which fewer episodes do (null: no limit)
     execute: Count | None = None  # steps of each action chunk to execute (null: all)
     images: Literal["mp4", "png"] = "mp4"  # how pictures are stored
+    corrections: Node | None = None  # wrapper of the environment in which a person takes over
 
 
 def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[int, int]:
@@ -59,6 +60,8 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
     `config.steps`.
     """
     env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
+    if config.corrections is not None:
+        env = build(config.corrections, Wrapper, env=env)
     try:
         demonstrator = build(config.demonstrator, Policy, spec=env.spec).eval()
         if config.execute is not None and not 1 <= config.execute <= demonstrator.chunk:
@@ -109,7 +112,8 @@ def stored(spec: Spec) -> Spec:
 def _require_same_settings(config: CollectConfig) -> None:
     """Write the settings beside the dataset; DatasetError if it was collected with others."""
     names = ["env", "demonstrator", "num_envs", "seed", "success_only"]
-    names += [name for name in ("steps", "execute") if getattr(config, name) is not None]
+    optional = ("steps", "execute", "corrections")
+    names += [name for name in optional if getattr(config, name) is not None]
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     file = Path(config.out) / "collect.yaml"
     if file.exists():
@@ -163,17 +167,17 @@ def _as_they_end(
         with forked():
             set_rng_state(random)
             action = actor(obs, first)
+            step = env.step(action)
             random = rng_state()
-        step = env.step(action)
         require_finite(step.reward, step.next_obs, type(env).__name__)
         frame = {
             **tt.nest(obs, "obs"),
-            "action": action,
+            "action": step.log.get("executed", action),
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
             "success": step.log.get("success", torch.zeros_like(step.terminated)),
-            **{key: step.log[key] for key in (RETURN_ENDS,) if key in step.log},
+            **{key: step.log[key] for key in (RETURN_ENDS, "intervened") if key in step.log},
         }
         tape.append({key: value.clone() for key, value in frame.items()})
         obs, first = step.obs, step.ended

@@ -30,6 +30,10 @@ from embodied.datasets.lerobot.reader import Episodes
 
 INTERVENED = "intervened"  # column (bool): the step's action was a person's
 SOURCE = "source"  # column (int64): position in `demos` of the dataset that a step is of
+EPISODE = "episode"  # column (int64): the number of a step's episode
+CORRECTION = "correction"  # column (bool): a person's step in an episode with a policy's steps too
+OFFLINE_COLUMNS = (SOURCE, EPISODE, CORRECTION)
+"""Columns that say where in the recordings a step is: only offline training has them."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +114,23 @@ def human_steps(episodes: Episodes) -> Tensor:
 
 def flags(episodes: Episodes, names: Sequence[str], chunk: int = 1) -> Tensors:
     """Columns `names` [N] (bool) of the decision at each step: whether the recorded column is true
-    in all of its `chunk` steps; true if there is no such column, as in a demonstration. `source`
-    [N] (int64) is the number of the step's dataset."""
+    in all of its `chunk` steps; true if there is no such column, as in a demonstration. Those of
+    OFFLINE_COLUMNS are of the step itself."""
     windows = _windows(episodes, chunk)
     found: Tensors = {SOURCE: source_numbers(episodes)} if SOURCE in names else {}
-    for name in (name for name in names if name != SOURCE):
+    found |= {EPISODE: windows.episode} if EPISODE in names else {}
+    found |= {CORRECTION: corrections(episodes)} if CORRECTION in names else {}
+    for name in (name for name in names if name not in OFFLINE_COLUMNS):
         found[name] = (_flag(episodes, name)[windows.rows] | ~windows.valid).all(1)
     return found
+
+
+def corrections(episodes: Episodes) -> Tensor:
+    """Whether each step is a person's in an episode in which a policy acted too, [N] (bool)."""
+    human = human_steps(episodes)
+    episode = torch.repeat_interleave(torch.arange(len(episodes)), episodes.length)
+    policy_steps = torch.zeros(len(episodes)).index_add(0, episode, (~human).float())
+    return human & (policy_steps > 0)[episode]
 
 
 def source_numbers(episodes: Episodes) -> Tensor:

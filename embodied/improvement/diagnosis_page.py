@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -19,8 +19,16 @@ from embodied.improvement.diagnosis import Config, Findings
 from embodied.reports.page import chart, data_url, figure, head, table, write_page
 
 
-def write(folder: Path, policy: str, env: Node, config: Config, found: Findings) -> Path:
-    """Write both files of the diagnosis of `policy` into `folder`; returns the page."""
+def write(
+    folder: Path,
+    policy: str,
+    env: Node,
+    config: Config,
+    found: Findings,
+    recordings: Sequence[tuple[str, str]] = (),
+) -> Path:
+    """Write both files of the diagnosis of `policy` into `folder`; returns the page. `recordings`:
+    what is said of those that it was trained with."""
     d = found.diagnosis
     facts = {
         "policy": policy,
@@ -28,6 +36,7 @@ def write(folder: Path, policy: str, env: Node, config: Config, found: Findings)
         "config": asdict(config),
         "diagnosis": asdict(d),
         "advice": [asdict(advice) for advice in advise(d)],
+        "recordings": dict(recordings),
     }
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(plain(facts), sort_keys=False)
@@ -39,6 +48,7 @@ def write(folder: Path, policy: str, env: Node, config: Config, found: Findings)
         "<h2>Measured</h2>",
         table((), measured(d)),
         _elements(d),
+        f"<h2>Recordings</h2>{table((), recordings)}" if recordings else "",
         "<h2>Episodes</h2>",
         f'<div class="grid2">{"".join(_charts(found))}</div>',
         _pictures(found),

@@ -11,11 +11,14 @@ import torch
 
 from embodied.core.build import allow
 from embodied.core.env import RETURN_ENDS, Step
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect, play
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from embodied.datasets.transitions import return_ends
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
+from embodied.policies.scripted.intervener import Intervener
 from tests.builders import node_of
 from tests.toy_envs import Config, Counter
 
@@ -67,6 +70,32 @@ def test_where_returns_end_is_recorded(tmp_path: Path) -> None:
     assert kept.length.tolist() == [3, 5]
     assert kept.steps[RETURN_ENDS].int().tolist() == [0, 1, 0, 0, 1, 0, 0, 0]
     assert return_ends(kept).int().tolist() == [0, 1, 1, 0, 1, 0, 0, 0], "or a termination"
+
+
+class FromTheSecond(Intervener):
+    """Takes over at the second step of each episode, and acts at random, between 0.5 and 1."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    def over(self, obs: Tensors, first: torch.Tensor) -> torch.Tensor:
+        return ~first
+
+    def act(self, obs: Tensors, first: torch.Tensor) -> torch.Tensor:
+        return 0.5 + 0.5 * torch.rand(len(first), *self.spec.act.shape)
+
+
+def test_corrections_are_recorded_as_a_persons_steps(tmp_path: Path) -> None:
+    target = "embodied.rewards.success.interventions.Corrections"
+    node = {"_target_": target, "intervener": {"_target_": f"{__name__}.FromTheSecond"}}
+    for name in ("one", "again"):
+        given = settings(tmp_path / name, corrections=node, episodes=2, success_only=False)
+        collect(given, silent)
+    kept, again = read_episodes(tmp_path / "one"), read_episodes(tmp_path / "again")
+    human = kept.steps["intervened"].flatten()
+    assert human.int().tolist() == [0, 1, 1, 0, 1, 1, 1, 1]
+    assert (kept.steps["action"][human] >= 0.5).all(), "what was executed"
+    assert torch.equal(kept.steps["action"], again.steps["action"]), "the seed decides"
 
 
 def test_episodes_come_in_turns_not_as_they_end() -> None:

@@ -59,6 +59,13 @@ class Interventions(Reward):
         return transitions["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
 
 
+@dataclass(frozen=True)
+class CorrectionsConfig:
+    """Settings of corrections while recordings are collected."""
+
+    intervener: Node  # the operator
+
+
 class InterventionWrapper(Wrapper):
     """Replaces actions while the operator intervenes. `log`: `intervened` (this action was the
     operator's), `taken` (the operator takes over at the next step), `executed` [B, A]."""
@@ -105,3 +112,11 @@ class InterventionWrapper(Wrapper):
     def close(self) -> None:
         self.intervener.close()
         super().close()
+
+
+class Corrections(InterventionWrapper):
+    """`embodied demos collect corrections=NODE`: the operator's steps are recorded as such."""
+
+    def __init__(self, config: CorrectionsConfig, env: VecEnv) -> None:
+        context = {"spec": env.spec, "num_envs": env.num_envs, "seed": 0}
+        super().__init__(env, build(config.intervener, Intervener, **context), False)

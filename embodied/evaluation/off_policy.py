@@ -1,0 +1,206 @@
+"""Off-policy evaluation: what policies are worth, from recordings of another one, without acting.
+
+With decisions t of E episodes, weights w_t = prod_{i<=t} pi(a_i|s_i) / mu(a_i|s_i), normalised over
+the episodes, and D_t the product of the discounts before decision t:
+
+    FQE    Q(s, a) <- r + d Q(s', a'), a' ~ pi (Le, Voloshin and Yue, 2019); J = mean V(s_0)
+    PDIS   J = sum_i sum_t w_t D_t r_t (Precup, Sutton and Singh, 2000)
+    DR     J = sum_i sum_t D_t (w_t (r_t - Q(s_t, a_t)) + w_{t-1} V(s_t))
+
+(DR weighted, as in Thomas and Brunskill, 2016.) A time limit is not an end for FQE and DR, which
+add the value of the last observation; PDIS sums what was recorded. V is the mean of Q over
+`samples` of a policy's actions. Densities are kernels, as generative policies have none: pi(a|s) is
+the mean of Gaussians of std `bandwidth` around these samples, and mu(a|s) a Gaussian around a
+regression of the recorded actions, whose std is that of its errors and `bandwidth` together.
+Weights of long episodes or chunks rest on few episodes: `effective` says on how many.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero, Fraction, Positive, PositiveFraction
+from embodied.core.build import ConfigError
+from embodied.core.device import forked
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, take, under
+from embodied.datasets.lerobot.pictures import load
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import transitions
+from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.learner import soft_update
+from embodied.nn.fit import fit
+from embodied.nn.networks import mlp
+from embodied.nn.optim import Adam
+from embodied.policies.networks.encoders import Encoder
+
+ROWS = 2048  # decisions of one call of a policy
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of off-policy evaluation."""
+
+    gamma: Fraction = 0.99  # discount per environment step
+    updates: Count = 3000  # of the value function of each policy, and of the behaviour's regression
+    batch_size: Count = 256  # decisions per update
+    lr: PositiveFraction = 3e-4  # learning rate of both
+    tau: PositiveFraction = 0.005  # step of the target network towards the trained one
+    hidden: tuple[Count, ...] = (256, 256)  # units of the hidden layers of both
+    samples: Count = 8  # of a policy's actions for each observation
+    bandwidth: Positive = 0.2  # std of the kernel, of half the action range
+    seed: CountOrZero = 0  # of networks and samples
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Estimated discounted returns; `effective`: the episodes that PDIS and DR rest on."""
+
+    fqe: float
+    pdis: float
+    dr: float
+    effective: float
+
+
+class Recorded:
+    """The decisions of `episodes` for policies that execute `execute` steps of each chunk."""
+
+    def __init__(self, episodes: Episodes, config: Config, execute: int) -> None:
+        self.config = config
+        self.spec = episodes.spec
+        self.rows = load(transitions(episodes, config.gamma, execute))
+        self.rows["action"] = self.rows["action"].flatten(1)
+        step = torch.arange(tt.length(self.rows)) - episodes.start[self.rows["episode"]]
+        self.index = (step % execute == 0).nonzero().flatten()  # decisions, of the rows [N]
+        self.place = (self.rows["episode"][self.index], step[self.index] // execute)
+        numbers = self.place[0]
+        self.last = torch.cat([numbers[1:] != numbers[:-1], torch.ones(1, dtype=torch.bool)])
+        self.first = episodes.start
+        with forked(config.seed):
+            self.density = self._behaviour()
+
+    def table(self, values: Tensor) -> Tensor:
+        """Values [N] of the decisions as [E, T], 0 after the end of an episode."""
+        numbers, times = self.place
+        made = torch.zeros(len(self.first), int(times.max()) + 1)
+        made[numbers, times] = values.float()
+        return made
+
+    def _behaviour(self) -> Tensor:
+        """log mu(a|s) of the decisions, [N]."""
+        config, rows = self.config, take(self.rows, self.index)
+        obs, action = under(rows, "obs"), rows["action"]
+        encoder = Encoder(self.spec.obs)
+        encoder.fit(rows)
+        net = nn.Sequential(encoder, mlp(encoder.size, config.hidden, action.shape[1]))
+
+        def loss() -> Tensor:
+            some = torch.randint(len(action), (config.batch_size,))
+            return (net(take(obs, some)) - action[some]).square().mean()
+
+        fit(net.parameters(), loss, config.updates, config.lr, decreasing=True)
+        with torch.no_grad():
+            error = action - net(obs)
+        return gaussian(error, (error.square().mean(0) + config.bandwidth**2).sqrt())
+
+
+def estimate(policy: Policy, recorded: Recorded) -> Estimates:
+    """What `policy` is worth. ConfigError if it has a memory, or acts by choices."""
+    config, rows, index = recorded.config, recorded.rows, recorded.index
+    if policy.initial(1) or not policy.spec.act.is_continuous:
+        raise ConfigError("scores are of policies without memory, whose actions are numbers")
+    size = rows["action"].shape[1]
+    with forked(config.seed):
+        own = proposals(policy, under(rows, "obs"), config.samples, size)  # [N, samples, size]
+        later = proposals(policy, under(rows, "next_obs"), config.samples, size)
+        critic = evaluated_critic(recorded.spec, rows, later, config)
+    with torch.no_grad():
+        value = critic.each(under(rows, "obs"), own).mean((0, 2))
+        following = critic.each(under(rows, "next_obs"), later).mean((0, 2))
+        q = critic(under(rows, "obs"), rows["action"]).mean(0)
+    error = rows["action"][index, None] - own[index]
+    width = torch.full((size,), config.bandwidth)
+    log_pi = gaussian(error, width).logsumexp(1) - math.log(config.samples)
+    weight = weights(recorded.table(log_pi - recorded.density))
+    reward, discount, q, v = (
+        recorded.table(each[index]) for each in (rows["reward"], rows["discount"], q, value)
+    )
+    cut = recorded.table((rows["discount"] * following)[index] * recorded.last)
+    return Estimates(
+        fqe=value[recorded.first].mean().item(),
+        pdis=pdis(weight, reward, discount),
+        dr=doubly_robust(weight, reward + cut, discount, q, v),
+        effective=1 / weight[:, -1].square().sum().item(),
+    )
+
+
+@torch.no_grad()
+def proposals(policy: Policy, obs: Tensors, samples: int, size: int) -> Tensor:
+    """Actions [N, samples, size] of a policy for observations [N, ...]: the first `size` numbers of
+    each chunk."""
+    parts: list[Tensor] = []
+    for begin in range(0, tt.length(obs), ROWS):
+        some = tt.each(obs, lambda value, begin=begin: value[begin : begin + ROWS])
+        n, drawn = tt.length(some), list[Tensor]()
+        for _ in range(samples):
+            noise = policy.sample_noise(n, explore=False)
+            seen, carry = policy.observe(some, policy.initial(n), noise)
+            drawn.append(policy.act(seen, carry, noise)[0].flatten(1)[:, :size])
+        parts.append(torch.stack(drawn, 1))
+    return torch.cat(parts)
+
+
+def evaluated_critic(spec: Spec, rows: Tensors, later: Tensor, config: Config) -> Critic:
+    """Q of the policy whose actions in the next observations of `rows` are `later` [N, samples,
+    size] (fitted Q evaluation with a target network)."""
+    critic = Critic(spec, later.shape[2], 1, config.hidden, layer_norm=True)
+    critic.encoder.fit(rows)
+    target = copy.deepcopy(critic).requires_grad_(False)
+    adam = Adam(critic.parameters(), config.lr)
+    trained, followed = list(critic.parameters()), list(target.parameters())
+    for _ in range(config.updates):
+        some = torch.randint(len(later), (config.batch_size,))
+        batch = take(rows, some)
+        action = later[some, torch.randint(config.samples, (config.batch_size,))]
+        with torch.no_grad():
+            following = target(under(batch, "next_obs"), action).squeeze(0)
+        backup = batch["reward"] + batch["discount"] * following
+        critic_loss(critic(under(batch, "obs"), batch["action"]), backup).backward()
+        adam.step()
+        soft_update(followed, trained, config.tau)
+    return critic
+
+
+def gaussian(error: Tensor, std: Tensor) -> Tensor:
+    """Log-densities [...] of `error` [..., D] under a Gaussian of standard deviations `std` [D]."""
+    scaled = (error / std).square().sum(-1)
+    return -0.5 * (scaled + error.shape[-1] * math.log(2 * math.pi)) - std.log().sum()
+
+
+def weights(log_ratio: Tensor) -> Tensor:
+    """w_t [E, T], normalised over the episodes, of log(pi / mu) [E, T]: 0 after an episode's end,
+    which keeps its last weight."""
+    return log_ratio.cumsum(1).softmax(0)
+
+
+def pdis(weight: Tensor, reward: Tensor, discount: Tensor) -> float:
+    """Per-decision importance sampling, all [E, T]."""
+    return (weight * _before(discount) * reward).sum().item()
+
+
+def doubly_robust(weight: Tensor, reward: Tensor, discount: Tensor, q: Tensor, v: Tensor) -> float:
+    """Weighted doubly robust estimate, all [E, T]; `q` and `v` are 0 after an episode's end."""
+    earlier = torch.cat([torch.full_like(weight[:, :1], 1 / len(weight)), weight[:, :-1]], 1)
+    return (_before(discount) * (weight * (reward - q) + earlier * v)).sum().item()
+
+
+def _before(discount: Tensor) -> Tensor:
+    """D_t [E, T]: the product of the discounts of the decisions before t."""
+    return torch.cat([torch.ones_like(discount[:, :1]), discount[:, :-1]], 1).cumprod(1)

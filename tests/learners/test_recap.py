@@ -1,0 +1,186 @@
+"""RECAP: advantages, labels and guidance by hand, and a problem of good and bad recordings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import flags, with_steps
+from embodied.learners.imitation.recap import Recap
+from embodied.learners.learner import RunPlan
+from embodied.policies.wrappers.advantage_conditioned import (
+    LABEL,
+    NEGATIVE,
+    NONE,
+    POSITIVE,
+    AdvantageConditioned,
+)
+from embodied.policies.wrappers.real_time_chunking import sample
+from tests.builders import make_learner, make_policy, node_of
+
+SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+FLOW = node_of("policies.generative.flow.Flow", width=32, depth=1)
+
+
+def conditioned(spec: Spec = SPEC, **settings: object) -> AdvantageConditioned:
+    given = {"base": FLOW, "chunk": 2, **settings}
+    return make_policy("wrappers.advantage_conditioned.AdvantageConditioned", spec, **given)
+
+
+def make(policy: AdvantageConditioned | None = None, **settings: object) -> Recap:
+    given = {"hidden": [16], "batch_size": 4, "folds": 2, **settings}
+    return make_learner("imitation.recap.Recap", policy or conditioned(), run=RunPlan(100), **given)
+
+
+def batch_of(n: int = 4) -> Tensors:
+    return {
+        "obs/state": torch.linspace(-1, 1, n)[:, None],
+        "next_obs/state": torch.linspace(0, 1, n)[:, None],
+        "action": torch.linspace(-0.8, 0.8, 2 * n).view(n, 2),
+        "reward": torch.tensor([0.0, 0.5, 0.0, 1.0]).repeat(n // 4),
+        "discount": torch.tensor([0.9, 0.9, 0.9, 0.0]).repeat(n // 4),
+        "returns": torch.tensor([0.25, 0.5, 0.0, 1.0]).repeat(n // 4),
+        "executed_steps": torch.tensor([2, 2, 2, 1]).repeat(n // 4),
+        "episode": torch.arange(n),
+        "correction": torch.tensor([False, False, True, False]).repeat(n // 4),
+    }
+
+
+@torch.no_grad()
+def constant(learner: Recap, logits: Tensor) -> None:
+    """Value function k answers with the distribution `logits` [folds, atoms] everywhere."""
+    for parameter in learner.value.net.parameters():
+        parameter.zero_()
+    learner.value.net.biases[-1].copy_(logits[:, None])
+
+
+def test_values_advantages_and_labels_by_hand() -> None:
+    """Atoms 0, 1/2, 1. Fold 0 says 1/2 surely, fold 1 says 1/4 (half 0, half 1/2)."""
+    learner = make(atoms=3, positive=0.25)
+    sure = torch.tensor([[-99.0, 0.0, -99.0], [0.0, 0.0, -99.0]])
+    constant(learner, sure)
+    batch = batch_of()
+    advantage = learner.advantages(batch)
+    # r + d V - V: of fold 0 0.9 / 2 - 1/2 and again; of fold 1 1/2 + 0.9 / 4 - 1/4, and 1 - 1/4.
+    torch.testing.assert_close(advantage, torch.tensor([-0.05, 0.475, -0.05, 0.75]))
+    learner.follow(advantage)
+    assert learner.threshold.item() == pytest.approx(advantage.quantile(0.75).item())
+    label = learner.labels(advantage, batch["correction"])
+    assert label.tolist() == [NEGATIVE, NEGATIVE, POSITIVE, POSITIVE], "the third is a correction"
+    before = learner.threshold.item()
+    learner.follow(advantage + 1)
+    assert learner.threshold.item() == pytest.approx(before + 0.02)
+
+
+def test_the_value_loss_by_hand() -> None:
+    """Returns 1/4, 1/2, 0, 1 lie half on 0 and half on 1/2, then on one atom each. Fold k learns
+    from the episodes that are not k modulo 2: fold 0 from rows 1 and 3, fold 1 from 0 and 2."""
+    learner = make(atoms=3)
+    logits = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.0, -0.3]])
+    constant(learner, logits)
+    p = logits.log_softmax(-1)
+    expected = -(p[0, 1] + p[0, 2] + (p[1, 0] + p[1, 1]) / 2 + p[1, 0]) / 4
+    torch.testing.assert_close(learner.value_loss(batch_of()), expected)
+    learner = make(atoms=3, folds=1)  # as published: one function of all episodes
+    constant(learner, logits[:1])
+    expected = -((p[0, 0] + p[0, 1]) / 2 + p[0, 1] + p[0, 0] + p[0, 2]) / 4
+    torch.testing.assert_close(learner.value_loss(batch_of()), expected)
+
+
+def test_the_value_learns_in_the_first_updates_only() -> None:
+    learner = make(value_updates=2)
+    values: list[Tensor] = []
+    for update in range(4):
+        found = learner.update(batch_of())
+        assert ("value_loss" in found) == (update < 2)
+        values.append(learner.value.net.weights[0].detach().clone())
+    assert not torch.equal(values[0], values[1]) and torch.equal(values[1], values[3])
+    with pytest.raises(ConfigError, match="policy=advantage_conditioned"):
+        make_learner("imitation.recap.Recap", make_policy("generative.flow.Flow", SPEC))
+
+
+def test_guidance_by_hand() -> None:
+    """w = 1 is the base with the label POSITIVE, 0 with NONE; between and beyond, the velocity is
+    that of NONE moved by w times the difference."""
+    base = node_of("policies.generative.flow.Flow", width=32, depth=1, steps=1)
+    policy = conditioned(base=base)
+    obs, noise = {"state": torch.randn(5, 1)}, policy.sample_noise(5)
+
+    def with_label(label: int) -> Tensor:
+        return policy.base.act({**obs, LABEL: torch.full((5,), label)}, {}, noise)[0]
+
+    def guided(w: float) -> Tensor:
+        other = conditioned(base=base, guidance=w)
+        other.load_state_dict(policy.state_dict())
+        chunk = sample(*other.strides(obs, noise))
+        torch.testing.assert_close(other.act(obs, {}, noise)[0], other.to_actions(chunk))
+        return chunk
+
+    with torch.no_grad():
+        for w, label in ((0.0, NONE), (1.0, POSITIVE)):
+            torch.testing.assert_close(policy.to_actions(guided(w)), with_label(label))
+        free, wanted = guided(0.0), guided(1.0)
+        torch.testing.assert_close(guided(2.5), free + 2.5 * (wanted - free))
+    with pytest.raises(ConfigError, match="sampler can be guided"):
+        conditioned(base=node_of("policies.gaussian.Gaussian"))
+    with pytest.raises(ConfigError, match="obs_steps=1"):
+        conditioned(base={**FLOW, "obs_steps": 2})
+
+
+def test_labels_are_dropped_and_otherwise_seen() -> None:
+    seen: list[Tensor] = []
+    policy = conditioned(drop=0.3)
+    loss = policy.base.loss
+    policy.base.loss = lambda batch: seen.append(batch[f"obs/{LABEL}"]) or loss(batch)
+    n = 2000
+    batch = {"obs/state": torch.zeros(n, 1), "action": torch.zeros(n, 2, 1)}
+    batch |= {"valid": torch.ones(n, 2, dtype=torch.bool), LABEL: torch.full((n,), NEGATIVE)}
+    assert policy.loss(batch).shape == (n,)
+    del batch[LABEL]
+    policy.loss(batch)
+    for labels, whole in zip(seen, (NEGATIVE, POSITIVE), strict=True):
+        assert set(labels.tolist()) == {NONE, whole}
+        assert (labels == NONE).float().mean().item() == pytest.approx(0.3, abs=0.05)
+
+
+def test_corrections_are_a_persons_steps_among_a_policys() -> None:
+    length = torch.tensor([2, 3])
+    steps = {"terminated": torch.zeros(5, dtype=torch.bool)}
+    recorded = Episodes(SPEC, steps, length.cumsum(0) - length, length, {}, (), ())
+    names = ("episode", "correction")
+    found = flags(recorded, names)
+    assert found["episode"].tolist() == [0, 0, 1, 1, 1]
+    assert not found["correction"].any(), "demonstrations are not corrections"
+    human = torch.tensor([True, True, False, True, False])
+    found = flags(with_steps(recorded, {"intervened": human}), names, chunk=2)
+    assert found["correction"].tolist() == [False, False, False, True, False]
+
+
+def test_acts_as_the_better_half_of_the_data() -> None:
+    """One state; three times in four the action is -0.5 and the episode fails, else 0.5 and it
+    succeeds. Imitation of all acts like the bad one mostly, guided or not the conditioned policy
+    like the good one. Advantages need no more than the last reward here."""
+    torch.manual_seed(0)
+    policy = conditioned(chunk=1)
+    learner = make(policy, lr=3e-3, positive=0.25, value_updates=100, batch_size=64)
+    for _ in range(400):
+        good = torch.rand(64) < 0.25
+        action = torch.where(good, 0.5, -0.5)[:, None] + 0.02 * torch.randn(64, 1)
+        reward, zeros = good.float(), torch.zeros(64, 1)
+        batch = {"obs/state": zeros, "next_obs/state": zeros, "action": action, "reward": reward}
+        batch |= {"discount": torch.zeros(64), "returns": reward}
+        episode = torch.randint(100, (64,))
+        metrics = learner.update(batch | {"episode": episode, "correction": torch.zeros(64) > 0})
+    assert metrics["positive"].item() == pytest.approx(0.25, abs=0.2)
+    obs, noise = {"state": torch.zeros(200, 1)}, policy.sample_noise(200)
+    for w, low, high in ((1.0, 0.9, 1.0), (1.5, 0.9, 1.0), (0.0, 0.1, 0.45)):
+        acting = conditioned(chunk=1, guidance=w)
+        acting.load_state_dict(learner.policy.state_dict())
+        with torch.no_grad():
+            share = (acting.act(obs, {}, noise)[0] > 0).float().mean().item()
+        assert low <= share <= high, (w, share)

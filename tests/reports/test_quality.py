@@ -1,0 +1,102 @@
+"""The quality of a dataset: returns and distinct pairs by hand, and what `demos info` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.cli import parse
+from embodied.commands import function
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter
+from embodied.datasets.transitions import joined
+from embodied.reports.quality import Config, Quality, distinct, quality
+
+SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+
+
+def recordings(state: list[float], action: list[float], length: list[int]) -> Episodes:
+    """Episodes whose reward is the action, and which all terminate."""
+    lengths = torch.tensor(length)
+    ends = lengths.cumsum(0)
+    steps = {
+        "obs/state": torch.tensor(state)[:, None],
+        "action": torch.tensor(action)[:, None],
+        "reward": torch.tensor(action),
+        "terminated": torch.arange(1, len(state) + 1)[:, None].eq(ends).any(1),
+    }
+    return Episodes(SPEC, steps, ends - lengths, lengths, {"state": torch.zeros(len(length), 1)})
+
+
+def test_by_hand() -> None:
+    """Returns 1 and 0.5; 4 steps in 3 cells of 2 by 2, of which the reference has all."""
+    some = recordings([0.0, 0.1, 0.9, 1.0], [0.5, 0.5, 0.0, 0.5], [2, 2])
+    reference = recordings([0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0], [4])
+    found = quality(some, Config(random=0.25, best=1.25, cells=2), reference)
+    assert (found.mean, found.tq) == (0.75, 0.5)
+    # The states are low, low, high, high; the actions high, high, low, high.
+    assert (found.distinct, found.reference, found.saco) == (3, 4, 0.75)
+    assert found.log_saco == pytest.approx(0.7925, abs=1e-4)  # log 3 / log 4
+    assert found.positive_variance == pytest.approx((0.25**2 + 0) / 2)
+    assert (found.terminated, found.at_bounds) == (1, 0)
+    alone = quality(some, Config(cells=2))
+    assert (alone.random, alone.best, alone.tq) == (0.5, 1.0, 0.5)
+    assert alone.reference == 4, "every step counts as distinct"
+    same = quality(recordings([0.0, 1.0], [0.5, 0.5], [1, 1]), Config())
+    assert same.tq is None and "all returns are 0.5" in dict(same.rows())["TQ"]
+
+
+def test_more_data_never_cover_less_and_experts_are_of_quality_one() -> None:
+    torch.manual_seed(0)
+    state, action = torch.randn(40).tolist(), (torch.rand(40) * 2 - 1).tolist()
+    wide = recordings(state, action, [20, 20])
+    expert = recordings([0.0] * 10, [1.0] * 10, [5, 5])
+    given = Config(random=0.0, best=5.0, cells=10)
+    whole = joined([wide, expert])
+
+    def of(episodes: Episodes) -> Quality:
+        return quality(episodes, given, whole)
+
+    assert of(expert).tq == 1 and of(expert).distinct == 1 and of(expert).at_bounds == 1
+    assert of(whole).distinct >= max(of(wide).distinct, of(expert).distinct)
+    assert of(whole).saco == 1 > of(expert).saco
+    between = of(wide).tq, of(whole).tq
+    assert None not in between and sorted([*between, 1.0]) == [*between, 1.0]  # pyright: ignore
+
+
+def test_wide_vectors_are_projected() -> None:
+    """Two numbers that vary, in twenty: cells as of the two alone, in other directions."""
+    plane = torch.rand(4000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    repeated = plane.repeat(1, 10)
+
+    def cells(pairs: Tensor, **given: int) -> int:
+        return distinct(pairs, pairs, Config(cells=10, **given))
+
+    assert cells(plane) == 100
+    assert 45 <= cells(repeated, kept=2) <= 100
+    assert cells(torch.rand(4000, 20, dtype=torch.float64), most=20) == 4000, "and without it"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = recordings([0.0, 0.1, 0.9, 1.0], [0.5, 0.5, 0.0, 0.5], [2, 2])
+    with EpisodeWriter(tmp_path / "demos", SPEC) as writer:
+        for number in range(2):
+            episode = made.episode(number)
+            ended = torch.zeros(2, dtype=torch.bool)
+            writer.add({**episode, "truncated": ended, "success": ended})
+
+    def says(*words: str) -> str:
+        args = parse(["demos", "info", str(tmp_path / "demos"), *words])
+        function(args.run)(args)
+        return capsys.readouterr().out
+
+    assert "TQ" not in says()
+    shown = says("quality=true", "best=1.25", "random=0.25", f"reference={tmp_path / 'demos'}")
+    assert "TQ: 0.50 (0: return 0.25, 1: return 1.25)" in shown
+    assert "SACo: 1.00" in shown
+    with pytest.raises(ConfigError, match="quality=true"):
+        says("best=1")
