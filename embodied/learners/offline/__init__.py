@@ -1,1 +1,1 @@
-"""Offline RL learners (some go on online): IQL, ReBRAC, PRDC, Cal-QL, FQL, Q-chunking, CPL."""
+"""Offline RL learners (some go on online): IQL, ReBRAC, PRDC, Cal-QL, FQL, CPL, ReCOIL."""
