@@ -50,11 +50,15 @@ def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     for make_policy in tries:
         torch.manual_seed(seed)
         try:
-            return build(
+            learner = build(
                 settings, Learner, policy=make_policy(), spec=SPEC, run=RunPlan(updates=100)
             )
         except ConfigError as error:
             reason = str(error)
+            continue
+        if learner.data == "offline" and learner.rows != "pairs":
+            learner.fit(batch_for(learner))
+        return learner
     raise ConfigError(f"it takes none of the policies (policy=NAME chooses one): {reason}")
 
 

@@ -86,7 +86,7 @@ def build_buffers(
     if demonstrations is not None:
         from embodied.training.demonstrations import metrics_of
 
-        metrics = metrics_of(demos)
+        metrics = metrics_of(demos, demonstrations.episodes)
     success: SuccessBuffer | None = None
     if share := data.success_fraction:
         from embodied.buffers.source import Mixture
