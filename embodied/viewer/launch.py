@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.core.build import build
+from embodied.core.checkpoint import find
 from embodied.core.env import VecEnv
 from embodied.viewer.run_folder import Run, ViewerError, read_run
 from embodied.viewer.server.auth_proxy import HOST
@@ -76,11 +77,13 @@ def env_name(env_node: Mapping[str, Any] | None) -> str:
 
 
 def require_input(run: Path | str | None, env_node: Mapping[str, Any] | None) -> None:
-    """ViewerError if there is nothing to view."""
+    """ViewerError or CheckpointError if there is nothing to view."""
     if run is None and not env_node:
         raise ViewerError("nothing to view: give a run folder, or an environment with env=NAME")
     if run is not None and not Path(run).is_dir():
         raise ViewerError(f"{run} is not a folder; give a run folder (it contains run.yaml)")
+    if run is not None and not (Path(run) / "meta" / "info.json").exists():
+        find(Path(run))
 
 
 def silent(words: str) -> None:
