@@ -28,7 +28,7 @@ SPEC = Spec(
 )
 MAPPING = f"""
 obs:
-  state: {{name: observation.state, scale: {1 / MILLIMETRES}}}
+  state: {{name: observation.state, scale: {1 / MILLIMETRES}, elements: [x, y]}}
 action: {{low: [-{DEGREES}, -{DEGREES}], high: [{DEGREES}, {DEGREES}], elements: [x, y]}}
 """
 

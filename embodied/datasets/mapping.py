@@ -13,7 +13,8 @@ dataset's statistics. It may have `elements`, too. "Here" is the environment or 
 are in [-1, 1] unless its controller takes physical ones; "there" is the dataset or the policy, in
 physical units.
 
-Elements whose names are the same here and there are matched by name, whatever their order.
+Elements whose names are the same here and there are matched by name, whatever their order. Where
+both sides name them otherwise, `elements` have to say which is which.
 
 The ranges are measured on the episodes of the run. Those in meta/stats.json are not used: as
 LeRobot writes them, the quantiles of a dataset are averages of its episodes' quantiles, which are
@@ -162,7 +163,8 @@ class Mapping:
         return found
 
     def ordered(self, here: Spec, there: Spec) -> Mapping:
-        """This mapping with the order of elements by their names, for `here` and `there`."""
+        """This mapping with the order of elements by their names, for `here` and `there`.
+        ConfigError as `action_order`."""
         obs: dict[str, Source] = dict(self.obs)
         for name, leaf in here.obs.items():
             source = self.source(name)
@@ -170,6 +172,12 @@ class Mapping:
                 theirs = source.elements or there.obs[source.name].names
                 if sorted(theirs) == sorted(leaf.names) and theirs != leaf.names:
                     obs[name] = replace(source, order=order_of(leaf.names, theirs))
+                elif theirs != leaf.names and len(theirs) == len(leaf.names):
+                    raise ConfigError(
+                        f"mapping: obs.{name} is {', '.join(leaf.names)} here and "
+                        f"{', '.join(theirs)} there: write {name}: {{name: {source.name}, "
+                        "elements: [...]} with the names here, in the order there"
+                    )
         return replace(self, obs=obs)
 
     def action_order(self, here: Leaf, there: Leaf) -> tuple[int, ...]:

@@ -91,7 +91,11 @@ def test_actions_are_matched_by_name_and_never_by_place() -> None:
     named = Mapping.parse({"action": {"elements": ["b", "a"]}})
     assert named.action_order(act("a", "b"), act("x", "y")) == (1, 0)
     assert named.action == "quantiles"
-    here = Spec({"state": act("q1", "q2")}, act("a"), 1)
+    here, there = (Spec({"state": act(*names)}, act("a"), 1) for names in (("q1", "q2"), "pq"))
+    with pytest.raises(ConfigError, match=r"obs.state is q1, q2 here and p, q there: .*elements:"):
+        Mapping().ordered(here, there)
+    turned = Mapping.parse({"obs": {"state": {"name": "state", "elements": ["q2", "q1"]}}})
+    assert turned.ordered(here, there).source("state").order == (1, 0)
     with pytest.raises(ConfigError, match="scale has 3 numbers, the observation 2"):
         require_names(here, Mapping.parse({"obs": {"state": {"name": "s", "scale": [1, 2, 3]}}}))
     with pytest.raises(ConfigError, match="elements are q1, q3, the observation has q1, q2"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,11 +13,13 @@ import torch
 from gymnasium import spaces
 from torch.nn import Conv2d
 
+import embodied as em
 from embodied.core.errors import ContractError
 from embodied.core.native import Native, picked
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.spaces import achieved, action_of, entries
 from embodied.policies.networks.encoders import Encoder
+from tests.builders import make_policy, python
 from tests.toy_envs import batched
 
 F32, F64, I64, U8 = np.float32, np.float64, np.int64, np.uint8
@@ -218,6 +221,37 @@ def test_one_observation_and_a_batch_are_the_same_numbers(space: spaces.Space[An
         if entry.leaf.is_symbol:
             assert value.min() >= 0 and (value <= torch.tensor(entry.leaf.high)).all()
     assert len(ACTIONS) + len(PICTURES) + len(NUMBERS) >= 40
+
+
+SEEN = [*NUMBERS, *(box(low, high, shape, kind) for shape, kind, low, high, _ in PICTURES)]
+PAIRS = [(seen, ACTIONS[place % len(ACTIONS)]) for place, seen in enumerate(SEEN)]
+ELSEWHERE = """
+import sys
+import embodied as em
+from tests.envs.test_spaces import PAIRS
+for number, (seen, _) in enumerate(PAIRS):
+    seen.seed(0)
+    print(repr(em.load(f"{sys.argv[1]}/{number}").predict(seen.sample())))
+"""
+
+
+def test_an_agent_acts_in_every_space_and_is_the_same_in_another_process(tmp_path: Path) -> None:
+    said: list[str] = []
+    for number, (seen, acted) in enumerate(PAIRS):
+        native = Native(entries(seen, "state", "it"), action_of(acted, "it"))
+        kind = "gaussian.Gaussian" if native.act.leaf.is_continuous else "categorical.Categorical"
+        agent = em.Agent(make_policy(kind, native.spec(0.1), hidden=[8]))
+        em.save(agent, tmp_path / str(number))
+        seen.seed(0)
+        obs = [seen.sample() for _ in range(3)]
+        action = agent.predict(obs[0])
+        assert action in acted, f"{action!r} is not in {acted}"
+        agent.reset()
+        several = agent.predict(batched(seen, obs))
+        assert all(native.act.one(several, row) in acted for row in range(3))
+        said.append(repr(action))
+    done = python("-c", ELSEWHERE, tmp_path)
+    assert done.stdout == "".join(f"{each}\n" for each in said), done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

@@ -216,9 +216,11 @@ ELEMENTS = "action: {elements: [x, y]}"
     ("text", "says"),
     [
         (
+            "obs: {state: {name: state, elements: [x, y]}}\n"
             "action: {low: [-1, -1], high: [1, 1], elements: [x, y]}",
             r"beyond the mapping's action.low.*45",
         ),
+        (ELEMENTS, "obs.state is x, y here and x.pos, y.pos there: write state: {name: state, "),
         ("action: {low: [-1], high: [1]}", "should have 2 numbers"),
         (f"obs: {{state: observation.tip}}\n{ELEMENTS}", "there is no tip .*NAME_THERE"),
         ("obs: {stat: observation.state}", 'obs.stat is no observation here.*"state"'),
