@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -50,31 +51,23 @@ DATA = {
 """The class of `data` in each training regime."""
 
 
-ALIASES = {
-    **dict.fromkeys(("total_timesteps", "timesteps", "max_steps", "num_train_steps"), "steps"),
-    **dict.fromkeys(("output", "output_dir", "save_dir", "log_dir"), "out"),
-    **dict.fromkeys(("dataset", "data_path", "demo_path"), "demos"),
-    **dict.fromkeys(("algo", "algorithm", "agent"), "learner"),
-    "env_id": "env",
-    "learning_rate": "lr",
-    "n_envs": "num_envs",
-    "net_arch": "policy.hidden",
-    "buffer_size": "data.replay_size",
-    "learning_starts": "data.warmup_steps",
-    "eval_freq": "eval_every",
-    "save_freq": "save_every",
-    "n_eval_episodes": "eval.episodes",
-    "checkpoint": "init",
-}
-"""Other libraries' names of settings, and ours."""
-
-
 @dataclass(frozen=True)
 class Composition:
     """`node`: plain nested dicts; `choices`: the chosen option of every group."""
 
     node: Node
     choices: Mapping[str, str | None]
+
+
+@cache
+def other_words() -> dict[str, dict[str, Any]]:
+    """What other libraries' words are here."""
+    return yaml.safe_load(Path(__file__).with_name("other_words.yaml").read_text())
+
+
+def ours(kind: str, word: str) -> str:
+    """Which of our "settings", Python "keywords" or "names" other libraries' `word` is, or ""."""
+    return next((here for here, theirs in other_words()[kind].items() if word in theirs), "")
 
 
 def search_folders(given: Sequence[Path | str] = ()) -> list[Path]:
@@ -387,7 +380,7 @@ def _stray(
     except ConfigError:
         node = top
     parts = {part: value for part, value in node.items() if isinstance(value, Mapping)}
-    meant = ALIASES.get(key, key)
+    meant = ours("settings", key) or key
     places = [
         (setting, f"{part}.{setting}")
         for part, value in parts.items()

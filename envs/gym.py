@@ -244,9 +244,10 @@ class Gym(VecEnv):
         return sized[0].permute(1, 2, 0).round().to(torch.uint8)
 
     def describe(self, row: int = 0) -> str:
-        values = {name: value[row].tolist() for name, value in self._now.items()}
-        shown = ", ".join(f"{name} = {value}" for name, value in values.items())
-        return f"{self.config.text or self.config.id}: {shown}"
+        values = {name: value[row].double().numpy() for name, value in self._now.items()}
+        lists = {name: np.array2string(each, precision=3) for name, each in values.items()}
+        shown = ", ".join(f"{name} = {' '.join(each.split())}" for name, each in lists.items())
+        return f"{(self.config.text or self.config.id).rstrip('.')}: {shown}"
 
     def close(self) -> None:
         for env in self.envs:

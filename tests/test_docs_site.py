@@ -82,12 +82,12 @@ def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -
         browser.wait("document.querySelector('.md-search-result__meta').innerText.includes('Type')")
         browser.send("Input.insertText", text="Setter-Solver")
         browser.wait("document.querySelector('.md-search-result__link').innerText")
-        for name in ("index", "options/env", "options/learner/sac", "what_works", "evidence"):
-            page = (site / f"{name}.html").as_uri()
-            browser.send("Page.navigate", url=page)
-            browser.wait(f"location.href === '{page}' && document.readyState === 'complete'")
-            for width in (1400, 375):
-                browser.resize(width, 800, mobile=width < 400)
+        for width in (1400, 375):
+            browser.resize(width, 800, mobile=width < 400)
+            for name in ("options/env", "options/learner/sac", "what_works", "evidence", "index"):
+                page = (site / f"{name}.html").as_uri()
+                browser.send("Page.navigate", url=page)
+                browser.wait(f"location.href === '{page}' && document.readyState === 'complete'")
                 assert browser.run("document.documentElement.scrollWidth") <= width, name
 
 

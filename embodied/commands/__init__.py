@@ -199,11 +199,14 @@ def require_at_least(node: Node, least: Mapping[str, float]) -> None:
             raise ConfigError(f"{key}={value} should be at least {low:g}")
 
 
-@cache
 def answer(kind: str, word: str) -> str:
     """What to write in place of one of other libraries' "keywords" or "names"; "" if unknown."""
-    table = yaml.safe_load((Path(__file__).parent / "other_words.yaml").read_text())[kind]
-    return next((f": write {ours}" for ours, theirs in table.items() if word in theirs), "")
+    from embodied.compose import other_words, ours
+
+    here = ours(kind, word)
+    if kind == "keywords" and (setting := ours("settings", word)):
+        here = other_words()["python"].get(setting, f"{setting}=...")
+    return here and f": write {here}"
 
 
 def mistake(error: Exception) -> str | None:

@@ -19,8 +19,6 @@ from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
 
 SPEEDS = (0.1, 5.0)
-END_PAUSE = 0.8
-"""How long the end of an episode is shown, s."""
 FRAME = 1 / 30
 
 
@@ -62,7 +60,7 @@ class Controls(PageThread):
 
     @in_thread
     def play(self) -> None:
-        """Play at `speed` times real time."""
+        """Play at `speed` times real time; at the end of an episode, the next one."""
         self.playing, self._due, self.problem = True, time.monotonic(), ""
         self.page.changed()
 
@@ -209,11 +207,12 @@ class Controls(PageThread):
             self.page.changed()
 
     def _advance(self) -> None:
-        """Take a step and set when the next one is due (later, if the machine is too slow)."""
+        """Take a step and set when the next one is due (later, if the machine is too slow); the
+        end of an episode stays until the next one is asked for."""
         self._advance_session()
-        session = self.session
-        wait = END_PAUSE if session.live and session.over else session.spec.dt / self.speed
-        self._due = max(self._due + wait, time.monotonic() - FRAME)
+        if self.session.live and self.session.over:
+            self.playing = False
+        self._due = max(self._due + self.session.spec.dt / self.speed, time.monotonic() - FRAME)
 
     def _advance_session(self) -> None:
         self.session.advance()

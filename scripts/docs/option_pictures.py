@@ -38,7 +38,7 @@ def main(folder: Path, names: list[str]) -> None:
     for name in names or options("env", search_folders()):
         try:
             drawn = picture(name)
-        except (Exception, SystemExit) as error:  # of any simulator's
+        except Exception as error:  # any simulator's
             print(f"{name}: no picture: {mistake(error) or repr(error)}", flush=True)
             continue
         drawn.save(folder / "env" / f"{name}.webp", quality=72, method=6)

@@ -32,10 +32,11 @@ def alone(env: VecEnv) -> Session:
 
 
 def play(session: Session, seed: int) -> Session:
-    """The whole episode of `seed`."""
+    """The whole episode of `seed`, at its end."""
     session.reset(seed)
     while not session.over:
         session.advance()
+    session.seek(session.length - 1)
     return session
 
 

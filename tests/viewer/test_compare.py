@@ -125,6 +125,15 @@ def test_the_history_of_a_run_and_its_checkpoints(runs: list[Path], server: Vise
     assert picked == ["checkpoint 00000100", "checkpoint 00000150"]
 
 
+def test_a_history_of_returns_has_a_range_before_a_checkpoint_is_chosen(
+    tmp_path: Path, server: ViserServer
+) -> None:
+    lines = (f'{{"step": {step}, "eval/return": {step - 400}}}\n' for step in (100, 300))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    shown = Checkpoints(server, Run({}, None, (), tmp_path, tmp_path), lambda _: None)
+    assert shown.plot.scales["y"]["range"] == (-310.0, -90.0)
+
+
 def test_where_the_teacher_sampled_is_a_picture(tmp_path: Path) -> None:
     assert density_of(tmp_path, ("x", "y")) is None
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: media)")

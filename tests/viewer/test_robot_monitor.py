@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -35,6 +36,8 @@ from embodied.viewer.robot.app import (
     code,
     monitor,
     plan_joints,
+    safety,
+    shaping,
 )
 from embodied.viewer.robot.monitor import RobotMonitor, WatchedMailbox
 from tests.builders import exit_of
@@ -317,6 +320,13 @@ def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
     assert past.times().tolist() == [0.5]
     trail = past.trail()
     assert trail is not None and trail.tolist() == [[0, 0, 0], [0.1, 0.1, 0.1]]
+
+
+def test_limits_of_rate_are_no_interventions() -> None:
+    state = {"counts": np.array([0, 95]), "tick": np.int64(100)}
+    seen: Any = SimpleNamespace(state=state, stages=("workspace", "limits"))
+    assert safety(seen) == "no interventions"
+    assert shaping(seen) == "limits of rate in 95% of ticks"
 
 
 def test_the_plan_is_what_is_left_of_the_chunk() -> None:

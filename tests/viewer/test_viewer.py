@@ -123,6 +123,18 @@ def test_playing_goes_on_and_pausing_stops(viewer: Viewer) -> None:
         viewer.set_speed(9)
 
 
+def test_playing_stops_at_the_end_and_goes_on_with_the_next_seed(viewer: Viewer) -> None:
+    viewer.choose("zero")
+    viewer.step(viewer.session.env.horizon - 2)
+    seed = viewer.session.episode.seed
+    viewer.play()
+    wait_until(lambda: not viewer.playing)
+    assert viewer.session.over and viewer.session.episode.seed == seed
+    viewer.play()
+    wait_until(lambda: viewer.session.episode.seed == seed + 1)
+    viewer.pause()
+
+
 def test_the_end_is_shown_before_the_next_seed_begins(viewer: Viewer) -> None:
     viewer.choose("zero")
     viewer.step(viewer.session.env.horizon - 1)

@@ -289,8 +289,7 @@ class Checkpoints:
             label="checkpoints", stroke=COLOURS[0], width=0, points=_points(True, 5)
         )
         mine = uplot.Series(label="current", stroke="#b85c00", width=0, points=_points(True, 11))
-        ends = (-0.03, 1.03) if history.measure.endswith("success") else None
-        y = uplot.Scale(auto=True) if ends is None else uplot.Scale(auto=False, range=ends)
+        y = uplot.Scale(auto=False, range=_ends(history))
         return server.gui.add_uplot(
             self._data(history, ""),
             (uplot.Series(label="step"), line, *edge, marks, mine),
@@ -300,6 +299,16 @@ class Checkpoints:
             legend=uplot.Legend(show=False),
             padding=(10, 24, 0, 0),
         )
+
+
+def _ends(history: History) -> tuple[float, float]:
+    """The vertical range of a history. One that the plot finds by itself is empty where a series,
+    as the checkpoint that acts, has no number."""
+    if history.measure.endswith("success"):
+        return -0.03, 1.03
+    low, high = min(history.low), max(history.high)
+    margin = 0.05 * (high - low) or 1.0
+    return low - margin, high + margin
 
 
 def _points(show: bool, size: float = 0) -> uplot.Series_Points:

@@ -156,6 +156,8 @@ def places_in(where: Mapping[str, int]) -> list[str]:
     ]
 
 
+SHAPING = "limits"
+"""The stage that keeps rates. It acts in most ticks of a normal motion: no intervention."""
 NOTES = 8
 INDENT, WIDTH = 10, 35
 """Characters of a name, and of a line in the panel of a telephone."""
@@ -204,6 +206,7 @@ def figures(monitor: RobotMonitor, rate: float) -> str:
         row("policy", policy(monitor)),
         row("", str(monitor.status.get("acting", about.policy))),
         row("safety", safety(monitor)),
+        row("shaping", shaping(monitor)),
     ]
     if "recorder" in monitor.status:
         lines.append(row("recorder", recorder(monitor.status["recorder"])))
@@ -232,12 +235,20 @@ def policy(monitor: RobotMonitor) -> str:
 
 
 def safety(monitor: RobotMonitor) -> str:
-    """The safety stages that intervened, with the number of ticks."""
+    """The safety stages that intervened, with the number of ticks; limits of rate apart."""
     if monitor.state is None:
         return ""
     pairs = zip(monitor.stages, monitor.state["counts"], strict=True)
-    acted = [f"{name} {int(count)}" for name, count in pairs if count]
+    acted = [f"{name} {int(count)}" for name, count in pairs if count and name != SHAPING]
     return ", ".join(acted) if acted else "no interventions"
+
+
+def shaping(monitor: RobotMonitor) -> str:
+    """In how many ticks the limits of rate shaped the target."""
+    if monitor.state is None or SHAPING not in monitor.stages:
+        return ""
+    count = int(monitor.state["counts"][monitor.stages.index(SHAPING)])
+    return f"limits of rate in {count / max(int(monitor.state['tick']), 1):.0%} of ticks"
 
 
 def recorder(about: dict[str, Any]) -> str:
@@ -380,9 +391,10 @@ class RobotPage(Parts):
         if self.folder is not None:
             self.folder.remove()
         self.folder = self.server.gui.add_folder("Last two minutes")
-        stages = list(self.history.stages)
+        self.shown = [stage for stage in self.history.stages if stage != SHAPING] or [SHAPING]
         with self.folder:
-            self.interventions = plot(self.server, "interventions (% of ticks)", stages, 150, None)
+            title = "interventions (% of ticks)"
+            self.interventions = plot(self.server, title, self.shown, 150, None)
             self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
         if self.scene is not None:
             self.scene.root.remove()
@@ -467,7 +479,7 @@ class RobotPage(Parts):
         times = self.history.times()
         self.interventions.data = (
             times,
-            *(self.history.intervention_share(stage) for stage in self.history.stages),
+            *(self.history.intervention_share(stage) for stage in self.shown),
         )
         for name, handle in self.plots.items():
             handle.data = (times, self.history.curve(name))

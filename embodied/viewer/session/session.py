@@ -63,6 +63,8 @@ class Session(Player):
         for each in self.sessions:
             each.task = self.task
             each.start_episode(seed)
+            while each.counts == "episode" and not each.episode.end:
+                each.step()  # a recording is on the time line at once
         self._set_index(0)
 
     def advance(self) -> None:
