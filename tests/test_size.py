@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 117_600,  # lines of embodied, envs, policies, real_robot
+    "product": 118_300,  # lines of embodied, envs, policies, real_robot
     "tests": 79_500,  # lines
     "frames": 9,  # of our own functions, from the command line to SAC's optimiser step
     "files": 82,  # of ours that are entered before that step

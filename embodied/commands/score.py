@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
     from embodied.datasets.lerobot.reader import Episodes
     from embodied.evaluation.off_policy import Config, Estimates
 
-ESTIMATORS = ("fqe", "pdis", "dr")
-FIRST = 10_000
-"""Seed of the held-out initial states, as in `embodied eval`."""
+FIRST = 10_000  # seed of the held-out initial states, as in `embodied eval`
 
 
 def run(args: argparse.Namespace) -> None:
@@ -29,30 +28,35 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("embodied score policies=[RUN,RUN,...] demos=DIR [truth=100 k=2]")
     require_folders(runs)
     require_datasets(demos)
+    from embodied.buffers.weighted import returns
     from embodied.core.build import parse
     from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.datasets.transitions import in_order_of, joined
+    from embodied.evaluation import portfolio
     from embodied.evaluation.off_policy import Config
 
-    names = [field.name for field in fields(Config)]
-    own = [word for word in words if word.partition("=")[0] in names]
-    truth, words = whole([word for word in words if word not in own], "truth", 0)
-    k, words = whole(words, "k", 2)
-    if words and not truth:
-        raise ConfigError(f"{words[0]} has no effect without truth=EPISODES")
-    if not 2 <= k <= len(runs) + 1:
-        raise ConfigError(f"k={k} is not in 2..{len(runs) + 1} (the policies and the behaviour)")
-    given = [word.partition("=") for word in own]
-    config = parse(Config, {key: yaml.safe_load(value) for key, _, value in given}, "score")
+    pairs = [word.partition("=") for word in words]
+    given = {key: yaml.safe_load(value) for key, _, value in pairs}
+    settings: list[dict[str, object]] = []
+    for kind in (Config, portfolio.Config):
+        known = given.keys() & {field.name for field in fields(kind)}
+        settings.append({key: given.pop(key) for key in known})
+    config = parse(Config, settings[0], "score")
+    trial = parse(portfolio.Config, settings[1], "score")
+    if given and not trial.truth:
+        raise ConfigError(f"{min(given)} has no effect without truth=EPISODES")
+    portfolio.choice([0.0] * len(runs), 0.0, trial.k)  # ConfigError before the work begins
     parts = [read_episodes(local_folder(path)) for path in demos]
     episodes = joined([in_order_of(part, parts[0].spec, "demos") for part in parts])
     found = scores(runs, episodes, config)
-    behaviour, true = behaviour_value(episodes, config.gamma), None
-    if truth:
-        true = [played(run, words, args.config_dir, truth, config.gamma) for run in runs]
-    print_scores(runs, found, behaviour, true)
-    print_portfolios(runs, found, behaviour, true, k)
+    behaviour = returns(episodes, config.gamma).mean().item()
+    more = [word for word in words if word.partition("=")[0] in given]
+    true = [
+        played(run, more, args.config_dir, trial.truth, config.gamma)
+        for run in (runs if trial.truth else ())
+    ]
+    show(runs, found, behaviour, true, trial.k)
 
 
 def listed(words: list[str], name: str) -> tuple[list[str], list[str]]:
@@ -60,16 +64,6 @@ def listed(words: list[str], name: str) -> tuple[list[str], list[str]]:
     value, rest = take(words, name)
     folders = value.strip("[]").split(",") if value else []
     return [folder.strip() for folder in folders if folder.strip()], rest
-
-
-def whole(words: list[str], name: str, usual: int) -> tuple[int, list[str]]:
-    """The whole number of NAME=N, and the other words."""
-    value, rest = take(words, name)
-    if value is None:
-        return usual, rest
-    if not value.isdecimal():
-        raise ConfigError(f"{name}={value} should be a whole number")
-    return int(value), rest
 
 
 def scores(runs: Sequence[str], episodes: Episodes, config: Config) -> list[Estimates]:
@@ -90,17 +84,9 @@ def scores(runs: Sequence[str], episodes: Episodes, config: Config) -> list[Esti
     return found
 
 
-def behaviour_value(episodes: Episodes, gamma: float) -> float:
-    from embodied.buffers.weighted import returns
-
-    return returns(episodes, gamma).mean().item()
-
-
 def played(path: str, words: list[str], folders: list[str], episodes: int, gamma: float) -> float:
     """The mean discounted return of a run's policy in `episodes` episodes of its environment, or
     the one that the words of a command line name."""
-    from itertools import islice
-
     import torch
 
     from embodied.commands.eval import run_subject
@@ -116,50 +102,37 @@ def played(path: str, words: list[str], folders: list[str], episodes: int, gamma
         rewards = [episode["reward"].double() for episode, _ in made]
     finally:
         env.close()
-    values = [(each * gamma ** torch.arange(len(each))).sum().item() for each in rewards]
-    return sum(values) / len(values)
+    return sum((r * gamma ** torch.arange(len(r))).sum().item() for r in rewards) / episodes
 
 
-def print_scores(
-    runs: Sequence[str], found: Sequence[Estimates], behaviour: float, true: list[float] | None
-) -> None:
-    """A table of the policies, in the order given."""
-    rows = [
-        (name, *(f"{getattr(each, key):.3f}" for key in ESTIMATORS), f"{each.effective:.1f}")
-        for name, each in zip(runs, found, strict=True)
-    ]
-    rows.append(("the recordings", *[f"{behaviour:.3f}"] * len(ESTIMATORS), ""))
-    heads = ("policy", *(name.upper() for name in ESTIMATORS), "effective episodes")
-    if true is not None:
-        heads = (*heads, "true")
-        rows = [(*row, f"{value:.3f}") for row, value in zip(rows, [*true, behaviour], strict=True)]
-    print_rows(heads, rows)
-
-
-def print_portfolios(
+def show(
     runs: Sequence[str],
     found: Sequence[Estimates],
     behaviour: float,
-    true: list[float] | None,
+    true: Sequence[float],
     k: int,
 ) -> None:
-    """What each estimator would try; with true values, how good these choices are."""
-    from embodied.evaluation.portfolio import portfolio
+    """Print the estimates, and which `k` policies each estimator would try; with `true` values,
+    how good these choices are."""
+    from embodied.evaluation.portfolio import choice, portfolio
     from embodied.nn.statistics import spearman
 
-    rows: list[tuple[Any, ...]] = []
-    for name in ESTIMATORS:
+    names, last = [*runs, "the recordings"], [f"{value:.3f}" for value in [*true, behaviour]]
+    rows = [(f"{e.fqe:.3f}", f"{e.pdis:.3f}", f"{e.dr:.3f}", f"{e.effective:.1f}") for e in found]
+    rows.append(("", "", "", ""))
+    columns = last if true else [""] * len(runs) + last
+    lines = zip(names, rows, columns, strict=True)
+    heads = ("policy", "FQE", "PDIS", "DR", "effective episodes", "true")
+    print_rows(heads, [(name, *row, value) for name, row, value in lines])
+    tries: list[tuple[str, ...]] = []
+    for name in ("fqe", "pdis", "dr"):
         estimates = [float(getattr(each, name)) for each in found]
-        names = [*runs, "the recordings"]
-        ordered = sorted(zip([*estimates, behaviour], names, strict=True), key=lambda p: -p[0])
-        chosen = ", ".join(Path(path).name for _, path in ordered[:k])
-        if true is None:
-            rows.append((name.upper(), chosen))
-            continue
-        one = portfolio(estimates, true, behaviour, k)
-        numbers = (one.sharpe, one.gain, one.std, one.best, one.worst, one.regret, one.unsafe)
-        rank = spearman(estimates, true)
-        rows.append((name.upper(), chosen, *(f"{number:.3g}" for number in (*numbers, rank))))
-    heads = ("estimator", f"the {k} to try")
+        tried = ", ".join(Path(names[i]).name for i in choice(estimates, behaviour, k))
+        numbers: tuple[float, ...] = ()
+        if true:
+            p = portfolio(estimates, true, behaviour, k)
+            numbers = (p.sharpe, p.gain, p.std, p.best, p.worst, p.regret, p.unsafe)
+            numbers = (*numbers, spearman(estimates, true))
+        tries.append((name.upper(), tried, *(f"{number:.3g}" for number in numbers)))
     more = (f"SharpeRatio@{k}", "gain", "std", "best", "worst", "regret", "unsafe", "Spearman")
-    print_rows(heads if true is None else (*heads, *more), rows)
+    print_rows(("estimator", f"the {k} to try", *(more if true else ())), tries)

@@ -164,7 +164,8 @@ def evaluated_critic(spec: Spec, rows: Tensors, later: Tensor, config: Config) -
     critic.encoder.fit(rows)
     target = copy.deepcopy(critic).requires_grad_(False)
     adam = Adam(critic.parameters(), config.lr)
-    trained, followed = list(critic.parameters()), list(target.parameters())
+    trained: list[Tensor] = list(critic.parameters())
+    followed: list[Tensor] = list(target.parameters())
     for _ in range(config.updates):
         some = torch.randint(len(later), (config.batch_size,))
         batch = take(rows, some)

@@ -14,9 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import Annotated
+
+from embodied.core.bounds import Bound, CountOrZero
+from embodied.core.build import ConfigError
 
 SAFE = 0.9
 """A policy below this share of the behaviour policy's value is a bad one to try."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the choice of policies to try."""
+
+    k: Annotated[int, Bound(2)] = 2  # policies that are chosen
+    truth: CountOrZero = 0  # episodes in which each policy is played, for its true value (0: none)
 
 
 @dataclass(frozen=True)
@@ -40,19 +52,22 @@ class Portfolio:
         return 0.0 if not self.gain else float("inf") * self.gain
 
 
+def choice(estimates: Sequence[float], behaviour: float, k: int) -> list[int]:
+    """The numbers of the k policies with the highest estimates, the best first. The last number is
+    the behaviour policy, estimated by its value. ConfigError for more than there are."""
+    values = [*estimates, behaviour]
+    if k > len(values):
+        raise ConfigError(f"k={k}: there are {len(values)} policies, the behaviour policy included")
+    return sorted(range(len(values)), key=lambda i: -values[i])[:k]
+
+
 def portfolio(
     estimates: Sequence[float], true: Sequence[float], behaviour: float, k: int
 ) -> Portfolio:
-    """The choice of k policies, 2 or more, by their `estimates`. The behaviour policy, which is
-    estimated by its value, may be one of them. ValueError for other k."""
-    if not 2 <= k <= len(true) + 1:
-        raise ValueError(f"k={k} is not in 2..{len(true) + 1}")
-    pairs = sorted(
-        zip([*estimates, behaviour], [*true, behaviour], strict=True),
-        key=lambda pair: -pair[0],
-    )
-    chosen = [value for _, value in pairs[:k]]
-    spread = max(*true, behaviour) - min(*true, behaviour)
+    """The choice of k policies by their `estimates`, of the `true` values."""
+    values = [*true, behaviour]
+    chosen = [values[i] for i in choice(estimates, behaviour, k)]
+    spread = max(values) - min(values)
     least = behaviour - (1 - SAFE) * abs(behaviour)
     return Portfolio(
         best=max(chosen),
@@ -60,6 +75,6 @@ def portfolio(
         mean=fmean(chosen),
         std=pstdev(chosen),
         gain=max(chosen) - behaviour,
-        regret=(max(*true, behaviour) - max(chosen)) / spread if spread else 0.0,
+        regret=(max(values) - max(chosen)) / spread if spread else 0.0,
         unsafe=sum(value < least for value in chosen) / k,
     )

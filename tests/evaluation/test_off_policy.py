@@ -66,8 +66,8 @@ def test_portfolios_by_hand() -> None:
     assert portfolio([3.0, 2.0], [2.0, 2.0], 2.0, 2).sharpe == 0
     assert portfolio([3.0, 3.0], [4.0, 4.0], 2.0, 2).sharpe == float("inf")
     assert portfolio([3.0, 3.0], [4.0, 4.0], 5.0, 2).unsafe == 0.5, "the behaviour is in front"
-    with pytest.raises(ValueError, match="k=1"):
-        portfolio(estimates, true, behaviour, 1)
+    with pytest.raises(ConfigError, match="there are 4 policies"):
+        portfolio(estimates, true, behaviour, 5)
 
 
 def chain(episodes: int, seed: int = 0) -> Episodes:
@@ -127,6 +127,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
     shown = says("gamma=1")
     assert all(word in shown for word in ("FQE", "PDIS", "DR", "the recordings", "the 2 to try"))
-    for words, wrong in (("k=1", "k=1 is not in 2..3"), ("env=two_gap", "without truth")):
+    for words, wrong in (
+        ("k=1", "at least 2"),
+        ("k=4", "are 3 policies"),
+        ("env=two_gap", "without truth"),
+    ):
         with pytest.raises(ConfigError, match=wrong):
             says(words)
