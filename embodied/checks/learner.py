@@ -12,6 +12,7 @@ import torch
 from embodied.checks.check import checks_of, from_file, require
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.config_fields import complete
+from embodied.core.env import REAL
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import extra_columns
 from embodied.core.spec import Leaf, Spec
@@ -100,6 +101,8 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     }
     if learner.uses_executed_steps:
         rows["executed_steps"] = torch.full((n,), learner.policy.chunk)
+    if REAL in extra_columns(learner):
+        rows[REAL] = torch.arange(n) % 2 == 0
     if "source" in extra_columns(learner):
         rows["source"] = torch.arange(n) % 2
     return rows | {key: foreseen[key] for key in learner.columns}
