@@ -18,7 +18,7 @@ from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.device import compared
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import REAL, Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
 from embodied.core.reward import Stateful, extra_columns
@@ -344,6 +344,8 @@ class OffPolicyLoop:
     def _step(self) -> tuple[Tensors, Step]:
         """One step of all parallel envs; returns the transitions that it completed."""
         rows, step = self.collector.step()
+        if rows and REAL in extra_columns(self.learner) and REAL not in rows:
+            rows[REAL] = torch.zeros_like(rows["reward"], dtype=torch.bool)
         if rows and (missing := set(extra_columns(self.learner)) - set(rows)):
             raise ConfigError(
                 f"this learner needs {min(missing)} of each step, which this environment does not "
