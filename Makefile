@@ -48,6 +48,7 @@ bench: setup
 
 evidence: setup
 	$(BIN)/python -m benchmarks.evidence
+	$(BIN)/python -m benchmarks.papers
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -238,17 +240,24 @@ def write_table() -> None:
 
 def table(head: str, withdrawn: bool) -> str:
     """The page below `head` of the studies that stand, or of the others, from their JSON."""
-    facts = [f for f in results().values() if bool(f["withdrawn"]) == withdrawn]
+    known = {n: f for n, f in results().items() if bool(f["withdrawn"]) == withdrawn}
     lines = [
         head + HEADS,
-        *[line for f in facts for line in rows(f)],
+        *[line for name, f in known.items() for line in linked(name, f)],
         "",
         "## What each study shows, and its limits",
         "",
-        *[limits(f) for f in facts],
+        *[limits(f) for f in known.values()],
         "",
     ]
     return "\n".join(lines)
+
+
+def linked(name: str, facts: dict[str, Any]) -> Iterator[str]:
+    """The table rows of a study; those of its own metric have an anchor (STUDY, STUDY-VARIANT)."""
+    anchors = [name, *[f"{name}-{variant}" for variant in facts.get("also", {})]]
+    for anchor, line in zip_longest(anchors, rows(facts)):
+        yield f'| <a id="{anchor}"></a>{line[2:]}' if anchor else line
 
 
 def notes(study: Study) -> list[str]:

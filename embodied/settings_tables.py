@@ -1,4 +1,4 @@
-"""Tables of settings for people: of one option, and of a command (configs/train.yaml).
+"""Tables for people: settings of an option and of a command (configs/train.yaml), and papers.
 
 Values are those of the YAML file, else the defaults of the class. What a setting is says the
 comment on its field's line; a key that no class has, the comment in the YAML file.
@@ -17,10 +17,14 @@ from pathlib import Path
 import yaml
 
 from embodied.compose import DATA, PRIMARY, options, search_folders
-from embodied.core.build import Node
+from embodied.core.bounds import Count
+from embodied.core.build import Node, parse
 from embodied.core.config_fields import Setting, fields_of, in_words, settings_of
+from embodied.core.saved_node import parse_yaml
 
 WIDTH = 100
+PAPER = re.compile(r"^# paper:\n(?:#  .*\n)+", re.MULTILINE)
+ARCHIVES = {"arXiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}
 LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w\"]+): *(?P<value>[^#]*?) *(?:# *(?P<says>.*))?$")
 
 
@@ -32,6 +36,48 @@ class Row:
     value: str
     says: str
     kind: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A published system that an option implements: a `# paper:` block of its YAML file, which is
+    YAML in comments, as no setting of a run is in it."""
+
+    title: str
+    year: Count
+    id: str  # arXiv:NUMBER, doi:NUMBER or an address
+    run: str  # the command that runs it; DIR and RUN are folders of the user's
+    evidence: tuple[str, ...]  # anchors of the evidence pages: STUDY, or STUDY-VARIANT
+    differs: str  # what differs from the paper, as far as it is known
+
+    @property
+    def address(self) -> str:
+        archive, _, number = self.id.partition(":")
+        return f"{ARCHIVES[archive]}{number}" if archive in ARCHIVES else self.id
+
+
+def papers(file: Path) -> list[Paper]:
+    """The published systems of an option. ConfigError for a field that is missing or unknown."""
+    blocks = [re.sub("^# ?", "", each, flags=re.M) for each in PAPER.findall(file.read_text())]
+    return [parse(Paper, parse_yaml(each, str(file))["paper"], f"{file}, paper") for each in blocks]
+
+
+def published(folders: Sequence[Path]) -> list[tuple[str, Path, Paper]]:
+    """Every published system of the options in `folders`, with its group and file, sorted."""
+    places = (place for folder in folders for place in folder.iterdir() if place.is_dir())
+    groups = sorted({place.name for place in places})
+    files = [(group, file) for group in groups for file in options(group, folders).values()]
+    return [(group, file, paper) for group, file in files for paper in papers(file)]
+
+
+def paper_rows(folders: Sequence[Path]) -> Iterator[Row]:
+    """Of every published system: its option, then a line each of what is known about it."""
+    for group, file, paper in published(folders):
+        yield Row(f"{group}={file.stem}", "", f"{paper.title} ({paper.year}, {paper.id})")
+        evidence = f"docs/papers.md, {', '.join(paper.evidence)}"
+        differs = f"differs from the paper: {paper.differs}"
+        for line in (sentence(file), paper.run, f"evidence: {evidence}", differs):
+            yield Row("", "", line)
 
 
 def option_rows(group: str, file: Path) -> list[Row]:
@@ -159,7 +205,7 @@ def found_options(name: str, folders: Sequence[Path | str]) -> list[tuple[str, P
 
 def sentence(file: Path) -> str:
     """The description of an option: the first comment of its YAML, else its module's docstring."""
-    text = file.read_text()
+    text = PAPER.sub("", file.read_text())
     comments = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
     for comment in comments:
         if not comment.startswith("@package"):

@@ -301,7 +301,7 @@ def test_a_small_study_from_command_to_table(
     table = (tmp_path / "evidence.md").read_text()
     assert "two: 12 (10, 11, 12, 13, 14) | 10 | 10 [10, 10]; P 100% [100%, 100%] |" in table
     half = "one: 2 (0, 1, 2, 3, 4) | half: 5 (5, 5, 5, 5, 5) | 5 |"
-    assert f"| half as much | writing numbers | 5 | {half}" in table
+    assert f'| <a id="tiny-half"></a>half as much | writing numbers | 5 | {half}' in table
     assert "| more | the same; y | 5 | one: -1 (-1, -1, -1, -1, -1) |" in table
 
 

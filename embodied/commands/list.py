@@ -87,7 +87,7 @@ GROUPED = 20  # groups of more options are shown by the package of their classes
 
 def run(args: argparse.Namespace) -> None:
     from embodied.compose import options, search_folders
-    from embodied.settings_tables import found_options
+    from embodied.settings_tables import found_options, paper_rows, published, table
 
     folders = search_folders(args.config_dir)
     groups = {p.name for folder in folders for p in folder.iterdir() if any(p.glob("*.yaml"))}
@@ -95,9 +95,13 @@ def run(args: argparse.Namespace) -> None:
     names = {plural(group): group for group in sorted(groups)}
     if not args.words:
         print("embodied list GROUP shows the options of a group:")
-        print(lines({name: str(len(options(group, folders))) for name, group in names.items()}))
+        counts = {name: len(options(group, folders)) for name, group in names.items()}
+        print(lines({name: str(n) for name, n in counts.items()}))
+        print(f"embodied list papers: the {len(published(folders))} published systems among them")
     for word in args.words:
-        if (group := names.get(word, word)) in groups:
+        if word == "papers":
+            print(table(paper_rows(folders)))
+        elif (group := names.get(word, word)) in groups:
             _print_group(group, options(group, folders))
         elif found := found_options(word, args.config_dir):
             print("\n\n".join(text_of(group, file) for group, file in found))
