@@ -43,8 +43,8 @@ class Paper:
     """A published system that an option implements: a `# paper:` block of its YAML file, which is
     YAML in comments, as no setting of a run is in it."""
 
-    title: str
-    year: Count
+    title: str  # of the paper
+    year: Count  # in which it appeared
     id: str  # arXiv:NUMBER, doi:NUMBER or an address
     run: str  # the command that runs it; DIR and RUN are folders of the user's
     evidence: tuple[str, ...]  # anchors of the evidence pages: STUDY, or STUDY-VARIANT

@@ -108,7 +108,7 @@ class Recorded:
         fit(net.parameters(), loss, config.updates, config.lr, decreasing=True)
         with torch.no_grad():
             error = action - net(obs)
-        return gaussian(error, (error.square().mean(0) + config.bandwidth**2).sqrt())
+        return log_density(error, (error.square().mean(0) + config.bandwidth**2).sqrt())
 
 
 def estimate(policy: Policy, recorded: Recorded) -> Estimates:
@@ -127,7 +127,7 @@ def estimate(policy: Policy, recorded: Recorded) -> Estimates:
         q = critic(under(rows, "obs"), rows["action"]).mean(0)
     error = rows["action"][index, None] - own[index]
     width = torch.full((size,), config.bandwidth)
-    log_pi = gaussian(error, width).logsumexp(1) - math.log(config.samples)
+    log_pi = log_density(error, width).logsumexp(1) - math.log(config.samples)
     weight = weights(recorded.table(log_pi - recorded.density))
     reward, discount, q, v = (
         recorded.table(each[index]) for each in (rows["reward"], rows["discount"], q, value)
@@ -179,10 +179,10 @@ def evaluated_critic(spec: Spec, rows: Tensors, later: Tensor, config: Config) -
     return critic
 
 
-def gaussian(error: Tensor, std: Tensor) -> Tensor:
+def log_density(error: Tensor, std: Tensor) -> Tensor:
     """Log-densities [...] of `error` [..., D] under a Gaussian of standard deviations `std` [D]."""
-    scaled = (error / std).square().sum(-1)
-    return -0.5 * (scaled + error.shape[-1] * math.log(2 * math.pi)) - std.log().sum()
+    squared = (error / std).square().sum(-1)
+    return -0.5 * (squared + error.shape[-1] * math.log(2 * math.pi)) - std.log().sum()
 
 
 def weights(log_ratio: Tensor) -> Tensor:

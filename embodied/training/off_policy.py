@@ -205,13 +205,16 @@ def require_single_steps(config: RunConfig, learner: Learner, policy: Policy) ->
 
 def require_usable(config: RunConfig, learner: Learner) -> None:
     """Raises ConfigError if a setting of `config.data` has no effect in this run."""
-    from embodied.datasets.transitions import OFFLINE_COLUMNS
-
     assert isinstance(config.data, OffPolicy)
     data, demos = config.data, config.demos is not None
     if learner.rows == "chunks":
         raise ConfigError("this learner imitates action chunks; it cannot use a replay buffer")
-    if learner.rows == "pairs" or set(OFFLINE_COLUMNS) & set(extra_columns(learner)):
+    columns = set(extra_columns(learner))
+    if columns:  # the import takes its time
+        from embodied.datasets.transitions import OFFLINE_COLUMNS
+
+        columns &= set(OFFLINE_COLUMNS)
+    if learner.rows == "pairs" or columns:
         raise ConfigError(
             "this learner needs labelled pairs, or the dataset or episode of each step, which only "
             "offline training has: data=offline"

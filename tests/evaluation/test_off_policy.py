@@ -18,7 +18,7 @@ from embodied.evaluation.off_policy import (
     Recorded,
     doubly_robust,
     estimate,
-    gaussian,
+    log_density,
     pdis,
     weights,
 )
@@ -50,7 +50,7 @@ def test_weighted_estimates_by_hand() -> None:
 def test_a_gaussian_by_hand() -> None:
     error, std = torch.tensor([[0.5, -1.0]]), torch.tensor([0.5, 2.0])
     expected = torch.distributions.Normal(0.0, std).log_prob(error).sum(1)
-    torch.testing.assert_close(gaussian(error, std), expected)
+    torch.testing.assert_close(log_density(error, std), expected)
 
 
 def test_portfolios_by_hand() -> None:
