@@ -30,7 +30,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
 from embodied.learners.learner import UNPLANNED, RunPlan, frozen
 from embodied.learners.on_policy import ppo
-from embodied.learners.on_policy.ppo_parts import HasDivergence, clip_loss
+from embodied.learners.on_policy.ppo_parts import HasDivergence, StochasticPolicy, clip_loss
 from embodied.nn.optim import Adam
 from embodied.policies.encoded import MlpPolicy
 
@@ -58,13 +58,15 @@ class Props(ppo.Ppo):
     def __init__(
         self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        if not isinstance(policy, HasDivergence) or not isinstance(policy, MlpPolicy):
+        kinds = (HasDivergence, StochasticPolicy, MlpPolicy)
+        if not all(isinstance(policy, kind) for kind in kinds):
             raise ConfigError(
                 "PROPS needs a policy whose KL divergence is known in closed form: "
                 "policy=diagonal_gaussian or policy=categorical"
             )
-        policy.layers()  # it has the layers that the sampling error needs
         super().__init__(config, policy, spec, run)
+        assert isinstance(policy, MlpPolicy)
+        policy.layers()  # it has the layers that the sampling error needs
         self.keep_batches = config.batches
         self.adapt_every = config.every
         self.behaviour = copy.deepcopy(policy)  # phi
