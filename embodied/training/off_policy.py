@@ -24,6 +24,7 @@ from embodied.core.remembered import pack, unpack
 from embodied.core.reward import Stateful, extra_columns
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, ReportsErrors
+from embodied.nn.networks import Ensemble
 from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import OffPolicy, RunConfig
 from embodied.training.reward_pipeline import RewardPipeline, build_reward, pop_env_reward
@@ -268,6 +269,8 @@ class OffPolicyLoop:
         self.learning = config.warmup_steps == 0  # whether the warm-up is over
         self.update_credit = 0.0
         self.schedule = schedule
+        parts = [part for part in learner.modules() if isinstance(part, Ensemble)]
+        self.watched = [part for part in parts if part.active is not None]
         given = config.utd_ratio
         self.utd_ratio = 0.0 if isinstance(given, dict) else given  # updates per transition, now
         self._set_ratio({})
@@ -373,6 +376,9 @@ class OffPolicyLoop:
         batch = source.sample(self.learner.batch_size)
         env_reward = pop_env_reward(batch)
         metrics = self.learner.update(batch)
+        active = [part.active for part in self.watched if part.active is not None]
+        if active:
+            metrics = {"active_units": torch.stack(active).mean(), **metrics}
         if "index" in batch:
             learner = self.learner
             if not isinstance(learner, ReportsErrors) or learner.priority is None:
