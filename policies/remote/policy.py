@@ -67,7 +67,7 @@ class RemotePolicy(Policy):
         if served is not None and served.listens:
             served = checks.told(served, config.prompt, config.url)
         self.spec = checks.require_fit(spec, served, config.mapping, config.url)
-        self.translation = Translation.of(self.spec, config.mapping, config.prompt)
+        self.translation = Translation.of(self.spec, config.mapping, config.prompt, served)
         self.noise_shape = (0,) if self.offer.noise is None else self.offer.noise
         self.noise_steps = self.offer.noise_steps
         self.chunk = self._probed_chunk()

@@ -30,20 +30,32 @@ class Translation:
 
     @classmethod
     def of(
-        cls, spec: Spec, mapping: AbstractMapping[str, Any] | None, prompt: str | None
+        cls,
+        spec: Spec,
+        mapping: AbstractMapping[str, Any] | None,
+        prompt: str | None,
+        served: Spec | None = None,
     ) -> Translation:
-        """The translation of a `mapping` node (None: the same names and units); ConfigError."""
+        """The translation of a `mapping` node (None: the same names and units) to what the server
+        says it serves (None: it says nothing); ConfigError."""
         parsed = Mapping() if mapping is None else Mapping.parse(mapping, "policy.mapping")
         names = [name for name in spec.obs if not hidden(name)]
         given = (mapping or {}).get("obs") or {}
-        # A server names no elements: those that the mapping lists are its own.
-        own = {parsed.source(name).name: Leaf(spec.obs[name].shape) for name in names}
-        ordered = parsed.ordered(spec, Spec(own, Leaf(spec.act.shape), spec.dt))
+        # Where a server names no elements, those that the mapping lists are its own.
+        known = {} if served is None else served.obs
+        own = {
+            parsed.source(name).name: known.get(
+                _full_name(given.get(name), name), Leaf(spec.obs[name].shape)
+            )
+            for name in names
+        }
+        act = Leaf(spec.act.shape) if served is None else served.act
+        ordered = parsed.ordered(spec, Spec(own, act, spec.dt))
         sources = {
             name: (_full_name(given.get(name), name), ordered.source(name)) for name in names
         }
         action = parsed.action if isinstance(parsed.action, Affine) else None
-        order = parsed.action_order(spec.act, Leaf(spec.act.shape))
+        order = parsed.action_order(spec.act, act)
         return cls(sources, action, prompt, order)
 
     def observations(self, obs: Tensors) -> dict[str, Any]:

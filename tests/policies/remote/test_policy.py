@@ -206,6 +206,16 @@ def test_units_are_converted_by_a_mapping(flow: tuple[Policy, str]) -> None:
     torch.testing.assert_close(got, (wanted - torch.tensor([0.0, 1.0])) / 2)
 
 
+def test_elements_are_joined_by_the_names_that_the_server_says(flow: tuple[Policy, str]) -> None:
+    here, url = flow
+    there = remote_policy(url, replace(SPEC, act=replace(ACT, names=("y", "x"))))
+    obs, noise = observations(SPEC, 3), here.sample_noise(3)
+    got, wanted = (policy.act(obs, policy.initial(3), noise)[0] for policy in (there, here))
+    torch.testing.assert_close(got, wanted.flip(-1))
+    with pytest.raises(ConfigError, match="the action is a, b here and x, y there: write"):
+        remote_policy(url, replace(SPEC, act=replace(ACT, names=("a", "b"))))
+
+
 def test_past_observations_go_through_a_mapping() -> None:
     """By their names and in the units there, from the carry of the policy here."""
     here = policy_of("past")
