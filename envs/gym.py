@@ -7,7 +7,9 @@ per step.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -94,6 +96,7 @@ class Gym(VecEnv):
         self.config = config
         self.num_envs = config.num_envs
         self.envs: list[gymnasium.Env] = []
+        quiet_sdl()
         try:
             for _ in range(config.num_envs):
                 self.envs.append(self.make_one())
@@ -355,6 +358,14 @@ def make(config: Config) -> gymnasium.Env:
                 "__init__"
             )
     return env
+
+
+def quiet_sdl() -> None:
+    """Tell SDL, with which pygame draws, to leave the signals of the process alone (SIGTERM would
+    end nothing) and, where there is no display, not to look for one (it prints an error)."""
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def task_space(env: gymnasium.Env, name: str) -> gymnasium.spaces.Box | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,7 @@ from embodied.core.errors import ContractError
 from embodied.envs.gym import Config, Gym
 from embodied.envs.spaces import row_noise
 from embodied.training.collector import Collector
-from tests.builders import make_policy
+from tests.builders import make_policy, python
 
 
 class Counter(gymnasium.Env):
@@ -289,3 +290,12 @@ def test_not_finite_is_an_error() -> None:
 def test_a_missing_package_says_what_to_install() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pip install '.+'"):
         Gym(Config("LunarLander-v3"))
+
+
+def test_drawing_leaves_the_signals_alone() -> None:
+    """SIGTERM ends a process that has drawn with pygame, which says nothing about displays."""
+    drawn = "env = em.make_env('Pendulum-v1'); env.reset(seed=0); env.render(0)"
+    code = f"import os, signal, time\nimport embodied as em\n{drawn}\n"
+    code += "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)"
+    ended = python("-c", code)
+    assert ended.returncode == -signal.SIGTERM and "XDG_RUNTIME_DIR" not in ended.stderr
