@@ -141,7 +141,7 @@ class NeedsColumns(Protocol):
     extra_columns: tuple[str, ...]
     """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,
     where the recordings do not have them, they are true. A learner that trains offline may also
-    name those of `embodied.datasets.transitions.OFFLINE_COLUMNS`."""
+    name those of OFFLINE_COLUMNS."""
 
 
 @runtime_checkable
@@ -155,6 +155,11 @@ class NeedsLocalEnv(Protocol):
 def needs_local_env(reward: Reward) -> bool:
     """Whether the environment of `reward` must run in its process; false for most."""
     return isinstance(reward, NeedsLocalEnv) and reward.needs_local_env
+
+
+OFFLINE_COLUMNS = ("source", "episode", "correction")
+"""Of a recorded step: the position in `demos` of its dataset, the number of its episode (int64),
+and whether it is a person's in an episode in which a policy acted too (bool)."""
 
 
 def extra_columns(part: object) -> tuple[str, ...]:

@@ -23,17 +23,14 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.env import RETURN_ENDS
+from embodied.core.reward import OFFLINE_COLUMNS
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.core.tensors import HISTORY, Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 
 INTERVENED = "intervened"  # column (bool): the step's action was a person's
-SOURCE = "source"  # column (int64): position in `demos` of the dataset that a step is of
-EPISODE = "episode"  # column (int64): the number of a step's episode
-CORRECTION = "correction"  # column (bool): a person's step in an episode with a policy's steps too
-OFFLINE_COLUMNS = (SOURCE, EPISODE, CORRECTION)
-"""Columns that say where in the recordings a step is: only offline training has them."""
+SOURCE, EPISODE, CORRECTION = OFFLINE_COLUMNS
 
 
 @dataclass(frozen=True)

@@ -181,8 +181,8 @@ def evaluated_critic(spec: Spec, rows: Tensors, later: Tensor, config: Config) -
 
 def log_density(error: Tensor, std: Tensor) -> Tensor:
     """Log-densities [...] of `error` [..., D] under a Gaussian of standard deviations `std` [D]."""
-    squared = (error / std).square().sum(-1)
-    return -0.5 * (squared + error.shape[-1] * math.log(2 * math.pi)) - std.log().sum()
+    squares = (error / std).square().sum(-1)
+    return -0.5 * (squares + error.shape[-1] * math.log(2 * math.pi)) - std.log().sum()
 
 
 def weights(log_ratio: Tensor) -> Tensor:

@@ -141,10 +141,10 @@ def distinct(pairs: Tensor, reference: Tensor, config: Config) -> int:
     [M, D]; cells beyond them count too."""
     if reference.shape[1] > config.most:
         mean, std = reference.mean(0), reference.std(0, correction=0).clamp(min=1e-9)
-        scaled = (reference - mean) / std
-        _, directions = torch.linalg.eigh(scaled.T @ scaled)
+        standard = (reference - mean) / std
+        _, directions = torch.linalg.eigh(standard.T @ standard)
         main = directions[:, -config.kept :]
-        pairs, reference = (pairs - mean) / std @ main, scaled @ main
+        pairs, reference = (pairs - mean) / std @ main, standard @ main
     low, high = reference.amin(0), reference.amax(0)
     cell = (pairs - low) / (high - low).clamp(min=1e-9) * config.cells
     inside = cell.floor() - (cell == config.cells).double()  # the highest is in the last one

@@ -21,7 +21,7 @@ from embodied.core.device import compared
 from embodied.core.env import REAL, Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
-from embodied.core.reward import Stateful, extra_columns
+from embodied.core.reward import OFFLINE_COLUMNS, Stateful, extra_columns
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, ReportsErrors
 from embodied.nn.networks import Ensemble
