@@ -210,12 +210,7 @@ def require_usable(config: RunConfig, learner: Learner) -> None:
     data, demos = config.data, config.demos is not None
     if learner.rows == "chunks":
         raise ConfigError("this learner imitates action chunks; it cannot use a replay buffer")
-    columns = set(extra_columns(learner))
-    if columns:  # the import takes its time
-        from embodied.datasets.transitions import OFFLINE_COLUMNS
-
-        columns &= set(OFFLINE_COLUMNS)
-    if learner.rows == "pairs" or columns:
+    if learner.rows == "pairs" or set(OFFLINE_COLUMNS) & set(extra_columns(learner)):
         raise ConfigError(
             "this learner needs labelled pairs, or the dataset or episode of each step, which only "
             "offline training has: data=offline"
