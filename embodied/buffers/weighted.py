@@ -8,7 +8,8 @@ has the weight
 
 with u = G (`Return`), or u = G - b(s_0) with a linear baseline b, where some initial states are
 easier (`Advantage`). Every transition has the weight of its trajectory. If all returns are 0 or 1,
-this imitates the successful episodes. In stochastic environments it favours lucky trajectories.
+this imitates the successful episodes, and what could be joined of the others is lost. In stochastic
+environments it favours lucky trajectories. The gain grows with `positive_variance`.
 
 `Top` keeps only the best trajectories or steps, ranked by the discounted return: of two successes
 with sparse rewards the sooner one is better.
@@ -68,11 +69,12 @@ class Weighted:
 class Config:
     """Settings of weights by return.
 
-    Clipping at `quantile` keeps a single outlier from getting all the weight.
+    Clipping at `quantile`, or `ranks`, keeps a single outlier from getting all the weight.
     """
 
     alpha: Positive = 0.1  # temperature; smaller is greedier
     quantile: PositiveFraction = 1.0  # returns are clipped at it (1: no clipping, as published)
+    ranks: bool = False  # ranks in the place of returns, ties at their mean rank
 
 
 class Return(Weights):
@@ -83,6 +85,8 @@ class Return(Weights):
 
     def __call__(self, episodes: Episodes) -> Tensor:
         score = self.score(episodes)
+        if self.config.ranks:
+            score = mean_ranks(score)
         score = score.clamp(max=float(score.quantile(self.config.quantile)))
         spread = score.max() - score.min()
         if spread == 0:
@@ -143,6 +147,21 @@ class Top(Weights):
             score = returns_to_go(reward, discount, episodes.length)
         kept = score.topk(max(1, round(self.config.share * len(score)))).indices
         return torch.zeros_like(score).index_fill(0, kept, 1.0)
+
+
+def mean_ranks(score: Tensor) -> Tensor:
+    """The rank of each of `score` [E] from the lowest, 0 to E - 1; ties have their mean rank."""
+    order = score.sort().values
+    ends = [torch.searchsorted(order, score, right=right) for right in (False, True)]
+    return (ends[0] + ends[1] - 1).double() / 2
+
+
+def positive_variance(episodes: Episodes) -> float:
+    """E max(u - E u, 0)^2 of the returns u, min-max normalised: how much better than the mean the
+    good episodes are."""
+    whole = returns(episodes)
+    normalized = (whole - whole.min()) / (whole.max() - whole.min()).clamp(min=1e-12)
+    return float((normalized - normalized.mean()).clamp(min=0).square().mean())
 
 
 def returns(episodes: Episodes, gamma: float = 1.0) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from embodied.checks.check import checks_of, from_file, require
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.config_fields import complete
+from embodied.core.env import REAL
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import extra_columns
 from embodied.core.spec import Leaf, Spec
@@ -50,11 +51,15 @@ def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     for make_policy in tries:
         torch.manual_seed(seed)
         try:
-            return build(
+            learner = build(
                 settings, Learner, policy=make_policy(), spec=SPEC, run=RunPlan(updates=100)
             )
         except ConfigError as error:
             reason = str(error)
+            continue
+        if learner.data == "offline" and learner.rows != "pairs":
+            learner.fit(batch_for(learner))
+        return learner
     raise ConfigError(f"it takes none of the policies (policy=NAME chooses one): {reason}")
 
 
@@ -97,7 +102,8 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     if learner.uses_executed_steps:
         rows["executed_steps"] = torch.full((n,), learner.policy.chunk)
     numbers = torch.arange(n)
-    placed = {"source": numbers % 2, "episode": numbers % 3, "correction": numbers % 4 == 0}
+    placed = {"source": numbers % 2, REAL: numbers % 2 == 0}
+    placed |= {"episode": numbers % 3, "correction": numbers % 4 == 0}
     rows |= {key: placed[key] for key in extra_columns(learner) if key in placed}
     return rows | {key: foreseen[key] for key in learner.columns}
 
