@@ -157,8 +157,8 @@ def mean_ranks(score: Tensor) -> Tensor:
 
 
 def positive_variance(episodes: Episodes) -> float:
-    """E max(u - E u, 0)^2 of the returns u, min-max normalised: how much better than the mean the
-    good episodes are."""
+    """The positive-sided variance E max(u - E u, 0)^2 of the returns u, min-max normalised: how
+    much better than the mean the good episodes are."""
     whole = returns(episodes)
     normalized = (whole - whole.min()) / (whole.max() - whole.min()).clamp(min=1e-12)
     return float((normalized - normalized.mean()).clamp(min=0).square().mean())

@@ -341,8 +341,7 @@ def metrics_of(
         found = {f"data/rows_{n}": float(len(part)) for n, part in enumerate(source.sources)}
     if isinstance(source, Weighted):
         found = {"data/rows": len(source), "data/effective_rows": source.effective}
-        if variance := positive_variance(episodes):
-            found["data/positive_variance"] = variance
+        found["data/positive_variance"] = positive_variance(episodes)
     if held is not None and bool(held.any()):
         found["data/held_out_episodes"] = float(held.sum())
     return found

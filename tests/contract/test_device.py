@@ -16,6 +16,7 @@ from embodied.core.build import build, resolve
 from embodied.core.device import forked, rng_state, set_rng_state
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.datasets.transitions import SOURCE
 from embodied.evaluation.evaluate import evaluate
 from embodied.learners.learner import Learner
 from tests import pretend_device
@@ -27,6 +28,7 @@ from tests.tiers import once_per_class
 __all__ = ["on_device"]
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEVICE = "pretend"
+OF_DEMONSTRATIONS = ("pretrain_steps", "demo_fraction", "demo_episodes")
 CHEAP = ("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions")
 
 
@@ -90,8 +92,10 @@ def words(given: tuple[str, ...], folder: Path) -> list[str]:
         base = "diffusion" if tuner == "dppo" else "flow"
         more.append(f"init={cases.base_run(env, base, folder)}")
     shown = hasattr(learner, "set_demonstrations")
-    if learner.data == "offline" or shown or "pretrain_steps" in text or "demo_fraction" in text:
-        more.append(f"demos={cases.demonstrations(env, folder)}")
+    if learner.data == "offline" or shown or any(word in text for word in OF_DEMONSTRATIONS):
+        shares = 1 + (SOURCE in getattr(learner, "extra_columns", ()))  # the expert's, and others
+        demos = ",".join([str(cases.demonstrations(env, folder))] * shares)
+        more.append(f"demos=[{demos}]")
     return more
 
 
