@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import RunPlan
 from embodied.learners.offline.cpl import contrastive_loss
-from tests.builders import make_learner, make_policy
-
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+from tests.builders import SPEC, make_learner, make_policy
 
 
 def make(chunk: int = 1, updates: int = 0, **settings: Any) -> Any:

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.h2o import even_cross_entropy, gap_term
 from embodied.training.logger import read_metrics
-from tests.builders import make_learner, make_policy, random_demos, transitions
+from tests.builders import LINE, make_learner, make_policy, random_demos, transitions
 from tests.training.test_train import run, settings
 
-LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NOISE = 0.3  # std of both dynamics
 
 

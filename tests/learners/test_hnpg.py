@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from embodied.learners.on_policy.hnpg import action_values
-from tests.builders import make_learner, make_policy, transitions
+from tests.builders import LINE, SPEC, make_learner, make_policy, transitions
 from tests.contract.test_learner import segment
 from tests.learners.bandit import slopes
-
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, chunk: int = 1, mean: float = 0.0, **settings: Any) -> Any:

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Spec
 from embodied.learners.offline.prdc import nearest, tree_of
-from tests.builders import make_learner, make_policy, still, transitions
+from tests.builders import LINE, SPEC, make_learner, make_policy, still, transitions
 from tests.learners.bandit import slopes
 
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 TD3_BC = {"layer_norm": False, "critic_bc": 0.0, "distance": "mean", "value": "first"}
 
 

@@ -12,15 +12,12 @@ from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import each
 from embodied.learners.prior import PriorConfig, prior_of
-from tests.builders import make_learner, make_policy, still
+from tests.builders import LINE, SPEC, make_learner, make_policy, still
 from tests.contract.test_learner import segment
 from tests.learners.bandit import slopes
 
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 ZERO = {"state": torch.zeros(4000, 1)}
 
 

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import RunPlan
 from embodied.models.dynamics import Dynamics, Fit, Prediction
 from embodied.models.gate import ModelGate
-from tests.builders import make_learner, make_policy, still
+from tests.builders import LINE, make_learner, make_policy, still
 
-LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 RATES = {"critic_lr": 3e-3, "value_lr": 3e-3, "tau": 0.1, "hidden": [32]}
 
 

@@ -33,7 +33,7 @@ from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.update_ratio import Config, SwitchWhenSteady
 from tests.buffers.test_hindsight import plane
-from tests.builders import make_learner, make_policy, node_of
+from tests.builders import SPEC, make_learner, make_policy, node_of
 from tests.contract.test_learner import batch_for, make
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
@@ -313,8 +313,7 @@ def test_active_units_by_hand() -> None:
 
 
 def test_native_code_gives_way_to_the_probe() -> None:
-    spec = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-    learner = make_learner("off_policy.td3.Td3", make_policy("deterministic.Deterministic", spec))
+    learner = make_learner("off_policy.td3.Td3", make_policy("deterministic.Deterministic", SPEC))
     watch_active_units(learner)
     assert native_obstacle(learner) == "its active units are measured"
 

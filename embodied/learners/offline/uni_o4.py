@@ -166,9 +166,8 @@ class UniO4(Learner):
                 old = kept.log_prob(obs, action)
                 gap = self.q(obs, action) - self.values.value(obs)
                 advantage = (gap - gap.mean()) / gap.std(correction=0).clamp(min=1e-6)
-            loss = clip_loss(member.log_prob(obs, action), old, advantage, self.config.clip * left)[
-                0
-            ].mean()
+            log_prob = member.log_prob(obs, action)
+            loss = clip_loss(log_prob, old, advantage, self.config.clip * left)[0].mean()
             adam.param_groups[0]["lr"] = self.config.lr * left
             fit_step(adam, loss, self.config.grad_clip)
             member.log_std.data.clamp_(*LOG_STD)
