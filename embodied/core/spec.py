@@ -308,8 +308,9 @@ def hidden(name: str) -> bool:
 def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> None:
     """Raise SpecMismatch, which lists every difference, if the specs differ.
 
-    Element names and units are not compared, except that symbols and numbers differ; task vectors
-    are not compared. `dt` is compared with a relative tolerance of 1e-6.
+    Of element names it is compared whether they are the same ones in another order; other names and
+    units may mean the same, except that symbols and numbers differ. Task vectors are not compared.
+    `dt` is compared with a relative tolerance of 1e-6.
     """
     lines: list[str] = []
     for name in sorted({*here.obs, *there.obs}):
@@ -334,7 +335,17 @@ def _difference(name: str, here: Leaf | None, there: Leaf | None) -> list[str]:
         == (there.shape, there.dtype, there.low, there.high, there.classes)
         and (here.is_symbol, here.is_depth) == (there.is_symbol, there.is_depth)
     )
-    return [] if same else [f"{name}: {_shown(here)} | {_shown(there)}"]
+    if not same:
+        return [f"{name}: {_shown(here)} | {_shown(there)}"]
+    assert here is not None and there is not None
+    if not in_another_order(here, there):
+        return []
+    return [f"{name}: elements in another order, {list(here.names)} | {list(there.names)}"]
+
+
+def in_another_order(here: Leaf, there: Leaf) -> bool:
+    """Whether the two have elements of the same names, in different places."""
+    return here.names != there.names and sorted(here.names) == sorted(there.names)
 
 
 def _shown(leaf: Leaf | None) -> str:

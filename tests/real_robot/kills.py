@@ -332,4 +332,5 @@ def line(kill: Kill) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(HANGUP, signal.SIG_DFL)  # also where this command was started by nohup
     table(sys.argv[1:] or tuple(ROBOTS))

@@ -230,6 +230,17 @@ def targets(made: ChunkFollower, times: list[float]) -> list[float]:
     return seen
 
 
+def test_a_clock_that_goes_back_does_not_stop_the_world() -> None:
+    now = [3600.0]
+    with Sim(SimConfig(), lambda: now[0]) as arm:
+        now[0] = 0.0
+        target = arm.read().q + 0.1
+        for _ in range(100):
+            now[0] += DT
+            arm.write(target, 0.0)
+        assert arm.read().q == pytest.approx(target, abs=0.02)
+
+
 def test_the_clock_says_which_action() -> None:
     made = follower()
     made.take(Chunk(np.array([[1.0], [10.0], [100.0]]), start=9.0, seen=8.5))
