@@ -224,7 +224,9 @@ def update_waits(name: str) -> str:
 
 
 WAITS_OF_UPDATES = {"ppo": 1, "ppo_shared": 1, "ppo_demos": 1, "reinflow": 1, "dppo": 1} | {
+    "hnpg": 1,
     "mdpo": 1,
+    "ppo_prior": 1,
     "props": 1,
     "ppo_rapid": 7,
     "ticket": 12,  # its search is on the CPU

@@ -49,7 +49,7 @@ class Prdc(rebrac.Rebrac):
         device, names = self.points.device, self.policy.encoder.vectors
         obs = {name: transitions[f"obs/{name}"].to(device) for name in names}
         self.points = self._points(obs, transitions["action"].to(device))
-        if not self.points.is_cuda:
+        if self.points.device.type == "cpu":
             self.tree = tree_of(self.points)
 
     def actor_penalty(self, batch: Tensors, action: Tensor) -> Tensor:

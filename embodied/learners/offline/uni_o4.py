@@ -77,7 +77,7 @@ class UniO4(Learner):
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__()
-        if config.values.batch_size != iql.Config.batch_size:
+        if config.values.batch_size not in (iql.Config.batch_size, config.batch_size):
             raise ConfigError("values.batch_size has no effect: learner.batch_size is for both")
         if not isinstance(policy, DiagonalGaussian) or policy.chunk > 1:
             raise ConfigError("learner=uni_o4 needs single actions: policy=diagonal_gaussian")
