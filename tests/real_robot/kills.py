@@ -307,6 +307,7 @@ def table(robots: Sequence[str] = tuple(ROBOTS)) -> str:
     columns += ("reason, as recorded",)
     columns += ("the command ended", "left then", "next deploy moves after, s", "left then")
     rows = [f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
+    signal.signal(HANGUP, signal.SIG_DFL)  # also where this command was started by nohup
     for robot in robots:
         for kill in struck(robot, BLOWS[robot]):
             rows.append(line(kill))
@@ -332,5 +333,4 @@ def line(kill: Kill) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(HANGUP, signal.SIG_DFL)  # also where this command was started by nohup
     table(sys.argv[1:] or tuple(ROBOTS))
