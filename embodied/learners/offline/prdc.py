@@ -76,7 +76,7 @@ def tree_of(points: Tensor) -> Any:
 
 def nearest(query: Tensor, points: Tensor, tree: Any = None) -> Tensor:
     """The index [n] of the nearest of `points` [N, size] to each `query` [n, size]; by their `tree`
-    if there is one, else by products."""
-    if tree is not None:
+    if there is one and this is the CPU, else by products."""
+    if tree is not None and query.device.type == "cpu":
         return torch.from_numpy(tree.query(query.numpy())[1])
     return torch.addmm(points.square().sum(1) / 2, query, points.T, alpha=-1).argmin(1)

@@ -91,7 +91,7 @@ class Mdpo(ppo.Ppo):
         self.before.load_state_dict(self.policy.state_dict())
         steps = [self._policy_step(table) for _ in range(self.config.policy_steps)]
         metrics = {key: torch.stack([step[key] for step in steps]).mean() for key in steps[0]}
-        last = {"kl": steps[-1]["kl"], "t": table["old"].new_tensor(self.t)}
+        last = {"kl": steps[-1]["kl"], "t": torch.full_like(steps[-1]["kl"], self.t)}
         return metrics | last | {"value_loss": torch.cat(fits).mean()}
 
     def _step(self, minibatch: Tensors) -> dict[str, Tensor]:
