@@ -64,8 +64,8 @@ class Mdpo(ppo.Ppo):
             )
         super().__init__(cast(ppo.Config, config), policy, spec, run)
         self.before = copy.deepcopy(policy).requires_grad_(False)  # pi_k
-        self.actor_params = [p for p in policy.parameters() if p.requires_grad]
-        self.critic_params = list(self.value.parameters())
+        self.actor_params: list[Tensor] = [p for p in policy.parameters() if p.requires_grad]
+        self.critic_params: list[Tensor] = list(self.value.parameters())
         groups = {"actor": self.actor_params, "critic": self.critic_params}
         rates = zip(groups.items(), self.lr.base_lrs.tolist(), strict=True)
         self.optims = {name: Adam(group, rate, eps=ppo.EPS) for (name, group), rate in rates}
