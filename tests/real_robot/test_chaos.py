@@ -62,13 +62,7 @@ SCENES: dict[str, Callable[[], AbstractContextManager[Scene]]] = {
 def place() -> Iterator[Callable[[str], Scene]]:
     """The scene of that name, which begins when it is asked for and ends when another one is."""
     with ExitStack() as stack:
-
-        @lru_cache(1)
-        def begun(name: str) -> Scene:
-            stack.close()
-            return stack.enter_context(SCENES[name]())
-
-        yield begun
+        yield lru_cache(1)(lambda name: (stack.close(), stack.enter_context(SCENES[name]()))[1])
 
 
 EVERY = sorted((*ARM, *BUS, *DRONE, *BRIDGE, *REFUSED, *TERMINAL), key=lambda blow: blow.on)
