@@ -38,11 +38,9 @@ def left_out(page: str) -> dict[str, str]:
     return TABLE["not_run"].get(page, {})
 
 
-def prepare(name: str, folder: Path, shared: Shared | None) -> None:
-    """Put what the page takes for granted into its folder; without `shared` the files only."""
+def prepare(name: str, folder: Path) -> None:
+    """Put the files that the page takes for granted into its folder."""
     needs = TABLE["pages"].get(name, {})
-    for place, made in needs.get("given", {}).items() if shared is not None else ():
-        shutil.copytree(shared[made], folder / place)
     for step in STEPS.get(needs.get("files_of", ""), ()):
         if step.kind == "file":
             write(folder / step.name, step.text)
@@ -81,7 +79,9 @@ def free_port() -> int:
     "name", [pytest.param(name, marks=() if name in TABLE["usual"] else only_all) for name in RUN]
 )
 def test_a_page_runs(name: str, tmp_path: Path, shared: Shared) -> None:
-    prepare(name, tmp_path, shared)
+    for place, made in TABLE["pages"].get(name, {}).get("given", {}).items():
+        shutil.copytree(shared[made], tmp_path / place)
+    prepare(name, tmp_path)
     fill = filled_in(name)
     before = STEPS.get(TABLE["pages"].get(name, {}).get("before", ""), [])
     page = Page(tmp_path)
@@ -100,7 +100,7 @@ def test_the_commands_of_a_page_are_understood(
     """Of a page that only `--all` runs: its commands, and the settings of its trainings."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    prepare(name, tmp_path, None)
+    prepare(name, tmp_path)
     fill = filled_in(name)
     for step in STEPS[name]:
         if step.kind == "file":
