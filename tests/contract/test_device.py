@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.checks.reward import RewardSubject, a_run_with_it_resumes_exactly
 from embodied.compose import compose
 from embodied.core import tensors as tt
-from embodied.core.build import build, resolve
+from embodied.core.build import Node, build, resolve
 from embodied.core.device import forked, rng_state, set_rng_state
 from embodied.core.env import VecEnv
+from embodied.core.errors import NotApplicable
 from embodied.core.policy import Policy
 from embodied.datasets.transitions import SOURCE
 from embodied.evaluation.evaluate import evaluate
@@ -23,7 +25,7 @@ from tests import pretend_device
 from tests.contract import test_learner, test_reward
 from tests.pretend_device import cases
 from tests.pretend_device.process import Call, on_device
-from tests.tiers import once_per_class
+from tests.tiers import once_per_class, only_all
 
 __all__ = ["on_device"]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -66,10 +68,9 @@ def case(group: str, name: str) -> tuple[str, ...]:
 
 
 CHOSEN = {choices(file).get("policy") for file in EXPERIMENTS}
-RUNS = sorted(
-    {case(group, name) for group in ("learner", "finetune") for name in names(group)}
-    | {case("policy", name) for name in names("policy") if name in CHOSEN}
-)
+RUNS = {case(group, name) for group in ("learner", "finetune") for name in names(group)}
+# Of every policy, it_stays_on_the_device is checked in tests/contract/test_policy.py.
+ALSO = {case("policy", name) for name in names("policy") if name in CHOSEN} - RUNS
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,11 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("given", [*RUNS, *OTHERS], ids=" ".join)
+@pytest.mark.parametrize(
+    "given",
+    [*sorted(RUNS), *OTHERS, *(pytest.param(words, marks=only_all) for words in sorted(ALSO))],
+    ids=" ".join,
+)
 def test_a_run_and_its_resume(given: tuple[str, ...], folder: Path, on_device: Call) -> None:
     on_device(of_words, given, folder)
 
@@ -132,14 +137,17 @@ def test_a_box_teacher_and_its_resume(folder: Path, on_device: Call) -> None:
 
 
 def rewarded(name: str, folder: Path) -> str | None:
-    """Why there is nothing to run, else None."""
+    """Check that a run resumes exactly; why there is nothing to run, else None."""
+
+    def run(out: Path) -> Node:
+        made = test_reward.node(name, out, folder)
+        small = {part: cases.shrunk(made[part]) for part in ("policy", "learner")}
+        return {**made, **small, "device": DEVICE}
+
     try:
-        made = test_reward.node(name, folder / "run", folder)
-    except pytest.skip.Exception as skipped:
-        return str(skipped)
-    for part in ("policy", "learner"):
-        made[part] = cases.shrunk(made[part])
-    cases.resumed({**made, "device": DEVICE, "steps": 48})
+        a_run_with_it_resumes_exactly(RewardSubject(run))
+    except (pytest.skip.Exception, NotApplicable) as reason:
+        return str(reason)
     return None
 
 

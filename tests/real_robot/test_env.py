@@ -46,6 +46,27 @@ def env() -> Iterator[RealEnv]:
     assert made.session.daemon.returncode == 0 and not made.session.folder_path.exists()
 
 
+def test_an_emulated_robot_is_started_and_shared() -> None:
+    """A Franka behind libfranka's protocol: one emulator for training and evaluation."""
+    pytest.importorskip("franky")
+    node = yaml.safe_load(Path("configs/robot/franka_sim.yaml").read_text())
+    node["fresh"] = robot()["fresh"]
+    config = Config(node, WORLD, patience=PATIENT)
+    one = RealEnv(config)
+    try:
+        other = RealEnv(config)
+        assert one.session is other.session and one.emulator is other.emulator
+        other.close()
+        before = one.reset()["state"]
+        for _ in range(5):
+            step = one.step(PUSH)
+        assert not step.log["stopped"].item() and (step.next_obs["state"] - before).abs().max() > 0
+        assert one.emulator is not None and SharedEmulator.known
+    finally:
+        one.close()
+    assert not SharedEmulator.known
+
+
 def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: RealEnv) -> None:
     require_same(Fr3(Fr3Config(task="reach", num_envs=1)).spec, env.spec, "simulation", "arm")
     actor = Actor(make_policy("scripted.fr3.Scripted", env.spec, task="reach", quality=1.0), 1)
@@ -121,27 +142,6 @@ def test_what_an_arm_cannot_be(env: RealEnv) -> None:
     turned = {**robot(), "controller": {**robot()["controller"], "turning": "yaw"}}
     with pytest.raises(ConfigError, match="turning="):
         RealEnv(Config(turned, WORLD))
-
-
-def test_an_emulated_robot_is_started_and_shared() -> None:
-    """A Franka behind libfranka's protocol: one emulator for training and evaluation."""
-    pytest.importorskip("franky")
-    node = yaml.safe_load(Path("configs/robot/franka_sim.yaml").read_text())
-    node["fresh"] = robot()["fresh"]
-    config = Config(node, WORLD, patience=PATIENT)
-    one = RealEnv(config)
-    try:
-        other = RealEnv(config)
-        assert one.session is other.session and one.emulator is other.emulator
-        other.close()
-        before = one.reset()["state"]
-        for _ in range(5):
-            step = one.step(PUSH)
-        assert not step.log["stopped"].item() and (step.next_obs["state"] - before).abs().max() > 0
-        assert one.emulator is not None and SharedEmulator.known
-    finally:
-        one.close()
-    assert not SharedEmulator.known
 
 
 def test_a_daemon_that_dies_is_told_of(env: RealEnv) -> None:

@@ -409,9 +409,9 @@ def test_stamps_of_long_ago_are_stale_and_no_other_fault(tmp_path: Path) -> None
 
 def test_random_chunk_records_neither_end_nor_fool_the_loop() -> None:
     """10^5 of them: `python -m tests.real_robot.chunk_fuzz 100000`."""
-    made = fuzz(3000, seed=1)
-    assert made.told["latched"] > 500 and made.told["dropped"] > 100
-    assert made.told["followed"] > 100
+    made = fuzz(1500, seed=1)
+    assert made.told["latched"] > 250 and made.told["dropped"] > 50
+    assert made.told["followed"] > 50
 
 
 class Counted(Rate):
