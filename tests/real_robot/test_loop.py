@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.driver import DriverError
+from embodied.real_robot.kernel.hand import REST_FORCE
+from embodied.real_robot.kernel.last_resort import describe
 from embodied.real_robot.kernel.loop import GIVE_UP
-from embodied.real_robot.kernel.messages import PRESSED_AGAIN, Command, Mode
+from embodied.real_robot.kernel.messages import PRESSED_AGAIN, TEXT, Command, Ended, Mode
 from tests.real_robot.ideal_arm import IdealArm
 from tests.real_robot.modes import Modes
 
@@ -58,11 +61,10 @@ class Ticks(Modes):
         self.loop: Any = self.control
         self.driver: Any = self.arm
         self.heard_of = Heard()
-        oracle: Any = self.oracle
-        oracle.check = lambda: None  # tests put the arm elsewhere
 
-    def _judge_motion(self, before: Mode, mode: Mode, moved: float) -> None:
-        """As with the oracle."""
+    def _judge(self, mode: Mode, done: Command | None, sent: Floats) -> None:
+        """Here tests put the arm elsewhere, and break the loop."""
+        self.mode, self.sent = mode, sent
 
     def run(self, ticks: int) -> None:
         for _ in range(ticks):
@@ -472,3 +474,130 @@ def test_what_is_published(arm: Ticks) -> None:
     arm.on["daemon"] = False
     arm.run(round((arm.made.heartbeat.hold + 0.8) / arm.dt))
     assert np.abs(arm.there.state.fields["proposed"][0] - state["sent"]).max() < 1.0
+
+
+def raises(*args: Any) -> Any:
+    """A part of the loop with a mistake."""
+    raise ValueError("a bug")
+
+
+def test_an_error_of_a_tick_is_latched_and_ends_the_episode(arm: Ticks) -> None:
+    arm.moving()
+    assert arm.loop.enabled.on
+    arm.loop.source.move = raises
+    arm.tick()
+    assert arm.loop.internal_error and arm.mode == Mode.ESTOP and not arm.loop.enabled.on
+    assert "ValueError: a bug" in arm.loop.fault and arm.loop.chain.fault == arm.loop.fault
+    assert arm.there.state.fields["ended"][0] == Ended.FAULT
+    arm.loop.fault = arm.loop.chain.fault = "the first"
+    arm.loop._latch_internal_error(ValueError("the second"))
+    assert arm.loop.fault == arm.loop.chain.fault == "the first"
+    arm.run(200)
+    assert arm.loop.resting and not arm.loop.quit, "it waits for an operator"
+
+
+def test_a_request_that_an_error_kept_from_its_answer_is_refused(arm: Ticks) -> None:
+    arm.loop._apply = raises
+    assert not arm.tick(Command.ARM) and arm.loop.internal_error
+    fields = arm.there.state.fields
+    assert fields["refused"][0] == arm.there.request.fields["number"][0]
+
+
+def test_a_broken_loop_ends_once_the_arm_rests(arm: Ticks) -> None:
+    arm.moving()
+    arm.loop.source.move = raises
+    arm.tick()
+    arm.loop.quit_reason = "the terminal is gone"
+    arm.tick()
+    assert not arm.loop.quit and not arm.loop.resting
+    ticks = 0
+    while not arm.loop.quit:
+        ticks += 1
+        assert ticks < 300
+        rested = arm.loop.resting
+        arm.tick()
+    assert rested and ticks > 2
+
+
+def test_an_arm_is_braked_to_where_it_was_measured(arm: Ticks) -> None:
+    arm.moving()
+    arm.loop.source.move = raises
+    arm.tick()
+    measured = arm.loop.arm.q.copy()
+    ahead = np.abs(arm.loop.chain.limiter.q - measured).max()
+    arm.run(200)
+    assert ahead > 1e-3 and np.abs(arm.loop.chain.limiter.q - measured).max() < 1e-6
+
+
+def test_a_released_arm_is_held_again_after_an_error(arm: Ticks) -> None:
+    arm.tick(Command.RELEASE)
+    arm.heard_of.of(arm.driver, "engage")
+    arm.driver.read = raises
+    arm.tick()
+    assert arm.heard_of.count("engage") == 1 and not arm.loop.last_resort.stopped
+    del arm.driver.read
+    arm.tick(Command.RESET)
+    arm.tick(Command.RELEASE)
+    arm.driver.engage = arm.driver.read = raises
+    arm.heard_of.of(arm.driver, "halt", lambda: None)
+    arm.tick()
+    assert arm.heard_of.count("halt") == 1 and arm.loop.last_resort.stopped
+
+
+def test_what_braking_sends(arm: Ticks) -> None:
+    """One step a tick, by the limiter; after it failed nothing, until the next error."""
+    resort, limiter = arm.loop.last_resort, arm.loop.chain.limiter
+    here = limiter.q.copy()
+    assert not resort.stopped and resort.resting
+    arm.heard_of.of(arm.driver, "hold")
+    state = ArmState(here + 0.1, 0 * here, 0 * here, 0.0)
+    resort.begin(ValueError(), state, released=False)
+    resort.mark()
+    resort._sent[0] += 1e-3  # one joint of this tick's set-point has moved
+    resort.brake(0.0)
+    assert (limiter.q == here).all() and arm.heard_of.count("hold") == 1
+    resort.mark()
+    resort.brake(0.0)
+    assert (limiter.q != here).all() and not resort.resting
+    hand = arm.loop.chain.hand
+    hand.force = 2 * REST_FORCE
+    arm.heard_of.of(hand, "stay")
+    resort.mark()
+    resort.brake(0.0)
+    assert arm.heard_of.count("stay") == 1 and hand.force == REST_FORCE
+    limiter.unguarded = raises
+    resort.mark()
+    resort.brake(0.0)
+    assert resort._aim is None, "braked where it is"
+    arm.driver.hold = raises
+    resort.brake(0.0)
+    assert resort.stopped and resort.resting
+    arm.heard_of.of(arm.driver, "hold")
+    resort.brake(0.0)
+    assert arm.heard_of.count("hold") == 4, "nothing is sent any more"
+    resort.begin(ValueError(), None, released=False)
+    assert not resort.stopped and resort._aim is None
+
+
+@pytest.mark.parametrize("wrong", ["one is no number", "none is a number", "too few"])
+def test_what_was_not_measured_is_no_aim(arm: Ticks, wrong: str) -> None:
+    q = arm.loop.chain.limiter.q.copy()
+    resort = arm.loop.last_resort
+    assert (resort._measured(ArmState(q, q, q, 0.0)) == q).all()
+    q = {"one is no number": np.where(np.arange(5) == 2, np.nan, q), "too few": q[:3]}.get(
+        wrong, np.full(5, np.nan)
+    )
+    assert resort._measured(ArmState(q, q, q, 0.0)) is None
+    assert resort._measured(None) is None
+
+
+def test_an_error_is_one_line_that_names_where_it_was_raised() -> None:
+    try:
+        raises()
+    except ValueError as error:
+        line = describe(error)
+    number = raises.__code__.co_firstlineno + 2
+    assert line.endswith(f"ValueError: a bug (test_loop.py:{number})")
+    assert describe(DriverError("no cable")) == "no cable"
+    long = describe(ValueError("word " * 1000))
+    assert len(long) <= TEXT and long.startswith("internal error in the control loop: ValueError")
