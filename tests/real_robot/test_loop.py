@@ -24,6 +24,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.settings: list[dict[str, Any]] = []
 
     def of(self, owner: Any, name: str, does: Callable[..., Any] | None = None) -> None:
         """Note each call of `owner.name`, which does `does` (None: what it did)."""
@@ -31,6 +32,7 @@ class Heard:
 
         def called(*args: Any, **settings: Any) -> Any:
             self.calls.append((name, args))
+            self.settings.append(settings)
             return usual(*args, **settings)
 
         setattr(owner, name, called)
@@ -540,8 +542,10 @@ def test_a_released_arm_is_held_again_after_an_error(arm: Ticks) -> None:
     arm.tick(Command.RELEASE)
     arm.driver.engage = arm.driver.read = raises
     arm.heard_of.of(arm.driver, "halt", lambda: None)
+    arm.heard_of.of(arm.driver, "hold")
     arm.tick()
     assert arm.heard_of.count("halt") == 1 and arm.loop.last_resort.stopped
+    assert arm.heard_of.count("hold") == 0
 
 
 def test_what_braking_sends(arm: Ticks) -> None:
@@ -565,6 +569,7 @@ def test_what_braking_sends(arm: Ticks) -> None:
     resort.mark()
     resort.brake(0.0)
     assert arm.heard_of.count("stay") == 1 and hand.force == REST_FORCE
+    assert {"latched": True} in arm.heard_of.settings
     limiter.unguarded = raises
     resort.mark()
     resort.brake(0.0)
