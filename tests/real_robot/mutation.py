@@ -278,11 +278,15 @@ class Score:
     def tests_of(
         self, file: str, mutant: Mutant | None, text: bytes
     ) -> Iterator[tuple[list[str], float]]:
-        """The unit tests that can see a mutant (None: any), cheapest first, in parts of BUDGET s,
-        and how long each part takes (s)."""
+        """The unit tests that can see a mutant (None: any), in parts of BUDGET s, and how long each
+        part takes (s): first those of the file's own tests, then the others, the cheapest first."""
         lines = set[int]() if mutant is None else mutant.lines(text)
         total, chosen = 0.0, list[str]()
-        for test, (seconds, ran) in sorted(self.reached().items(), key=lambda each: each[1][0]):
+
+        def rank(each: tuple[str, tuple[float, dict[str, list[int]]]]) -> tuple[bool, float]:
+            return f"/test_{file}.py:" not in each[0], each[1][0]
+
+        for test, (seconds, ran) in sorted(self.reached().items(), key=rank):
             here = ran.get(file, [])
             if seconds > LONGEST or not here or (lines and lines.isdisjoint(here)):
                 continue
