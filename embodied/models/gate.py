@@ -29,15 +29,19 @@ class ModelGate:
         model: Dynamics | None = None,
         horizon: int = 0,
     ) -> None:
-        self.starts, self.q = starts, q
-        self.model, self.horizon = model, horizon if model is not None else 0
+        self.starts = starts
+        self.q = q
+        self.model = model
+        self.horizon = horizon if model is not None else 0
 
     @torch.no_grad()
     def scores(self, policy: Policy) -> Tensor:
         """The score [n] of each start; a roll-out counts until the model terminates it."""
-        obs, n = self.starts, length(self.starts)
+        obs = self.starts
+        n = length(obs)
         total = torch.zeros(n, device=next(iter(obs.values())).device)
-        count, running = torch.zeros_like(total), torch.ones_like(total, dtype=torch.bool)
+        count = torch.zeros_like(total)
+        running = torch.ones_like(total, dtype=torch.bool)
         for step in range(self.horizon + 1):
             plan, _ = policy.act(obs, policy.initial(n), policy.sample_noise(n))
             action = plan[:, 0]
@@ -47,7 +51,8 @@ class ModelGate:
                 break
             noise = torch.zeros(n, self.model.noise_size, device=running.device)
             made = self.model.step(obs, action, noise)
-            obs, running = made.next_obs, running & ~made.terminated
+            obs = made.next_obs
+            running = running & ~made.terminated
         return total / count
 
     def better(self, scores: Tensor, than: Tensor) -> bool:

@@ -239,7 +239,7 @@ def targets(made: ChunkFollower, times: list[float]) -> list[float]:
     return seen
 
 
-def test_a_clock_that_goes_back_does_not_stop_the_world() -> None:
+def test_a_clock_that_goes_back_does_not_stop_the_simulation() -> None:
     now = [3600.0]
     with Sim(SimConfig(), lambda: now[0]) as arm:
         now[0] = 0.0

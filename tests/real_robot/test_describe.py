@@ -193,7 +193,7 @@ def test_the_simulation_follows_and_its_hand_too(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match="not connected"):
         arm.read()
     arm.connect()
-    now[0] = 0.0  # a clock that goes back does not stop the world
+    now[0] = 0.0  # a clock that goes back does not stop the simulation
     target = np.array([0.3, -0.4, 0.3, 0.2, 0.8, 0.5])
     for _ in range(150):
         now[0] += 0.01

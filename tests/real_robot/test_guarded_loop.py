@@ -415,7 +415,7 @@ def test_random_chunk_records_neither_end_nor_fool_the_loop() -> None:
 
 
 class Counted(Rate):
-    """Deadlines that nobody waits for; `wait` looks at what the loop does meanwhile."""
+    """A rate that does not sleep; `wait` calls `look` with the number of the tick."""
 
     def __init__(self, look: Callable[[int], None]) -> None:
         self.look, self.began = look, 0

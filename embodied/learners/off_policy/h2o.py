@@ -64,7 +64,8 @@ class H2o(sac.Sac):
         if config.n_step > 1:
             raise ConfigError("learner=h2o compares single steps: learner.n_step=1")
         super().__init__(config, policy, spec)
-        encoder, hidden = self.critic.encoder, config.classifier_hidden
+        encoder = self.critic.encoder
+        hidden = config.classifier_hidden
         encoder.only_vectors()
         pair = encoder.size + self.policy.size
         self.change = MeanStdNormalizer(encoder.size)

@@ -82,11 +82,11 @@ class Cpl(GradientLearner):
         first, second = (self.config.alpha * log_prob).sum(2).unbind(1)
         contrast = contrastive_loss(first, second, batch["label"], self.config.bias)
         right = ((second > first) == (batch["label"] > 0.5)) & (batch["label"] != 0.5)
-        told = (batch["label"] != 0.5).sum().clamp(min=1)
+        decided = (batch["label"] != 0.5).sum().clamp(min=1)
         metrics = {
             "clone_loss": -log_prob.detach().mean(),
             "contrastive_loss": contrast.detach(),
-            "agreement": right.sum() / told,  # of labels without ties
+            "agreement": right.sum() / decided,  # of labels without ties
         }
         return -log_prob.mean() if clones else contrast, metrics
 

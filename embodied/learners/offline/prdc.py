@@ -46,7 +46,8 @@ class Prdc(rebrac.Rebrac):
 
     def fit(self, transitions: Tensors) -> None:
         super().fit(transitions)
-        device, names = self.points.device, self.policy.encoder.vectors
+        device = self.points.device
+        names = self.policy.encoder.vectors
         obs = {name: transitions[f"obs/{name}"].to(device) for name in names}
         self.points = self._points(obs, transitions["action"].to(device))
         if self.points.device.type == "cpu":

@@ -58,7 +58,8 @@ class Recoil(f_dvl.FDvl):
         super().fit(transitions)
 
     def _loss(self, batch: Tensors) -> tuple[Tensor, Tensors]:
-        level, discount = self.config.level, batch["discount"]
+        level = self.config.level
+        discount = batch["discount"]
         after = (discount == 0) * self.gamma * (1 + self.config.ended)
         return super()._loss({**batch, "reward": level * (discount - 1 + after)})
 

@@ -89,9 +89,11 @@ class UniO4(Learner):
         unused = make_small(policy.spec)  # IQL's own policy
         self.values = Iql(config.values, unused, spec, plan)
         self.batch_size = config.batch_size
-        self.gamma, self.n_step = config.values.gamma, config.values.n_step
-        node, shape = policy.node, policy.spec
-        made = [build(node, DiagonalGaussian, spec=shape) for _ in range(config.members)]
+        self.gamma = config.values.gamma
+        self.n_step = config.values.n_step
+        made = [
+            build(policy.node, DiagonalGaussian, spec=policy.spec) for _ in range(config.members)
+        ]
         self.members = nn.ModuleList(made)
         self.kept = copy.deepcopy(self.members).requires_grad_(False)  # pi_k
         self.adams = [Adam(member.parameters(), config.lr) for member in made]
@@ -158,7 +160,8 @@ class UniO4(Learner):
     def _improve(self, batch: Tensors) -> Tensors:
         """A step of PPO of each policy and, if it is due, the gate."""
         left = 1 - (self.done - self.cloned) / max(self.total - self.cloned, 1)
-        obs, losses = under(batch, "obs"), list[Tensor]()
+        obs = under(batch, "obs")
+        losses: list[Tensor] = []
         for adam, member, kept in self.lines():
             with torch.no_grad():
                 noise = kept.sample_noise(len(batch["action"]), True)
@@ -174,8 +177,11 @@ class UniO4(Learner):
             losses.append(loss.detach())
         if (self.done - self.cloned + 1) % self.config.gate_every == 0:
             self._ask_gate()
-        score, accepted = self.best.mean(1).amax(), torch.tensor(float(self.accepted))
-        return {"policy_loss": torch.stack(losses).mean(), "score": score, "accepted": accepted}
+        return {
+            "policy_loss": torch.stack(losses).mean(),
+            "score": self.best.mean(1).amax(),
+            "accepted": torch.tensor(float(self.accepted)),
+        }
 
     def _ask_gate(self) -> None:
         """Each policy that is better than the best of its line becomes its pi_k."""

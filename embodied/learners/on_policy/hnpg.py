@@ -118,7 +118,8 @@ class Hnpg(ppo.Ppo):
 
     def _fit_critic(self, table: Tensors) -> Tensor:
         """Fit f to the returns of `table` and to the demonstrations; the mean loss."""
-        size, losses = self.config.critic_batch_size, list[Tensor]()
+        size = self.config.critic_batch_size
+        losses: list[Tensor] = []
         for _ in range(self.config.critic_steps):
             here = sample(table, size)
             loss = self._error(under(here, "obs"), here["action"], here["target"])

@@ -103,9 +103,12 @@ class Mdpo(ppo.Ppo):
 
     def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The value function's loss on a minibatch."""
-        old, target = minibatch["value"], minibatch["target"]
-        value = self._values(minibatch)
-        loss = value_loss(value, old, target, self.config.value_clip).mean()
+        loss = value_loss(
+            self._values(minibatch),
+            minibatch["value"],
+            minibatch["target"],
+            self.config.value_clip,
+        ).mean()
         return loss, {"value_loss": loss.detach()}
 
     def _policy_step(self, table: Tensors) -> dict[str, Tensor]:
