@@ -31,6 +31,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import return_ends
+from embodied.nn.statistics import ranks
 
 
 class Weights(Protocol):
@@ -86,7 +87,7 @@ class Return(Weights):
     def __call__(self, episodes: Episodes) -> Tensor:
         score = self.score(episodes)
         if self.config.ranks:
-            score = mean_ranks(score)
+            score = torch.from_numpy(ranks(score))
         score = score.clamp(max=float(score.quantile(self.config.quantile)))
         spread = score.max() - score.min()
         if spread == 0:
@@ -147,13 +148,6 @@ class Top(Weights):
             score = returns_to_go(reward, discount, episodes.length)
         kept = score.topk(max(1, round(self.config.share * len(score)))).indices
         return torch.zeros_like(score).index_fill(0, kept, 1.0)
-
-
-def mean_ranks(score: Tensor) -> Tensor:
-    """The rank of each of `score` [E] from the lowest, 0 to E - 1; ties have their mean rank."""
-    order = score.sort().values
-    ends = [torch.searchsorted(order, score, right=right) for right in (False, True)]
-    return (ends[0] + ends[1] - 1).double() / 2
 
 
 def positive_variance(episodes: Episodes) -> float:

@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from embodied.buffers.weighted import Weighted, Weights, mean_ranks, positive_variance
+from embodied.buffers.weighted import Weighted, Weights, positive_variance
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, build
 from embodied.core.env import RETURN_ENDS
@@ -51,8 +51,10 @@ def test_one_outlier_takes_all_unless_it_is_cut() -> None:
 
 
 def test_ties_share_their_rank_and_a_high_temperature_is_uniform() -> None:
-    scores = torch.tensor([3.0, 1.0, 3.0, 2.0, 1.0, 1.0])
-    assert mean_ranks(scores).tolist() == [4.5, 1, 4.5, 3, 1, 1]
+    data = episodes([[g] for g in (3.0, 1.0, 3.0, 2.0, 1.0, 1.0)], [True] * 6)
+    ranked = weights("Return", data, ranks=True)
+    below = [4.5 - rank for rank in (4.5, 1, 4.5, 3, 1, 1)]
+    assert ranked.tolist() == pytest.approx([math.exp(-each / 3.5 / 0.1) for each in below])
     even = weights("Return", alpha=1e6)
     assert even.tolist() == pytest.approx([1.0] * 4, abs=1e-5)
 

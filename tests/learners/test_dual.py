@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import RunPlan
-from embodied.learners.offline.f_dvl import dual_loss, reverse_kl_loss
+from embodied.learners.offline.f_dvl import Divergence, dual_loss, reverse_kl_loss
 from embodied.learners.offline.iql import expectile_loss
 from tests.builders import make_learner, make_policy, transitions
 
@@ -57,8 +57,9 @@ def test_the_authors_chi2_rises_again_below_minus_four() -> None:
     gap = torch.tensor([-6.0, -3.0, -1.0, 2.0])
     reference = 0.8 * torch.tensor([3.0, 0.0, 0.0, 3.0]) - 0.2 * gap
     ours = 0.8 * torch.tensor([-1.0, -1.0, -0.75, 3.0]) - 0.2 * gap
-    for divergence, expected in (("chi2_reference", reference), ("chi2", ours)):
-        loss = dual_loss(gap, divergence, 0.8)  # type: ignore[arg-type]
+    cases: dict[Divergence, Tensor] = {"chi2_reference": reference, "chi2": ours}
+    for divergence, expected in cases.items():
+        loss = dual_loss(gap, divergence, 0.8)
         assert loss.item() == pytest.approx(expected.mean().item())
 
 

@@ -66,8 +66,8 @@ class Mdpo(ppo.Ppo):
         self.before = copy.deepcopy(policy).requires_grad_(False)  # pi_k
         self.actor_params: list[Tensor] = [p for p in policy.parameters() if p.requires_grad]
         self.critic_params: list[Tensor] = list(self.value.parameters())
-        groups = {"actor": self.actor_params, "critic": self.critic_params}
-        rates = zip(groups.items(), self.lr.base_lrs.tolist(), strict=True)
+        self.groups = {"actor": self.actor_params, "critic": self.critic_params}
+        rates = zip(self.groups.items(), self.lr.base_lrs.tolist(), strict=True)
         self.optims = {name: Adam(group, rate, eps=ppo.EPS) for (name, group), rate in rates}
 
     @property
@@ -96,9 +96,7 @@ class Mdpo(ppo.Ppo):
 
     def _step(self, minibatch: Tensors) -> dict[str, Tensor]:
         loss, metrics = self._loss(minibatch)
-        loss.backward()
-        self._clip(self.critic_params)
-        self.optims["critic"].step()
+        self.descend("critic", loss)
         return metrics
 
     def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
@@ -114,9 +112,7 @@ class Mdpo(ppo.Ppo):
     def _policy_step(self, table: Tensors) -> dict[str, Tensor]:
         """One gradient step of the policy on all decisions."""
         loss, metrics = self._policy_loss(table)
-        loss.backward()
-        self._clip(self.actor_params)
-        self.optims["actor"].step()
+        self.descend("actor", loss)
         return metrics
 
     def _policy_loss(self, table: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
@@ -133,8 +129,11 @@ class Mdpo(ppo.Ppo):
         loss = parts["policy_loss"] + parts["kl"] / self.t - self.config.entropy * parts["entropy"]
         return loss, {name: part.detach() for name, part in parts.items()}
 
-    def _clip(self, parameters: list[Tensor]) -> None:
-        """Clip the gradients of `parameters` to `grad_clip`."""
+    def descend(self, name: str, loss: Tensor) -> None:
+        """One gradient step on `loss`, clipped to `grad_clip`."""
+        loss.backward()
         if self.config.grad_clip:
+            parameters = self.groups[name]
             distributed.average_gradients(parameters)
             clip_norm([p.grad for p in parameters if p.grad is not None], self.config.grad_clip)
+        self.optims[name].step()

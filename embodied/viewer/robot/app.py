@@ -186,7 +186,8 @@ class RobotHistory:
         self.tool: deque[Floats] = deque(maxlen=TRAIL_POINTS)
         self._first: np.void | None = None
         self._last: np.void | None = None
-        self._late, self._mode = 0.0, Mode.DISCONNECTED
+        self._late = 0.0
+        self._mode = Mode.DISCONNECTED
 
     def add(self, state: np.void, chunk: np.void | None, tool: Floats | None) -> None:
         """Record `state`, the newest `chunk` and the tool position [3] (m), if known."""

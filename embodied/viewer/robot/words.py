@@ -13,7 +13,7 @@ from embodied.viewer.robot.monitor import RobotMonitor
 SHAPING = "limits"
 """The stage that keeps rates. It acts in most ticks of a normal motion: no intervention."""
 USUAL = (SHAPING, "enabled")
-"""Nor is what holds an arm that nobody has started."""
+"""Stages that act in normal operation; `enabled` holds an arm before it is started."""
 NOTES = 8
 SLOW = 0.8
 """Share of its rate below which the control process is too slow."""
