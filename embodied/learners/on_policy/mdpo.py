@@ -64,9 +64,10 @@ class Mdpo(ppo.Ppo):
             )
         super().__init__(cast(ppo.Config, config), policy, spec, run)
         self.before = copy.deepcopy(policy).requires_grad_(False)  # pi_k
-        self.actor_params: list[Tensor] = [p for p in policy.parameters() if p.requires_grad]
-        self.critic_params: list[Tensor] = list(self.value.parameters())
-        self.groups = {"actor": self.actor_params, "critic": self.critic_params}
+        self.groups: dict[str, list[Tensor]] = {
+            "actor": [p for p in policy.parameters() if p.requires_grad],
+            "critic": list(self.value.parameters()),
+        }
         rates = zip(self.groups.items(), self.lr.base_lrs.tolist(), strict=True)
         self.optims = {name: Adam(group, rate, eps=ppo.EPS) for (name, group), rate in rates}
 
