@@ -53,6 +53,9 @@ def test_an_emulated_robot_is_started_and_shared() -> None:
     pytest.importorskip("franky")
     node = yaml.safe_load(Path("configs/robot/franka_sim.yaml").read_text())
     node["fresh"] = robot()["fresh"]
+    # The emulated arm's time goes slower than the clock of its set-points.
+    node["limits"]["tracking"] = [2.0] * 7
+    node["tool_speed"] = 3.0
     config = Config(node, WORLD, patience=PATIENT)
     one = RealEnv(config)
     try:
