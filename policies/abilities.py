@@ -124,6 +124,19 @@ class ProbesNoise(Protocol):
 
 
 @runtime_checkable
+class TakesPrompts(Protocol):
+    """A policy of every reward, which a vector tells what to maximise."""
+
+    def embed(self, obs: Tensors) -> Tensor:
+        """What it knows of states, B [n, d] of observations [n, ...]."""
+        ...
+
+    def prompt(self, u: Tensor) -> None:
+        """Set the vector [d] that it follows from now on; its length does not matter."""
+        ...
+
+
+@runtime_checkable
 class ActsAs(Protocol):
     """A policy that acts as one of the policies inside of it."""
 

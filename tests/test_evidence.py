@@ -248,7 +248,8 @@ def test_studies_are_well_formed(file: Path) -> None:
         assert words[0] in ("embodied", "python")
         outs = [word for word in words if word.startswith("out=")]
         assert [out.partition("=")[2] for out in outs] == [f"W/{variant}-0"]
-        of_seed = any(word.endswith("-0") for word in words if word not in outs)
+        given = [word for word in words if word not in outs]
+        of_seed = any(word.endswith("-0") or "/stages-0/" in word for word in given)
         assert "seed=0" in words or (words[1] in ("eval", "improve") and of_seed)
         for word in words:
             if word.startswith("experiment="):

@@ -326,10 +326,13 @@ def model_command(args: argparse.Namespace) -> None:
                 text = f"updates (at most {most:,}), held-out error {error:.4g}"
                 bar.update(task, completed=updates, total=most, description=text)
 
-            _, fit = train(config, show)
+            model, fit = train(config, show)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt("nothing was saved; model.most_updates=N ends sooner") from stop
     print(card(config.out, fit))
+    for name, text in model.texts().items():
+        if name.endswith(".txt"):
+            print(f"{config.out}/{name}:\n{text}", end="")
     starts = config.demos if isinstance(config.demos, str) else config.demos[0]
     print(f"next: embodied train env=imagined env.model={config.out} env.starts={starts} ...")
 

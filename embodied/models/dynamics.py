@@ -4,6 +4,7 @@ MODEL/
     model.yaml  spec.json  model.safetensors     the model
     about.json                                   format, versions, data, held-out errors
     metrics.jsonl                                held-out error during the fit
+    ...                                          what the model's `texts` are
 """
 
 from __future__ import annotations
@@ -93,6 +94,11 @@ class Dynamics(nn.Module, ABC):
         environment terminated), `next_obs/*` and, if known, `episode` (int64), by which transitions
         are held out. Randomness comes from torch's default generator."""
 
+    def texts(self) -> dict[str, str]:
+        """Further files of the model's folder, for people and other programs: their text by name.
+        Those named *.txt are printed after a fit."""
+        return {}
+
     @abstractmethod
     def step(self, obs: Tensors, action: Tensor, noise: Tensor) -> Prediction:
         """Predict the outcome of `action` [n, A] (int64 [n] if discrete) at `obs` [n, ...]."""
@@ -107,6 +113,8 @@ def save(folder: Path, model: Dynamics, fit: Fit, about: Mapping[str, Any]) -> N
     save_file(weights, partial / WEIGHTS)
     (partial / "model.yaml").write_text(yaml.safe_dump(model.node, sort_keys=False))
     (partial / "spec.json").write_text(json.dumps(model.spec.to_json(), indent=1))
+    for name, text in model.texts().items():
+        (partial / name).write_text(text)
     lines = [json.dumps({"step": step, "held_out/error": e}) for step, e in fit.history]
     (partial / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     facts = {

@@ -54,29 +54,77 @@ class Config:
     bound_weight: NonNegative = 0.01  # weight of the distance between the bounds of log_var
 
 
-class MlpEnsemble(Dynamics):
+class VectorDynamics(Dynamics):
     """A `Dynamics` of vector observations. Images, symbols, texts and point clouds are refused."""
 
     low: Tensor
     high: Tensor
+
+    def __init__(self, spec: Spec, obs: tuple[str, ...] | None) -> None:
+        """`obs`: the observations that are predicted (None: all)."""
+        super().__init__()
+        self.spec = replace(spec, obs=predicted(spec, obs))
+        self.size = sum(leaf.size for leaf in self.spec.obs.values())
+        self.choices = Choices(self.spec)
+        low, high = zip(*(ends_of(leaf) for leaf in self.spec.obs.values()), strict=True)
+        self.register_buffer("low", torch.cat(low), persistent=False)
+        self.register_buffer("high", torch.cat(high), persistent=False)
+
+    def flat(self, obs: Tensors) -> Tensor:
+        """The predicted observations, concatenated, [n, size]."""
+        return torch.cat([obs[name].flatten(1) for name in self.spec.obs], 1)
+
+    def unflat(self, values: Tensor) -> Tensors:
+        """The inverse of `flat`."""
+        leaves = self.spec.obs
+        parts = values.split([leaf.size for leaf in leaves.values()], 1)
+        return {
+            name: part.reshape(-1, *leaf.shape)
+            for (name, leaf), part in zip(leaves.items(), parts, strict=True)
+        }
+
+    def inputs(self, obs: Tensors, action: Tensor) -> Tensor:
+        """Observations and actions (choices one-hot), [n, size]."""
+        return torch.cat([self.flat(obs), self.choices.one_hot(action)], 1)
+
+    def rows(self, transitions: Tensors) -> Rows:
+        """The inputs and outputs of transitions [N]."""
+        obs, following = tt.under(transitions, "obs"), tt.under(transitions, "next_obs")
+        x = self.inputs(obs, transitions["action"])
+        y = torch.cat([self.flat(following) - self.flat(obs), transitions["reward"][:, None]], 1)
+        return Rows(x, y, (transitions["discount"] == 0).float())
+
+    def output_errors(self, found: Tensor, rows: Rows) -> list[OutputError]:
+        """Errors of the predictions `found` [n, size + 2] of the changes of the observations, the
+        reward and the termination of `rows`."""
+        true = torch.cat([rows.y, rows.ended[:, None]], 1)
+        error = (found - true).square().mean(0).sqrt().tolist()
+        spread = true.std(0, correction=0).tolist()
+        named = [*output_names(self.spec), ("reward", ""), ("terminated", "")]
+        return [
+            OutputError(name, unit, e, s)
+            for (name, unit), e, s in zip(named, error, spread, strict=True)
+        ]
+
+
+class MlpEnsemble(VectorDynamics):
+    """An ensemble of MLPs."""
+
     shift: Tensor
     scale: Tensor
     elites: Tensor
     can_end: Tensor
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(spec, config.obs)
         if config.elites > config.networks:
             raise ConfigError(
                 f"model.elites={config.elites} should be at most networks={config.networks}"
             )
         self.config = config
-        self.spec = replace(spec, obs=predicted(spec, config.obs))
-        size = sum(leaf.size for leaf in self.spec.obs.values())
-        self.outputs = size + 1  # the changes of the observations, and the reward
+        self.outputs = self.size + 1  # the changes of the observations, and the reward
         self.noise_size = 1 + self.outputs + 1  # the network, the outputs, the termination
-        self.choices = Choices(self.spec)
-        inputs = size + self.choices.width
+        inputs = self.size + self.choices.width
         self.normalizer = MeanStdNormalizer(inputs)
         self.net = Ensemble(
             config.networks,
@@ -96,9 +144,6 @@ class MlpEnsemble(Dynamics):
         )
         ends = torch.ones(config.networks, 1, self.outputs)
         self.min_log_var, self.max_log_var = nn.Parameter(-10 * ends), nn.Parameter(0.5 * ends)
-        low, high = zip(*(ends_of(leaf) for leaf in self.spec.obs.values()), strict=True)
-        self.register_buffer("low", torch.cat(low), persistent=False)
-        self.register_buffer("high", torch.cat(high), persistent=False)
         self.register_buffer("shift", torch.zeros(self.outputs))
         self.register_buffer("scale", torch.ones(self.outputs))
         self.register_buffer("elites", torch.arange(config.elites))
@@ -124,31 +169,12 @@ class MlpEnsemble(Dynamics):
         terminated = (logit[index].sigmoid() > uniform[:, 1]) & self.can_end
         return Prediction(self.unflat(following), out[:, -1], terminated)
 
-    def flat(self, obs: Tensors) -> Tensor:
-        """The predicted observations, concatenated, [n, size]."""
-        return torch.cat([obs[name].flatten(1) for name in self.spec.obs], 1)
-
-    def unflat(self, values: Tensor) -> Tensors:
-        """The inverse of `flat`."""
-        leaves = self.spec.obs
-        parts = values.split([leaf.size for leaf in leaves.values()], 1)
-        return {
-            name: part.reshape(-1, *leaf.shape)
-            for (name, leaf), part in zip(leaves.items(), parts, strict=True)
-        }
-
-    def inputs(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Observations and actions (choices one-hot), [n, size]."""
-        return torch.cat([self.flat(obs), self.choices.one_hot(action)], 1)
-
     def fit(self, transitions: Tensors, progress: Progress = lambda *_: None) -> Fit:
-        obs, following = tt.under(transitions, "obs"), tt.under(transitions, "next_obs")
-        x = self.inputs(obs, transitions["action"])
-        y = torch.cat([self.flat(following) - self.flat(obs), transitions["reward"][:, None]], 1)
-        ended = (transitions["discount"] == 0).float()
-        held = held_out(transitions.get("episode"), len(x), self.config.held_out).to(x.device)
-        train = Rows(x, y, ended).take(~held)
-        test = Rows(x, y, ended).take(held).thinned(MOST_HELD_OUT)
+        rows = self.rows(transitions)
+        share = self.config.held_out
+        held = held_out(transitions.get("episode"), len(rows), share).to(rows.x.device)
+        train = rows.take(~held)
+        test = rows.take(held).thinned(MOST_HELD_OUT)
         # Set the scales of inputs and outputs, and begin with the data's rate of terminations.
         self.normalizer.fit(train.x)
         std = train.y.std(0, correction=0)
@@ -162,7 +188,7 @@ class MlpEnsemble(Dynamics):
         facts = {
             "transitions": len(train),
             "held_out_transitions": len(test),
-            "ends": int(ended.sum()),
+            "ends": int(rows.ended.sum()),
             "updates": history[-1][0],
             "elites": self.elites.tolist(),
         }
@@ -221,14 +247,7 @@ class MlpEnsemble(Dynamics):
         mean, _, logit = self(rows.x)
         y = mean[self.elites].mean(0) * self.scale + self.shift
         p = logit[self.elites].sigmoid().mean(0) * self.can_end
-        found, true = torch.cat([y, p[:, None]], 1), torch.cat([rows.y, rows.ended[:, None]], 1)
-        error = (found - true).square().mean(0).sqrt().tolist()
-        spread = true.std(0, correction=0).tolist()
-        named = [*output_names(self.spec), ("reward", ""), ("terminated", "")]
-        return [
-            OutputError(name, unit, e, s)
-            for (name, unit), e, s in zip(named, error, spread, strict=True)
-        ]
+        return self.output_errors(torch.cat([y, p[:, None]], 1), rows)
 
 
 @dataclass(frozen=True)

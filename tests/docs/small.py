@@ -78,6 +78,8 @@ def command(words: Sequence[str], folder: str) -> list[str]:
     if resumes or (verb == "view" and not serves(words)):
         return short
     added = [word for word in ADDED.get(verb, ()) if word.partition("=")[0] not in given]
+    if "model=sindy" in words:  # a fit of seconds, without networks
+        added = []
     if "env=robot_reach" in words:  # in real time
         added.append("env.patience=5")  # s until it gives up on an arm that latched a fault
         short = [re.sub(r"^episodes=\d+", "episodes=2", word) for word in short]
