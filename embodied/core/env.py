@@ -342,7 +342,7 @@ class HasModel(Protocol):
         ...
 
     def deployed(self, policy: Any) -> Any:
-        """A `Policy` of this environment as one of the real environment."""
+        """A `Policy` of this environment as one of the real environment's observations."""
         ...
 
 
