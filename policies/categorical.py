@@ -24,7 +24,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from embodied.policies.diagonal_gaussian import LOG_2PI
+from embodied.policies.diagonal_gaussian import LOG_2PI, normal_kl
 from embodied.policies.encoded import MlpConfig, MlpPolicy
 
 FORBIDDEN = -1e9  # finite: a mask that allows nothing, at the end of an episode, gives no NaN
@@ -103,6 +103,15 @@ class Categorical(MlpPolicy):
         total = log_std.sum() + 0.5 * LOG_2PI * log_std.numel()
         normal = -0.5 * z.square().sum((1, 2)) - total
         return log_prob + normal, entropy + total + 0.5 * log_std.numel()
+
+    def kl(self, obs: Tensors, other: Categorical) -> Tensor:
+        """KL(self || other) of whole chunks at each observation, [n], in nats."""
+        logs, mean = self(obs)
+        other_logs, other_mean = other(obs)
+        choices = (logs.exp() * (logs - other_logs)).sum((1, 2, 3))
+        if self.log_std is None or other.log_std is None:
+            return choices
+        return choices + normal_kl(mean, self.log_std, other_mean, other.log_std).sum((1, 2))
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given actions, as `evaluate_actions` takes them."""

@@ -70,6 +70,10 @@ class DiagonalGaussian(MlpPolicy):
         entropy = total + 0.5 * action.shape[1]
         return -0.5 * z.square().sum(1) - total, entropy.expand(len(action))
 
+    def kl(self, obs: Tensors, other: DiagonalGaussian) -> Tensor:
+        """KL(self || other) of whole chunks at each observation, [n], in nats."""
+        return normal_kl(self(obs), self.log_std, other(obs), other.log_std).sum(1)
+
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given unclipped actions [n, D], differentiable."""
         return self.evaluate_actions(obs, action)[0]
@@ -83,3 +87,10 @@ class DiagonalGaussian(MlpPolicy):
         """Squared error of the mean per action element, averaged over the valid steps, [n]."""
         error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
         return per_row(error, batch["valid"])
+
+
+def normal_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    """KL(N(mean, std^2) || N(other mean, other std^2)), elementwise, in nats."""
+    log_ratio = log_std - other_log_std
+    z = (mean - other_mean) * torch.exp(-other_log_std)
+    return 0.5 * ((2 * log_ratio).exp() + z.square() - 1) - log_ratio

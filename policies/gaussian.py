@@ -19,9 +19,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, per_row
+from embodied.policies.diagonal_gaussian import LOG_2PI, normal_kl
 from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
-
-LOG_2PI = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,11 @@ class Gaussian(MlpPolicy):
         mean, log_std = self(obs)
         u = mean + log_std.exp() * noise
         return self.squash(u), self._density(u, noise, log_std).sum(1)
+
+    def kl(self, obs: Tensors, other: Gaussian) -> Tensor:
+        """KL(self || other) of whole chunks at each observation, [n], in nats; squashing both does
+        not change it."""
+        return normal_kl(*self(obs), *other(obs)).sum(1)
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of actions [n, size], clipped to [-1 + 1e-5, 1 - 1e-5]."""

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,19 +37,19 @@ def walk() -> dict[str, int]:
     entered: set[str] = set()
     stack: list[str] = []
 
-    def own(frame: FrameType) -> bool:
-        place = Path(frame.f_code.co_filename)
-        inside = frame.f_code.co_filename.startswith(str(ROOT)) and place != Path(__file__)
-        return inside and ".venv" not in place.parts
+    @cache
+    def own(name: str) -> bool:
+        place = Path(name)
+        return name.startswith(str(ROOT)) and place != Path(__file__) and ".venv" not in place.parts
 
     def watch(frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call" or not own(frame):
+        if event != "call" or not own(frame.f_code.co_filename):
             return
         entered.add(frame.f_code.co_filename)
         if frame.f_code.co_qualname == "Adam.step":
             at: FrameType | None = frame
             while at is not None:
-                if own(at):
+                if own(at.f_code.co_filename):
                     stack.append(at.f_code.co_qualname)
                 at = at.f_back
             raise Reached

@@ -26,12 +26,14 @@ from embodied.core.build import Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.learners.learner import UNPLANNED, Learner, RunPlan
 
 ROOT = Path(__file__).resolve().parents[1]
+LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def node_of(target: str, **settings: Any) -> Node:

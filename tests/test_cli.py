@@ -24,7 +24,9 @@ from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
 from embodied.core.policy import Policy, PolicyWrapper
+from embodied.datasets.transitions import SOURCE
 from embodied.envs.process.env import interpreter
+from embodied.learners.learner import Learner
 from embodied.training.logger import read_metrics
 from tests.builders import exit_of, wait_until
 from tests.tiers import once_per_option
@@ -272,9 +274,9 @@ class Inputs:
         out = self.folder / f"{env}-sac"
         return self._made(out, f"train experiment={env}_sac size=debug steps=90 out={out}")
 
-    def clone(self, env: str, kind: str) -> Path:
-        out, demos = self.folder / f"{env}-{kind}", self.demos(env)
-        words = f"size=debug steps=20 demos={demos} out={out}"
+    def clone(self, env: str, kind: str, *settings: str) -> Path:
+        out = self.folder / "-".join((env, kind, *settings)).replace("=", "-")
+        words = " ".join((f"size=debug steps=20 demos={self.demos(env)} out={out}", *settings))
         return self._made(out, f"train experiment={env}_{kind} {words}")
 
     def _made(self, out: Path, line: str) -> Path:
@@ -296,9 +298,14 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     words = []
     if "workers" in node["env"]:  # tests/envs/test_maniskill.py: each takes seconds to start
         words.append("env.workers=1")
-    data = node["data"]
-    if data["regime"] == "offline" or data.get("pretrain_steps") or node["demo_episodes"]:
+    data, learner = node["data"], node["learner"]
+    if SOURCE in getattr(resolve(learner["_target_"], Learner), "extra_columns", ()):
+        words.append(f"demos=[{inputs.demos(env)},{inputs.lost(env)}]")
+    elif data["regime"] == "offline" or data.get("pretrain_steps") or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
+    if learner.get("prior", "") is None:
+        prior = inputs.clone(env, "bc", f"policy={made.choices['policy']}")
+        words.append(f"learner.prior={prior}")
     wrapper = node.get("finetune") or node.get("policy")
     if issubclass(resolve(wrapper["_target_"], Policy), PolicyWrapper):
         diffusion = {"_target_": "embodied.policies.generative.diffusion.Diffusion"}

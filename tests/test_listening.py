@@ -130,8 +130,9 @@ def port_in(folder: Path) -> int:
     return int(re.findall(r":(\d+)", (folder / "said.txt").read_text())[0])
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-@pytest.mark.parametrize("what", ["view", "robot"])
+@pytest.mark.parametrize(
+    ("what", "host"), [("view", "127.0.0.1"), ("view", "0.0.0.0"), ("robot", "127.0.0.1")]
+)
 def test_the_viewer_has_no_second_door(what: str, host: str, tmp_path: Path) -> None:
     pytest.importorskip("viser")
     words = ["robot", f"folder={tmp_path / 'none'}"] if what == "robot" else [trained(tmp_path)]
@@ -179,3 +180,4 @@ def test_a_cluster_that_a_run_starts_is_this_machines_and_asks_for_a_token(tmp_p
         for pid in pids:
             given = Path(f"/proc/{pid}/environ").read_bytes()
             assert b"RAY_AUTH_MODE=token\0" in given and b"RAY_AUTH_TOKEN=" in given
+    wait_until(lambda: not left_of(process.pid), "it ends with the run")

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 118_500,  # lines of embodied, envs, policies, real_robot
-    "tests": 79_800,  # lines
+    "product": 120_200,  # lines of embodied, envs, policies, real_robot
+    "tests": 81_800,  # lines
     "frames": 9,  # of our own functions, from the command line to SAC's optimiser step
     "files": 82,  # of ours that are entered before that step
 }

@@ -93,9 +93,7 @@ def trained(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_trains_evaluates_and_exports_a_view(python: Path, trained: Path) -> None:
-    embodied = python.parent / "embodied"
-    assert "first" in run(trained, embodied, "eval", "first", "episodes=4", "num_envs=2")
-    run(trained, embodied, "view", "first", "export=first.html")
+    run(trained, python.parent / "embodied", "view", "first", "export=first.html")
     assert "<html" in (trained / "first.html").read_text()[:200].lower()
     script = "import embodied as em; print(em.__file__, em.evaluate(em.load('first'), episodes=4))"
     where, _, said = run(trained, python, "-c", script).partition(" ")

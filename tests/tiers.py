@@ -1,6 +1,6 @@
 """Two tiers: `pytest` runs the usual tests, `pytest --all` (`make test-all`) all of them: a check
 of YAML files usually runs for one file of each class, and for each that alone takes a path of the
-code; experiments so that each class and each setting is in one."""
+code; experiments so that each kind of options is in one."""
 
 from __future__ import annotations
 
@@ -65,10 +65,12 @@ def examples(files: Sequence[Path], also: Collection[str] = ()) -> set[Path]:
     return found
 
 
-def once_per_class(files: Sequence[Path], also: Collection[str] = ()) -> list[Any]:
-    """Parameters for `pytest.mark.parametrize`, one for each file: those that are no `examples`
-    have the mark `only_all`."""
-    usual = examples(files, also)
+def once_per_class(
+    files: Sequence[Path], also: Collection[str] = (), without: Collection[str] = ()
+) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`, one for each file: those that are no `examples`,
+    or are slow and `without` which their classes are checked too, have the mark `only_all`."""
+    usual = {file for file in examples(files, also) if file.stem not in without}
     return [
         pytest.param(file, id=file.stem, marks=() if file in usual else only_all) for file in files
     ]
@@ -85,28 +87,30 @@ def cover(chosen: Mapping[str, set[Any]]) -> set[str]:
     return found
 
 
-def classes_of(group: str, option: str) -> set[Any]:
-    """The classes that a YAML file of `group` names; the option itself where it names none."""
+def packages_of(group: str, option: str) -> set[tuple[str, str]]:
+    """The packages of the classes that a YAML file of `group` names; the option where it names
+    none. Of an environment nothing."""
     file = CONFIGS / group / f"{option}.yaml"
     node = yaml.safe_load(file.read_text()) if file.exists() else None
-    return {(group, *found) for found in choices(node) if len(found) == 1} or {(group, option)}
+    kinds = [str(found[0]) for found in choices(node) if len(found) == 1]
+    packages = {kind.rsplit(".", 2)[0] for kind in kinds} or {option}
+    return {(group, package) for package in packages} if group != "env" else set()
 
 
 def choices_of_experiment(file: Path) -> set[Any]:
-    """The classes of an experiment's options, and the settings that it changes."""
+    """The packages of an experiment's options, and what it sets of the data. Every class of them
+    has checks of its own in tests/contract, with runs on the CPU or on a pretended device."""
     node = yaml.safe_load(file.read_text())
     found = set[Any]()
     for default in node.pop("defaults", []):
         for group, option in default.items() if isinstance(default, dict) else ():
-            found |= classes_of(group.removeprefix("override ").strip("/"), str(option))
-    for key, value in node.items():
-        found |= {(key, inner) for inner in value} if isinstance(value, dict) else {(key,)}
-    return found
+            found |= packages_of(group.removeprefix("override ").strip("/"), str(option))
+    return found | {("data", key) for key in node.get("data", {})}
 
 
 def once_per_option(names: Sequence[str]) -> list[Any]:
     """Parameters for `pytest.mark.parametrize`, one for each experiment of `names`: `only_all` for
-    those whose options and settings other experiments have."""
+    those whose kinds of options other experiments have."""
     files = {name: CONFIGS / "experiment" / f"{name}.yaml" for name in names}
     usual = cover({name: choices_of_experiment(file) for name, file in files.items()})
     return [pytest.param(name, id=name, marks=() if name in usual else only_all) for name in names]

@@ -8,7 +8,8 @@ has the weight
 
 with u = G (`Return`), or u = G - b(s_0) with a linear baseline b, where some initial states are
 easier (`Advantage`). Every transition has the weight of its trajectory. If all returns are 0 or 1,
-this imitates the successful episodes. In stochastic environments it favours lucky trajectories.
+this imitates the successful episodes, and what could be joined of the others is lost. In stochastic
+environments it favours lucky trajectories. The gain grows with `positive_variance`.
 
 `Top` keeps only the best trajectories or steps, ranked by the discounted return: of two successes
 with sparse rewards the sooner one is better.
@@ -30,6 +31,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import return_ends
+from embodied.nn.statistics import ranks
 
 
 class Weights(Protocol):
@@ -68,11 +70,12 @@ class Weighted:
 class Config:
     """Settings of weights by return.
 
-    Clipping at `quantile` keeps a single outlier from getting all the weight.
+    Clipping at `quantile`, or `ranks`, keeps a single outlier from getting all the weight.
     """
 
     alpha: Positive = 0.1  # temperature; smaller is greedier
     quantile: PositiveFraction = 1.0  # returns are clipped at it (1: no clipping, as published)
+    ranks: bool = False  # ranks in the place of returns, ties at their mean rank
 
 
 class Return(Weights):
@@ -83,6 +86,8 @@ class Return(Weights):
 
     def __call__(self, episodes: Episodes) -> Tensor:
         score = self.score(episodes)
+        if self.config.ranks:
+            score = torch.from_numpy(ranks(score))
         score = score.clamp(max=float(score.quantile(self.config.quantile)))
         spread = score.max() - score.min()
         if spread == 0:
@@ -143,6 +148,14 @@ class Top(Weights):
             score = returns_to_go(reward, discount, episodes.length)
         kept = score.topk(max(1, round(self.config.share * len(score)))).indices
         return torch.zeros_like(score).index_fill(0, kept, 1.0)
+
+
+def positive_variance(episodes: Episodes) -> float:
+    """The positive-sided variance E max(u - E u, 0)^2 of the returns u, min-max normalised: how
+    much better than the mean the good episodes are."""
+    whole = returns(episodes)
+    normalized = (whole - whole.min()) / (whole.max() - whole.min()).clamp(min=1e-12)
+    return float((normalized - normalized.mean()).clamp(min=0).square().mean())
 
 
 def returns(episodes: Episodes, gamma: float = 1.0) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from embodied.checks.check import checks_of, from_file, require
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.config_fields import complete
+from embodied.core.env import REAL
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import extra_columns
 from embodied.core.spec import Leaf, Spec
@@ -21,6 +22,7 @@ from embodied.learners.learner import Learner, RunPlan
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 ROWS = 8  # transitions of one gradient step
 HORIZON = 6  # decisions of an on-policy batch, of each of 4 parallel envs
+EPOCHS = 2  # passes over such a batch
 BASE = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2, "width": 16}
 DIFFUSION = BASE | {"_target_": "embodied.policies.generative.diffusion.Diffusion"}
 
@@ -40,7 +42,7 @@ class LearnerSubject:
 def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     """The learner with the first policy that it accepts; ConfigError with the last reason."""
     settings = complete(subject.node)
-    sizes = {"batch_size": ROWS, "horizon": HORIZON}
+    sizes = {"batch_size": ROWS, "horizon": HORIZON, "epochs": EPOCHS}
     settings |= {key: size for key, size in sizes.items() if key in settings}
     tries: list[Callable[[], Policy]] = [
         *(lambda node=node: build(node, Policy, spec=SPEC) for node in subject.policies),
@@ -50,11 +52,15 @@ def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     for make_policy in tries:
         torch.manual_seed(seed)
         try:
-            return build(
+            learner = build(
                 settings, Learner, policy=make_policy(), spec=SPEC, run=RunPlan(updates=100)
             )
         except ConfigError as error:
             reason = str(error)
+            continue
+        if learner.data == "offline" and learner.rows != "pairs":
+            learner.fit(batch_for(learner))
+        return learner
     raise ConfigError(f"it takes none of the policies (policy=NAME chooses one): {reason}")
 
 
@@ -97,7 +103,8 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     if learner.uses_executed_steps:
         rows["executed_steps"] = torch.full((n,), learner.policy.chunk)
     numbers = torch.arange(n)
-    placed = {"source": numbers % 2, "episode": numbers % 3, "correction": numbers % 4 == 0}
+    placed = {"source": numbers % 2, REAL: numbers % 2 == 0}
+    placed |= {"episode": numbers % 3, "correction": numbers % 4 == 0}
     rows |= {key: placed[key] for key in extra_columns(learner) if key in placed}
     return rows | {key: foreseen[key] for key in learner.columns}
 
@@ -180,8 +187,8 @@ def updates_change_the_policy_and_not_the_batch(subject: LearnerSubject) -> None
 def the_seed_decides(subject: LearnerSubject) -> None:
     """The same seed gives the same parameters, another one others."""
     one, other, third = make(subject), make(subject), make(subject, seed=1)
-    for learner in (one, other, third):
-        updates(learner, 0, 4)
+    for learner, last in ((one, 4), (other, 4), (third, 1)):
+        updates(learner, 0, last)
     require(
         same(weights(one), weights(other)),
         "the same seed gives other parameters: take random numbers from torch's generator only",

@@ -20,6 +20,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, to
 
 RETURN_ENDS = "return_ends"  # key of `Step.log`, and column of recordings
+REAL = "real"  # key of `Step.log`, and column (bool): the step is the real system's, not simulated
 
 
 class NotSavable(RuntimeError):

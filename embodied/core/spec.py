@@ -305,16 +305,21 @@ def hidden(name: str) -> bool:
     return name.startswith(("critic/", "privileged/"))
 
 
-def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> None:
+def require_same(
+    here: Spec, there: Spec, here_name: str, there_name: str, any_order: bool = False
+) -> None:
     """Raise SpecMismatch, which lists every difference, if the specs differ.
 
-    Element names and units are not compared, except that symbols and numbers differ; task vectors
-    are not compared. `dt` is compared with a relative tolerance of 1e-6.
+    Of element names it is compared whether they are the same ones in another order (`any_order`:
+    who asks joins them by name); other names and units may mean the same, except that symbols and
+    numbers differ. Task vectors are not compared. `dt` is compared with a relative tolerance of
+    1e-6.
     """
     lines: list[str] = []
-    for name in sorted({*here.obs, *there.obs}):
-        lines += _difference(f"obs/{name}", here.obs.get(name), there.obs.get(name))
-    lines += _difference("act", here.act, there.act)
+    names = sorted({*here.obs, *there.obs})
+    pairs = {f"obs/{name}": (here.obs.get(name), there.obs.get(name)) for name in names}
+    for name, (one, other) in {**pairs, "act": (here.act, there.act)}.items():
+        lines += _difference(name, one, other, any_order)
     if not math.isclose(here.dt, there.dt, rel_tol=1e-6):
         lines.append(f"dt: {here.dt} s | {there.dt} s")
     if here.listens and there.listens and here.tasks != there.tasks:
@@ -326,7 +331,7 @@ def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> No
         )
 
 
-def _difference(name: str, here: Leaf | None, there: Leaf | None) -> list[str]:
+def _difference(name: str, here: Leaf | None, there: Leaf | None, any_order: bool) -> list[str]:
     same = (
         here is not None
         and there is not None
@@ -334,7 +339,17 @@ def _difference(name: str, here: Leaf | None, there: Leaf | None) -> list[str]:
         == (there.shape, there.dtype, there.low, there.high, there.classes)
         and (here.is_symbol, here.is_depth) == (there.is_symbol, there.is_depth)
     )
-    return [] if same else [f"{name}: {_shown(here)} | {_shown(there)}"]
+    if not same:
+        return [f"{name}: {_shown(here)} | {_shown(there)}"]
+    assert here is not None and there is not None
+    if any_order or not in_another_order(here, there):
+        return []
+    return [f"{name}: elements in another order, {list(here.names)} | {list(there.names)}"]
+
+
+def in_another_order(here: Leaf, there: Leaf) -> bool:
+    """Whether the two have elements of the same names, in different places."""
+    return here.names != there.names and sorted(here.names) == sorted(there.names)
 
 
 def _shown(leaf: Leaf | None) -> str:

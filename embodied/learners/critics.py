@@ -70,6 +70,15 @@ class Critic(QFunction):
         return q.unflatten(1, (-1, count))
 
 
+def watch_active_units(learner: nn.Module) -> None:
+    """Let the ensembles in `learner.critic` measure the share of their hidden units above 0, which
+    falls while a critic loses the ability to fit new targets (Ma et al., 2024)."""
+    critic = getattr(learner, "critic", None)
+    for part in critic.modules() if isinstance(critic, nn.Module) else ():
+        if isinstance(part, Ensemble):
+            part.watch()
+
+
 @dataclass(frozen=True)
 class CriticConfig:
     """An ensemble of critics, each an MLP."""

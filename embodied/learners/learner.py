@@ -70,6 +70,9 @@ class Learner(nn.Module):
     keep_batches: int = 1
     """On-policy: how many of the newest batches an update sees, side by side along B, the newest
     first (`embodied.buffers.rollout`)."""
+    adapt_every: int = 0
+    """On-policy: decisions of each parallel environment between two calls of `adapt_behaviour`; 0:
+    it is never called."""
     gamma: float = 0.99
     n_step: int = 1
     uses_executed_steps: ClassVar[bool] = False
@@ -94,6 +97,11 @@ class Learner(nn.Module):
         place; evaluation and checkpoints use `policy`.
         """
         return self.policy
+
+    def adapt_behaviour(self, batch: Tensors) -> None:
+        """Change the behaviour policy by what was collected: a batch of `update` that is not
+        complete yet, and is empty or one of past decisions right after an update."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement adapt_behaviour")
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""

@@ -151,8 +151,11 @@ class Ensemble(nn.Module):
 
     Weights are [E, in, out], initialised as in torch's Linear. `layer_norm` normalises every hidden
     layer before its activation, which keeps Q-values of out-of-distribution actions bounded (Ball
-    et al., 2023).
+    et al., 2023). After `watch`, `active` is the share of hidden units above 0, over all samples,
+    in the last pass that trained the weights.
     """
+
+    active: Tensor | None
 
     def __init__(
         self,
@@ -179,6 +182,11 @@ class Ensemble(nn.Module):
             for width in hidden:
                 self.scales.append(torch.ones(n, 1, width))
                 self.shifts.append(torch.zeros(n, 1, width))
+        self.register_buffer("active", None, persistent=False)
+
+    def watch(self) -> None:
+        """Measure `active` from now on."""
+        self.active = torch.zeros((), device=self.weights[0].device)
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
         """Outputs of all members, or of the first `first` ones (then E = `first`)."""
@@ -187,6 +195,8 @@ class Ensemble(nn.Module):
         parts = (self.weights, self.biases, self.scales, self.shifts)
         weights, biases, scales, shifts = (members(part, first) for part in parts)
         last = len(weights) - 1
+        trains = torch.is_grad_enabled() and weights[0].requires_grad
+        hidden: list[Tensor] = []  # outputs of the hidden layers, if they are watched
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             x = affine(x, weight, bias)
             if i < last:
@@ -194,6 +204,11 @@ class Ensemble(nn.Module):
                     x = functional.layer_norm(x, x.shape[-1:])
                     x = torch.addcmul(shifts[i], x, scales[i])
                 x = torch.relu_(x) if self.activation == "relu" else self.activate(x)
+                if self.active is not None and trains:
+                    hidden.append(x)
+        if self.active is not None and hidden:
+            above = torch.stack([(layer > 0).sum() for layer in hidden]).sum()
+            self.active.copy_(above / sum(layer.numel() for layer in hidden))  # for CUDA graphs
         return x
 
 

@@ -10,8 +10,8 @@ Numbers are put into `cells` equal cells between their limits in D_ref. Vectors 
 `most` numbers are first projected to their `kept` principal components, as otherwise all pairs are
 distinct. Pictures and points are not counted.
 
-The positive-sided variance E max(G - mean, 0)^2 of the returns G says how much weighting by return
-may add (Hong et al., 2023).
+`embodied.buffers.weighted.positive_variance` of the returns says how much weighting by return may
+add (Hong et al., 2023).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.weighted import Config as ReturnConfig
-from embodied.buffers.weighted import Return, returns
+from embodied.buffers.weighted import Return, positive_variance, returns
 from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError
 from embodied.core.spec import hidden
@@ -114,7 +114,7 @@ def quality(episodes: Episodes, config: Config, reference: Episodes | None = Non
         best=best,
         distinct=numbers[0],
         reference=len(parts[0]) if reference is None else numbers[1],
-        positive_variance=(whole - mean).clamp(min=0).square().mean().item(),
+        positive_variance=positive_variance(episodes),
         effective=(weight.sum().square() / weight.square().sum()).item() / len(episodes),
         at_bounds=_at_bounds(episodes),
         terminated=episodes.steps["terminated"][ends].double().mean().item(),

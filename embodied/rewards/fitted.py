@@ -29,7 +29,7 @@ from embodied.core.env import VecEnv
 from embodied.core.files import read_json
 from embodied.core.reward import SummedReward
 from embodied.core.saved_file import load_tensors
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Leaf, Spec, in_another_order
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import joined
@@ -129,6 +129,11 @@ def _require_same(name: str, here: Leaf, there: Leaf, one: str, other: str) -> N
         raise ConfigError(
             f"reward.views: {name} is {here.dtype}{list(here.shape)} in {one} and "
             f"{there.dtype}{list(there.shape)} in {other}"
+        )
+    if in_another_order(here, there):
+        raise ConfigError(
+            f"reward.views: {name} has its elements in another order in {one}, {list(here.names)}, "
+            f"than in {other}, {list(there.names)}"
         )
 
 

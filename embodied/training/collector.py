@@ -11,7 +11,7 @@ from embodied.buffers.n_step import NStepBuffer
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
-from embodied.core.env import FiniteCheck, NotSavable, Step, VecEnv
+from embodied.core.env import REAL, FiniteCheck, NotSavable, Step, VecEnv
 from embodied.core.env_contract import FirstSteps, called, is_users
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Flags (bool) that `Step.log` may contain; they are stored with each transition: a person took over
 # the action; a constraint was violated.
-EXTRA_FLAGS = ("intervened", "violated")
+EXTRA_FLAGS = ("intervened", "violated", REAL)
 
 
 def behaviour_of(learner: Learner, policy: Policy) -> Policy:

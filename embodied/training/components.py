@@ -96,6 +96,10 @@ class RunComponents:
         self.policy, trained = make_policy(config, self.env, self.episodes)
         plan = config.plan(self.policy.chunk)
         learner = build(config.learner, Learner, policy=trained, spec=trained.spec, run=plan)
+        if isinstance(config.data, OffPolicy) and isinstance(config.data.utd_ratio, dict):
+            from embodied.learners.critics import watch_active_units
+
+            watch_active_units(learner)  # native code cannot: before it takes over
         self.learner = accelerate(learner.to(self.device), self.kernels.native)
         if config.finetune is None:
             self.policy = self.learner.policy

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.buffers.source import Mixture, Source
 from embodied.buffers.trajectory_columns import columns_of_episodes
-from embodied.buffers.weighted import Weighted, Weights
+from embodied.buffers.weighted import Weighted, Weights, positive_variance
 from embodied.core import distributed
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
@@ -333,14 +333,18 @@ def pairs_of(
     )
 
 
-def metrics_of(source: Source | None, held: Tensor | None = None) -> dict[str, float]:
-    """Metrics of a weighted source (its number of transitions and the effective sample size) or of
-    a mixture (the number of transitions of each), and the number of episodes that are held out."""
+def metrics_of(
+    source: Source | None, episodes: Episodes, held: Tensor | None = None
+) -> dict[str, float]:
+    """Metrics of a weighted source (its number of transitions, the effective sample size, and the
+    positive-sided variance of the returns) or of a mixture (the number of transitions of each), and
+    the number of episodes that are held out."""
     found: dict[str, float] = {}
     if isinstance(source, Mixture):
         found = {f"data/rows_{n}": float(len(part)) for n, part in enumerate(source.sources)}
     if isinstance(source, Weighted):
         found = {"data/rows": len(source), "data/effective_rows": source.effective}
+        found["data/positive_variance"] = positive_variance(episodes)
     if held is not None and bool(held.any()):
         found["data/held_out_episodes"] = float(held.sum())
     return found

@@ -18,12 +18,13 @@ from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.device import compared
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import REAL, Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
 from embodied.core.reward import OFFLINE_COLUMNS, Stateful, extra_columns
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, ReportsErrors
+from embodied.nn.networks import Ensemble
 from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import OffPolicy, RunConfig
 from embodied.training.reward_pipeline import RewardPipeline, build_reward, pop_env_reward
@@ -89,7 +90,7 @@ def build_buffers(
     if demonstrations is not None:
         from embodied.training.demonstrations import metrics_of
 
-        metrics = metrics_of(demos)
+        metrics = metrics_of(demos, demonstrations.episodes)
     success: SuccessBuffer | None = None
     if share := data.success_fraction:
         from embodied.buffers.source import Mixture
@@ -289,6 +290,8 @@ class OffPolicyLoop:
         self.learning = config.warmup_steps == 0  # whether the warm-up is over
         self.update_credit = 0.0
         self.schedule = schedule
+        parts = [part for part in learner.modules() if isinstance(part, Ensemble)]
+        self.watched = [part for part in parts if part.active is not None]
         given = config.utd_ratio
         self.utd_ratio = 0.0 if isinstance(given, dict) else given  # updates per transition, now
         self._set_ratio({})
@@ -368,6 +371,8 @@ class OffPolicyLoop:
     def _step(self) -> tuple[Tensors, Step]:
         """One step of all parallel envs; returns the transitions that it completed."""
         rows, step = self.collector.step()
+        if rows and REAL in extra_columns(self.learner) and REAL not in rows:
+            rows[REAL] = torch.zeros_like(rows["reward"], dtype=torch.bool)
         if rows and (missing := set(extra_columns(self.learner)) - set(rows)):
             raise ConfigError(
                 f"this learner needs {min(missing)} of each step, which this environment does not "
@@ -392,6 +397,9 @@ class OffPolicyLoop:
         batch = source.sample(self.learner.batch_size)
         env_reward = pop_env_reward(batch)
         metrics = self.learner.update(batch)
+        active = [part.active for part in self.watched if part.active is not None]
+        if active:
+            metrics = {"active_units": torch.stack(active).mean(), **metrics}
         if "index" in batch:
             learner = self.learner
             if not isinstance(learner, ReportsErrors) or learner.priority is None:

@@ -107,4 +107,4 @@ def build_offline(
     shifted = augmented(source, episodes.spec, config.data.random_shift)
     index = (held.repeat_interleave(episodes.length) & own).nonzero().flatten()
     held_out = HeldOut(rows, index, episodes.spec.act.names) if len(index) else None
-    return OfflineLoop(learner, shifted, metrics_of(source, held), held_out)
+    return OfflineLoop(learner, shifted, metrics_of(source, episodes, held), held_out)

@@ -61,6 +61,7 @@ class OnPolicyLoop:
         device, count = collector.actor.device, collector.env.num_envs
         self.env_ids = torch.arange(count, device=device)
         self.steps = learner.horizon * collector.actor.execute
+        self.adapt_every = learner.adapt_every * collector.actor.execute  # in steps
         self.buffer = RolloutBuffer(count, learner.horizon, device, learner.keep_batches)
         self.stale = torch.zeros(count, dtype=torch.bool, device=device)
         self.age = 0
@@ -95,7 +96,10 @@ class OnPolicyLoop:
         if rows:
             self._store(rows, made)
         self.age += 1
-        return self._update(step) if self.age == self.steps else {}, made
+        metrics = self._update(step) if self.age == self.steps else {}
+        if self.adapt_every and self.age % self.adapt_every == 0:
+            self.learner.adapt_behaviour(self.buffer.batch(self.carry))
+        return metrics, made
 
     def restart(self, seed: int) -> None:
         """Begin new episodes and a new batch."""

@@ -57,7 +57,7 @@ def require_fit(
     _require_units(spec, served, mapping, url)
     if mapping is None:
         try:
-            require_same(spec, served, "environment", f"policy server {url}")
+            require_same(spec, served, "environment", f"policy server {url}", any_order=True)
         except SpecMismatch as error:
             raise SpecMismatch(f"{error}; mapping=FILE names what belongs together") from error
     else:

@@ -161,7 +161,7 @@ class MujocoArm(Driver):
         now = self.clock()
         if not self.connected:
             raise DriverError("the simulated arm is not connected")
-        self.last = max(self.last, now - BEHIND)
+        self.last = min(max(self.last, now - BEHIND), now)  # the clock may go back
         steps = int((now - self.last) / TIMESTEP)
         for _ in range(steps):
             mujoco.mj_step(self.model, self.data)

@@ -191,7 +191,7 @@ class Sim(Driver):
         fails = self.config.fails_at
         if fails is not None and now - self.began > fails:
             raise DriverError("the simulated wire is broken (fails_at)")
-        self.last = max(self.last, now - BEHIND)
+        self.last = min(max(self.last, now - BEHIND), now)  # the clock may go back
         for _ in range(int((now - self.last) / self.model.opt.timestep)):
             self._step()
         return now

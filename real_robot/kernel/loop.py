@@ -325,8 +325,9 @@ class ControlLoop(GuardedLoop):
         self.yielding.wait(now)
 
     def _send(self, sent: Floats, arm: ArmState) -> None:
-        """Send the joint target `sent` [n] to the driver. DriverError."""
-        if self.mode == Mode.RELEASED or self._given_up:
+        """Send the joint target `sent` [n] to the driver, unless a person may move the arm, or its
+        own controller has stopped it. DriverError."""
+        if self._compliant or self._given_up:
             return
         if self.chain.stiffness is not None:
             stiffen(self.driver, self.chain.stiffness)

@@ -32,7 +32,7 @@ BAND = 0.01  # share of limits.tracking: distance of an arm that presses on noth
 TRUST = 0.5  # share of `droop` that is an error: a model of gravity is not exact
 REST = 0.3  # s: an arm that would need longer to move by `band` is at rest
 LONGEST = 1.0  # s that a set-point at rest waits for the arm to rest as well
-SAMPLES = 4  # measurements that an aim is the mean of
+SAMPLES = 4  # measurements that an aim at rest is the mean of
 
 
 class Yielding:
@@ -108,6 +108,12 @@ class Yielding:
         """Whether the measured velocities are near 0."""
         return bool((np.abs(self._velocity) <= self.rest_velocity).all())
 
+    @property
+    def _rest_pose(self) -> Floats:
+        """Pose [n] of an arm at rest, noise averaged; the newest one of an arm that was last seen
+        in motion, which no older one leads back from."""
+        return self._poses.mean(0) if self._arm_rests else self.pose
+
     def _follow(self, q: Floats, now: float) -> None:
         """Aim at the arm, until it rests there or the time is over."""
         self._aim_at(self.pose)
@@ -115,11 +121,11 @@ class Yielding:
         if now >= self._follow_until or (there and self._arm_rests):
             self._following = False
             self._next_check = now + SETTLE
-            self._aim_at(self._poses.mean(0))
+            self._aim_at(self._rest_pose)
 
     def _check(self, q: Floats) -> None:
         """Aim anew where the set-point `q` [n] is away from the arm."""
-        pose = self._poses.mean(0)
+        pose = self._rest_pose
         droop = self.droop(pose)
         stretch = np.abs(q - pose - droop)
         if not (stretch <= self.band + TRUST * np.abs(droop)).all():

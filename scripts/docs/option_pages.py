@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 PICTURES = ROOT / "docs" / "images" / "options"
 EXAMPLES = 3  # experiments shown on a page
+NEEDED = ("demos=DIR", "demos=[EXPERT,OTHERS]", "init=RUN", "learner.prior=RUN")
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def said(experiment: str) -> str:
 def needs(experiment: str) -> str:
     """Words that an experiment does not run without, as its sentence has them."""
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
-    return "".join(f" {word}" for word in ("demos=DIR", "init=RUN") if word in text)
+    return "".join(f" {word}" for word in NEEDED if word in text)
 
 
 def source(target: str) -> str:

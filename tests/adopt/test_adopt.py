@@ -313,7 +313,7 @@ def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
     assert checkpoint.load_policy(tmp_path / "run").chunk == 4
 
 
-TWICE = ("act_numbers", "diffusion_ddpm")  # whose lines other cases run
+TWICE = ("act_dilated", "act_numbers", "diffusion_ddpm")  # whose lines other cases run
 CASES = sorted(folder.name for folder in DATA.iterdir())
 TOLERANCE = 1e-6  # of the largest action; an unclipped sampler with random weights reaches 1,000
 
@@ -369,7 +369,7 @@ def test_same_actions_as_lerobot(case: str, tmp_path: Path) -> None:
 )
 def test_every_case_is_exported(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One and two cameras, crops, resizing, past observations, actions of degrees."""
-    monkeypatch.setattr("embodied.export.decision.SIZES", (1, 2, 5))
+    monkeypatch.setattr("embodied.export.decision.SIZES", (1, 3))
     folder = with_weights(case, tmp_path)
     file = next(folder.glob("policy_postprocessor*.safetensors"))
     save_file({name: 60 * value for name, value in load_file(file).items()}, file)

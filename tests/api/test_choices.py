@@ -41,11 +41,9 @@ SPACES: dict[str, spaces.Space[Any]] = {
     ),
 }
 PPO = {"name": "ppo", "horizon": 32, "batch_size": 64, "epochs": 10, "lr": 3e-3, "gamma": 0.0}
-KINDS: list[Any] = [("Discrete", "obs"), ("MultiDiscrete", "info"), ("Tuple", "obs"), ("Dict", "")]
-KINDS += [  # whose lines these run
-    pytest.param(*pair, marks=only_all)
-    for pair in (("MultiDiscrete", ""), ("MultiBinary", ""), ("MultiBinary", "obs"), ("Tuple", ""))
-]
+KINDS: list[Any] = [("MultiDiscrete", "info"), ("Tuple", "obs"), ("Dict", "")]
+ALSO = [("Discrete", "obs"), ("MultiDiscrete", ""), ("MultiBinary", ""), ("MultiBinary", "obs")]
+KINDS += [pytest.param(*pair, marks=only_all) for pair in (*ALSO, ("Tuple", ""))]  # the same lines
 
 
 def lock(kind: str, mask: Any = "") -> Lock:
@@ -183,7 +181,7 @@ def test_a_batch_of_observations_has_nested_arrays_of_actions(hybrid: em.Agent) 
 def test_policies_with_memory_never_choose_what_is_masked(
     kind: str, policy: str, tmp_path: Path
 ) -> None:
-    agent = trained(kind, "info", tmp_path / "run", steps=1000, policy=policy)
+    agent = trained(kind, "info", tmp_path / "run", steps=300, policy=policy)
     distance(agent, lock(kind, "info"))  # raises Forbidden
 
 

@@ -41,7 +41,7 @@ def test_a_script_of_stable_baselines3(tmp_path: Path) -> None:
     assert answered(lambda: em.make_vec_env("CartPole-v1", n_envs=4)).startswith("em.make_env(")
     assert answered(lambda: em.make_env("CartPole-v1", n_envs=4)) == "num_envs=N"
 
-    model = em.train(steps=10_000, num_envs=4, out=tmp_path / "run", **how)
+    model = em.train(steps=400, num_envs=4, out=tmp_path / "run", **how)
     assert answered(lambda: model.learn(1_000)) == "agent.train(steps=N)"
     model.train(steps=100, verbose=False)
     model.save(tmp_path / "ppo_cartpole")

@@ -20,6 +20,7 @@ from embodied.rewards.language.rule_reader import Config, RuleReader
 from embodied.vision.image_text import views_of
 from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load, save
 from tests.builders import node_of
+from tests.tiers import only_all
 
 
 def test_a_caption_is_positive_where_every_fact_holds() -> None:
@@ -42,6 +43,7 @@ def test_weights_between_rungs_are_by_hand() -> None:
     torch.testing.assert_close(weights, torch.tensor(expected))
 
 
+@only_all
 def test_a_ladder_is_learned_from_scratch_and_kept(tmp_path: Path) -> None:
     shape, plan = Shape(), Plan(steps=80, batch=64, polish=500, save_every=40)
     scenes = collect("two_gap", 300, shape.side, 0)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
-from embodied.buffers.weighted import Weighted, Weights
+from embodied.buffers.weighted import Weighted, Weights, positive_variance
+from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, build
 from embodied.core.env import RETURN_ENDS
 from embodied.datasets.lerobot.reader import Episodes
@@ -44,6 +46,38 @@ def test_one_outlier_takes_all_unless_it_is_cut() -> None:
     assert (plain[10] / plain.sum()).item() > 0.9
     cut = weights("Return", data, quantile=0.9)
     assert (cut[10] / cut.sum()).item() < 0.5 and cut[9] == cut[10]
+    ranked = weights("Return", data, ranks=True)
+    assert ranked.tolist() == pytest.approx([math.exp(rank - 10) for rank in range(11)])
+
+
+def test_ties_share_their_rank_and_a_high_temperature_is_uniform() -> None:
+    data = episodes([[g] for g in (3.0, 1.0, 3.0, 2.0, 1.0, 1.0)], [True] * 6)
+    ranked = weights("Return", data, ranks=True)
+    below = [4.5 - rank for rank in (4.5, 1, 4.5, 3, 1, 1)]
+    assert ranked.tolist() == pytest.approx([math.exp(-each / 3.5 / 0.1) for each in below])
+    even = weights("Return", alpha=1e6)
+    assert even.tolist() == pytest.approx([1.0] * 4, abs=1e-5)
+
+
+def test_the_positive_variance_by_hand() -> None:
+    """Returns 2, 4, 0, 3: normalised 1/2, 1, 0, 3/4, of mean 9/16."""
+    expected = ((1 - 9 / 16) ** 2 + (3 / 4 - 9 / 16) ** 2) / 4
+    assert positive_variance(FOUR) == pytest.approx(expected)
+
+
+def test_trajectories_are_drawn_as_the_closed_form_says() -> None:
+    """A transition of trajectory i has w_i / sum_j T_j w_j: long ones keep their share."""
+    weight = weights("Return", alpha=0.5)
+    source = Weighted(
+        {"episode": torch.arange(4).repeat_interleave(FOUR.length)},
+        weight.repeat_interleave(FOUR.length),
+    )
+    torch.manual_seed(0)
+    n = 100_000
+    counts = source.sample(n)["episode"].bincount(minlength=4)
+    expected = FOUR.length * weight / (FOUR.length * weight).sum()
+    for count, p in zip(counts.tolist(), expected.tolist(), strict=True):
+        assert abs(count - n * p) <= 4 * math.sqrt(n * p * (1 - p))
 
 
 def test_advantage_forgives_hard_starts() -> None:
@@ -118,8 +152,12 @@ def test_a_run_draws_by_weight(tmp_path: Path, demos: list[str], data: str) -> N
     node["weighting"] = {"_target_": "embodied.buffers.weighted.Top", "share": 1 / 12}
     made = parts(node)
     # One episode of twelve.
-    assert made.loop.data_metrics == {"data/rows": 240, "data/effective_rows": 20}
     assert made.episodes is not None
+    assert made.loop.data_metrics == {
+        "data/rows": 240,
+        "data/effective_rows": 20,
+        "data/positive_variance": positive_variance(made.episodes),
+    }
     discount = 0.99 ** torch.arange(20)
     best = int((made.episodes.steps["reward"].view(12, 20) * discount).sum(1).argmax())
     loop: Any = made.loop
@@ -128,6 +166,20 @@ def test_a_run_draws_by_weight(tmp_path: Path, demos: list[str], data: str) -> N
     assert (rows["action"][:, None] == mine).all(2).any(1).all()
     run(node)
     assert read_metrics(tmp_path)[0]["data/effective_rows"] == 20
+
+
+@pytest.mark.parametrize("learner", ["td3_bc", "prdc", "iql", "recoil"])
+def test_it_goes_with_every_offline_learner(tmp_path: Path, demos: list[str], learner: str) -> None:
+    """With ReCOIL the better episodes of each dataset."""
+    node = settings(tmp_path, "offline", demos=demos, steps=2)
+    if learner == "recoil":
+        node["data"]["fractions"] = [0.5, 0.5]
+    node["learner"] = yaml.safe_load((PACKAGED / "learner" / f"{learner}.yaml").read_text())
+    node["learner"] |= {"batch_size": 8}
+    node["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic"}
+    node["weighting"] = {"_target_": "embodied.buffers.weighted.Return"}
+    run(node)
+    assert read_metrics(tmp_path)[-1]["step"] == 2
 
 
 def test_weights_without_data_are_refused(tmp_path: Path, demos: list[str]) -> None:

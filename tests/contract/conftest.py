@@ -11,11 +11,11 @@ import pytest
 
 from embodied.checks.env import EnvSubject
 from embodied.core.env import VecEnv
-from tests.contract.environments import FILES, settings_of
+from tests.contract.environments import FILES, SLOW, settings_of
 from tests.tiers import once_per_class
 
 
-@pytest.fixture(params=once_per_class(FILES, also=["envpool_walker_walk"]), scope="session")
+@pytest.fixture(params=once_per_class(FILES, ["envpool_walker_walk"], SLOW), scope="session")
 def env_subject(request: pytest.FixtureRequest) -> Iterator[EnvSubject]:
     """An environment YAML as `embodied check env` reads it."""
     node = settings_of(request.param)

@@ -19,6 +19,9 @@ APART = {
 }
 FILES = sorted({*Path("configs/env").glob("*.yaml")} - WIRED - APART)
 
+SLOW = ("crafter_pickaxe", "fr3_lift_points", "maniskill_pick_cube", "maniskill_pick_cube_rgb")
+"""Slow ones, of classes that other files have too; tests/envs has what is their own."""
+
 
 def settings_of(file: Path) -> Node:
     """The node of a file, with what the file leaves to the user."""

@@ -10,23 +10,27 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.checks.reward import RewardSubject, a_run_with_it_resumes_exactly
 from embodied.compose import compose
 from embodied.core import tensors as tt
-from embodied.core.build import build, resolve
+from embodied.core.build import Node, build, resolve
 from embodied.core.device import forked, rng_state, set_rng_state
 from embodied.core.env import VecEnv
+from embodied.core.errors import NotApplicable
 from embodied.core.policy import Policy
+from embodied.datasets.transitions import SOURCE
 from embodied.evaluation.evaluate import evaluate
 from embodied.learners.learner import Learner
 from tests import pretend_device
 from tests.contract import test_learner, test_reward
 from tests.pretend_device import cases
 from tests.pretend_device.process import Call, on_device
-from tests.tiers import once_per_class
+from tests.tiers import once_per_class, only_all
 
 __all__ = ["on_device"]
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEVICE = "pretend"
+OF_DEMONSTRATIONS = ("pretrain_steps", "demo_fraction", "demo_episodes")
 CHEAP = ("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions")
 
 
@@ -64,10 +68,9 @@ def case(group: str, name: str) -> tuple[str, ...]:
 
 
 CHOSEN = {choices(file).get("policy") for file in EXPERIMENTS}
-RUNS = sorted(
-    {case(group, name) for group in ("learner", "finetune") for name in names(group)}
-    | {case("policy", name) for name in names("policy") if name in CHOSEN}
-)
+RUNS = {case(group, name) for group in ("learner", "finetune") for name in names(group)}
+# Of every policy, it_stays_on_the_device is checked in tests/contract/test_policy.py.
+ALSO = {case("policy", name) for name in names("policy") if name in CHOSEN} - RUNS
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +93,10 @@ def words(given: tuple[str, ...], folder: Path) -> list[str]:
         base = "diffusion" if tuner == "dppo" else "flow"
         more.append(f"init={cases.base_run(env, base, folder)}")
     shown = hasattr(learner, "set_demonstrations")
-    if learner.data == "offline" or shown or "pretrain_steps" in text or "demo_fraction" in text:
-        more.append(f"demos={cases.demonstrations(env, folder)}")
+    if learner.data == "offline" or shown or any(word in text for word in OF_DEMONSTRATIONS):
+        shares = 1 + (SOURCE in getattr(learner, "extra_columns", ()))  # the expert's, and others
+        demos = ",".join([str(cases.demonstrations(env, folder))] * shares)
+        more.append(f"demos=[{demos}]")
     return more
 
 
@@ -110,7 +115,11 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("given", [*RUNS, *OTHERS], ids=" ".join)
+@pytest.mark.parametrize(
+    "given",
+    [*sorted(RUNS), *OTHERS, *(pytest.param(words, marks=only_all) for words in sorted(ALSO))],
+    ids=" ".join,
+)
 def test_a_run_and_its_resume(given: tuple[str, ...], folder: Path, on_device: Call) -> None:
     on_device(of_words, given, folder)
 
@@ -128,14 +137,17 @@ def test_a_box_teacher_and_its_resume(folder: Path, on_device: Call) -> None:
 
 
 def rewarded(name: str, folder: Path) -> str | None:
-    """Why there is nothing to run, else None."""
+    """Check that a run resumes exactly; why there is nothing to run, else None."""
+
+    def run(out: Path) -> Node:
+        made = test_reward.node(name, out, folder)
+        small = {part: cases.shrunk(made[part]) for part in ("policy", "learner")}
+        return {**made, **small, "device": DEVICE}
+
     try:
-        made = test_reward.node(name, folder / "run", folder)
-    except pytest.skip.Exception as skipped:
-        return str(skipped)
-    for part in ("policy", "learner"):
-        made[part] = cases.shrunk(made[part])
-    cases.resumed({**made, "device": DEVICE, "steps": 48})
+        a_run_with_it_resumes_exactly(RewardSubject(run))
+    except (pytest.skip.Exception, NotApplicable) as reason:
+        return str(reason)
     return None
 
 
@@ -220,6 +232,10 @@ def update_waits(name: str) -> str:
 
 
 WAITS_OF_UPDATES = {"ppo": 1, "ppo_shared": 1, "ppo_demos": 1, "reinflow": 1, "dppo": 1} | {
+    "hnpg": 1,
+    "mdpo": 1,
+    "ppo_prior": 1,
+    "props": 1,
     "ppo_rapid": 7,
     "ticket": 12,  # its search is on the CPU
 }

@@ -22,7 +22,7 @@ from embodied.learners.learner import Learner
 from embodied.policies.gaussian import Gaussian
 from embodied.training.logger import Log
 from embodied.training.train import train
-from tests.builders import node_of, python
+from tests.builders import exit_of, node_of, python
 from tests.contract import test_learner as contract
 from tests.training.test_train import settings
 
@@ -92,9 +92,9 @@ def torchrun(*words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes learn, of every kind."""
-    folder = tmp_path_factory.mktemp("updates")
-    torchrun(__file__, "update", folder)
+    """What two processes leave, which do everything of this file, and what they `said`."""
+    folder = tmp_path_factory.mktemp("both")
+    (folder / "said").write_text(torchrun(__file__, folder))
     return folder
 
 
@@ -120,28 +120,20 @@ def test_one_process_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["replay", "chunks", "rollout"])
-def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path: Path) -> None:
+def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, both: Path) -> None:
     """Chunks end at different times in different processes, and yet they update together."""
-    given = settings(tmp_path / "run", steps=480, normalize=True)
-    if kind == "chunks":
-        given["policy"]["chunk"] = 3
-    if kind == "rollout":
-        given |= {"policy": DIAGONAL, "learner": PPO | {"batch_size": 16, "epochs": 2}}
-        given["data"] = "on_policy"
-    (tmp_path / "node.yaml").write_text(yaml.safe_dump(given))
-    torchrun(__file__, "train", tmp_path)
-    digests = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
+    folder = both / kind
+    digests = [(folder / f"{rank}.txt").read_text() for rank in (0, 1)]
     weights, worlds = zip(*(digest.split() for digest in digests), strict=True)
     assert weights[0] == weights[1] and worlds[0] != worlds[1]
-    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    saved = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
     assert saved == ["00000480"]  # of 4 rows in each of 2 processes: 60 steps
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == len({yaml.safe_load(line)["step"] for line in lines}) > 1
 
 
-def test_the_command_speaks_once(tmp_path: Path) -> None:
-    words = ("experiment=pendulum_sac", "size=debug", f"out={tmp_path / 'run'}")
-    said = torchrun("-m", "embodied.cli", "train", *words)
+def test_the_command_speaks_once(both: Path) -> None:
+    said = (both / "said").read_text()
     assert said.count("next: embodied view") == said.count("pendulum_sac, seed 0") == 1
 
 
@@ -150,16 +142,13 @@ def digest(tensors: Tensors) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def worker(folder: Path) -> None:
-    torch.set_num_threads(1)
-    distributed.start()
+def update(folder: Path) -> None:
     rank = distributed.rank()
     for kind in MADE:
         torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{kind}{rank}.pt")
-    distributed.stop()  # threads of the process group that outlive it abort the process
 
 
-def run(folder: Path) -> None:
+def run(kind: str, folder: Path) -> None:
     """Train, and write down what was learned and where the worlds are."""
     from embodied.training import train as module
 
@@ -171,12 +160,29 @@ def run(folder: Path) -> None:
         made.append(self)
 
     module.RunComponents.__init__ = remember
-    given = yaml.safe_load((folder / "node.yaml").read_text())
+    given = settings(folder / "run", steps=480, normalize=True)
+    if kind == "chunks":
+        given["policy"]["chunk"] = 3
+    if kind == "rollout":
+        given |= {"policy": DIAGONAL, "learner": PPO | {"batch_size": 16, "epochs": 2}}
+        given["data"] = "on_policy"
     rank = distributed.rank()
     train(given, Log(Path(given["out"]), silent=rank > 0))
     learned, world = made[0].learner.state_dict(), made[0].env.get_state()
+    folder.mkdir(exist_ok=True)
     (folder / f"{rank}.txt").write_text(f"{digest(learned)} {digest(world)}")
 
 
+def everything(folder: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.start()
+    stop, distributed.stop = distributed.stop, lambda: None  # one group of processes for all runs
+    update(folder)
+    for kind in ("replay", "chunks", "rollout"):
+        run(kind, folder / kind)
+    exit_of("train", "experiment=pendulum_sac", "size=debug", f"out={folder / 'run'}")
+    stop()  # threads of the process group that outlive it abort the process
+
+
 if __name__ == "__main__":
-    {"update": worker, "train": run}[sys.argv[1]](Path(sys.argv[2]))
+    everything(Path(sys.argv[1]))

@@ -51,6 +51,16 @@ def test_symbols_and_numbers_do_not_fit() -> None:
         require_same(one, two, "here", "there")
 
 
+def test_the_same_elements_in_another_order_do_not_fit() -> None:
+    act = Leaf((2,), low=-1.0, high=1.0)
+    lift, grip = Leaf((2,), names=("lift", "grip")), Leaf((2,), names=("grip", "lift"))
+    renamed = Leaf((2,), names=("a", "b"))
+    one, two, three = (Spec({"x": leaf}, act, 1.0) for leaf in (lift, grip, renamed))
+    require_same(one, three, "here", "there")
+    with pytest.raises(SpecMismatch, match=r"obs/x: elements in another order, \['lift', 'grip'\]"):
+        require_same(one, two, "here", "there")
+
+
 def test_sentences_there_and_back() -> None:
     said = ["put the cup down", "", "öffne die Schublade"]
     rows = encode(said, 24)

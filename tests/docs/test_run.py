@@ -1,7 +1,7 @@
 """README and docs do what they say: each command and each Python block runs, at debug size.
 
 A page is one test; its steps run in order in a folder of their own. `pages.yaml` has what a page
-needs, and what is not run and why; nothing is left out that is not in that table.
+needs, what is not run and why, and which pages run without `--all`; nothing else is left out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from embodied.cli import parse
+from embodied.compose import compose
 from tests.docs import small
 from tests.docs.blocks import PAGES, ROOT, Step, name_of, steps
 from tests.docs.run import Page
 from tests.docs.shared import TABLE, Shared
+from tests.tiers import only_all
 
 STEPS = {name_of(page): steps(page.read_text()) for page in PAGES}
 RUN = {name: found for name, found in STEPS.items() if found}
@@ -35,11 +38,9 @@ def left_out(page: str) -> dict[str, str]:
     return TABLE["not_run"].get(page, {})
 
 
-def prepare(name: str, folder: Path, shared: Shared) -> None:
-    """Put what the page takes for granted into its folder."""
+def prepare(name: str, folder: Path) -> None:
+    """Put the files that the page takes for granted into its folder."""
     needs = TABLE["pages"].get(name, {})
-    for place, made in needs.get("given", {}).items():
-        shutil.copytree(shared[made], folder / place)
     for step in STEPS.get(needs.get("files_of", ""), ()):
         if step.kind == "file":
             write(folder / step.name, step.text)
@@ -74,9 +75,13 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in TABLE["usual"] else only_all) for name in RUN]
+)
 def test_a_page_runs(name: str, tmp_path: Path, shared: Shared) -> None:
-    prepare(name, tmp_path, shared)
+    for place, made in TABLE["pages"].get(name, {}).get("given", {}).items():
+        shutil.copytree(shared[made], tmp_path / place)
+    prepare(name, tmp_path)
     fill = filled_in(name)
     before = STEPS.get(TABLE["pages"].get(name, {}).get("before", ""), [])
     page = Page(tmp_path)
@@ -86,6 +91,24 @@ def test_a_page_runs(name: str, tmp_path: Path, shared: Shared) -> None:
                 page.run(Step(step.kind, fill(step.text), step.name))
     finally:
         page.close()
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if name not in TABLE["usual"]])
+def test_the_commands_of_a_page_are_understood(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a page that only `--all` runs: its commands, and the settings of its trainings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    prepare(name, tmp_path)
+    fill = filled_in(name)
+    for step in STEPS[name]:
+        if step.kind == "file":
+            write(tmp_path / step.name, step.text)
+        elif reason(name, step) is None and step.text.startswith("embodied "):
+            args = parse(shlex.split(fill(step.text))[1:])
+            if args.verb == "train" and "resume=" not in step.text:
+                compose("train", args.words, args.config_dir)
 
 
 COMMAND = re.compile(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:torchrun .* -m embodied\.cli|embodied) [a-z]")

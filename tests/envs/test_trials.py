@@ -24,6 +24,7 @@ from embodied.envs.wrappers.trials import Config, Trials
 from embodied.learners.learner import Learner
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
+from tests.tiers import only_all
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", ["gru", pytest.param("transformer", marks=only_all)])
 def test_a_policy_with_memory_learns_within_a_lifetime(memory: str) -> None:
     """The arm that paid in the episode before is pulled; the first episode can only guess."""
     env = arms(episodes=3, num_envs=64)

@@ -19,7 +19,9 @@ from torch import Tensor
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.env_contract import random_actions
+from tests.contract.environments import SLOW
 from tests.golden import fingerprint
+from tests.tiers import once_per_class
 
 ROBOSUITE = ("robosuite_can", "robosuite_lift", "robosuite_square")
 OGBENCH = ("antmaze", "cube", "puzzle", "scene")
@@ -91,8 +93,12 @@ def record_all() -> dict[str, Any]:
     return {stem: record(stem) for stem in stems if stem not in SKIPPED}
 
 
-@pytest.mark.parametrize("stem", sorted(RECORDED["records"]))
-def test_an_environment_does_what_it_did(stem: str, apart: ProcessPoolExecutor) -> None:
+FILES = [CONFIGS / f"{stem}.yaml" for stem in sorted(RECORDED["records"])]
+
+
+@pytest.mark.parametrize("file", once_per_class(FILES, without=SLOW))
+def test_an_environment_does_what_it_did(file: Path, apart: ProcessPoolExecutor) -> None:
+    stem = file.stem
     native = stem.startswith("envpool_")
     now = apart.submit(record, stem).result() if native else record(stem)
     then = RECORDED["records"][stem]

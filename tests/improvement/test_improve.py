@@ -96,7 +96,7 @@ def test_two_at_once_and_one_that_is_interrupted_come_to_the_same_result(
     base: Path, recipes: str, tmp_path: Path
 ) -> None:
     words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
-    words += ["steps=900", "episodes=20", "held_out=20"]  # the last ones count
+    words += ["steps=300", "episodes=10", "held_out=10", "num_envs=10"]  # the last ones count
     whole = command.improve(str(base), [*words, "workers=2"], [recipes])
     assert (tmp_path / "out/ways/quick_own/leg-0.json").exists()
     kept = {leg: score.mean for leg, score in whole.rows.items()}
@@ -183,7 +183,7 @@ def test_a_served_policy_is_improved_in_its_noise_and_by_its_own_successes(
         address = tmp_path / "served.yaml"
         address.write_text(yaml.safe_dump({"url": server.url, "timeout": 60.0}))
         words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
-        words += ["steps=900", "episodes=10", "held_out=10", "num_envs=10"]
+        words += ["steps=300", "episodes=10", "held_out=10", "num_envs=10"]
         result = command.improve(str(address), words, [recipes])
     assert {"base", "quick_dsrl", "quick_own"} <= result.rows.keys() and not result.problems
     assert result.policy in (str(address), str(tmp_path / "out" / "policy"))

@@ -81,10 +81,9 @@ class Kill:
     after: tuple[str, ...] = ()
 
     @property
-    def fine(self) -> bool:
-        """Whether all of it is as it should be."""
-        rests = self.rest is not None and self.rest <= BOUND
-        return rests and self.again is not None and not self.after
+    def late(self) -> bool:
+        """Whether the set-point moved for too long; an arm that is gone hears none."""
+        return "emulator" not in self.done and (self.rest is None or self.rest > BOUND)
 
 
 class Deployed:
@@ -227,7 +226,9 @@ def rest(ring: BlackBox, began: float) -> tuple[float | None, float]:
     since = max(began, float(followed[-1])) if len(followed) else began
     moving = times[moves & (times > since)]
     ends = [since, *moving]
-    rested = next(t for t in ends if not ((moving > t) & (moving < t + QUIET)).any())
+    quiet = np.maximum(QUIET, 2 * np.diff(times, append=times[-1]))  # a slow tick is no rest
+    waits = dict(zip(times.tolist(), quiet.tolist(), strict=True))
+    rested = next(t for t in ends if not ((moving > t) & (moving < t + waits.get(t, QUIET))).any())
     if rested > times[-1] - QUIET and times[-1] > began + SETTLE - QUIET:
         return None, 0.0
     sent = records["sent"]
@@ -307,6 +308,7 @@ def table(robots: Sequence[str] = tuple(ROBOTS)) -> str:
     columns += ("reason, as recorded",)
     columns += ("the command ended", "left then", "next deploy moves after, s", "left then")
     rows = [f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
+    signal.signal(HANGUP, signal.SIG_DFL)  # also where this command was started by nohup
     for robot in robots:
         for kill in struck(robot, BLOWS[robot]):
             rows.append(line(kill))
@@ -316,11 +318,11 @@ def table(robots: Sequence[str] = tuple(ROBOTS)) -> str:
 
 def line(kill: Kill) -> str:
     """A row of the table."""
-    late = "" if kill.rest is None or kill.rest <= BOUND else " LATE"
+    late = " LATE" if kill.late else ""
     cells = (
         kill.robot,
         kill.done,
-        "NEVER" if kill.rest is None else f"{kill.rest:.2f}{late}",
+        f"{'never' if kill.rest is None else f'{kill.rest:.2f}'}{late}",
         f"{kill.yielded:.3f}",
         kill.reason or "none",
         kill.ended,

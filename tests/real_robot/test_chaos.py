@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -60,12 +60,15 @@ SCENES: dict[str, Callable[[], AbstractContextManager[Scene]]] = {
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Callable[[str], Scene]]:
-    """The scene of that name, which begins when it is first asked for."""
+    """The scene of that name, which begins when it is asked for and ends when another one is."""
     with ExitStack() as stack:
-        yield cache(lambda name: stack.enter_context(SCENES[name]()))
+        yield lru_cache(1)(lambda name: (stack.close(), stack.enter_context(SCENES[name]()))[1])
 
 
-@pytest.mark.parametrize("blow", blows(*ARM, *BUS, *DRONE, *BRIDGE, *REFUSED, *TERMINAL))
+EVERY = sorted((*ARM, *BUS, *DRONE, *BRIDGE, *REFUSED, *TERMINAL), key=lambda blow: blow.on)
+
+
+@pytest.mark.parametrize("blow", blows(*EVERY))
 def test_it_ends_at_rest_and_latched(blow: Blow, place: Callable[[str], Scene]) -> None:
     if blow.on == "drone":
         pytest.importorskip("cflib", reason="cflib is not installed")

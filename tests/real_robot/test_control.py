@@ -16,9 +16,18 @@ from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.ipc.channels import Channels, Role
-from embodied.real_robot.kernel.arm_state import Floats, Limits
+from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.chain import Chain, Stage
 from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.driver import (
+    ArmDriver,
+    DriverError,
+    StopCategory,
+    droop_of,
+    springs_of,
+    stiffen,
+    unloaded,
+)
 from embodied.real_robot.kernel.hand import HandLimiter
 from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.kernel.messages import Command, Mode
@@ -230,6 +239,17 @@ def targets(made: ChunkFollower, times: list[float]) -> list[float]:
     return seen
 
 
+def test_a_clock_that_goes_back_does_not_stop_the_simulation() -> None:
+    now = [3600.0]
+    with Sim(SimConfig(), lambda: now[0]) as arm:
+        now[0] = 0.0
+        target = arm.read().q + 0.1
+        for _ in range(100):
+            now[0] += DT
+            arm.write(target, 0.0)
+        assert arm.read().q == pytest.approx(target, abs=0.02)
+
+
 def test_the_clock_says_which_action() -> None:
     made = follower()
     made.take(Chunk(np.array([[1.0], [10.0], [100.0]]), start=9.0, seen=8.5))
@@ -263,3 +283,56 @@ def test_a_late_chunk_is_entered_where_it_would_be_by_now_and_blended_in() -> No
     assert np.diff(steps).tolist() == pytest.approx([3, 3, *blended, 40, 50])
     made.take(Chunk(np.zeros((9, 1)), start=10.0, seen=9.0))
     assert made.seen == 10.1, "an older chunk that comes late is not followed"
+
+
+class Plain(ArmDriver):
+    """A driver without a method more than it needs."""
+
+    def __init__(self) -> None:
+        self.joints, self.done = ("one",), list[str]()
+
+    def connect(self) -> None: ...
+
+    def read(self) -> ArmState:
+        return ArmState(np.zeros(1), np.zeros(1), np.zeros(1), 0.0)
+
+    def write(self, q: Floats, width: float) -> None:
+        self.done.append(f"write {q[0]:g} {width:g}")
+
+    @property
+    def width(self) -> float:
+        return 0.0
+
+    def stop(self) -> None:
+        self.done.append("stop")
+
+    def close(self) -> None: ...
+
+
+class Sagging(Plain):
+    """Its arm sags, and its springs can be set."""
+
+    springs, stiffness = None, None
+
+    def droop(self, q: Floats) -> Floats:
+        return q / 2
+
+    def unloaded(self, stretch: Floats) -> None:
+        self.done.append(f"unloaded {stretch[0]:g}")
+
+    def stiffen(self, stiffness: Floats) -> None:
+        self.done.append(f"stiffen {stiffness[0]:g}")
+
+
+def test_what_a_driver_does_without_a_method_of_its_own() -> None:
+    arm, sagging, one = Plain(), Sagging(), np.ones(1)
+    assert arm.hold(one, 0.5) and arm.halt() == StopCategory.HELD
+    assert arm.done == ["write 1 0.5", "stop"] and arm.sense().size == 0
+    assert droop_of(arm)(one) == 0.0 and droop_of(sagging)(one) == 0.5
+    unloaded(arm, one)
+    unloaded(sagging, one)
+    with pytest.raises(DriverError, match="Plain cannot change its stiffness"):
+        stiffen(arm, one)
+    stiffen(sagging, 2 * one)
+    assert springs_of(arm) is None
+    assert sagging.done == ["unloaded 1", "stiffen 2"] and len(arm.done) == 2

@@ -47,12 +47,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     return simulated(tmp_path_factory.mktemp("policy"), heartbeat=long)
 
 
-@pytest.fixture(scope="module")
-def bridge(tmp_path_factory: pytest.TempPathFactory, deployed: Deployment) -> Iterator[Bridge]:
-    with bridging(tmp_path_factory.mktemp("d"), deployed) as made:
-        yield made
-
-
 class Beats:
     """The beats of the daemon, as the control process sees them."""
 
@@ -123,37 +117,6 @@ def test_a_child_that_does_not_end_does_not_stop_the_daemon(
         assert gone(status["recorder"]["pid"])
 
 
-def test_estop_says_what_it_did(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
-    bridge.running()
-    stopped = emergency_stop(bridge.folder, PATIENT)
-    assert stopped.done and stopped.latched is not None and stopped.reply is not None
-    code, text = robot(capsys, "estop", f"folder={bridge.folder}")
-    assert code == 0 and "latched after" in text, "it stays latched"
-    bridge.done(Verb.RESET)
-    pid = bridge.idle()["control"]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    bridge.mode("DISCONNECTED")
-    code, text = robot(capsys, "estop", f"folder={bridge.folder}")
-    assert code == 2 and "the control process died (SIGKILL)" in text
-    assert "the robot's own stop" in text and len(text.strip().splitlines()) == 1
-    code, text = robot(capsys, "estop", f"folder={bridge.folder}/nobody")
-    assert code == 2 and "no daemon runs" in text
-
-
-def test_a_control_process_that_hangs_is_told_of(bridge: Bridge) -> None:
-    pid = bridge.idle()["control"]["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        status = until(
-            lambda: s if (s := bridge.status)["control"]["silent"] else None, "it is noticed"
-        )
-        assert "has not ticked for" in status["fault"] and "own stop" in status["fault"]
-        assert "has not ticked for 1 s" in str(status["notes"])
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    until(lambda: not bridge.status["control"]["silent"], "it ticks again")
-
-
 def test_an_episode_without_a_limit_ends_with_its_session(
     folder: Path, deployed: Deployment
 ) -> None:
@@ -205,7 +168,7 @@ def test_a_learner_that_posts_actions_and_asks_nothing_goes_on(
 
 def test_a_deploy_that_hangs_leaves_an_arm_at_rest(tmp_path: Path, folder: Path) -> None:
     """Its success is not measured, and it has no time limit: nobody else would end the episode."""
-    words = ("robot=so101_sim", *SLOW_WIRE, "robot.goal_within=null", "home=false")
+    words = ("robot=so101_sim", *SLOW_WIRE, "robot.goal_within=null", "home=false", "record=false")
     deploy = start(tmp_path, folder, *words)
     try:
         until(lambda: in_mode(folder, "RUNNING"), "it runs")
@@ -360,3 +323,40 @@ def test_a_daemon_that_no_session_started_refuses_all_sessions(
             call(folder, Verb.ESTOP, PATIENT, session="0" * 32)
         assert bridge.status["mode"] != "ESTOP" and asked(folder) == []
         assert bridge.ask(Verb.ESTOP).ok, "an operator's"
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory, deployed: Deployment) -> Iterator[Bridge]:
+    with bridging(tmp_path_factory.mktemp("d"), deployed) as made:
+        yield made
+
+
+def test_estop_says_what_it_did(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
+    bridge.running()
+    stopped = emergency_stop(bridge.folder, PATIENT)
+    assert stopped.done and stopped.latched is not None and stopped.reply is not None
+    code, text = robot(capsys, "estop", f"folder={bridge.folder}")
+    assert code == 0 and "latched after" in text, "it stays latched"
+    bridge.done(Verb.RESET)
+    pid = bridge.idle()["control"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    bridge.mode("DISCONNECTED")
+    code, text = robot(capsys, "estop", f"folder={bridge.folder}")
+    assert code == 2 and "the control process died (SIGKILL)" in text
+    assert "the robot's own stop" in text and len(text.strip().splitlines()) == 1
+    code, text = robot(capsys, "estop", f"folder={bridge.folder}/nobody")
+    assert code == 2 and "no daemon runs" in text
+
+
+def test_a_control_process_that_hangs_is_told_of(bridge: Bridge) -> None:
+    pid = bridge.idle()["control"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status = until(
+            lambda: s if (s := bridge.status)["control"]["silent"] else None, "it is noticed"
+        )
+        assert "has not ticked for" in status["fault"] and "own stop" in status["fault"]
+        assert "has not ticked for 1 s" in str(status["notes"])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: not bridge.status["control"]["silent"], "it ticks again")

@@ -345,8 +345,8 @@ SLOW = ("tool, noise, 2 ms", "tool, noise, 5 ms", "late springs on the tool, 35 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=only_all if name in SLOW else ()) for name in CASES]
 )
-def test_ten_thousand_arms(name: str) -> None:
-    for seed in range(10):
+def test_ten_thousand_arms(name: str, request: pytest.FixtureRequest) -> None:
+    for seed in range(10 if request.config.getoption("--all") else 2):  # thousands
         rose, least, _ = rollouts(CASES[name], 1000, seed=seed)
         assert rose.max() < 0.01 * TANK["start"]
         assert least.min() > 0.99 * TANK["least"], "what it cannot pay for, it does not do"

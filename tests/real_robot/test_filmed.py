@@ -203,6 +203,36 @@ def in_time(rows: Tensors, names: tuple[str, ...] = ("front", "side")) -> None:
         assert (rows[f"stamp/{name}"].diff() >= 0).all()
 
 
+def test_demonstrations_of_a_servo_arm_have_pictures(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever acts sees none; a policy that does is to learn from them."""
+    camera = json.dumps(files(tmp_path / "files")).replace('"', "")
+    words = ["robot=so101_sim", "demonstrator=reach", "robot.driver.timeout=0.3"]
+    words += [f"robot.cameras={{side: {camera}}}", "robot.images=mp4", "robot.picture=4.0"]
+    code, text = robot(capsys, "check", *words)
+    assert code == 1 and "FAIL cameras" in text and "robot.filmed.side=[96, 96]" in text
+    words.append("robot.filmed={side: [12, 16]}")
+    code, text = robot(capsys, "check", *words)
+    assert code == 0 and "side (12 x 16, filmed)" in text, text
+    deploy = start(tmp_path, folder, *words)
+    text = said(deploy)
+    assert deploy.returncode == 0 and "success" in text, text
+    episodes: Episodes = read_episodes(tmp_path / "out" / "recording")
+    rows = episodes.steps
+    assert bool(rows["success"][-1]) and rows["obs/side"].shape[1:] == (12, 16, 3)
+    assert "decided/side" not in rows
+    in_time(rows, ("side",))
+    assert np.abs(rows["obs/side"].float().mean((1, 2, 3)).diff()).max() > 3, "a film goes on"
+
+
+def test_what_can_not_be_filmed_is_one_line(deployment: Deployment) -> None:
+    with pytest.raises(ConfigError, match=r"filmed: .*no camera sid.*side"):
+        replace(deployment, filmed={"sid": SMALL})
+    with pytest.raises(ConfigError, match=r"filmed.*=0 should be at least 1, at most 4096"):
+        Deployment.parse({**asdict(deployment), "filmed": {"side": (0, 4)}})
+
+
 def test_rows_have_their_pictures(bridge: Bridge, deployment: Deployment) -> None:
     told = recorded(bridge)
     assert told["episodes"] == 1 and not told["problem"] and told["steps"] > 10
@@ -313,33 +343,3 @@ def test_another_policy_takes_over_the_same_cameras(
     place = Path(deployment.recording)
     episodes = read_episodes(place.with_name(f"{place.name}-2"))
     assert episodes.spec.obs["front"].shape == (40, 40, 3)
-
-
-def test_demonstrations_of_a_servo_arm_have_pictures(
-    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever acts sees none; a policy that does is to learn from them."""
-    camera = json.dumps(files(tmp_path / "files")).replace('"', "")
-    words = ["robot=so101_sim", "demonstrator=reach", "robot.driver.timeout=0.3"]
-    words += [f"robot.cameras={{side: {camera}}}", "robot.images=mp4", "robot.picture=4.0"]
-    code, text = robot(capsys, "check", *words)
-    assert code == 1 and "FAIL cameras" in text and "robot.filmed.side=[96, 96]" in text
-    words.append("robot.filmed={side: [12, 16]}")
-    code, text = robot(capsys, "check", *words)
-    assert code == 0 and "side (12 x 16, filmed)" in text, text
-    deploy = start(tmp_path, folder, *words)
-    text = said(deploy)
-    assert deploy.returncode == 0 and "success" in text, text
-    episodes: Episodes = read_episodes(tmp_path / "out" / "recording")
-    rows = episodes.steps
-    assert bool(rows["success"][-1]) and rows["obs/side"].shape[1:] == (12, 16, 3)
-    assert "decided/side" not in rows
-    in_time(rows, ("side",))
-    assert np.abs(rows["obs/side"].float().mean((1, 2, 3)).diff()).max() > 3, "a film goes on"
-
-
-def test_what_can_not_be_filmed_is_one_line(deployment: Deployment) -> None:
-    with pytest.raises(ConfigError, match=r"filmed: .*no camera sid.*side"):
-        replace(deployment, filmed={"sid": SMALL})
-    with pytest.raises(ConfigError, match=r"filmed.*=0 should be at least 1, at most 4096"):
-        Deployment.parse({**asdict(deployment), "filmed": {"side": (0, 4)}})

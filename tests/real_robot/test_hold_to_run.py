@@ -41,11 +41,11 @@ from embodied.real_robot.teleop.hold_to_run import (
     TerminalKey,
     TerminalKeyConfig,
 )
-from tests.builders import node_of
+from tests.builders import exit_of, node_of
 from tests.real_robot.operators import Operator
 from tests.real_robot.test_control import DT, LIMITS, Bench, within
 from tests.real_robot.test_daemon import PATIENT, until
-from tests.real_robot.test_deploy import CROWDED, said, start
+from tests.real_robot.test_deploy import CROWDED
 from tests.real_robot.test_env import robot
 
 
@@ -309,7 +309,7 @@ def test_a_policy_that_dies_while_nobody_holds_it_is_still_a_fault(bench: HoldBe
 
 @pytest.fixture
 def terminal(tmp_path: Path, folder: Path) -> Iterator[Operator]:
-    words = ("deploy", "robot=sim", "demonstrator=reach", CROWDED, "seconds=600")
+    words = ("deploy", "robot=sim", "demonstrator=reach", CROWDED, "seconds=600", "record=false")
     made = Operator(tmp_path, folder, *words, f"out={tmp_path / 'out'}", "hold_to_run=true")
     yield made
     made.close()
@@ -355,11 +355,17 @@ def test_the_arm_moves_while_the_space_bar_is_held(terminal: Operator, tmp_path:
     ],
 )
 def test_without_a_terminal_or_without_the_mode_it_is_one_line(
-    tmp_path: Path, folder: Path, word: str, reason: str
+    folder: Path,
+    word: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    deploy = start(tmp_path, folder, "robot=sim", "demonstrator=reach", word)
-    text = said(deploy)
-    assert deploy.returncode == 2 and reason in text
+    words = ["robot=sim", "demonstrator=reach", f"folder={folder}", f"out={folder}/out", "yes=true"]
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        assert exit_of("deploy", *words, word) == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_a_step_of_training_waits_for_the_hand(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ PATIENTLY = (
     "robot.fresh={hold: 5.0, stop: 20.0, state: 10.0}",
     "robot.driver.silence=10.0",
     "robot.driver.patience=60.0",
-    "robot.limits.tracking=[1, 1, 1, 1, 1, 1, 1]",
+    "robot.limits.tracking=[2, 2, 2, 2, 2, 2, 2]",
+    "robot.tool_speed=3.0",
+    "robot.force=300",
 )
 
 

@@ -280,6 +280,20 @@ def test_a_tool_that_is_never_slow_enough_makes_it_brake() -> None:
     assert speeds(limiter, 20).max() > 0.6, "its own limits are as they were"
 
 
+def test_it_says_where_the_tools_limit_made_it_slower() -> None:
+    limiter = Limiter(SLOW, DT, forward=lambda q: 1e6 * lever(q), tool_speed=1.0)
+    limiter.begin(START)
+    assert not limiter.slowed
+    limiter(FAR)
+    assert limiter.slowed, "also where it had to brake"
+    limiter.brake()
+    assert not limiter.slowed
+    limiter(FAR)
+    limiter.forward = None
+    limiter(FAR)
+    assert not limiter.slowed
+
+
 def test_the_work_of_a_tick_is_bounded() -> None:
     """Whatever is asked: three plans of four tries each, three motions to rest, and a brake. Guards
     see only a motion that is slow enough, at nine places."""

@@ -23,6 +23,7 @@ from embodied.real_robot.ipc.ring_buffer import (
     keep_newest,
     write_records,
 )
+from embodied.real_robot.kernel.channels import EmergencyStop
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError, checksum
 from tests.builders import Clock
@@ -385,3 +386,20 @@ def test_a_process_maps_for_writing_what_it_writes(tmp_path: Path, role: Role) -
         with pytest.raises(ValueError, match="read-only"):
             box.press() if name == "estop" else box.send()
     boxes.close()
+
+
+def test_every_press_of_the_stop_is_a_newer_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Microseconds, also where the clock stands still or goes back."""
+    stop = EmergencyStop(tmp_path / "estop", create=True, write=True)
+    assert stop.number == 0
+    seen: list[int] = []
+    for now in (5_000_000, 5_000_000, 1_000_000, 9_000_000):
+        monkeypatch.setattr(time, "monotonic_ns", lambda now=now: now)
+        stop.press()
+        seen.append(stop.number)
+    assert seen == [5000, 5001, 5002, 9000]
+    memory = stop._map
+    stop.close()
+    assert memory.closed

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.drivers.servos.bus import PATIENCE
 from embodied.real_robot.drivers.servos.codecs import FEETECH
 from embodied.real_robot.drivers.servos.driver import ServoBus
@@ -16,6 +15,7 @@ from embodied.real_robot.emulators.servos.bus import SILENCE, FakeBus, Faults
 from embodied.real_robot.kernel.arm_state import ArmState
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.limiter import Limiter
 from tests.real_robot.test_servo_bus import BOTH, LIMITS, START, config
 from tests.tiers import only_all

@@ -23,6 +23,7 @@ from embodied.real_robot.kernel.arm_state import ArmState
 from embodied.real_robot.kernel.checks import Torque, TorqueRate, Tracking
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.messages import Command, Mode
+from embodied.real_robot.kernel.yielding import Yielding
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.plate import FRANKA_DAMPING, FRANKA_STIFFNESS
@@ -216,6 +217,17 @@ def test_a_stopped_motion_ends_where_the_arm_is_and_does_not_go_back(
     bench.run(20 * SECOND)
     assert max(np.linalg.norm(each - rest) for each in bench.tool[-20 * SECOND :]) < 1e-3
     within(bench.sent)
+
+
+def test_an_arm_that_was_last_seen_in_motion_is_not_led_back() -> None:
+    """The wire breaks while it moves: nothing newer comes."""
+    yielding = Yielding(LIMITS, np.zeros_like)
+    for step in range(8):
+        yielding.see(ArmState(np.full(7, 0.02 * step), np.ones(7), np.zeros(7), 0.02 * step))
+    last = yielding.pose.copy()
+    yielding.begin(last + 0.05, 0.16, moving=True)
+    for now in np.arange(0.16, 4.0, 0.02):
+        assert yielding(last.copy(), True, now) == pytest.approx(last)
 
 
 @BOTH

@@ -41,7 +41,7 @@ def test_by_hand() -> None:
     # The states are low, low, high, high; the actions high, high, low, high.
     assert (found.distinct, found.reference, found.saco) == (3, 4, 0.75)
     assert found.log_saco == pytest.approx(0.7925, abs=1e-4)  # log 3 / log 4
-    assert found.positive_variance == pytest.approx((0.25**2 + 0) / 2)
+    assert found.positive_variance == pytest.approx((0.5**2 + 0) / 2)  # of 1 and 0
     assert (found.terminated, found.at_bounds) == (1, 0)
     alone = quality(some, Config(cells=2))
     assert (alone.random, alone.best, alone.tq) == (0.5, 1.0, 0.5)

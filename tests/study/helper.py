@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -12,7 +14,7 @@ from typing import Any
 
 from embodied.core import checkpoint
 from embodied.study import sweep as module
-from tests.builders import wait_until
+from tests.builders import exit_of, wait_until
 
 WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
 
@@ -22,13 +24,12 @@ class Interrupted:
     first checkpoint in `run`. It has ended as interrupted; `err` is what it said."""
 
     def __init__(self, folder: Path, run: str, *words: str) -> None:
-        line = [sys.executable, "-m", "embodied.cli", *words]
+        self.folder, self.words = folder, words
         path = f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}"
-        self.line, self.cwd, self.env = line, folder, {**os.environ, "PYTHONPATH": path}
         process = subprocess.Popen(
-            line,
+            [sys.executable, "-m", "embodied.cli", *words],
             cwd=folder,
-            env=self.env,
+            env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -41,12 +42,11 @@ class Interrupted:
         assert process.returncode == 130, self.err
 
     def again(self) -> str:
-        """What the same command prints, which goes on and succeeds."""
-        done = subprocess.run(
-            self.line, cwd=self.cwd, env=self.env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        """What the same command prints, in this process: it goes on and succeeds."""
+        shown = io.StringIO()
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(shown):
+            assert exit_of(*self.words) == 0
+        return shown.getvalue()
 
 
 def one_trial(out: Path, steps: int = 40_000, rungs: int = 20) -> tuple[Any, Any, Any]:

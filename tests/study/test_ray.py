@@ -39,11 +39,11 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def test_each_trial_runs_on_the_cluster(tmp_path: Path) -> None:
-    words = [*WORDS, "learner.gamma=0.9..0.99", "trials=2", "workers=2", f"out={tmp_path / 'out'}"]
+def test_a_trial_runs_on_the_cluster(tmp_path: Path) -> None:
+    words = [*WORDS, "learner.gamma=0.9..0.99", "trials=1", "workers=1", f"out={tmp_path / 'out'}"]
     assert exit_of("sweep", *words, "on=ray", "threads=1") == 0
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
-    assert [trial["state"] for trial in found] == ["complete"] * 2
+    assert [trial["state"] for trial in found] == ["complete"]
     assert "two_gap-gaussian-sac" in (tmp_path / "out" / "trial-000.log").read_text()
     assert ray.is_initialized(), "a cluster that was there stays"
 

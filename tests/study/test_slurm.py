@@ -73,14 +73,11 @@ def test_a_poor_trial_is_ended_by_scancel_after_it_saved(tmp_path: Path) -> None
     pruned(tmp_path / "sweep", launcher("slurm", None))
 
 
-def test_an_interrupted_sweep_ends_its_jobs_and_goes_on(tmp_path: Path, jobs: Path) -> None:
+def test_an_interrupted_sweep_ends_its_jobs(tmp_path: Path, jobs: Path) -> None:
     words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=5000", "rungs=10"]
-    sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "on=slurm")
+    Interrupted(tmp_path, "out/trial-000", *words, "out=out", "on=slurm")
     (job,) = [file for file in jobs.iterdir() if file.name != "submitted"]
     assert not Path(f"/proc/{job.read_text()}").exists(), "the job ended too"
-    assert "resume=" in sweep.again()
-    found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
-    assert [trial["state"] for trial in found] == ["complete"]
 
 
 def test_the_folder_of_a_job_may_have_any_name(tmp_path: Path, jobs: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from safetensors.torch import load_file
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import probability_of_improvement
+from embodied.study import study as module
 from embodied.study.study import command, read_study, seconds_of
 from tests.builders import exit_of
 from tests.study.helper import Interrupted
@@ -28,6 +33,20 @@ variants:
 """
 
 
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study of one worker runs `embodied` in this process, which has imported PyTorch."""
+    run = subprocess.run
+
+    def run_here(words: list[str], **given: Any) -> Any:
+        if "embodied.cli" not in words:
+            return run(words, **given)
+        with redirect_stdout(given["stdout"]), redirect_stderr(given["stdout"]):
+            return SimpleNamespace(returncode=exit_of(*words[4:]))
+
+    monkeypatch.setattr(module.subprocess, "run", run_here)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     (tmp_path / "mine.yaml").write_text(STUDY)
@@ -36,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_from_yaml_to_page(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert exit_of("study", file, f"out={out}", "workers=2") == 0
+    assert exit_of("study", file, f"out={out}", "workers=1") == 0
     shown = capsys.readouterr().out
     assert shown.count("embodied train") == 4 and "wide (baseline)" in shown
     found = json.loads((out / "results.json").read_text())
@@ -84,7 +103,7 @@ before:
       seed={seed} out={work}/own-{seed}
 """)
     out = tmp_path / "out"
-    assert exit_of("study", tmp_path / "own.yaml", f"out={out}") == 0
+    assert exit_of("study", tmp_path / "own.yaml", f"out={out}", "workers=1") == 0
     assert "first-3" in (out / "own-3" / "collect.yaml").read_text()
     assert (out / "cloned-3-before-0.done").exists()
     (line,) = read_study((tmp_path / "own.yaml").read_text(), "own").lines_before("cloned", 4, out)
@@ -99,11 +118,11 @@ def test_an_interrupted_run_is_resumed_exactly(file: Path, tmp_path: Path) -> No
     file.write_text(STUDY[: STUDY.index("  narrow")])
     whole, half = tmp_path / "whole", tmp_path / "half"
     words = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug", "seed=0"]
-    assert exit_of("study", file, f"out={whole}", "seeds=[0]") == 0
+    assert exit_of("study", file, f"out={whole}", "seeds=[0]", "workers=1") == 0
     assert exit_of("train", *words, f"out={half}/wide-0", "video=false", "steps=120") == 0
     text = (half / "wide-0" / "run.yaml").read_text()
     (half / "wide-0" / "run.yaml").write_text(text.replace("steps: 120", "steps: 240"))
-    assert exit_of("study", file, f"out={half}", "seeds=[0]") == 0
+    assert exit_of("study", file, f"out={half}", "seeds=[0]", "workers=1") == 0
     assert "resume=" not in (whole / "wide-0.log").read_text()
     one, other = (
         load_file(checkpoint.find(place / "wide-0") / "policy.safetensors")
@@ -127,7 +146,7 @@ def test_a_failing_run_does_not_stop_the_others(
     text = STUDY.replace("  wide:", '  wide: python -c "raise SystemExit(3)"')
     file.write_text(text)
     out = tmp_path / "out"
-    assert exit_of("study", file, f"out={out}", "seeds=[0]") == 2
+    assert exit_of("study", file, f"out={out}", "seeds=[0]", "workers=1") == 2
     assert "failed with 3; see" in capsys.readouterr().err
     found = json.loads((out / "results.json").read_text())["variants"]
     assert len(found["narrow"]["scores"]) == 1 and not found["wide"]["scores"]

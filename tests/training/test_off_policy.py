@@ -22,14 +22,18 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.envs.gym_object import register
+from embodied.learners.acceleration import native_obstacle
+from embodied.learners.critics import watch_active_units
+from embodied.learners.learner import frozen
 from embodied.learners.off_policy import sac
 from embodied.learners.off_policy.sac import Sac
+from embodied.nn.networks import Ensemble
 from embodied.training.collector import Collector
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.update_ratio import Config, SwitchWhenSteady
 from tests.buffers.test_hindsight import plane
-from tests.builders import node_of
+from tests.builders import SPEC, make_learner, make_policy, node_of
 from tests.contract.test_learner import batch_for, make
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
@@ -252,8 +256,10 @@ def probed(folder: Path, ratio: Any, **more: Any) -> Any:
     return made
 
 
-def updates_of(folder: Path, ratio: Any) -> int:
-    components = RunComponents(read_config(probed(folder, ratio, warmup_steps=0)))
+def updates_of(folder: Path, ratio: Any, kind: str = f"{__name__}.Probed") -> int:
+    made = probed(folder, ratio, warmup_steps=0)
+    made["learner"]["_target_"] = kind
+    components = RunComponents(read_config(made))
     loop: Any = components.loop
     due: list[int] = []
 
@@ -276,6 +282,40 @@ def test_a_run_switches(tmp_path: Path) -> None:
     assert updates_of(tmp_path, QUICK) == 12 + 8 * 4
     assert updates_of(tmp_path, QUICK | {"threshold": 0.0}) == 20
     assert updates_of(tmp_path, 0.25) == 20
+
+
+def test_a_learner_that_reports_no_active_units_switches_by_its_critics(tmp_path: Path) -> None:
+    """Two checks, at steps 4 and 8, whose shares of active units are within 1 of each other."""
+    made = settings(tmp_path, utd_ratio=QUICK | {"threshold": 1.0}, warmup_steps=0)
+    components = RunComponents(read_config(made))
+    loop: Any = components.loop
+    assert [part.active.item() for part in loop.watched] == [0.0]
+    kind = "embodied.learners.off_policy.sac.Sac"
+    assert updates_of(tmp_path, QUICK | {"threshold": 1.0}, kind) == 8 + 12 * 4
+
+
+def test_active_units_by_hand() -> None:
+    """Two networks of two hidden units and one input: 1 of 4 units is above 0 at 1, 2 are at -1."""
+    net = Ensemble(2, 1, (2,))
+    with torch.no_grad():
+        net.weights[0].copy_(torch.tensor([[[1.0, -1.0]], [[-1.0, -2.0]]]))
+        net.biases[0].copy_(torch.tensor([[[0.5, 0.5]], [[0.5, -3.0]]]))
+    net(torch.ones(1, 1))
+    assert net.active is None
+    net.watch()
+    net(torch.tensor([[1.0], [-1.0]]))
+    assert net.active is not None and net.active.item() == 3 / 8
+    with torch.no_grad():
+        net(torch.ones(1, 1))
+    with frozen([*net.parameters()]):
+        net(torch.ones(1, 1))
+    assert net.active.item() == 3 / 8  # only passes that train the weights count
+
+
+def test_native_code_gives_way_to_the_probe() -> None:
+    learner = make_learner("off_policy.td3.Td3", make_policy("deterministic.Deterministic", SPEC))
+    watch_active_units(learner)
+    assert native_obstacle(learner) == "its active units are measured"
 
 
 def test_update_ratio_resume_is_exact(tmp_path: Path) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors, under
+from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.learners.learner import Learner
 from embodied.rewards.preferences.labellers import ABSTAIN, FIRST, SECOND, CountingLabeller
 from embodied.rewards.preferences.offline import SegmentPairs
 from embodied.training.components import RunComponents
@@ -27,48 +22,8 @@ from embodied.training.offline import OfflineLoop
 from tests.builders import random_demos
 from tests.training.test_train import run, same, settings, weights
 
+LOSS = "train/contrastive_loss"
 SIMULATED = {"_target_": "embodied.rewards.preferences.labellers.SimulatedLabeller"}
-
-
-@dataclass(frozen=True)
-class Config:
-    """Settings of the contrastive learner."""
-
-    batch_size: int = 16
-    segment: int = 5
-
-
-class Contrast(Learner):
-    """Contrastive preference learning (CPL): the policy's log-likelihood, here the squared distance
-    of its action to that of the segment, is the score of a segment."""
-
-    data = "offline"
-    rows = "pairs"
-
-    def __init__(self, config: Config, policy: Policy) -> None:
-        super().__init__()
-        self.policy, self.batch_size, self.segment = policy, config.batch_size, config.segment
-        self.optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
-
-    def score(self, batch: Tensors) -> Tensor:
-        """The scores of both segments, [n, 2]."""
-        shape = batch["action"].shape[:3]
-        obs = {key: value.flatten(0, 2) for key, value in under(batch, "obs").items()}
-        noise = self.policy.sample_noise(math.prod(shape))
-        plan, _ = self.policy.act(obs, self.policy.initial(len(noise)), torch.zeros_like(noise))
-        return -(plan[:, 0].view(batch["action"].shape) - batch["action"]).square().sum((2, 3))
-
-    def update(self, batch: Tensors) -> Tensors:
-        score = self.score(batch)
-        logit = score[:, 1] - score[:, 0]
-        loss = functional.binary_cross_entropy_with_logits(logit, batch["label"])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return {"loss": loss.detach()}
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"policy": self.optimizer}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +33,10 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def node(folder: Path, demos: Any, pairs: Any = None, **more: Any) -> Any:
     made = settings(folder, "offline", demos=demos, steps=8, log_every=1, **more)
-    made["learner"] = {"_target_": f"{__name__}.Contrast"}
+    made["learner"] = {
+        "_target_": "embodied.learners.offline.cpl.Cpl",
+        **{"batch_size": 16, "segment": 5, "alpha": 1.0, "bias": 1.0, "clone": 0.0, "lr": 1e-2},
+    }
     made["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
     made["data"]["pairs"] = pairs or {"labeller": SIMULATED, "count": 60}
     return made
@@ -178,7 +136,7 @@ def test_it_learns_what_is_preferred(tmp_path: Path, demos: str) -> None:
     run(node(tmp_path / "run", demos) | {"steps": 300})
     rows = read_metrics(tmp_path / "run")
     assert rows[0]["data/pairs"] == 60 and 0 <= rows[0]["data/tied_pairs"] < 1
-    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    losses = [row[LOSS] for row in rows if LOSS in row]
     assert sum(losses[-50:]) / 50 < sum(losses[:10]) / 10
 
 

@@ -143,16 +143,7 @@ def page(viewer: Viewer) -> Iterator[Browser]:
         yield browser
 
 
-def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: Viewer) -> None:
-    words = page.words()
-    for label in ("Play", "Step", "Speed", "Policy", "checkpoint", "Environment"):
-        assert label in words
-    _, _, wide, high = box(page, "canvas")
-    assert wide > 300 and high > 300
-    until(lambda: drawn(page))
-
-
-def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Browser) -> None:
+def test_a_page_opened_before_the_world_is_there_says_what_is_loading() -> None:
     page_server = PageServer(port=0)
     with Browser(page_server.url, WIDE) as early:
         page_server.show_loading("the world of the test")
@@ -162,6 +153,35 @@ def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Brow
             early.wait("document.body.innerText.includes('Policy: ')")
             assert "Loading" not in early.words()
             until(lambda: drawn(early))  # it looks from where those to come will
+
+
+def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) -> None:
+    before = set(viewer.server.get_clients())
+    with Browser(viewer.url, PHONE) as phone:
+        phone.resize(*PHONE, mobile=True)
+        until(lambda: len(set(viewer.server.get_clients()) - before) == 1)
+        client = viewer.server.get_clients()[max(viewer.server.get_clients())]
+        assert viewer.page.scene is not None
+        eye = viewer.page.scene.model.viewpoint()
+        far = fitted(eye, PHONE[0] / PHONE[1]).place
+
+        def there() -> bool:
+            return bool(np.linalg.norm(client.camera.position - far) < 0.1)
+
+        until(there)
+        # What happens where the page takes the viewpoint that all clients get after its own.
+        client.camera.position, client.camera.look_at = eye.place, eye.target
+        until(lambda: not there())
+        until(there)
+
+
+def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: Viewer) -> None:
+    words = page.words()
+    for label in ("Play", "Step", "Speed", "Policy", "checkpoint", "Environment"):
+        assert label in words
+    _, _, wide, high = box(page, "canvas")
+    assert wide > 300 and high > 300
+    until(lambda: drawn(page))
 
 
 def test_keys_of_the_page_reach_the_session(page: Browser, viewer: Viewer) -> None:
@@ -221,26 +241,6 @@ def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer)
     page.run(f"{option}.click()")
     until(lambda: viewer.session.chosen == "checkpoint 00000010")
     page.wait("document.body.innerText.includes('Policy: checkpoint 00000010')")
-
-
-def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) -> None:
-    before = set(viewer.server.get_clients())
-    with Browser(viewer.url, PHONE) as phone:
-        phone.resize(*PHONE, mobile=True)
-        until(lambda: len(set(viewer.server.get_clients()) - before) == 1)
-        client = viewer.server.get_clients()[max(viewer.server.get_clients())]
-        assert viewer.page.scene is not None
-        eye = viewer.page.scene.model.viewpoint()
-        far = fitted(eye, PHONE[0] / PHONE[1]).place
-
-        def there() -> bool:
-            return bool(np.linalg.norm(client.camera.position - far) < 0.1)
-
-        until(there)
-        # What happens where the page takes the viewpoint that all clients get after its own.
-        client.camera.position, client.camera.look_at = eye.place, eye.target
-        until(lambda: not there())
-        until(there)
 
 
 def test_the_page_works_on_a_phone(page: Browser, viewer: Viewer) -> None:

@@ -33,13 +33,11 @@ from embodied.viewer.robot.app import (
     RobotArm,
     RobotHistory,
     RobotViewer,
-    code,
     monitor,
     plan_joints,
-    rate_limited,
-    safety,
 )
 from embodied.viewer.robot.monitor import RobotMonitor, WatchedMailbox
+from embodied.viewer.robot.words import interventions, rate_limited, table
 from tests.builders import exit_of
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.test_auth_proxy import VISER
@@ -129,14 +127,7 @@ def test_a_deployment_is_watched_and_then_another_one(
     assert f"no deployment is running in {folder}" in viewer.words()
     first = deploy(folder, tmp_path / "first", *FAR)
     try:
-        says(
-            viewer,
-            "**fr3**",
-            "**RUNNING**",
-            "of 100 Hz",
-            "sensed    goal_x 0.9",
-            "newest observation",
-        )
+        says(viewer, "fr3 · RUNNING", "of 100 Hz", "goal_x 0.9", "newest observation")
         page, seen = viewer.page, viewer.monitor
         until(lambda: len(page.history.rows) > 2)
         rows = page.history.rows
@@ -150,14 +141,14 @@ def test_a_deployment_is_watched_and_then_another_one(
         assert page.history.intervention_share("limits")[-1] >= 0
     finally:
         ended(first)
-    says(viewer, "the deployment has ended", "**finished")
+    says(viewer, "the deployment has ended", "fr3 · finished")
     assert "ESTOP" not in viewer.page.head.content, "it latched nothing"
     assert not any(folder.glob("state")), "what is watched can still go"
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
     assert summary["episodes"][0]["end"] == "stopped from the keyboard"
     second = deploy(folder, tmp_path / "second", *SERVO)
     try:
-        says(viewer, "**so101**", "**RUNNING**", "of 50 Hz")
+        says(viewer, "so101 · RUNNING", "of 50 Hz")
         assert "the deployment has ended" not in viewer.words()
         page = viewer.page
         until(lambda: list(page.marks) == ["goal"] and page.scene is not None)
@@ -187,8 +178,8 @@ def in_a_browser(viewer: RobotViewer) -> None:
     with Browser(viewer.url, (1100, 720)) as browser:
         browser.wait("document.body.innerText.includes('RUNNING')")
         browser.wait("document.body.innerText.includes('of 50 Hz')")
-        browser.wait("document.querySelectorAll('.uplot').length >= 6")
-        assert "interventions (% of ticks)" in browser.words()
+        browser.wait("document.querySelectorAll('.uplot').length >= 5")
+        assert "ticks shaped by rate limits" in browser.words()
         until(lambda: browser.picture()[200:500, 100:600].std() > 5)
         assert not [each for each in browser.said if "favicon" not in each]
         browser.resize(375, 760, mobile=True)
@@ -197,7 +188,7 @@ def in_a_browser(viewer: RobotViewer) -> None:
 
 
 def none_is_cut(browser: Browser) -> None:
-    cut = "[...document.querySelectorAll('pre')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    cut = "[...document.querySelectorAll('.robot')].filter(e => e.scrollWidth > e.clientWidth + 1)"
     until(lambda: browser.run(f"{cut}.length") == 0, why=lambda: browser.run(f"{cut}[0].innerText"))
 
 
@@ -320,13 +311,16 @@ def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
     assert past.times().tolist() == [0.5]
     trail = past.trail()
     assert trail is not None and trail.tolist() == [[0, 0, 0], [0.1, 0.1, 0.1]]
+    past.add(state_of(Mode.HOMING, now=10.6)[0], None, tool)
+    past.add(state_of(Mode.RUNNING, now=10.7)[0], None, tool + 0.2)
+    assert past.trail() is None, "the next episode has a path of its own"
 
 
 def test_limits_of_rate_are_no_interventions() -> None:
     state = {"counts": np.array([0, 95]), "tick": np.int64(100)}
     seen: Any = SimpleNamespace(state=state, stages=("workspace", "limits"))
-    assert safety(seen) == "no interventions"
-    assert rate_limited(seen) == "limits of rate in 95% of ticks"
+    assert interventions(seen) == {}
+    assert rate_limited(seen) == 0.95
 
 
 def test_the_plan_is_what_is_left_of_the_chunk() -> None:
@@ -361,8 +355,8 @@ def test_an_arm_alone_is_drawn_by_its_kinematics() -> None:
     assert data.qpos[:7] == pytest.approx(fr3.HOME), "what is no number is not drawn"
 
 
-def test_what_is_shown_as_it_is_stays_so() -> None:
-    assert code("a ```\n# b") == "```text\na '''\n# b\n```"
+def test_text_of_a_deployment_is_no_html() -> None:
+    assert "<td>&lt;b&gt;</td><td>&lt;img src=x&gt;</td>" in table([("<b>", "<img src=x>")])
 
 
 def test_only_what_can_be_meant_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,6 +182,8 @@ def obstacle(learner: Learner) -> str | None:
     """Why `learner` cannot be trained by native code; None if it can."""
     policy = learner.policy
     config = learner.config
+    if learner.critic.ensemble.active is not None:
+        return "its active units are measured"
     if type(policy) is not Deterministic:
         return f"the policy is {type(policy).__name__}, not Deterministic"
     if distributed.world() > 1 or torch.get_num_threads() > 1:

@@ -88,9 +88,14 @@ class Sac(DelayedActorCritic):
             self.td_errors.append((q.detach() - backup).abs().mean(0))
         return loss, q.detach().mean()
 
+    def drawn(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        """Actions [N, size] of the policy and what the temperature weighs, [N]: their
+        log-densities. A hook for subclasses."""
+        return draw(self.policy, obs)
+
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        action, log_prob = draw(self.policy, following)
+        action, log_prob = self.drawn(following)
         q = self.target(following, action)
         if self.config.subset < self.config.critics:
             # Not randperm: it synchronises, and a CUDA graph would replay a single sample.
@@ -103,7 +108,7 @@ class Sac(DelayedActorCritic):
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
-        action, log_prob = draw(self.policy, obs)
+        action, log_prob = self.drawn(obs)
         q = self.critic(obs, action)
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
         value = value + self.prior(obs, action)

@@ -1,1 +1,1 @@
-"""Offline RL learners (fixed dataset, then online): IQL, ReBRAC, Cal-QL, FQL, Q-chunking."""
+"""Offline RL learners (some go on online): IQL, ReBRAC, PRDC, Cal-QL, FQL, CPL, ReCOIL."""

@@ -37,14 +37,20 @@ from embodied.policies.networks.encoders import Encoder
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, CriticConfig):
-    """Settings of IQL."""
+class ImplicitConfig(OffPolicyConfig, CriticConfig):
+    """Settings of implicit Q-learning with any value loss."""
 
-    expectile: Annotated[float, Bound(above=0.0, below=1.0)] = 0.7  # tau; 0.5: mean; to 1: maximum
     beta: NonNegative = 3.0  # inverse temperature, in units of 1 / value (0: plain imitation)
     clip: Positive = 100.0  # largest weight of a transition in the policy's loss
     value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
     cosine: bool = True  # decay the policy's learning rate to 0 along a cosine over the run
+
+
+@dataclass(frozen=True)
+class Config(ImplicitConfig):
+    """Settings of IQL."""
+
+    expectile: Annotated[float, Bound(above=0.0, below=1.0)] = 0.7  # tau; 0.5: mean; to 1: maximum
 
 
 class Value(nn.Module):
@@ -59,9 +65,9 @@ class Value(nn.Module):
         return self.net(self.encoder(obs)).flatten()
 
 
-class Iql(ActorCritic):
-    """`update` is one step of the value function, the policy and the critics on the same
-    transitions."""
+class ImplicitQ(ActorCritic):
+    """IQL with any `value_loss`. `update` is one step of the value function, the policy and the
+    critics on the same transitions."""
 
     data = "offline"
     counters = ("done",)
@@ -71,12 +77,12 @@ class Iql(ActorCritic):
     critic: Critic
     target: Critic
 
-    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
+    def __init__(self, config: ImplicitConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if not spec.act.is_continuous:
             raise ConfigError("this learner needs continuous actions: learner=ppo takes choices")
         if type(policy).loss is Policy.loss:
             raise ConfigError(
-                "learner=iql extracts the policy by imitation: the policy needs a loss"
+                "this learner extracts the policy by imitation: the policy needs a loss"
             )
         critic = ensemble(config, spec, policy.chunk * spec.act.size)
         super().__init__(config, policy, critic, policy.parameters())
@@ -140,13 +146,22 @@ class Iql(ActorCritic):
         return losses, metrics
 
     def value_loss(self, best: Tensor, value: Tensor) -> Tensor:
-        """The loss of V, a scalar, from `best` = min_i Q'_i(s, a) and `value` = V(s), both [N]: the
-        expectile loss. Subclasses may use another implicit maximum (f-DVL)."""
-        return expectile_loss(best - value, self.config.expectile)
+        """The loss of V, a scalar, from `best` = min_i Q'_i(s, a) and `value` = V(s), both [N]."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement value_loss")
 
     def fit(self, transitions: Tensors) -> None:
         super().fit(transitions)
         self.value.encoder.fit(transitions)
+
+
+class Iql(ImplicitQ):
+    """`ImplicitQ` with the expectile loss."""
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
+        super().__init__(config, policy, spec, run)
+
+    def value_loss(self, best: Tensor, value: Tensor) -> Tensor:
+        return expectile_loss(best - value, self.config.expectile)
 
 
 def expectile_loss(gap: Tensor, tau: float) -> Tensor:

@@ -51,29 +51,35 @@ Before = tuple[Tensor, Tensor, Tensor, Tensors]
 
 
 @dataclass(frozen=True)
-class Config(Acceleration):
-    """Settings of PPO. A batch has `horizon` decisions of every parallel environment."""
+class OnPolicyConfig(Acceleration):
+    """What PPO and MDPO have. A batch has `horizon` decisions of every parallel environment."""
 
     horizon: Count = 2048  # decisions of each parallel environment per update
     epochs: Count = 10  # passes over a batch
     batch_size: Count = 64  # decisions per minibatch; recurrent: of whole sequences, about so many
     gamma: Fraction = 0.99  # discount per environment step
     lam: Fraction = 0.95  # lambda of generalised advantage estimation
-    clip: Positive = 0.2  # eps: largest change of the probability ratio that is rewarded
     value_clip: NonNegative = 0.0  # largest change of a value; 0: no limit
-    value_weight: NonNegative = 0.5  # weight of the value function's loss
     entropy: NonNegative = 0.0  # weight of the entropy bonus
     lr: PositiveFraction = 3e-4  # Adam's learning rate of the policy
     critic_lr: Fraction = 0.0  # Adam's learning rate of the value function; 0: as the policy's
     schedule: Schedule = "constant"  # of the learning rates; "adaptive": KL near `target_kl`
-    target_kl: Positive = 0.01  # KL divergence of an update, for schedule=adaptive
-    stop_kl: NonNegative = 0.0  # KL divergence above which no more epochs follow; 0: all epochs
     grad_clip: NonNegative = 0.5  # largest norm of the gradient; 0: no limit
     advantage: Literal["minibatch", "batch", "raw"] = "minibatch"  # where it is normalised
     normalize: bool = True  # normalise observations by running statistics
     scale_rewards: bool = False  # divide rewards by the running std of the discounted return
     reward_clip: Positive = 10.0  # largest size of a scaled reward
     value: ValueConfig = field(default_factory=ValueConfig)  # the value function
+
+
+@dataclass(frozen=True)
+class Config(OnPolicyConfig):
+    """Settings of PPO."""
+
+    clip: Positive = 0.2  # eps: largest change of the probability ratio that is rewarded
+    value_weight: NonNegative = 0.5  # weight of the value function's loss
+    target_kl: Positive = 0.01  # KL divergence of an update, for schedule=adaptive
+    stop_kl: NonNegative = 0.0  # KL divergence above which no more epochs follow; 0: all epochs
 
 
 class Ppo(GradientLearner):
@@ -218,10 +224,7 @@ class Ppo(GradientLearner):
         device = table["old"].device
         epoch = self._epochs(table)
         for _ in range(self.config.epochs):
-            order = torch.randperm(count, device=device)
-            if count < size:  # keep the shape
-                order = torch.cat([order, torch.randint(count, (size - count,), device=device)])
-            seen.append(epoch(order, size))
+            seen.append(epoch(shuffled(count, size, device), size))
             if self.config.stop_kl:
                 kl = seen[-1]["kl"].mean()
                 distributed.average([kl])
@@ -235,9 +238,9 @@ class Ppo(GradientLearner):
 
     def _epoch(self, table: Tensors, order: Tensor, size: int) -> Tensors:
         """The steps of one epoch; returns the metrics of each minibatch, [count]."""
-        shuffled = take(table, order)
+        in_order = take(table, order)
         places = range(0, len(order) - size + 1, size)
-        seen = [self._step(each(shuffled, partial(piece, at, size))) for at in places]
+        seen = [self._step(each(in_order, partial(piece, at, size))) for at in places]
         return {key: torch.stack([metrics[key] for metrics in seen]) for key in seen[0]}
 
     def _step(self, minibatch: Tensors) -> dict[str, Tensor]:
@@ -342,6 +345,14 @@ class Ppo(GradientLearner):
         self.done = state["done"]
         self.memory = state["memory"]
         self.returns.running = state["returns"]
+
+
+def shuffled(count: int, size: int, device: torch.device) -> Tensor:
+    """The numbers below `count` in random order; some twice, if they are fewer than `size`."""
+    order = torch.randperm(count, device=device)
+    if count < size:  # keep the shape of a minibatch
+        order = torch.cat([order, torch.randint(count, (size - count,), device=device)])
+    return order
 
 
 def piece(at: int, size: int, leaf: Tensor) -> Tensor:

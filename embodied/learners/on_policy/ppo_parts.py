@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -239,6 +239,15 @@ class StochasticPolicy(Protocol):
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, [n] each, of stored actions."""
+        ...
+
+
+@runtime_checkable
+class HasDivergence(Protocol):
+    """A policy whose divergence from another one of its class is known in closed form."""
+
+    def kl(self, obs: Tensors, other: Any) -> Tensor:
+        """KL(self || other) at each observation, [n], in nats."""
         ...
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,11 +26,22 @@ from embodied.real_robot.daemon.client import ClientError, emergency_stop
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.sim import World
 from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.policy.observer import APART, AXES, names_of
 from embodied.viewer.panels.main_view import CHOSEN, GONE, Paths, segments
 from embodied.viewer.panels.page import Parts, Refresh
 from embodied.viewer.panels.plots import plot
 from embodied.viewer.robot.monitor import ANSWER_TIMEOUT, RobotMonitor
+from embodied.viewer.robot.words import (
+    STYLE,
+    headline,
+    interventions,
+    notes,
+    plain,
+    sentence,
+    tables,
+    tiles,
+)
 from embodied.viewer.scene.detect import HINGE, MujocoScene, PosedModel
 from embodied.viewer.scene.types import Array, DecimatedScene, ball, view_of
 from embodied.viewer.scene.viser_scene import SceneCameras, ViserScene
@@ -156,122 +166,6 @@ def places_in(where: Mapping[str, int]) -> list[str]:
     ]
 
 
-SHAPING = "limits"
-"""The stage that keeps rates. It acts in most ticks of a normal motion: no intervention."""
-NOTES = 8
-INDENT, WIDTH = 10, 35
-"""Characters of a name, and of a line in the panel of a telephone."""
-
-
-# The text of the monitoring page, as Markdown. Text from the deployment is in code blocks, so that
-# it cannot be interpreted as Markdown.
-def headline(monitor: RobotMonitor) -> str:
-    """The robot, its mode, its fault, and whether this is current."""
-    lines: list[str] = []
-    about = monitor.deployment
-    if about is not None:
-        dry = " · dry run: a simulated arm moves" if about.dry else ""
-        lines.append(f"**{about.robot}** · **{mode(monitor)}**{dry}")
-    if monitor.condition:
-        lines.append(code(monitor.condition))
-    if (fault := monitor.fault) and not monitor.finished:
-        # A process that exits reports its reason in the same field.
-        lines += ["**Fault**" if monitor.alive else "**Last message**", code(fault)]
-    return "\n\n".join(lines)
-
-
-def mode(monitor: RobotMonitor) -> str:
-    """The arm's mode; of a deployment that has ended, how its last episode ended."""
-    if monitor.alive:
-        return monitor.mode
-    if not monitor.finished:
-        return f"not running (last: {monitor.mode})"
-    success = monitor.status.get("recorder", {}).get("success")
-    known = {True: "success", False: "no success"}.get(success)
-    ended = {"TIME": "time limit", "FAULT": "a fault"}.get(monitor.status.get("ended", ""))
-    how = ", ".join(filter(None, (known, ended)))
-    return f"finished: {how}" if how else "finished"
-
-
-def figures(monitor: RobotMonitor, rate: float) -> str:
-    """Rate (Hz), late ticks, policy, safety, recorder and joints."""
-    state, about = monitor.state, monitor.deployment
-    if state is None or about is None:
-        return ""
-    late, worst = 1e3 * float(state["late"]), 1e3 * float(state["worst"])
-    lines = [
-        row("rate", f"{rate:.1f} of {about.hertz:.0f} Hz"),
-        row("late", f"{late:.1f} ms (worst {worst:.1f})"),
-        row("ticks", f"{int(state['tick'])}, {int(state['missed'])} missed"),
-        row("policy", policy(monitor)),
-        row("", str(monitor.status.get("acting", about.policy))),
-        row("safety", safety(monitor)),
-        row("rate limits", rate_limited(monitor)),
-    ]
-    if "recorder" in monitor.status:
-        lines.append(row("recorder", recorder(monitor.status["recorder"])))
-    lines.append(row("joints", " ".join(f"{value:.3f}" for value in state["q"])))
-    lines.append(row("hand", f"{1e3 * float(state['width']):.0f} mm open"))
-    sensed = zip(about.sensed, state["sensed"], strict=True)
-    lines += [row("sensed", f"{name} {float(value):.3f}") for name, value in sensed]
-    return code("\n".join(lines))
-
-
-def row(name: str, text: str) -> str:
-    """`name  text`, in as many lines as are needed."""
-    parts = textwrap.wrap(text, WIDTH - INDENT, break_on_hyphens=False) or [""]
-    return "\n".join(f"{name if at == 0 else '':<{INDENT}}{part}" for at, part in enumerate(parts))
-
-
-def policy(monitor: RobotMonitor) -> str:
-    """The age of the observation that the newest chunk was computed from."""
-    if monitor.state is None or monitor.chunk is None:
-        return "no action chunk yet"
-    if not monitor.alive:
-        return f"chunk {int(monitor.chunk['number'])} (the last)"
-    age = monitor.clock() - float(monitor.chunk["seen"])
-    starved = ", starved" if bool(monitor.state["starved"]) and monitor.mode == "RUNNING" else ""
-    return f"newest observation {age:.2f} s old, chunk {int(monitor.chunk['number'])}{starved}"
-
-
-def safety(monitor: RobotMonitor) -> str:
-    """The safety stages that intervened, with the number of ticks; limits of rate apart."""
-    if monitor.state is None:
-        return ""
-    pairs = zip(monitor.stages, monitor.state["counts"], strict=True)
-    acted = [f"{name} {int(count)}" for name, count in pairs if count and name != SHAPING]
-    return ", ".join(acted) if acted else "no interventions"
-
-
-def rate_limited(monitor: RobotMonitor) -> str:
-    """In how many ticks the limits of rate shaped the target."""
-    if monitor.state is None or SHAPING not in monitor.stages:
-        return ""
-    count = int(monitor.state["counts"][monitor.stages.index(SHAPING)])
-    return f"limits of rate in {count / max(int(monitor.state['tick']), 1):.0%} of ticks"
-
-
-def recorder(about: dict[str, Any]) -> str:
-    """How many episodes are on disk, and errors."""
-    trouble = "; ".join(filter(None, (about["died"], about["problem"])))
-    text = f"{about['episodes']} of {about['ended']} episodes on disk"
-    return f"{text}; NOT the newest: {trouble}" if trouble else text
-
-
-def notes(monitor: RobotMonitor) -> str:
-    """The daemon's newest notes, with their age (s)."""
-    lines: list[str] = []
-    for note in monitor.status.get("notes", [])[-NOTES:]:
-        when, _, text = note.partition(" ")
-        lines.append(f"{monitor.clock() - float(when):4.0f} s ago  {text}")
-    return code("\n".join(reversed(lines))) if lines else ""
-
-
-def code(text: str) -> str:
-    """A Markdown code block."""
-    return f"```text\n{text.replace('```', chr(39) * 3)}\n```"
-
-
 EVERY = 0.5  # s between two samples
 KEPT = 240  # samples
 TRAIL_POINTS, MOVED = 400, 2e-3  # places of the tool; m between two
@@ -293,10 +187,15 @@ class RobotHistory:
         self._first: np.void | None = None
         self._last: np.void | None = None
         self._late = 0.0
+        self._mode = Mode.DISCONNECTED
 
     def add(self, state: np.void, chunk: np.void | None, tool: Floats | None) -> None:
         """Record `state`, the newest `chunk` and the tool position [3] (m), if known."""
         self._late = max(self._late, float(state["late"]))
+        mode = Mode(int(state["mode"]))
+        if mode != self._mode and mode == Mode.RUNNING:
+            self.tool.clear()  # the path is that of one episode
+        self._mode = mode
         if tool is not None and (not self.tool or np.abs(self.tool[-1] - tool).max() > MOVED):
             self.tool.append(tool)
         if self._last is None:
@@ -347,8 +246,6 @@ class RobotHistory:
 ROOT, RADIUS = "/world", 0.012
 PLAN, TRAIL = "/paths/plan", "/paths/trail"
 LINES = {PLAN: (CHOSEN, 5.0), TRAIL: (GONE, 2.5)}
-WRAP = "<style>pre, pre code { white-space: pre-wrap; overflow-wrap: anywhere; }</style>"
-"""Text from the deployment is in code blocks, which viser would cut at the panel's edge."""
 MARK, TOOL = (22, 163, 74), (213, 94, 0)
 
 
@@ -364,18 +261,21 @@ class RobotPage(Parts):
         self.paths = Paths(server)
         self.marks: dict[str, Any] = {}
         self.missing = ""
-        server.gui.add_html(WRAP)
-        self.stop = server.gui.add_button(
+        gui = server.gui
+        gui.add_html(STYLE)
+        self.stop = gui.add_button(
             "Emergency stop", color="red", icon=Icon.HAND_STOP, hint="no reset from here"
         )
         self.stop.on_click(lambda _: self._stop())
-        self.stopped = server.gui.add_markdown("")
-        self.head = server.gui.add_markdown("")
-        self.figures = server.gui.add_markdown("")
-        self.folder: Any = None
-        panel = server.gui.add_panel()
+        self.stopped, self.head, self.tiles = (gui.add_html("") for _ in range(3))
+        self.curves: Any = None
+        with gui.add_folder("Details", expand_by_default=False):
+            self.tables = gui.add_html("")
+        self.acted: list[str] = []  # the stages in the plot of interventions, if there is one
+        self.interventions: Any = None
+        panel = gui.add_panel()
         with panel.add_tab("Notes"):
-            self.notes = server.gui.add_markdown("")
+            self.notes = gui.add_html("")
         self.parts = [
             Refresh(self._draw_scene, 1 / 25, share=0.3),
             Refresh(self._draw_paths, 0.1),
@@ -388,13 +288,11 @@ class RobotPage(Parts):
         about = self.monitor.deployment
         assert about is not None
         self.history, self.arm, self.missing = RobotHistory(self.monitor.stages), None, ""
-        if self.folder is not None:
-            self.folder.remove()
-        self.folder = self.server.gui.add_folder("Last two minutes")
-        self.shown = [stage for stage in self.history.stages if stage != SHAPING] or [SHAPING]
-        with self.folder:
-            title = "interventions (% of ticks)"
-            self.interventions = plot(self.server, title, self.shown, 150, None)
+        if self.curves is not None:
+            self.curves.remove()
+        self.curves = self.server.gui.add_folder("Last two minutes")
+        self.acted, self.interventions = [], None
+        with self.curves:
             self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
         if self.scene is not None:
             self.scene.root.remove()
@@ -418,7 +316,8 @@ class RobotPage(Parts):
 
     def words(self) -> str:
         """All text of the page."""
-        return "\n".join((self.head.content, self.figures.content, self.notes.content))
+        parts = (self.stopped, self.head, self.tiles, self.tables, self.notes)
+        return plain("\n".join(part.content for part in parts))
 
     def _stop(self) -> None:
         """Press the emergency stop, in a thread of the server's own."""
@@ -426,7 +325,7 @@ class RobotPage(Parts):
             said = emergency_stop(self.monitor.folder, ANSWER_TIMEOUT).line()
         except ClientError as error:
             said = str(error)
-        self.stopped.content = code(f"emergency stop: {said}")
+        self.stopped.content = sentence(f"emergency stop: {said}", bad=True)
 
     def _draw_scene(self) -> None:
         state, arm = self.monitor.state, self.arm
@@ -466,21 +365,25 @@ class RobotPage(Parts):
         )
 
     def _draw_words(self) -> None:
-        rate = self.history.curve(PLOTS[0])[-1]
-        self.head.content = headline(self.monitor)
-        self.figures.content = "\n\n".join(
-            filter(None, (figures(self.monitor, rate), self.missing))
-        )
+        self.head.content = headline(self.monitor) + sentence(self.missing)
+        self.tiles.content = tiles(self.monitor, self.history.curve(PLOTS[0])[-1])
+        self.tables.content = tables(self.monitor)
         self.notes.content = notes(self.monitor)
 
     def _draw_plots(self) -> None:
-        if not self.history.rows:
+        if not self.history.rows or self.curves is None:
             return
-        times = self.history.times()
-        self.interventions.data = (
-            times,
-            *(self.history.intervention_share(stage) for stage in self.shown),
-        )
+        times, acted = self.history.times(), list(interventions(self.monitor))
+        if acted != self.acted:
+            self.acted = acted
+            if self.interventions is not None:
+                self.interventions.remove()
+            with self.curves:
+                title = "interventions (% of ticks)"
+                self.interventions = plot(self.server, title, acted, 150, None)
+        if self.interventions is not None:
+            shares = (self.history.intervention_share(stage) for stage in acted)
+            self.interventions.data = (times, *shares)
         for name, handle in self.plots.items():
             handle.data = (times, self.history.curve(name))
 

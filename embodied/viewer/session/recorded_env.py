@@ -43,7 +43,8 @@ class RecordedEnv(VecEnv):
         self.episodes = read_episodes(path, max(number + 1, AHEAD))
         self.load(number)
         # The task is recorded and cannot be set.
-        self.spec = replace(self.episodes.spec, task=None)
+        spec = self.episodes.spec
+        self.spec = replace(spec, task=None, text=spec.text or path.resolve().name)
 
     @property
     def recorded(self) -> Tensor:
@@ -110,8 +111,8 @@ class RecordedEnv(VecEnv):
     def describe(self, row: int = 0) -> str:
         text = self.episodes.texts[self.number] if self.episodes.texts else ""
         noted: Mapping[str, Any] = self.episodes.info[self.number] if self.episodes.info else {}
-        facts = ", ".join(f"{key} {value}" for key, value in noted.items())
-        return "\n".join(filter(None, (f"**episode {self.number}** {text}", facts)))
+        facts = [f"{key}: {value}" for key, value in noted.items()]
+        return "\n".join((f"**episode {self.number}** {text}", *facts))
 
     def _obs(self) -> Tensors:
         """The observation before step `at`; after the last step, the final one."""

@@ -22,7 +22,7 @@ from embodied.core.build import ConfigError, allow
 from embodied.core.env import NotFinite
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
-from tests.builders import wait_until
+from tests.builders import python, wait_until
 from tests.tiers import only_all
 from tests.training.actors.helper import (
     CHUNKS,
@@ -32,7 +32,6 @@ from tests.training.actors.helper import (
     NODE,
     alive,
     equal,
-    left_of,
     lost_in,
     pid_of,
     run,
@@ -118,6 +117,7 @@ def test_on_ray_a_resume_with_a_lag_is_exact(tmp_path: Path) -> None:
     assert lags and min(lags) == 3 and max(lags) < 4, "an evaluation makes a version too"
 
 
+@pytest.mark.parametrize("where", ["here", pytest.param("ray", marks=only_all)], indirect=True)
 def test_with_a_lag_no_step_is_lost_or_doubled_by_a_resume(tmp_path: Path, where: str) -> None:
     """Also from processes to Ray. The env counts its steps; what the replay buffer holds are all
     counts, each once."""
@@ -322,27 +322,10 @@ def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
         run(tmp_path, NODE, {"actors": 1, "actors_on": "ray"})
 
 
-TRAIN = ["-m", "embodied.cli", "train", "env=two_gap", "policy=gaussian", "learner=sac"]
-TRAIN += ["size=debug", "data.actors=2", "data.actors_on=ray"]
-
-
-def train(folder: Path, **environment: str) -> subprocess.Popen[str]:
-    pytest.importorskip("ray")
-    words = [sys.executable, *TRAIN, f"out={folder / 'run'}"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(words, env={**os.environ, **environment}, **pipes)  # type: ignore[call-overload]
-
-
-def test_the_command_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:
-    process = train(tmp_path)
-    _, err = process.communicate(timeout=110)
-    assert process.returncode == 0, err
-    assert checkpoint.read_about(tmp_path / "run")["step"] > 0
-    assert not left_of(process.pid)
-
-
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    process = train(tmp_path, RAY_ADDRESS="127.0.0.1:1")
-    out, err = process.communicate(timeout=110)
-    assert process.returncode == 2, err
-    assert "no Ray cluster at 127.0.0.1:1" in err + out and "Traceback" not in err
+    pytest.importorskip("ray")
+    words = ["train", "env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
+    words += ["data.actors=2", "data.actors_on=ray", f"out={tmp_path / 'run'}"]
+    done = python("-m", "embodied.cli", *words, RAY_ADDRESS="127.0.0.1:1")
+    assert done.returncode == 2, done.stderr
+    assert "no Ray cluster at 127.0.0.1:1" in done.stderr and "Traceback" not in done.stderr

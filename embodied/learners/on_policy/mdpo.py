@@ -1,0 +1,140 @@
+"""MDPO: mirror descent policy optimisation, on-policy (Tomar et al., 2021).
+
+From a batch of pi_k, pi_{k+1} is what a few full-batch gradient steps make of
+
+    L = E[ -rho A ] + E_s[ KL(pi(.|s) || pi_k(.|s)) ] / t_k - c_h E[ H(pi) ],   rho = pi / pi_k
+
+without clipping; the KL is exact. t_k falls linearly to 0 over the run, so that steps become
+smaller. The minimum is pi_k exp(t_k A) / Z. The value function is trained first, by `epochs` of
+minibatches; advantages, values and normalisers are those of PPO.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from embodied.core import distributed
+from embodied.core.bounds import Count, Positive
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.learners.learner import UNPLANNED, RunPlan
+from embodied.learners.on_policy import ppo
+from embodied.learners.on_policy.ppo_parts import (
+    HasDivergence,
+    StochasticPolicy,
+    clip_norm,
+    normalized,
+    value_loss,
+)
+from embodied.nn.optim import Adam
+
+LEAST_T = 1e-3  # of t_k, in units of `t`: at the end of a run it would be 0
+
+
+@dataclass(frozen=True)
+class Config(ppo.OnPolicyConfig):
+    """Settings of MDPO on-policy; `epochs` and `batch_size` are those of the value function."""
+
+    epochs: Count = 5  # passes of the value function over a batch
+    batch_size: Count = 128  # decisions per minibatch of the value function
+    policy_steps: Count = 10  # m: gradient steps of the policy per batch, each on the whole batch
+    t: Positive = 1.0  # t_0: step size of mirror descent, in units of 1 / (normalised) advantage
+    anneal: bool = True  # t_k falls linearly to 0 over the run, if its length is known
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rates
+
+
+class Mdpo(ppo.Ppo):
+    """As Ppo, with another loss of the policy; for policies whose KL divergence is known in closed
+    form."""
+
+    def __init__(
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
+    ) -> None:
+        if not isinstance(policy, HasDivergence) or not isinstance(policy, StochasticPolicy):
+            raise ConfigError(
+                "MDPO needs a policy whose KL divergence is known in closed form: "
+                "policy=diagonal_gaussian or policy=categorical"
+            )
+        super().__init__(cast(ppo.Config, config), policy, spec, run)
+        self.before = copy.deepcopy(policy).requires_grad_(False)  # pi_k
+        self.groups: dict[str, list[Tensor]] = {
+            "actor": [p for p in policy.parameters() if p.requires_grad],
+            "critic": list(self.value.parameters()),
+        }
+        rates = zip(self.groups.items(), self.lr.base_lrs.tolist(), strict=True)
+        self.optims = {name: Adam(group, rate, eps=ppo.EPS) for (name, group), rate in rates}
+
+    @property
+    def t(self) -> float:
+        """t_k of this update."""
+        config = self.config
+        left = 1 - self.done / self.total if self.total and config.anneal else 1.0
+        return config.t * max(left, LEAST_T)
+
+    def _learn(self, table: Tensors, size: int) -> dict[str, Tensor]:
+        """Train the value function on minibatches of `size`, then the policy on `table`."""
+        count = distributed.all_min(len(table["old"]))
+        if not count:
+            return {}
+        epoch = self._epochs(table)
+        device = table["old"].device
+        fits = [
+            epoch(ppo.shuffled(count, size, device), size)["value_loss"]
+            for _ in range(self.config.epochs)
+        ]
+        self.before.load_state_dict(self.policy.state_dict())
+        steps = [self._policy_step(table) for _ in range(self.config.policy_steps)]
+        metrics = {key: torch.stack([step[key] for step in steps]).mean() for key in steps[0]}
+        last = {"kl": steps[-1]["kl"], "t": torch.full_like(steps[-1]["kl"], self.t)}
+        return metrics | last | {"value_loss": torch.cat(fits).mean()}
+
+    def _step(self, minibatch: Tensors) -> dict[str, Tensor]:
+        loss, metrics = self._loss(minibatch)
+        self.descend("critic", loss)
+        return metrics
+
+    def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """The value function's loss on a minibatch."""
+        loss = value_loss(
+            self._values(minibatch),
+            minibatch["value"],
+            minibatch["target"],
+            self.config.value_clip,
+        ).mean()
+        return loss, {"value_loss": loss.detach()}
+
+    def _policy_step(self, table: Tensors) -> dict[str, Tensor]:
+        """One gradient step of the policy on all decisions."""
+        loss, metrics = self._policy_loss(table)
+        self.descend("actor", loss)
+        return metrics
+
+    def _policy_loss(self, table: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        advantage = table["advantage"]
+        if self.config.advantage == "minibatch":
+            advantage = normalized(advantage, torch.full_like(advantage, 1 / advantage.numel()))
+        log_prob, entropy = self._evaluate_actions(table)
+        policy: Any = self.policy
+        parts = {
+            "policy_loss": -((log_prob - table["old"]).exp() * advantage).mean(),
+            "kl": policy.kl(under(table, "obs"), self.before).mean(),
+            "entropy": entropy.mean(),
+        }
+        loss = parts["policy_loss"] + parts["kl"] / self.t - self.config.entropy * parts["entropy"]
+        return loss, {name: part.detach() for name, part in parts.items()}
+
+    def descend(self, name: str, loss: Tensor) -> None:
+        """One gradient step on `loss`, clipped to `grad_clip`."""
+        loss.backward()
+        if self.config.grad_clip:
+            parameters = self.groups[name]
+            distributed.average_gradients(parameters)
+            clip_norm([p.grad for p in parameters if p.grad is not None], self.config.grad_clip)
+        self.optims[name].step()
