@@ -121,7 +121,10 @@ def changed_env(study: Study, variant: str) -> dict[str, Any]:
     found = composed(study, variant)
     if found is None:
         return {}
-    own, given = _flat(_env_node(str(found.choices["env"]))), _flat(found.node["env"])
+    name, node = found.choices["env"], found.node["env"]
+    if real := found.choices.get("env@eval.env"):  # trained in a model, measured there
+        name, node = real, found.node["eval"]["env"]
+    own, given = _flat(_env_node(str(name))), _flat(node)
     keys = (own.keys() | given.keys()) - set(PARALLEL)
     return {key: given.get(key) for key in sorted(keys) if own.get(key) != given.get(key)}
 
@@ -163,7 +166,8 @@ def _words(study: Study, line: str) -> tuple[str, ...]:
     lines = [filled(text, work=WORK) for text in study.prepare]
     lines += [text for name in study.before for text in study.lines_before(name, seed, WORK)]
     lines += [study.line(name, seed, WORK) for name in study.variants]
-    made = [text for text in lines if f"out={rest[0]}" in text.split()]
+    named = any(word.startswith("env=") for word in words)  # it is of no other environment
+    made = [] if named else [text for text in lines if f"out={rest[0]}" in text.split()]
     before = _words(study, made[0]) if made else ("policy=gaussian", "learner=sac")
     return (*before, *(word for word in words if word.startswith(("env=", "env."))))
 

@@ -125,7 +125,10 @@ def command_rows(primary: Path) -> list[Row]:
     groups = {
         k: v for each in node.get("defaults", []) if isinstance(each, dict) for k, v in each.items()
     }
-    chosen = [Row(f"{name}=NAME", shown(v), f"embodied list {name}") for name, v in groups.items()]
+    chosen = [
+        Row(f"{name}=NAME", shown(v), f"embodied list {name.partition('@')[0]}")
+        for name, v in groups.items()
+    ]
     known = settings_of(PRIMARY.get(primary.stem, "")) or []
     own = [setting for setting in known if setting.name not in groups]
     return [*chosen, *_flat_rows("", own, node), *_other_rows("", known, node, primary)]

@@ -3,6 +3,10 @@
 Episodes begin at observations of a dataset and end where the model predicts a termination, or after
 `horizon` steps (truncated). Short horizons from all of the data's observations keep the model where
 it was fitted (branched rollouts; Janner et al., 2019).
+
+A model of latents is stepped in these: its environment has the observation `latent` alone. Recorded
+episodes are encoded, and a policy that was trained in it filters them where it is deployed (DiWA;
+Chandra et al., 2025).
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.core.device import pick_device
 from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.hub import local_folder
-from embodied.datasets.lerobot.reader import read_episodes
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.envs.row_rng import RowRng
-from embodied.models import dynamics
+from embodied.models import dynamics, latents
+from embodied.models.dynamics import Dynamics, LatentDynamics
+from embodied.models.latent_policy import LatentPolicy
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class Config:
     starts: str  # dataset at whose observations episodes begin: a folder or hf://owner/name
     horizon: Count = 50  # steps after which an episode is truncated
     only_first: bool = False  # begin at the first observations of the dataset's episodes only
+    ends: bool = True  # whether an episode ends where the model predicts a termination
     num_envs: Count = 16  # parallel envs
     seed: CountOrZero = 0  # of initial states and of the model's noise
     device: str = "cpu"  # cpu, cuda, auto
@@ -43,11 +51,11 @@ class Imagined(VecEnv):
     noise from a generator of its own."""
 
     def __init__(self, config: Config) -> None:
-        self.num_envs, self.horizon = config.num_envs, config.horizon
+        self.num_envs, self.horizon, self.ends = config.num_envs, config.horizon, config.ends
         self.device = device = pick_device(config.device)
         self.model = dynamics.load(config.model).to(device).requires_grad_(False)
         self.spec = self.model.spec
-        self.starts = tt.to(initial_states(config, self.spec), device)
+        self.starts = tt.to(initial_states(config, self.model), device)
         self.rng = RowRng(config.seed, self.num_envs, device)
         self.age = torch.zeros(self.num_envs, dtype=torch.int64, device=device)
         self.obs = {k: leaf.zeros(self.num_envs, device) for k, leaf in self.spec.obs.items()}
@@ -79,8 +87,9 @@ class Imagined(VecEnv):
         noise = self.rng.normal(self.model.noise_size).T
         following = self.model.step(self.obs, action, noise)
         self.obs, self.age = following.next_obs, self.age + 1
-        late = (self.age >= self.horizon) & ~following.terminated
-        ended = following.terminated | late
+        terminated = following.terminated & self.ends
+        late = (self.age >= self.horizon) & ~terminated
+        ended = terminated | late
         if ended.any():
             self._notify_before_reset(ended)
             self._begin(ended)
@@ -88,7 +97,7 @@ class Imagined(VecEnv):
             obs=dict(self.obs),
             next_obs=following.next_obs,
             reward=following.reward,
-            terminated=following.terminated,
+            terminated=terminated,
             truncated=late,
             log={},
         )
@@ -107,14 +116,26 @@ class Imagined(VecEnv):
         self.age, self.rng.state = state["age"].clone(), state["generator"].clone()
         return dict(self.obs)
 
+    @property
+    def real_spec(self) -> Spec:
+        return self.model.data_spec
+
+    def encoded(self, episodes: Episodes, where: str) -> Episodes:
+        return encoded(self.model, episodes, where)
+
+    def deployed(self, policy: Policy) -> Policy:
+        is_latent = isinstance(self.model, LatentDynamics)
+        return LatentPolicy.of(policy, self.model) if is_latent else policy
+
     def describe(self, row: int = 0) -> str:
         parts = (f"{name} {value[row].tolist()}" for name, value in self.obs.items())
         return f"Imagined by a model, after {int(self.age[row])} steps: {', '.join(parts)}."
 
 
-def initial_states(config: Config, spec: Spec) -> Tensors:
+def initial_states(config: Config, model: Dynamics) -> Tensors:
     """The observations [N, ...] of the dataset at which episodes may begin. SpecMismatch if it is
     not of the model's environment, ConfigError if actions are in units of the dataset's own."""
+    spec = model.data_spec
     if spec.act.is_continuous and not spec.act.is_unit:
         raise ConfigError(
             f"the model {config.model} has actions in [{spec.act.low}, {spec.act.high}]: an "
@@ -130,4 +151,12 @@ def initial_states(config: Config, spec: Spec) -> Tensors:
     except SpecMismatch as error:
         raise SpecMismatch(f"env.starts: {error}") from error
     index = episodes.start if config.only_first else torch.arange(int(episodes.length.sum()))
-    return {name: episodes.steps[f"obs/{name}"][index] for name in spec.obs}
+    steps = encoded(model, episodes, config.starts).steps
+    return {name: steps[f"obs/{name}"][index] for name in model.spec.obs}
+
+
+def encoded(model: Dynamics, episodes: Episodes, where: str) -> Episodes:
+    """`episodes` in the latents of a model that has some; else as they are."""
+    return (
+        latents.encoded(model, episodes, where) if isinstance(model, LatentDynamics) else episodes
+    )

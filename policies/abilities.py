@@ -57,6 +57,16 @@ class Denoises(Protocol):
 
 
 @runtime_checkable
+class FiltersLatents(Protocol):
+    """A policy that filters a model's latents, from which another policy inside of it acts."""
+
+    @property
+    def latent_policy(self) -> Policy:
+        """That policy, which acts in the model itself."""
+        ...
+
+
+@runtime_checkable
 class Corrects(Protocol):
     """A policy that corrects the actions of a base, of whose chunks it executes `execute` steps.
     Its learner observes the base's action as `base_action`."""

@@ -324,6 +324,8 @@ def base_of(experiment: Path) -> Node:
     node = read(PACKAGED / "train.yaml")
     del node["steps"]  # it has no default of the class: an experiment says how long it is
     for group, name in chosen(experiment).items():
+        if "@" in group:  # an option inside of another part
+            continue
         option = PACKAGED / group / f"{name}.yaml"
         node[group] = (
             merged(base_of_option(option), read(option))

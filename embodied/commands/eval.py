@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     subject = run_subject(path, words, folders)
     run, node = Path(subject.name), subject.node
     result, policy = evaluated(subject)
-    row = result_row(subject, result)
+    row = result_row(subject, result) | imagined_beside(run, subject, result)
     if node["policy"] != read_saved(checkpoint.find(path) / "policy.yaml"):
         row["policy"] = policy.node
     add_line(run / "evaluations.jsonl", row)
@@ -294,10 +295,27 @@ def result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
     return row
 
 
+def imagined_beside(run: Path, subject: Subject, result: Evaluation) -> dict[str, float]:
+    """The imagined success of a run in a model at its last evaluation, as `imagined`, for a policy
+    that was just evaluated in a real environment; a warning where the two have parted."""
+    from embodied.training.logger import read_metrics
+    from embodied.training.run_evaluation import parted
+
+    known = [row for row in read_metrics(run) if "eval/imagined_success" in row]
+    at = [row for row in known if row["step"] <= subject.step]
+    if result.success is None or not at:
+        return {}
+    imagined = float(at[-1]["eval/imagined_success"])
+    if line := parted({**result.metrics(), "imagined_success": imagined}):
+        print(f"embodied: {line}", file=sys.stderr, flush=True)
+    return {"imagined": imagined}
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
     from embodied.evaluation.statistics import rate
 
     lines: list[tuple[str, ...]] = []
+    imagined = any("imagined" in row for row in rows)
     for row in rows:
         known = "successes" in row
         other = f" ({row['policy']['_target_'].rpartition('.')[2]})" if "policy" in row else ""
@@ -306,9 +324,11 @@ def print_table(rows: list[dict[str, Any]]) -> None:
                 row["run"] + other,
                 f"{row['step']:,}",
                 rate(row["successes"], row["episodes"]) if known else "-",
+                *([f"{row['imagined']:.0%}" if "imagined" in row else "-"] if imagined else ()),
                 f"{row['return']:,.2f}",
                 f"{row['length']:.1f}",
                 str(row["episodes"]),
             )
         )
-    print_rows(("run", "step", "success [95%]", "return", "length", "episodes"), lines)
+    more = ("imagined",) if imagined else ()
+    print_rows(("run", "step", "success [95%]", *more, "return", "length", "episodes"), lines)

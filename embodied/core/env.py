@@ -330,6 +330,24 @@ class HasGoals(Protocol):
 
 
 @runtime_checkable
+class HasModel(Protocol):
+    """Its steps are the predictions of a model of another environment, the real one."""
+
+    @property
+    def real_spec(self) -> Spec:
+        """The Spec of the real environment, as far as the model knows it."""
+        ...
+
+    def encoded(self, episodes: Any, where: str) -> Any:
+        """Recorded `Episodes` of the real environment, read from `where`, as ones of this one."""
+        ...
+
+    def deployed(self, policy: Any) -> Any:
+        """A `Policy` of this environment as one of the real environment's observations."""
+        ...
+
+
+@runtime_checkable
 class HasSapienScene(Protocol):
     """Simulated by SAPIEN (ManiSkill)."""
 

@@ -27,6 +27,7 @@ from embodied.core import formats
 from embodied.core.atomic_write import sync, write_json
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import git_revision
+from embodied.core.choices import Choices
 from embodied.core.files import read_json
 from embodied.core.saved_file import fitting, load_tensors
 from embodied.core.saved_node import read_saved, require_inside
@@ -34,6 +35,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
 WEIGHTS = "model.safetensors"
+LATENT = "latent"  # the observation of a `LatentDynamics`
 Progress = Callable[[int, int, float], object]
 """Called during a fit with the updates so far, the most there will be, and the held-out error."""
 
@@ -88,6 +90,11 @@ class Dynamics(nn.Module, ABC):
     node: dict[str, Any]
     """The configuration it was built from, saved in model.yaml."""
 
+    @property
+    def data_spec(self) -> Spec:
+        """The Spec of the data: actions, and the observations that the model reads."""
+        return self.spec
+
     @abstractmethod
     def fit(self, transitions: Tensors, progress: Progress = lambda *_: None) -> Fit:
         """Fit the model to transitions [N]: `obs/*`, `action`, `reward`, `discount` (0 where the
@@ -104,6 +111,26 @@ class Dynamics(nn.Module, ABC):
         """Predict the outcome of `action` [n, A] (int64 [n] if discrete) at `obs` [n, ...]."""
 
 
+class LatentDynamics(Dynamics):
+    """A model that steps a latent state, which it filters from the observations of `data_spec`.
+
+    `spec` has the observation `latent` [D] alone. The latent before an episode is zero. `names` are
+    the observations that it is filtered from, `choices` those of its actions.
+    """
+
+    names: Sequence[str]
+    choices: Choices
+
+    @abstractmethod
+    def filtered(self, latent: Tensor, action: Tensor, obs: Tensors) -> Tensor:
+        """The latent [n, D] at `obs` [n, ...], one step after `latent` [n, D]. `action` [n, width]
+        is what was done between them (choices one-hot); zero before an episode."""
+
+    @abstractmethod
+    def decoded(self, latent: Tensor) -> Tensors:
+        """The observations [n, ...] that latents [n, D] stand for, in their own units."""
+
+
 def save(folder: Path, model: Dynamics, fit: Fit, about: Mapping[str, Any]) -> None:
     """Write a model to `folder`, which must not exist, under a temporary name that is renamed."""
     partial = folder.with_name(f".{folder.name}.partial")
@@ -112,7 +139,7 @@ def save(folder: Path, model: Dynamics, fit: Fit, about: Mapping[str, Any]) -> N
     weights = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
     save_file(weights, partial / WEIGHTS)
     (partial / "model.yaml").write_text(yaml.safe_dump(model.node, sort_keys=False))
-    (partial / "spec.json").write_text(json.dumps(model.spec.to_json(), indent=1))
+    (partial / "spec.json").write_text(json.dumps(model.data_spec.to_json(), indent=1))
     for name, text in model.texts().items():
         (partial / name).write_text(text)
     lines = [json.dumps({"step": step, "held_out/error": e}) for step, e in fit.history]

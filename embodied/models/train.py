@@ -43,7 +43,7 @@ def train(config: TrainConfig, progress: Progress = lambda *_: None) -> tuple[Dy
     episodes = read(folders, config.demo_episodes)
     seed_everything(config.seed)
     model = build(config.model, Dynamics, spec=episodes.spec).to(device)
-    fit = model.fit(tt.to(model_transitions(episodes, model.spec.obs), device), progress)
+    fit = model.fit(tt.to(model_transitions(episodes, model.data_spec.obs), device), progress)
     about = {"demos": [*folders], "episodes": len(episodes), "seed": config.seed}
     save(Path(config.out), model.eval(), fit, about)
     return model, fit

@@ -13,7 +13,7 @@ import torch
 from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, build
 from embodied.core.device import pick_device, rng_state, set_rng_state
-from embodied.core.env import HasNativeCode, VecEnv
+from embodied.core.env import HasModel, HasNativeCode, VecEnv
 from embodied.core.env_contract import innermost, require_start
 from embodied.core.files import MALFORMED, reading
 from embodied.core.policy import Policy, PolicyWrapper
@@ -116,7 +116,8 @@ class RunComponents:
         if second is not None:
             accelerate(second.learner, self.kernels.native)
         self.best = BestPolicy()
-        self.evaluation = None if self.env is None else RunEvaluation(config, self.env)
+        reward = None if self.loop.rewards is None else self.loop.rewards.reward
+        self.evaluation = None if self.env is None else RunEvaluation(config, self.env, reward)
 
     def describe_kernels(self) -> str:
         """One line: the matrix product, and whether the update and the environment are native code
@@ -212,7 +213,7 @@ class RunComponents:
             old.unlink()  # first, so that the disk never holds three
         checkpoint.save(
             folder / "checkpoints" / f"{step:08d}",
-            (self.best.policy or self.policy).inference_policy(),
+            self.deployed((self.best.policy or self.policy).inference_policy()),
             step,
             self._learner_state(),
             loop,
@@ -224,6 +225,11 @@ class RunComponents:
             },
             self.config.copy_base_mb,
         )
+
+    def deployed(self, policy: Policy) -> Policy:
+        """`policy`, of a model's environment as one of the real environment."""
+        imagined = None if self.env is None else find_protocol(self.env, HasModel)
+        return policy if imagined is None else imagined.deployed(policy)
 
     def _learner_state(self) -> dict[str, Any]:
         """The learner's state, without a base that the checkpoint only refers to."""

@@ -40,6 +40,7 @@ class EvalConfig:
     seed: CountOrZero = 10_000  # of the initial states, the same in every evaluation
     shared: bool = False  # in the training's environment: for a simulator of one instance
     grid: CountOrZero = 0  # values per task parameter: one episode per task of this grid (0: none)
+    env: Node | None = None  # of env=imagined: the real environment, evaluated in beside it
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class OffPolicy:
     pretrain_steps: CountOrZero = 0  # updates from demos before the first environment step
     normalize: bool | None = None  # fit normalizers to demos, else to the warm-up (null: if any)
     random_shift: CountOrZero = 0  # maximum random shift of the images of a batch, pixels (DrQ-v2)
+    imagined: Node | None = None  # updates from a model's steps, not from those of the buffer
     actors: CountOrZero = 0  # processes that step the environment (0: the process that learns)
     max_lag: CountOrZero = 1  # vector steps that the actors may be ahead of the learner
     when_behind: Literal["wait", "skip"] = "wait"  # slow learner: actors wait, or updates left out

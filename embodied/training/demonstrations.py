@@ -18,7 +18,7 @@ from embodied.core import distributed
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.choices import Choices
-from embodied.core.env import VecEnv
+from embodied.core.env import HasModel, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import extra_columns
 from embodied.core.spec import (
@@ -32,6 +32,7 @@ from embodied.core.spec import (
     require_same,
 )
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under, where
+from embodied.core.wrapper import find_protocol
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -84,6 +85,8 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         elif mapping is not None and not is_same(env.spec, part.spec):
             part = remapped(part, env.spec, mapping, path)
         else:
+            if (imagined := find_protocol(env, HasModel)) is not None:
+                part = imagined.encoded(part, path)
             try:
                 part = in_order_of(part, env.spec, path)
                 require_same(env.spec, part.spec, "environment", f"dataset {path}")

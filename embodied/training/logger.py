@@ -225,7 +225,9 @@ def newest(last: Mapping[str, float]) -> str:
     for key in ("eval/success", "eval/return", "train/success", "train/return"):
         if key in last:
             value = f"{last[key]:.0%}" if key.endswith("success") else f"{last[key]:,.1f}"
-            return f"{key.replace('/', ' ')} {value}"
+            imagined = last.get("eval/imagined_success")
+            beside = "" if imagined is None else f", imagined success {imagined:.0%}"
+            return f"{key.replace('/', ' ')} {value}{beside}"
     return f"loss {last['train/loss']:.4g}" if "train/loss" in last else ""
 
 

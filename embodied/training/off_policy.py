@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from embodied.buffers.success import SuccessBuffer
     from embodied.buffers.trajectory_columns import TrajectoryColumns
     from embodied.datasets.lerobot.reader import Episodes
+    from embodied.models.dyna import Dyna
     from embodied.teachers.teacher import Curriculum
     from embodied.training.actors.pool import ActorPool
     from embodied.training.update_ratio import UpdateRatio
@@ -55,7 +56,8 @@ class Buffers:
     """`source`: sampled by updates; `demos`: sampled by updates before the first environment step.
 
     `columns` completes transitions whose columns need the rest of their episode. `success` gets the
-    transitions of successful episodes. `metrics`: metrics of the dataset.
+    transitions of successful episodes. `metrics`: metrics of the dataset. `dyna`: the source where
+    updates are imagined.
     """
 
     replay: ReplayBuffer
@@ -64,6 +66,7 @@ class Buffers:
     columns: TrajectoryColumns | None = None
     success: SuccessBuffer | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    dyna: Dyna | None = None
 
     def forget(self, env_ids: Tensor) -> None:
         """Drop what is held of the running episodes of parallel envs `env_ids` [n]."""
@@ -100,6 +103,14 @@ def build_buffers(
             )
         success = SuccessBuffer(data.replay_size, replay, device)
         source = Mixture([source, success], (1 - share, share))
+    dyna: Dyna | None = None
+    if data.imagined is not None:
+        from embodied.models.dyna import Dyna
+
+        require_imaginable(config, learner, replay)
+        policy, gamma = learner.policy, learner.gamma
+        context = {"replay": replay, "policy": policy, "gamma": gamma, "device": device}
+        source = dyna = build(data.imagined, Dyna, **context)
     source = rewards.sampled(source)
     demos = rewards.sampled(demos)
     if data.random_shift:  # after the rewards, which are computed from the images as they are
@@ -112,7 +123,22 @@ def build_buffers(
         from embodied.buffers.trajectory_columns import TrajectoryColumns
 
         columns = TrajectoryColumns(learner.columns)
-    return Buffers(replay, source, demos, columns, success, metrics)
+    return Buffers(replay, source, demos, columns, success, metrics, dyna)
+
+
+def require_imaginable(config: RunConfig, learner: Learner, replay: ReplayBuffer) -> None:
+    """ConfigError if imagined transitions would not be those that the learner needs."""
+    assert isinstance(config.data, OffPolicy)
+    wrong = {
+        "replay=uniform": bool(replay.columns),
+        "learner.n_step=1": learner.n_step > 1 or bool(learner.columns),
+        "demos=null": config.demos is not None,
+        "data.success_fraction=0": config.data.success_fraction > 0,
+        "finetune=null": config.finetune is not None,
+    }
+    for instead, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(f"data.imagined replaces every batch by imagined steps: {instead}")
 
 
 def _replay_and_demos(
@@ -454,6 +480,8 @@ def build_off_policy(
     if episodes is not None:
         demonstrations = _demonstrations(config, rewards, policy, learner, episodes, device)
     buffers = build_buffers(config, learner, rewards, demonstrations, device)
+    if buffers.dyna is not None:
+        stateful = {**stateful, "dyna": buffers.dyna}
     if data.actors and acting is not policy:
         raise ConfigError("this learner collects with a policy of its own: data.actors=0")
     schedule: UpdateRatio | None = None

@@ -1,15 +1,24 @@
-"""RunEvaluation: evaluates a run's policy on held-out initial states or tasks."""
+"""RunEvaluation: evaluates a run's policy on held-out initial states or tasks.
+
+In a model's environment success is imagined: `imagined_success`, where the run's reward detects it.
+With `eval.env` the policy is evaluated in the real environment too, and `parted` says where the two
+success rates differ by more than chance: there the policy exploits errors of the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.core.build import ConfigError, build
-from embodied.core.env import VecEnv
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.env import HasModel, VecEnv
 from embodied.core.policy import Policy
+from embodied.core.reward import AugmentsEnv, Reward
+from embodied.core.spec import require_same
+from embodied.core.wrapper import find_protocol
+from embodied.evaluation.statistics import rate, wilson
 from embodied.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -18,10 +27,14 @@ if TYPE_CHECKING:
 
 class RunEvaluation:
     """Builds the evaluation's environment when it is first used, unless it is shared; `env` is the
-    training one."""
+    training one, `reward` (None: none) the run's."""
 
-    def __init__(self, config: RunConfig, env: VecEnv) -> None:
-        self.config, self.training_env = config, env
+    def __init__(self, config: RunConfig, env: VecEnv, reward: Reward | None = None) -> None:
+        self.config, self.training_env, self.reward = config, env, reward
+        self.imagined = find_protocol(env, HasModel)
+        self._real: VecEnv | None = None
+        if config.eval.env is not None:
+            self._real = self._real_env(config.eval.env)
         if config.eval.shared and config.eval.num_envs != env.num_envs:
             raise ConfigError(
                 f"eval.shared evaluates in the environment of the training, which has "
@@ -60,12 +73,17 @@ class RunEvaluation:
     def _make(self, rows: int) -> VecEnv:
         if self.config.eval.shared:
             return self.training_env
-        return build(self.config.environment | {"num_envs": rows}, VecEnv)
+        env = build(self.config.environment | {"num_envs": rows}, VecEnv)
+        if self.imagined is not None and isinstance(self.reward, AugmentsEnv):
+            return self.reward.augment_env(env)  # which may detect success
+        return env
 
     def close(self) -> None:
-        """Close its environment, if it was used and is its own."""
+        """Close its environments, if they were used and are its own."""
         if self._env is not None and not self.config.eval.shared:
             self._env.close()
+        if self._real is not None:
+            self._real.close()
 
     def __call__(self, policy: Policy, step: int) -> dict[str, float]:
         """Success rate and return of `policy`; `step` names the file of a grid's tasks."""
@@ -76,7 +94,50 @@ class RunEvaluation:
         from embodied.evaluation.evaluate import evaluate
 
         result = evaluate(policy, env, episodes, settings.seed, self.config.execute)
+        metrics = result.metrics()
+        if self.imagined is not None:
+            metrics = self._beside_real(metrics, self.imagined.deployed(policy.inference_policy()))
         policy.train()
         if self.grid is not None:
             self.grid.write(Path(self.config.out), step, result)
-        return result.metrics()
+        return metrics
+
+    def _beside_real(self, imagined: dict[str, float], policy: Policy) -> dict[str, float]:
+        """The metrics of `policy` in the real environment with the success and return of those in
+        the model; without `eval.env` those in the model, whose success is called imagined."""
+        settings = self.config.eval
+        own = {f"imagined_{k}": imagined[k] for k in ("success", "return") if k in imagined}
+        if self._real is None:
+            return {k: v for k, v in imagined.items() if k != "success"} | own
+        from embodied.evaluation.evaluate import evaluate
+
+        args = settings.episodes, settings.seed, self.config.execute
+        return evaluate(policy.eval(), self._real, *args).metrics() | own
+
+    def _real_env(self, node: Node) -> VecEnv:
+        """The environment of `eval.env`. ConfigError where training is not imagined, SpecMismatch
+        if the model is of another environment."""
+        if self.imagined is None:
+            raise ConfigError(
+                "eval.env is the real environment beside env=imagined, and env= is no model: "
+                "leave eval.env out"
+            )
+        settings = self.config.eval
+        env = build(node | {"num_envs": min(settings.num_envs, settings.episodes)}, VecEnv)
+        require_same(env.spec, self.imagined.real_spec, "eval.env", "the model's environment")
+        return env
+
+
+def parted(result: Mapping[str, float]) -> str:
+    """A line where the 95% intervals of imagined and real success do not overlap; else empty."""
+    if not {"imagined_success", "success"} <= result.keys():
+        return ""
+    trials = int(result["episodes"])
+    imagined, real = (round(result[k] * trials) for k in ("imagined_success", "success"))
+    (low, high), (other_low, other_high) = wilson(imagined, trials), wilson(real, trials)
+    if low <= other_high and other_low <= high:
+        return ""
+    return (
+        f"imagined success is {rate(imagined, trials)}, and real success {rate(real, trials)}: "
+        "they have parted, so stop here, or fit the model and the reward to newer recordings"
+    )

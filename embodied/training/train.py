@@ -16,6 +16,7 @@ from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
 from embodied.training.config import as_node, read_config
 from embodied.training.logger import Log, read_metrics
+from embodied.training.run_evaluation import parted
 from embodied.training.trainer import Callback, Trainer, intervals
 
 
@@ -69,8 +70,11 @@ def _trainer(
 
     def evaluate(step: int) -> None:
         if first:
-            result = {f"eval/{k}": v for k, v in components.evaluate(step).items()}
+            found = components.evaluate(step)
+            result = {f"eval/{k}": v for k, v in found.items()}
             reward_hacking.log_evaluation(components.loop, log, step, result)
+            if line := parted(found):
+                log.warn(line)
             if config.eval.shared:  # the running episodes were lost
                 trainer.episodes.forget(torch.arange(stride))
 

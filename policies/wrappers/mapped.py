@@ -34,7 +34,7 @@ from embodied.datasets.mapping import (
     require_names,
     said,
 )
-from embodied.policies.abilities import HasDataRanges
+from embodied.policies.abilities import FiltersLatents, HasDataRanges
 from embodied.policies.wrappers.translated import Translated
 
 
@@ -146,7 +146,10 @@ def load_mapped(
 
 def joined(policy: Policy, spec: Spec, mapping: Mapping | None, path: Path | str) -> Policy:
     """The trained `policy` of the folder `path` as one for `spec`. Without a mapping the specs must
-    be the same. SpecMismatch or ConfigError, in one line."""
+    be the same; in a model of latents a policy that filters them is the one inside of it.
+    SpecMismatch or ConfigError, in one line."""
+    if isinstance(policy, FiltersLatents) and {*spec.obs} == {*policy.latent_policy.spec.obs}:
+        policy = policy.latent_policy
     if mapping is not None:
         return Mapped.of(policy, spec, mapping).eval()
     try:

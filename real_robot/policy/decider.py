@@ -121,6 +121,11 @@ class Decider:
         self.noise_recorder = NoiseRecorder(policy)
         policy.sample_noise = self.noise_recorder
         self.actor = Actor(policy, 1, execute=1)
+        if "executed_steps" in self.actor.carry and "delay" not in self.actor.carry:
+            raise ConfigError(
+                f"{type(policy).__name__} needs every observation between two decisions, and a "
+                "robot's policy sees that of a decision only: evaluate it in simulation"
+            )
         self.mode = Mode.DISCONNECTED
         self.first = True
         self.number = 0

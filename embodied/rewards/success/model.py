@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embodied.core import tensors as tt
@@ -39,6 +40,7 @@ from embodied.core.saved_file import fitting, load_tensors
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.models.latents import encoded, load_latent
 from embodied.nn.fit import fit, held_out
 from embodied.nn.networks import mlp
 from embodied.policies.networks.encoders import Encoder, ImageConfig
@@ -75,6 +77,9 @@ class Training:
     held_out: Fraction = 0.25  # fraction of episodes for calibration; at least one of each kind
     false_positives: Fraction = 0.01  # fraction of negatives that may exceed the threshold
     shuffle: bool = False  # permute the labels: a control experiment
+    latents: str | None = None  # model whose latents are seen, with views=[latent]
+    contrastive: Fraction = 0.0  # share of the contrastive loss; the rest is the log loss
+    temperature: Positive = 0.5  # of the contrastive loss
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,9 @@ def load_labelled(
 ) -> tuple[LabelledFrames, dict[str, Leaf]]:
     """The labelled frames of datasets, and the specs of their observations."""
     parts = [read_episodes(Path(folder)) for folder in folders]
+    if how.latents is not None:
+        model = load_latent(how.latents)
+        parts = [encoded(model, *pair) for pair in zip(parts, folders, strict=True)]
     leaves = shared_leaves(how.views, [part.spec for part in parts])
     made, count = [], 0
     for folder, part in zip(folders, parts, strict=True):
@@ -252,11 +260,15 @@ class SuccessNet(nn.Module):
             self.encoder.fit(tt.nest(moments, "obs"))
 
     def forward(self, moments: Tensors) -> Tensor:
+        return self.head[-1](self.features(moments))[:, 0]
+
+    def features(self, moments: Tensors) -> Tensor:
+        """The last hidden layer [N, units]."""
         parts = [] if self.encoder is None else [self.encoder(moments)]
         with torch.no_grad():
             shown = [eyes.images(moments[k]) for eyes in self.eyes for k in self.pictures]
         parts += [each.to(next(self.head.parameters()).device) for each in shown]
-        return self.head(torch.cat(parts, 1))[:, 0]
+        return self.head[:-1](torch.cat(parts, 1))
 
 
 def train(
@@ -275,13 +287,30 @@ def train(
         parts.append(_sample(data.moments, no, half - mine, random))
         if mine:
             parts.append(_sample(own, torch.arange(tt.length(own)), mine, random))
-        logits = net(shift_images(tt.cat(parts), how.shift, random))
-        return binary_cross_entropy_with_logits(logits, label)
+        features = net.features(shift_images(tt.cat(parts), how.shift, random))
+        log_loss = binary_cross_entropy_with_logits(net.head[-1](features)[:, 0], label)
+        if not how.contrastive:
+            return log_loss
+        apart = contrastive_loss(features, label, how.temperature)
+        return (1 - how.contrastive) * log_loss + how.contrastive * apart
 
     net.train()
     late = fit(net.parameters(), loss, updates, how.lr)
     net.eval()
     return late
+
+
+def contrastive_loss(features: Tensor, label: Tensor, temperature: float) -> Tensor:
+    """Supervised contrastive loss (Khosla et al., 2020) of features [N, units] with `label` [N]:
+
+    mean_i -mean_{p: same label, p != i} log softmax_{a != i}(cos(f_i, f_a) / temperature)_p
+    """
+    unit = functional.normalize(features, dim=1)
+    own = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
+    alike = (unit @ unit.T / temperature).masked_fill(own, -torch.inf)
+    log_share = alike.log_softmax(1).masked_fill(own, 0.0)
+    same = (label[:, None] == label[None]) & ~own
+    return -((log_share * same).sum(1) / same.sum(1).clamp(min=1)).mean()
 
 
 def _sample(moments: Tensors, among: Tensor, n: int, random: torch.Generator) -> Tensors:

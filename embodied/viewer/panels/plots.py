@@ -13,7 +13,7 @@ from embodied.core.actor import Actor
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.viewer.scene.types import cloud_of, is_cloud, is_picture, picture_of
-from embodied.viewer.session.episode import CURVES, MOVED, SAFETY, TERM, Episode
+from embodied.viewer.session.episode import CURVES, IMAGINED, MOVED, SAFETY, TERM, Episode
 from embodied.viewer.session.overlays import heated, pictures_of, saliency
 from embodied.viewer.session.session import Session
 
@@ -28,6 +28,7 @@ GROUPED = {
     TERM: ("reward terms, stacked", True),
     SAFETY: ("safety: ticks changed per step, stacked", True),
     MOVED: ("target change, largest joint (rad)", False),
+    IMAGINED: ("imagined by the model, beside real", False),
 }
 """Name prefixes of numbers that share a plot: its title, and whether they are stacked."""
 Range = tuple[float, float]

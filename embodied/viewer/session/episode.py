@@ -228,6 +228,7 @@ SAFETY = "safety/"
 """Prefix of the names of safety stages: in how many control ticks of a step each changed the
 target."""
 MOVED = "moved/"
+IMAGINED = "imagined/"
 """Prefix of the names of target changes: how far a joint target was moved between two stages."""
 LONGEST = 20_000
 """Steps that are stored; of a longer episode the oldest tenth is discarded."""

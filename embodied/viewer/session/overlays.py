@@ -36,6 +36,7 @@ from embodied.learners.saved import load_learner
 from embodied.reports.datasets import make_reward, of_run
 from embodied.viewer.scene.types import Array, Picture, picture_of
 from embodied.viewer.session.episode import TERM, CompressedImage, Moment
+from embodied.viewer.session.imagination import Imagination, imagination_of
 
 SCORE = "image score"
 """Name of the plotted score of the image."""
@@ -277,7 +278,8 @@ ValueFunction = Callable[[Actor], Tensor]
 
 
 class StepOverlay:
-    """Evaluates the critic `value` and the `reward` on each step; either may be None.
+    """Evaluates the critic `value` and the `reward` on each step, and what the run's model
+    imagines; any may be None.
 
     `camera` captures the images that the reward is computed from. If the critic or the reward fails
     on this environment's data, it is dropped, and `trouble` says why.
@@ -289,7 +291,9 @@ class StepOverlay:
         reward: Reward | None,
         gamma: float,
         camera: RewardCamera | None = None,
+        imagination: Imagination | None = None,
     ) -> None:
+        self.imagination = imagination
         self.value, self.reward, self.gamma = value, reward, gamma
         self.camera = RewardCamera(None, "", False) if camera is None else camera
         self.trouble = ""
@@ -298,6 +302,8 @@ class StepOverlay:
     def reset(self) -> None:
         """Start a new episode."""
         self._last = None
+        if self.imagination is not None:
+            self.imagination.reset()
 
     def reward_image(self) -> CompressedImage | None:
         """The image for the reward in the current state; None if the reward needs none."""
@@ -311,6 +317,8 @@ class StepOverlay:
             found |= self._guarded(lambda: self._critic_value(after, acts), "value")
         if self.reward is not None:
             found |= self._guarded(lambda: self._reward_numbers(before, after), "reward")
+        if (imagined := self.imagination) is not None:
+            found |= self._guarded(lambda: imagined.numbers(before, after), "imagination")
         return found
 
     def _guarded(self, compute: Callable[[], dict[str, float]], what: str) -> dict[str, float]:
@@ -318,7 +326,8 @@ class StepOverlay:
             return compute()
         except (RuntimeError, KeyError, ConfigError, NotImplementedError) as error:
             setattr(self, what, None)
-            self.trouble = f"{'critic' if what == 'value' else 'reward'} not shown: {error}"[:200]
+            said = "critic" if what == "value" else what
+            self.trouble = f"{said} not shown: {error}"[:200]
             return {}
 
     def _critic_value(self, after: Moment, acts: Actor) -> dict[str, float]:
@@ -353,7 +362,7 @@ def make_step_overlay(
     folder: Path, policy: Callable[[], Policy], env: VecEnv
 ) -> StepOverlay | None:
     """The overlay for the newest checkpoint of run `folder`; None if it has neither critic nor
-    reward.
+    reward nor model.
 
     `policy` loads the policy of that checkpoint, `env` is the displayed environment.
     """
@@ -366,7 +375,10 @@ def make_step_overlay(
     gamma = float((trained.get("learner") or {}).get("gamma", 0.99))
     reward, camera = _reward(folder, policy, gamma, env) if trained.get("reward") else (None, None)
     value = _value_function(saved, trained, policy) if trained.get("learner") else None
-    return None if reward is None and value is None else StepOverlay(value, reward, gamma, camera)
+    imagined = imagination_of(trained.get("env"), env.spec)
+    if reward is None and value is None and imagined is None:
+        return None
+    return StepOverlay(value, reward, gamma, camera, imagined)
 
 
 def _reward(
