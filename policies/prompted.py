@@ -72,7 +72,8 @@ class Backward(nn.Module):
     def fit(self, rows: Tensors) -> None:
         """Set the normaliser from data with `obs/*` [N, ...]."""
         obs = {key.removeprefix("obs/"): value for key, value in rows.items()}
-        self.norm.fit(self.flat(obs)[:, self.places])
+        values = self.flat(obs)
+        self.norm.fit(values[:, self.places.to(values.device)])
 
 
 class Prompted(EncodedPolicy):

@@ -254,23 +254,13 @@ def points_command(folders: list[str], settings: dict[str, str]) -> None:
 def mirror_command(folders: list[str], settings: dict[str, str]) -> None:
     from embodied.datasets.editing.mirror import mirror, read_table
 
-    _known(settings, ("out", "robot", "table"))
+    _known(settings, ("out", "table"))
     source, out = _one(folders, "mirror"), _out(settings)
-    if ("robot" in settings) == ("table" in settings):
-        raise ConfigError("say whose reflection it is: robot=fr3, robot=so101 or table=FILE.yaml")
-    table = read_table(settings.get("table") or _table_of(settings["robot"]))
-    _say(out, mirror(source, out, table))
-
-
-def _table_of(robot: str) -> Path:
-    """The file with the reflection of a robot."""
-    files = (Path(__file__).parent.parent / "embodiments").glob("*_mirror.yaml")
-    known = {file.stem.removesuffix("_mirror"): file for file in files}
-    if robot not in known:
-        raise ConfigError(
-            f"there is no reflection of {robot}{nearest(robot, known)}: table=FILE.yaml with one"
-        )
-    return known[robot]
+    if "table" not in settings:
+        raise ConfigError("say whose reflection it is: table=fr3, table=so101 or table=FILE.yaml")
+    name = settings["table"]
+    ours = Path(__file__).parent.parent / "embodiments" / f"{name}_mirror.yaml"
+    _say(out, mirror(source, out, read_table(ours if ours.exists() else Path(name))))
 
 
 def retries_command(folders: list[str], settings: dict[str, str]) -> None:
