@@ -13,7 +13,7 @@ from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.hand import REST_FORCE
 from embodied.real_robot.kernel.last_resort import describe
-from embodied.real_robot.kernel.loop import GIVE_UP
+from embodied.real_robot.kernel.loop import GIVE_UP, ControlLoop
 from embodied.real_robot.kernel.messages import PRESSED_AGAIN, TEXT, Command, Ended, Mode
 from tests.real_robot.ideal_arm import IdealArm
 from tests.real_robot.modes import Modes
@@ -175,8 +175,20 @@ def test_the_button_reaches_the_robot_but_not_when_it_is_tested(
     assert len(cuts) == 1
     arm.there.estop.press()
     arm.pressed = True
+    arm.heard_of.of(arm.loop.yielding, "begin")
     arm.tick()
     assert len(cuts) == 2
+    assert arm.heard_of.settings == [{"moving": True}], "it yields anew"
+    arm.folder.cleanup()
+
+
+def test_without_a_stop_test_the_button_reaches_the_robot(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts: list[None] = []
+    monkeypatch.setattr(IdealArm, "cut", lambda self: cuts.append(None))
+    monkeypatch.setattr(ControlLoop, "test_stop", lambda self: None)
+    arm = Ticks()
+    arm.tick(Command.ESTOP)
+    assert len(cuts) == 1
     arm.folder.cleanup()
 
 
@@ -222,7 +234,7 @@ def test_it_starts_near_its_set_point_and_with_a_young_observation(arm: Ticks) -
     near = 0.2 * np.asarray(arm.made.limits.tracking)
     here = arm.loop.chain.limiter.q.copy()
     arm.heard_of.of(arm.driver, "write", lambda q, width: None)
-    arm.driver.goal = here + 1.01 * near
+    arm.driver.goal = here + 1.01 * near * np.eye(len(here))[0]
     arm.run(1)
     assert arm.refuses(Command.START)
     arm.driver.goal = here + 0.9 * near * np.eye(len(here))[0]
