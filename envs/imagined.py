@@ -124,8 +124,8 @@ class Imagined(VecEnv):
         return encoded(self.model, episodes, where)
 
     def deployed(self, policy: Policy) -> Policy:
-        is_latent = isinstance(self.model, LatentDynamics)
-        return LatentPolicy.of(policy, self.model) if is_latent else policy
+        model = self.model
+        return LatentPolicy.of(policy, model) if isinstance(model, LatentDynamics) else policy
 
     def describe(self, row: int = 0) -> str:
         parts = (f"{name} {value[row].tolist()}" for name, value in self.obs.items())
