@@ -244,6 +244,10 @@ def test_it_starts_near_its_set_point_and_with_a_young_observation(arm: Ticks) -
     assert arm.refuses(Command.START)
     arm.on["policy"] = True
     arm.run(10)
+    seen, hold = 2.0 ** np.ceil(np.log2(arm.now)), arm.loop.fresh.config.hold
+    arm.loop.source.point.seen = seen
+    assert arm.loop._ready(seen + hold) and not arm.loop._ready(seen + hold + 1e-3)
+    arm.run(10)
     arm.there.request.fields["seconds"] = np.nan
     assert arm.refuses(Command.START)
     arm.there.request.fields["seconds"] = 0.0
@@ -258,7 +262,9 @@ def test_the_way_home_ends_idle_with_things_laid_out_again(arm: Ticks) -> None:
     arm.run(30)
     arm.heard_of.of(arm.driver, "renew")
     arm.heard_of.of(arm.loop.homing, "begin")
+    arm.heard_of.of(arm.loop.chain, "forget")
     assert arm.tick(Command.HOME) and arm.mode == Mode.HOMING
+    assert arm.heard_of.count("forget") == 1, "it rests first"
     arm.until(Mode.IDLE)
     assert arm.heard_of.count("renew") == arm.heard_of.count("begin") == 1
     assert np.allclose(arm.driver.q, arm.made.home, atol=2e-3) and not arm.loop.enabled.on
@@ -307,6 +313,34 @@ def test_who_would_fall_is_released_only_where_somebody_holds_it(arm: Ticks) -> 
     assert arm.mode == Mode.IDLE and arm.heard_of.count("engage") == 1, "held once"
     arm.moving()
     assert arm.refuses(Command.RELEASE_SUPPORTED)
+
+
+def test_a_released_arm_is_followed_only_where_all_of_it_was_measured(arm: Ticks) -> None:
+    arm.tick(Command.RELEASE)
+    read = arm.driver.read
+
+    def one_joint_is_unknown() -> ArmState:
+        state = read()
+        state.q[2] = np.nan
+        return state
+
+    arm.driver.read = one_joint_is_unknown
+    arm.run(1)
+    assert np.isfinite(arm.loop.chain.limiter.q).all()
+
+
+def test_a_hand_begins_where_the_source_wants_it(arm: Ticks) -> None:
+    source, loop = arm.loop.source, arm.loop
+
+    def wants(q: Floats, width: float, now: float) -> None:
+        source.point.width = wanted
+
+    source.begin, wanted = wants, 0.02
+    loop._begin(source, arm.now)
+    assert loop.width == 0.02
+    source.point.problem, wanted = "it is lost", 0.03
+    loop._begin(source, arm.now)
+    assert loop.width == 0.02, "of a set-point that cannot be followed nothing is taken"
 
 
 def test_an_arm_that_cannot_be_released_or_held_again_stays_stopped(arm: Ticks) -> None:
@@ -483,7 +517,7 @@ def test_what_is_published(arm: Ticks) -> None:
     state = arm.there.state.fields[0]
     assert state["q"] == pytest.approx(arm.driver.q) and state["tick"] == arm.loop.writer.ticks
     assert state["sent"] == pytest.approx(arm.loop.chain.limiter.q)
-    assert (state["proposed"] == arm.loop._proposed).all()
+    assert (state["proposed"] == arm.loop.source.point.q).all()
     assert np.abs(state["proposed"] - state["sent"]).max() > 1e-4, "it is on the way there"
     arm.on["daemon"] = False
     arm.run(round((arm.made.heartbeat.hold + 0.8) / arm.dt))
