@@ -316,7 +316,9 @@ def test_who_would_fall_is_released_only_where_somebody_holds_it(arm: Ticks) -> 
 
 
 def test_a_released_arm_is_followed_only_where_all_of_it_was_measured(arm: Ticks) -> None:
+    assert not arm.loop.chain.guided
     arm.tick(Command.RELEASE)
+    assert arm.loop.chain.guided, "force and limits of speed do not count"
     read = arm.driver.read
 
     def one_joint_is_unknown() -> ArmState:
