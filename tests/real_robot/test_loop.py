@@ -530,6 +530,24 @@ def test_who_connects_is_checked_read_and_held(arm: Ticks, monkeypatch: pytest.M
     assert np.abs(arm.loop.chain.limiter.q - arm.driver.q).max() < 1e-9
 
 
+@pytest.mark.parametrize("broken", ["a joint moves", "no stop", "no fault"])
+def test_a_stop_that_does_not_hold_is_no_connection(
+    arm: Ticks, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    loop = arm.loop
+    rest = loop.chain.limiter.q.copy()
+    if broken == "a joint moves":
+        sent = rest + 1e-6 * np.eye(5)[2]
+        monkeypatch.setattr(type(loop.chain), "__call__", lambda *args: sent)
+    elif broken == "no stop":
+        loop._check_emergency_stop = lambda now: setattr(loop.chain, "fault", "a fault")
+    else:
+        loop._check_emergency_stop = lambda now: setattr(loop, "mode", Mode.ESTOP)
+        monkeypatch.setattr(type(loop.chain), "__call__", lambda *args: rest)
+    with pytest.raises(DriverError, match="the stop test failed"):
+        loop.test_stop()
+
+
 def test_an_arm_that_measures_no_force_is_refused(arm: Ticks) -> None:
     read = arm.driver.read
     arm.driver.read = lambda: replace(read(), external=None, force=None)
