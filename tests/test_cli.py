@@ -330,7 +330,10 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("experiment", once_per_option(EXPERIMENTS))
+SLOW = ("fr3_lift_pixels_flow", "fr3_lift_qchunking", "fr3_reach_cql", "fr3_lift_reverse")
+
+
+@pytest.mark.parametrize("experiment", once_per_option(EXPERIMENTS, SLOW))
 def test_every_experiment_runs(
     embodied: Shell, tmp_path: Path, inputs: Inputs, experiment: str
 ) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from benchmarks import evidence
 from scripts.docs import screenshots
 from tests.builders import once
+from tests.tiers import only_all
 from tests.viewer.browser import Browser, program
 
 pytest.importorskip("mkdocs", reason="the documentation's tools: pip install -e '.[docs]'")
@@ -94,6 +95,7 @@ def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -
                 assert browser.run("document.documentElement.scrollWidth") <= width, name
 
 
+@only_all
 @pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
 def test_the_command_draws_pages_at_both_widths(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from embodied.compose import Composition, compose
 from embodied.core.build import Node, parse
 from embodied.core.errors import NotApplicable
 from embodied.datasets.collect import CollectConfig, collect
-from tests.tiers import once_per_class, only_all
+from tests.tiers import once_per_class, usually
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted((CONFIGS / "reward").glob("*.yaml"))
@@ -116,7 +116,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # The last check, of exact resume, is made in tests/contract/test_device.py too.
-USUAL = [*CHECKS[:-1], pytest.param(CHECKS[-1], marks=only_all)]
+USUAL = usually(CHECKS[:-1], CHECKS)
 
 
 @pytest.mark.parametrize("file", once_per_class(FILES))

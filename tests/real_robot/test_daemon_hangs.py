@@ -35,6 +35,7 @@ from tests.real_robot.operators import in_mode
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, bridging, gone, simulated, until
 from tests.real_robot.test_deploy import CROWDED, SLOW_WIRE, robot, said, start
+from tests.tiers import only_all, usually
 
 SITE = Path(__file__).parent / "slow_disk_site"
 SLOW = 2.0  # s that the disk takes
@@ -94,6 +95,7 @@ def test_a_slow_disk_does_not_stop_the_beats(
     assert len(list((folder / "records").glob("*.npz"))) == 3, "the last is waited for at the end"
 
 
+@only_all
 def test_a_child_that_does_not_end_does_not_stop_the_daemon(
     folder: Path, tmp_path: Path, deployed: Deployment
 ) -> None:
@@ -166,6 +168,7 @@ def test_a_learner_that_posts_actions_and_asks_nothing_goes_on(
         learner.close()
 
 
+@only_all  # the session ends it: above
 def test_a_deploy_that_hangs_leaves_an_arm_at_rest(tmp_path: Path, folder: Path) -> None:
     """Its success is not measured, and it has no time limit: nobody else would end the episode."""
     words = ("robot=so101_sim", *SLOW_WIRE, "robot.goal_within=null", "home=false", "record=false")
@@ -183,6 +186,7 @@ def test_a_deploy_that_hangs_leaves_an_arm_at_rest(tmp_path: Path, folder: Path)
         deploy.kill()
 
 
+@only_all  # the session says it: below
 def test_a_deploy_whose_daemon_is_killed_says_so(tmp_path: Path, folder: Path) -> None:
     words = ("robot=sim", "demonstrator=reach", "seconds=900", CROWDED)
     deploy = start(tmp_path, folder, *words)
@@ -223,10 +227,11 @@ def stranger(tmp_path: Path) -> Deployment:
     return simulated(tmp_path / "other", limits=fast, robot="other", records="")
 
 
-@pytest.fixture
-def first(tmp_path: Path, folder: Path, plain: Deployment) -> Iterator[Session]:
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory, plain: Deployment) -> Iterator[Session]:
     """A session whose arm is held and idle."""
-    with Session(folder, plain, folder_of(tmp_path / "first"), quiet) as session:
+    folder, out = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("out")
+    with Session(folder, plain, out, quiet) as session:
         session.ready()
         yield session
 
@@ -245,7 +250,7 @@ class KilledAtTheStart(Session):
         return reply
 
 
-@pytest.mark.parametrize("unheard", [False, True])
+@pytest.mark.parametrize("unheard", usually([True], [False, True]))
 def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
     tmp_path: Path, folder: Path, plain: Deployment, unheard: bool
 ) -> None:
@@ -314,15 +319,14 @@ def test_nobody_else_learns_the_token(first: Session) -> None:
     assert token not in json.dumps(first.status)
 
 
-def test_a_daemon_that_no_session_started_refuses_all_sessions(
-    folder: Path, plain: Deployment
-) -> None:
-    with bridging(folder, plain) as bridge:
-        bridge.mode("IDLE")
-        with pytest.raises(ForeignDaemonError, match="belongs to another session"):
-            call(folder, Verb.ESTOP, PATIENT, session="0" * 32)
-        assert bridge.status["mode"] != "ESTOP" and asked(folder) == []
-        assert bridge.ask(Verb.ESTOP).ok, "an operator's"
+def test_a_daemon_that_no_session_started_refuses_all_sessions(bridge: Bridge) -> None:
+    bridge.idle()
+    before = asked(bridge.folder)
+    with pytest.raises(ForeignDaemonError, match="belongs to another session"):
+        call(bridge.folder, Verb.ESTOP, PATIENT, session="0" * 32)
+    assert bridge.status["mode"] == "IDLE" and asked(bridge.folder) == before
+    assert bridge.ask(Verb.ESTOP).ok, "an operator's"
+    bridge.done(Verb.RESET)
 
 
 @pytest.fixture(scope="module")

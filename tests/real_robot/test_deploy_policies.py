@@ -85,6 +85,7 @@ def exported(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
 
 
+@only_all
 def test_an_arm_is_moved_by_a_policy_of_my_lab_which_is_exported(where: Path, folder: Path) -> None:
     deploy = start(where, folder, "robot=sim", "policy=run", "seconds=1", "allow=[my_lab]")
     text = said(deploy)

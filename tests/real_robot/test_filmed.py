@@ -42,6 +42,7 @@ from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.test_deploy import robot, said, start
 from tests.real_robot.test_record import FLOW as PLAIN
 from tests.real_robot.test_record import recorded, ticks
+from tests.tiers import only_all
 
 cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
 FRAME = (4, 6)
@@ -203,6 +204,7 @@ def in_time(rows: Tensors, names: tuple[str, ...] = ("front", "side")) -> None:
         assert (rows[f"stamp/{name}"].diff() >= 0).all()
 
 
+@only_all  # as of an FR3: below
 def test_demonstrations_of_a_servo_arm_have_pictures(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

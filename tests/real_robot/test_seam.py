@@ -40,6 +40,7 @@ from tests.real_robot.test_control import DT, STEP, Bench
 from tests.real_robot.test_daemon import SCRIPT, bridging, simulated, until
 from tests.real_robot.test_decide import SPEC, Arm, decider_of, tool
 from tests.real_robot.test_deploy import said, start
+from tests.tiers import only_all
 
 BASE = node_of("policies.generative.flow.Flow", width=32, chunk=12)
 REALTIME = node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=BASE)
@@ -298,6 +299,7 @@ def server(script: Path, tmp_path: Path) -> Iterator[Process]:
     process.process.kill()
 
 
+@only_all
 def test_the_processes_go_on_after_a_reset_when_a_killed_server_is_back(
     server: Process, script: Path, tmp_path: Path, folder: Path
 ) -> None:
@@ -322,7 +324,7 @@ def test_deploy_takes_an_address_where_it_takes_a_run(
     file = tmp_path / "server.yaml"
     file.write_text(f"url: {server.url}\ntoken_file: {server.token}\n")
     words = ("robot=sim", f"policy={file}", "robot.driver.world.task=reach")
-    deploy = start(tmp_path, folder, *words, "episodes=1")
+    deploy = start(tmp_path, folder, *words, "episodes=1", "record=false")
     text = said(deploy)
     assert deploy.returncode == 0, text
     assert "RemotePolicy" in text and "server        decides in" in text

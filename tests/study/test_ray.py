@@ -39,6 +39,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
+@only_all  # on Slurm too
 def test_a_trial_runs_on_the_cluster(tmp_path: Path) -> None:
     words = [*WORDS, "learner.gamma=0.9..0.99", "trials=1", "workers=1", f"out={tmp_path / 'out'}"]
     assert exit_of("sweep", *words, "on=ray", "threads=1") == 0
