@@ -363,7 +363,7 @@ def test_same_actions_as_lerobot(case: str, tmp_path: Path) -> None:
     assert (actions - played["actions"]).abs().max() <= TOLERANCE * size
 
 
-@pytest.mark.parametrize("case", usually(["diffusion_pictures", "diffusion_numbers"], CASES))
+@pytest.mark.parametrize("case", usually(["act_pictures", "diffusion_numbers"], CASES))
 def test_every_case_is_exported(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One and two cameras, crops, resizing, past observations, actions of degrees."""
     monkeypatch.setattr("embodied.export.decision.SIZES", (1, 3))

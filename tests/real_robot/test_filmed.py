@@ -181,7 +181,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
         seconds=60.0,
         records="",
         recording=str(place / "episodes"),
-        cameras={"front": rendered("reach", SIZE, 30.0), "side": files(place / "files")},
+        cameras={"front": rendered("reach", SIZE, 15.0), "side": files(place / "files")},
         filmed={"side": SMALL},
         picture=4.0,  # of a machine that does much else
     )

@@ -54,6 +54,7 @@ def test_a_poor_trial_is_interrupted_and_saves(tmp_path: Path) -> None:
     pruned(tmp_path, launcher("ray", None), *LONG)
 
 
+@only_all
 def test_a_training_whose_actor_is_killed_saves_and_counts_as_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

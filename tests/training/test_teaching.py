@@ -75,7 +75,7 @@ def resumed(folder: Path, node: dict[str, Any], cut: int) -> tuple[list[dict[str
     return whole, state
 
 
-@pytest.mark.parametrize("more", [{}, PPO], ids=["replay", "rollout"])
+@pytest.mark.parametrize("more", usually([PPO], [{}, PPO]), ids=["replay", "rollout"])
 def test_tasks_are_the_teachers_and_a_resume_is_exact(tmp_path: Path, more: dict[str, Any]) -> None:
     whole, _ = resumed(tmp_path, {**NODE, **more}, 240)
     assert len(whole) >= 40 and len({row["episode"] for row in whole}) == len(whole)
@@ -128,7 +128,9 @@ def maze_node(name: str, **changes: Any) -> dict[str, Any]:
 TEACHERS = ("accel", "paired", "domain_randomization", "plr")
 
 
-@pytest.mark.parametrize("policy", [MAZES["policy"], MEMORY], ids=["plain", "memory"])
+@pytest.mark.parametrize(
+    "policy", usually([MEMORY], [MAZES["policy"], MEMORY]), ids=["plain", "memory"]
+)
 @pytest.mark.parametrize("name", usually(TEACHERS[:2], TEACHERS))
 def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) -> None:
     """In the middle of a batch (and of a round of two students), with episodes whose outcome is
