@@ -330,7 +330,9 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     return words
 
 
-SLOW = ("fr3_lift_pixels_flow", "fr3_lift_qchunking", "fr3_reach_cql", "fr3_lift_reverse")
+# Others have what they choose; random shifts: tests/training/test_dataset_run.py.
+SLOW = ("fr3_lift_pixels_flow", "fr3_lift_qchunking", "fr3_lift_reverse", "fr3_reach_cql")
+SLOW += ("fr3_tasks_flow", "ogbench_cube_qchunking")
 
 
 @pytest.mark.parametrize("experiment", once_per_option(EXPERIMENTS, SLOW))

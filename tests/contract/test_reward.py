@@ -33,7 +33,8 @@ RECORDED = {"demos": "won", "failures": "lost", "data": ("won", "lost")}
 def experiment_of(name: str) -> str | None:
     """The first experiment that chooses this reward, else one whose reward is of the same class."""
     files = sorted((CONFIGS / "experiment").glob("*.yaml"))
-    files.sort(key=lambda file: "_fast" in file.read_text())  # EnvPool cannot save its rows
+    # EnvPool cannot save its rows, and a model would have to be trained.
+    files.sort(key=lambda file: bool(re.search("_fast|latent_model", file.read_text())))
     target = yaml.safe_load((CONFIGS / "reward" / f"{name}.yaml").read_text())["_target_"]
     others = [
         path.stem

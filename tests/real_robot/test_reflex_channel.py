@@ -79,7 +79,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = experience(env, 300)
     assert rows["violated"].sum() > 50
     learner.fit(rows)
-    for _ in range(400):
+    for _ in range(800):
         at = torch.randint(len(rows["reward"]), (learner.batch_size,))
         learner.update({name: column[at] for name, column in rows.items()})
     folder = tmp_path_factory.mktemp("run")
