@@ -35,8 +35,8 @@ CONFIGS = PACKAGED
 FILES = sorted((PACKAGED / "learner").glob("*.yaml"))
 LEARNERS = [file.stem for file in FILES]
 # An exact resume needs the seed to decide; names of settings are tried below.
-ALSO = (checks.the_seed_decides, checks.unknown_settings_are_refused)
-USUAL = usually([check for check in CHECKS if check not in ALSO], CHECKS)
+ALSO = {checks.the_seed_decides, checks.unknown_settings_are_refused}
+USUAL = usually({*CHECKS} - ALSO, CHECKS)
 
 
 def node(group: str, name: str) -> dict[str, Any]:

@@ -19,8 +19,7 @@ GAMES = [name for name, node in NODES.items() if need(node["_target_"]) == GAME]
 CHOOSERS = [name for name in NODES if name not in GAMES]
 CASES = {case.id: case for case in once_per_class(FILES)}
 # An exact resume needs the seed to decide.
-ALSO = (teacher.only_the_seed_decides,)
-USUAL = usually([check for check in teacher.CHECKS if check not in ALSO], teacher.CHECKS)
+USUAL = usually({*teacher.CHECKS} - {teacher.only_the_seed_decides}, teacher.CHECKS)
 LEARNS_NOTHING = ("domain_randomization", "snapshot", "uniform")
 
 
