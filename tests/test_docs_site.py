@@ -77,6 +77,7 @@ def test_every_option_has_a_page_with_its_settings(site: Path) -> None:
     )
 
 
+@only_all
 @pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
 def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -> None:
     field = "document.querySelector('[data-md-component=search-query]')"

@@ -24,6 +24,7 @@ from embodied.nn.networks import QFunction
 from embodied.policies.generative.denoisers import Timed
 from embodied.policies.networks.encoders import Encoder
 from tests.builders import ROOT, python
+from tests.tiers import only_all
 
 PACKAGES = ("embodied", "envs", "policies", "real_robot")
 COLD = ("embodied/core/config_fields.py",)  # looks at classes and builds none
@@ -217,6 +218,7 @@ print(json.dumps(seen))
 """
 
 
+@only_all
 def test_importing_a_module_of_ours_does_nothing() -> None:
     """A node that is refused has had its module imported."""
     done = python("-W", "ignore", "-c", WATCHING, ROOT)

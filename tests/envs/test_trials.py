@@ -24,7 +24,7 @@ from embodied.envs.wrappers.trials import Config, Trials
 from embodied.learners.learner import Learner
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
-from tests.tiers import usually
+from tests.tiers import only_all
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("memory", usually(["gru"], ["gru", "transformer"]))
+@only_all
+@pytest.mark.parametrize("memory", ["gru", "transformer"])
 def test_a_policy_with_memory_learns_within_a_lifetime(memory: str) -> None:
     """The arm that paid in the episode before is pulled; the first episode can only guess."""
     env = arms(episodes=3, num_envs=64)

@@ -93,6 +93,7 @@ def test_the_better_policy_is_left_behind_with_the_proof(
     assert (again.rows, again.chosen) == (result.rows, result.chosen)
 
 
+@only_all
 def test_two_at_once_and_one_that_is_interrupted_come_to_the_same_result(
     base: Path, recipes: str, tmp_path: Path
 ) -> None:

@@ -293,6 +293,7 @@ def test_a_killed_recorder_keeps_finished_pictures(bridge: Bridge, deployment: D
     in_time(read_episodes(deployment.recording).steps)
 
 
+@only_all
 def test_a_camera_that_nobody_decides_by_costs_its_pictures_only(
     bridge: Bridge, deployment: Deployment
 ) -> None:

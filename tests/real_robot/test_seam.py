@@ -40,6 +40,7 @@ from tests.real_robot.test_control import DT, STEP, Bench
 from tests.real_robot.test_daemon import SCRIPT, bridging, simulated, until
 from tests.real_robot.test_decide import SPEC, Arm, decider_of, tool
 from tests.real_robot.test_deploy import said, start
+from tests.tiers import only_all
 
 BASE = node_of("policies.generative.flow.Flow", width=32, chunk=12)
 REALTIME = node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=BASE)
@@ -153,6 +154,7 @@ def test_the_clock_says_where_a_plan_is() -> None:
     assert seam.start == 101.7
 
 
+@only_all  # in this process: below
 def test_a_deployed_policy_continues_its_plans(tmp_path: Path, folder: Path) -> None:
     """In its own process: it decides on, and the arm runs."""
     policy: Any = made(BASE)

@@ -98,6 +98,7 @@ def test_keys_play_step_and_end_it(replay: Browser) -> None:
     assert replay.run("replay.state.time") == 0
 
 
+@only_all
 def test_the_slider_and_the_mouse_reach_it(replay: Browser) -> None:
     replay.resize(*WIDE)
     replay.run("replay.seek(0)")
