@@ -330,7 +330,12 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("experiment", once_per_option(EXPERIMENTS))
+# Others have what they choose; random shifts: tests/training/test_dataset_run.py.
+SLOW = ("fr3_lift_pixels_flow", "fr3_lift_qchunking", "fr3_lift_reverse", "fr3_reach_cql")
+SLOW += ("fr3_tasks_flow", "ogbench_cube_qchunking")
+
+
+@pytest.mark.parametrize("experiment", once_per_option(EXPERIMENTS, SLOW))
 def test_every_experiment_runs(
     embodied: Shell, tmp_path: Path, inputs: Inputs, experiment: str
 ) -> None:

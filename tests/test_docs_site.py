@@ -17,6 +17,7 @@ from PIL import Image
 from benchmarks import evidence
 from scripts.docs import screenshots
 from tests.builders import once
+from tests.tiers import only_all
 from tests.viewer.browser import Browser, program
 
 pytest.importorskip("mkdocs", reason="the documentation's tools: pip install -e '.[docs]'")
@@ -76,6 +77,7 @@ def test_every_option_has_a_page_with_its_settings(site: Path) -> None:
     )
 
 
+@only_all
 @pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
 def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -> None:
     field = "document.querySelector('[data-md-component=search-query]')"
@@ -94,6 +96,7 @@ def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -
                 assert browser.run("document.documentElement.scrollWidth") <= width, name
 
 
+@only_all
 @pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
 def test_the_command_draws_pages_at_both_widths(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

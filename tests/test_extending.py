@@ -13,6 +13,7 @@ import pytest
 from embodied.commands import new
 from embodied.commands.new import KINDS
 from tests.builders import python, shell, write_files
+from tests.docs.run import Page
 
 PAGE = Path("docs/extending.md").read_text() + Path("docs/extending_more.md").read_text()
 FILES = dict(re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL))
@@ -44,11 +45,12 @@ def test_the_page_runs(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     commands = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     assert len(commands) == 2
-    shell(tmp_path, "".join(commands))
+    page = Page(tmp_path)
+    for line in "".join(commands).replace("\\\n", "").splitlines():
+        page.as_written(line)
     own = '--config-dir my_configs "allow=[my_lab]"'
     for part in ("env plane", "policy linear env=plane", "learner rwr policy=linear env=plane"):
-        said = shell(tmp_path, f"embodied check {part} {own}")
-        assert "sound" in said.splitlines()[-1], said
+        assert "sound" in page.as_written(f"embodied check {part} {own}")
     # A point that never moves stays about 0.77 away for 20 steps: -15. The example learns to go.
     assert scores(tmp_path / "outputs/plane")[-1] > -7
     assert scores(tmp_path / "outputs/plane_gain")[-1] > -7

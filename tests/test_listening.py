@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import ROOT, node_of, run_folder, wait_until
+from tests.tiers import usually
 from tests.training.actors.helper import left_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -130,9 +131,10 @@ def port_in(folder: Path) -> int:
     return int(re.findall(r":(\d+)", (folder / "said.txt").read_text())[0])
 
 
-@pytest.mark.parametrize(
-    ("what", "host"), [("view", "127.0.0.1"), ("view", "0.0.0.0"), ("robot", "127.0.0.1")]
-)
+DOORS = [("view", "0.0.0.0"), ("robot", "127.0.0.1"), ("view", "127.0.0.1")]
+
+
+@pytest.mark.parametrize(("what", "host"), usually(DOORS[:2], DOORS))
 def test_the_viewer_has_no_second_door(what: str, host: str, tmp_path: Path) -> None:
     pytest.importorskip("viser")
     words = ["robot", f"folder={tmp_path / 'none'}"] if what == "robot" else [trained(tmp_path)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import ROOT, shell, write_files
+from tests.tiers import only_all
 
 PAGE = (ROOT / "docs" / "own_robot.md").read_text()
 FILES = dict(re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL))
@@ -29,6 +30,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@only_all  # its parts: tests/real_robot/test_describe.py, test_deploy.py
 def test_the_page_runs(described: Path) -> None:
     assert len(STEPS) == 4
     for number, deploy in enumerate(STEPS[1:]):

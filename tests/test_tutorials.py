@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import ROOT
-from tests.tiers import only_all
+from tests.tiers import usually
 
 DOCS = ROOT / "docs"
 DEBUG = 'size="debug", '
@@ -46,7 +46,7 @@ def shortened(page: str, fewer: dict[str, str]) -> str:
 
 
 # One with `%%writefile` cells stands for all: tests/docs runs the blocks of the others' pages.
-PAGES = [pytest.param(p, marks=() if p == "own_environment" else only_all) for p in NOTEBOOKS]
+PAGES = usually(["own_environment"], NOTEBOOKS)
 
 
 @pytest.mark.parametrize("page", PAGES)

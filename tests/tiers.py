@@ -4,7 +4,7 @@ code; experiments so that each kind of options is in one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,15 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left = [item for item in items if item.get_closest_marker("only_all")]
     items[:] = [item for item in items if not item.get_closest_marker("only_all")]
     config.hook.pytest_deselected(items=left)
+
+
+def usually(chosen: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`, one for each of `values` (tuples: for each of
+    several names): those that are not `chosen` have the mark `only_all`."""
+    return [
+        pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=() if v in chosen else only_all)
+        for v in values
+    ]
 
 
 def choices(node: Any) -> Iterator[tuple[Any, ...]]:
@@ -108,9 +117,9 @@ def choices_of_experiment(file: Path) -> set[Any]:
     return found | {("data", key) for key in node.get("data", {})}
 
 
-def once_per_option(names: Sequence[str]) -> list[Any]:
+def once_per_option(names: Sequence[str], without: Collection[str] = ()) -> list[Any]:
     """Parameters for `pytest.mark.parametrize`, one for each experiment of `names`: `only_all` for
-    those whose kinds of options other experiments have."""
-    files = {name: CONFIGS / "experiment" / f"{name}.yaml" for name in names}
+    those whose kinds of options other experiments have, and those `without`."""
+    files = {n: CONFIGS / "experiment" / f"{n}.yaml" for n in names if n not in without}
     usual = cover({name: choices_of_experiment(file) for name, file in files.items()})
-    return [pytest.param(name, id=name, marks=() if name in usual else only_all) for name in names]
+    return usually(usual, names)

@@ -47,7 +47,7 @@ from tests.adopt.checkpoints import (
     two_gap_mapping,
 )
 from tests.adopt.formula_weights import weights
-from tests.tiers import only_all
+from tests.tiers import usually
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +313,6 @@ def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
     assert checkpoint.load_policy(tmp_path / "run").chunk == 4
 
 
-TWICE = ("act_dilated", "act_numbers", "diffusion_ddpm")  # whose lines other cases run
 CASES = sorted(folder.name for folder in DATA.iterdir())
 TOLERANCE = 1e-6  # of the largest action; an unclipped sampler with random weights reaches 1,000
 
@@ -364,9 +363,7 @@ def test_same_actions_as_lerobot(case: str, tmp_path: Path) -> None:
     assert (actions - played["actions"]).abs().max() <= TOLERANCE * size
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=only_all if c in TWICE else ()) for c in CASES]
-)
+@pytest.mark.parametrize("case", usually(["act_pictures", "diffusion_numbers"], CASES))
 def test_every_case_is_exported(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One and two cameras, crops, resizing, past observations, actions of degrees."""
     monkeypatch.setattr("embodied.export.decision.SIZES", (1, 3))

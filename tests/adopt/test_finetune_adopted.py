@@ -29,6 +29,7 @@ from embodied.viewer.launch import open_session
 from tests.adopt.checkpoints import DATA, adopted, embodied, two_gap_checkpoint
 from tests.builders import make_learner
 from tests.learners.finetune.test_ppo_on_chain import batch_of
+from tests.tiers import only_all, usually
 
 DEBUG = ["size=debug", "steps=60", "save_every=0", "eval.episodes=2", "device=cpu"]
 SMALL = ["data.warmup_steps=24", "data.utd_ratio=0.2"]
@@ -64,7 +65,7 @@ def evaluated(run: Path, *words: str) -> None:
     embodied("eval", str(run), "episodes=2", "num_envs=2", *words)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", usually(["dsrl", "dppo", "expo"], CASES))
 def test_finetuned_by(name: str, diffusion: Path, tmp_path: Path) -> None:
     out = tmp_path / name
     train([*CASES[name], *DEBUG, f"init={diffusion}", f"out={out}", "copy_base_mb=0"])
@@ -116,6 +117,7 @@ def test_what_can_help_it(diffusion: Path, tmp_path: Path) -> None:
     )
 
 
+@only_all
 def test_best_of_n_plays_the_chunk_that_the_critic_prefers(diffusion: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train([*CASES["dsrl_na"], *DEBUG, f"init={diffusion}", f"out={run}"])
@@ -173,6 +175,7 @@ def test_dppo_of_all_steps_goes_back_to_lerobot(diffusion: Path, tmp_path: Path)
         embodied("export", str(tmp_path / "run"), "--lerobot", str(tmp_path / "back"))
 
 
+@only_all
 def test_dppo_from_pictures() -> None:
     """Two cameras and two steps of them: without noise the base bit for bit; the copy's encoders
     learn; the actions that are executed are the ones after the oldest observation."""

@@ -13,6 +13,7 @@ import pytest
 import embodied as em
 from tests.docs.run import Page
 from tests.docs.shared import Shared
+from tests.tiers import usually
 
 RUNS = {"outputs/pendulum_sac-0": "pendulum", "outputs/bc": "lift_base"}
 # What an example takes for granted.
@@ -46,6 +47,9 @@ def examples(doc: str) -> str:
     return "\n".join(map(textwrap.dedent, blocks))
 
 
+RUN = [name for name, doc in DOCS.items() if examples(doc)]
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory, shared: Shared) -> Iterator[Page]:
     folder = tmp_path_factory.mktemp("examples")
@@ -56,7 +60,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, shared: Shared) -> Iterator[P
     made.close()
 
 
-@pytest.mark.parametrize("name", [name for name, doc in DOCS.items() if examples(doc)])
+@pytest.mark.parametrize("name", usually({*RUN} - {"improve", "diagnose"}, RUN))
 def test_its_example_runs(name: str, page: Page) -> None:
     page.python(f"import embodied as em\n{BEFORE.get(name.split('.')[-1], '')}")
     page.python(examples(DOCS[name]))

@@ -31,6 +31,7 @@ def require_right(*names: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@only_all  # a sample of them: test_files.py
 def test_no_kept_try_is_wrong() -> None:
     require_right(*sorted({name for name, _ in kept()} - SLOW))
 

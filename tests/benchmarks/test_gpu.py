@@ -13,9 +13,11 @@ from benchmarks import gpu
 from benchmarks.on_gpu.rows import TINY, Row, Scale
 from embodied.core.device import accelerator
 from tests.pretend_device.process import Call, on_device
+from tests.tiers import only_all, usually
 
 __all__ = ["on_device"]
 SLOW = ("checks", "demo")  # runs, which tests/contract/test_device.py has
+MEASURED = [name for name in gpu.PARTS if name not in SLOW]
 NOT_THERE = ("warp", "maniskill")  # their simulators know CUDA alone
 
 
@@ -33,7 +35,7 @@ def measured(name: str, folder: Path) -> None:
     gpu.part(name, folder, torch.device("pretend", 0), TINY)
 
 
-@pytest.mark.parametrize("name", [name for name in gpu.PARTS if name not in SLOW])
+@pytest.mark.parametrize("name", usually(["sac", "warp"], MEASURED))
 def test_a_part_measures_or_says_why_not(name: str, tmp_path: Path, on_device: Call) -> None:
     on_device(measured, name, tmp_path)
     assert gpu.done(tmp_path / f"{name}.json")
@@ -80,6 +82,7 @@ def test_a_second_run_measures_what_is_missing(
     assert asked == [name for name in gpu.PARTS if name != "sac"]
 
 
+@only_all
 def test_what_is_left_when_the_time_is_up_is_said(tmp_path: Path) -> None:
     gpu.separately("sac", tmp_path, torch.device("cpu"), 3.0)
     (row,) = gpu.loaded(tmp_path / "sac.json")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from benchmarks import loop
 from benchmarks.loop import EVERY, Deadlines, Sleeps, histogram, show, summary
+from tests.tiers import only_all
 
 
 def test_what_is_lost_and_what_of_it_in_a_stall() -> None:
@@ -46,6 +47,7 @@ def test_relative_sleep_drifts_and_deadlines_do_not(monkeypatch: pytest.MonkeyPa
         assert row.p50 == pytest.approx(2.0)
 
 
+@only_all
 def test_all_of_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "HERTZ", (50,))
     rows = loop.run(tmp_path, seconds=0.5, repeats=1)

@@ -16,6 +16,7 @@ from benchmarks.policy import FEW, SAMPLERS, bare, files, made, run
 from benchmarks.sac import ACT, OBS
 from embodied.core import build as core_build
 from embodied.core.tensors import Tensors
+from tests.tiers import only_all
 
 
 def test_every_policy_has_a_row_and_few_steps_are_compared_with_many(tmp_path: Path) -> None:
@@ -51,6 +52,7 @@ def test_bare_calls_are_as_many_as_a_decision_makes(
     assert calls == [20 + 3 * 20]
 
 
+@only_all
 def test_a_policy_server_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_build, "ASKED", [])
     rows = remote.run(tmp_path, repeats=1, calls=3)

@@ -16,6 +16,7 @@ from embodied.core.spec import Spec
 from embodied.teachers.students.meta_acl import records
 from tests.teachers.place import made
 from tests.teachers.test_regret import SMALL
+from tests.tiers import only_all
 
 
 def small(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def small(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
     return {**ready, "autoencoder": SMALL} if "autoencoder" in ready else ready
 
 
+@only_all
 def test_a_row_for_every_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teachers, "episode", lambda repeats: 0.5)
     monkeypatch.setattr(teachers, "ready", small)

@@ -33,6 +33,7 @@ from embodied.training.collector import Collector
 from embodied.training.config import read_config
 from embodied.training.off_policy import build_off_policy
 from tests.builders import make_learner, make_policy, node_of
+from tests.tiers import only_all
 from tests.toy_envs import Reach
 from tests.training.test_train import resumed, settings
 
@@ -459,6 +460,7 @@ def success_after_training(share: float) -> float:
     return float(success.float().mean())
 
 
+@only_all  # by hand: above
 def test_sac_reaches_goals_with_hindsight_and_not_without() -> None:
     assert success_after_training(share=0.8) > 0.9
     assert success_after_training(share=0.0) < 0.2

@@ -25,7 +25,7 @@ from tests import pretend_device
 from tests.contract import test_learner, test_reward
 from tests.pretend_device import cases
 from tests.pretend_device.process import Call, on_device
-from tests.tiers import once_per_class, only_all
+from tests.tiers import once_per_class, only_all, usually
 
 __all__ = ["on_device"]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -116,9 +116,15 @@ OTHERS = [
 ]
 
 
+# Every learner computes updates in test_an_update_does_not_wait; a run of one learner of each kind
+# of data, loop and fine-tuner, those of others and of policies with `--all`.
+KINDS = ("sac", "ppo", "iql", "imitate", "h2o", "hg_dagger", "cpl", "recap", "reinflow", "expo")
+USUAL = {case("learner", name) for name in KINDS} | {case("finetune", "dsrl")}
+
+
 @pytest.mark.parametrize(
     "given",
-    [*sorted(RUNS), *OTHERS, *(pytest.param(words, marks=only_all) for words in sorted(ALSO))],
+    [pytest.param(w, marks=() if w in USUAL else only_all) for w in sorted(RUNS | ALSO)] + OTHERS,
     ids=" ".join,
 )
 def test_a_run_and_its_resume(given: tuple[str, ...], folder: Path, on_device: Call) -> None:
@@ -152,7 +158,12 @@ def rewarded(name: str, folder: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("file", once_per_class(test_reward.FILES))
+# They are several of the others, or others fit models as they do.
+LIKE_OTHERS = ("annotate", "clip", "composite", "drive_shaped", "heron", "icm", "kinesthetic")
+LIKE_OTHERS += ("multiplicative", "preference_simclip", "progress", "scaled", "shaping")
+
+
+@pytest.mark.parametrize("file", once_per_class(test_reward.FILES, without=LIKE_OTHERS))
 def test_a_reward_and_its_resume(file: Path, folder: Path, on_device: Call) -> None:
     own = folder / f"of-{file.stem}"
     own.mkdir()
@@ -178,7 +189,7 @@ def exactly(given: tuple[str, ...], folder: Path) -> None:
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", usually(["off-policy", "world on the CPU"], EXACT))
 def test_resume_is_exact_whatever_is_evaluated(kind: str, tmp_path: Path, on_device: Call) -> None:
     on_device(exactly, EXACT[kind], tmp_path)
 

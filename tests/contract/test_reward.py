@@ -18,7 +18,7 @@ from embodied.compose import Composition, compose
 from embodied.core.build import Node, parse
 from embodied.core.errors import NotApplicable
 from embodied.datasets.collect import CollectConfig, collect
-from tests.tiers import once_per_class, only_all
+from tests.tiers import once_per_class, usually
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted((CONFIGS / "reward").glob("*.yaml"))
@@ -33,7 +33,8 @@ RECORDED = {"demos": "won", "failures": "lost", "data": ("won", "lost")}
 def experiment_of(name: str) -> str | None:
     """The first experiment that chooses this reward, else one whose reward is of the same class."""
     files = sorted((CONFIGS / "experiment").glob("*.yaml"))
-    files.sort(key=lambda file: "_fast" in file.read_text())  # EnvPool cannot save its rows
+    # EnvPool cannot save its rows, and a model would have to be trained.
+    files.sort(key=lambda file: bool(re.search("_fast|latent_model", file.read_text())))
     target = yaml.safe_load((CONFIGS / "reward" / f"{name}.yaml").read_text())["_target_"]
     others = [
         path.stem
@@ -116,7 +117,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # The last check, of exact resume, is made in tests/contract/test_device.py too.
-USUAL = [*CHECKS[:-1], pytest.param(CHECKS[-1], marks=only_all)]
+USUAL = usually(CHECKS[:-1], CHECKS)
 
 
 @pytest.mark.parametrize("file", once_per_class(FILES))

@@ -17,6 +17,7 @@ from embodied.core.build import ConfigError
 from embodied.datasets.hub import local_folder
 from tests.builders import python
 from tests.foreign import foreign_two_gap
+from tests.tiers import only_all
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("main", "v3.0", COMMIT)
@@ -128,6 +129,7 @@ def nowhere() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
+@only_all
 def test_a_dataset_is_downloaded_once_and_kept(hub: str, tmp_path: Path) -> None:
     """What the hub does not have, or nobody can ask it for, is one line."""
     found, info = asked(hub, tmp_path, "hf://me/gap@v3.0")[:2]

@@ -123,6 +123,11 @@ class Page:
             line = shlex.join(words) if small.verb_of(words) else text
             self._bash(line)
 
+    def as_written(self, line: str) -> str:
+        """Run a command of `embodied` without making it short; the last line that it prints."""
+        assert self._ends_well(shlex.split(line)[1:]), f"{line}: {self._said()}"
+        return self._said().splitlines()[-1]
+
     def _ends_well(self, words: list[str]) -> bool:
         process = self._start(_command, words)
         process.join(LIMIT)

@@ -22,7 +22,7 @@ from tests.docs import small
 from tests.docs.blocks import PAGES, ROOT, Step, name_of, steps
 from tests.docs.run import Page
 from tests.docs.shared import TABLE, Shared
-from tests.tiers import only_all
+from tests.tiers import usually
 
 STEPS = {name_of(page): steps(page.read_text()) for page in PAGES}
 RUN = {name: found for name, found in STEPS.items() if found}
@@ -75,9 +75,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in TABLE["usual"] else only_all) for name in RUN]
-)
+@pytest.mark.parametrize("name", usually(TABLE["usual"], RUN))
 def test_a_page_runs(name: str, tmp_path: Path, shared: Shared) -> None:
     for place, made in TABLE["pages"].get(name, {}).get("given", {}).items():
         shutil.copytree(shared[made], tmp_path / place)

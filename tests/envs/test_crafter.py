@@ -36,6 +36,7 @@ from embodied.envs.crafter.rules import (  # noqa: E402
     TABLE,
     place,
 )
+from tests.tiers import only_all  # noqa: E402
 
 DO = ACTIONS.index("do")
 
@@ -99,6 +100,7 @@ def both(theirs: Any, ours: World, item: str, count: int) -> None:
     ours.player.inventory[ITEMS.index(item)] = count
 
 
+@only_all
 def test_600_steps_are_the_same_with_deaths_nights_tools_and_pictures(package: Any) -> None:
     theirs, ours = package(seed=3), World(3)
     random = np.random.default_rng(1)
@@ -153,6 +155,7 @@ def test_a_plant_ripens_and_is_eaten(package: Any) -> None:
     assert list(theirs._player.inventory.values()) == ours.player.inventory
 
 
+@only_all
 def test_rows_are_the_package_s_episodes_in_processes_or_not() -> None:
     """Row i plays seed (seed, i); a draw of pictures changes nothing else."""
     plain = Crafter(Config(num_envs=3, workers=0))

@@ -29,6 +29,7 @@ from embodied.importers import Bounds
 from embodied.importers import maniskill as importer
 from embodied.policies.scripted.maniskill import Config as ScriptConfig
 from embodied.policies.scripted.maniskill import PickCube
+from tests.tiers import only_all
 
 try:
     require_driver("cpu")
@@ -197,6 +198,7 @@ def test_saved_rows_go_on_to_the_bit_also_in_later_episodes(made: Maker) -> None
     other.close()
 
 
+@only_all
 def test_worker_processes_give_the_same(made: Maker) -> None:
     here, there = made(PICK), ManiSkill(replace(PICK, workers=2))
     plan = pushes(here, 35)
@@ -216,6 +218,7 @@ def test_worker_processes_give_the_same(made: Maker) -> None:
     there.close()
 
 
+@only_all
 def test_pictures_depth_and_clouds() -> None:
     shapes = {
         "rgb": {"sensor_data_base_camera_rgb": ((32, 32, 3), "uint8")},
@@ -316,6 +319,7 @@ def test_without_a_driver_one_line_says_what_to_install() -> None:
     assert "scripts/system-packages.sh" in last and "mesa-vulkan-drivers" in last
 
 
+@only_all
 def test_the_script_picks_the_cube(made: Maker) -> None:
     env = made(replace(PICK, horizon=50))
     won = evaluate(PickCube(ScriptConfig(), env.spec), env, 2, seed=1).success

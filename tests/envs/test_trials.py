@@ -150,7 +150,8 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("memory", ["gru", pytest.param("transformer", marks=only_all)])
+@only_all
+@pytest.mark.parametrize("memory", ["gru", "transformer"])
 def test_a_policy_with_memory_learns_within_a_lifetime(memory: str) -> None:
     """The arm that paid in the episode before is pulled; the first episode can only guess."""
     env = arms(episodes=3, num_envs=64)

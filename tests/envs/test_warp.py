@@ -29,6 +29,7 @@ pytest.importorskip("mujoco_warp", reason="MuJoCo Warp is not installed")
 
 from embodied.envs.fr3.warp_env import Config, Fr3Warp
 from embodied.envs.mujoco.warp_batch import warp
+from tests.tiers import only_all
 
 
 def made(task: str = "lift", rows: int = 4, **settings: Any) -> Fr3Warp:
@@ -103,6 +104,7 @@ def test_a_grasp_goes_as_in_mujoco() -> None:
     assert over.all() and seen > 0.1, "no cube was lifted"
 
 
+@only_all
 def test_the_demonstrator_inserts_the_peg() -> None:
     env = made("insert", 12)
     script = Scripted(fr3.Config(task="insert", quality=1.0), env.spec)

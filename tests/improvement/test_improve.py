@@ -23,6 +23,7 @@ from embodied.improvement.advice import Score
 from embodied.improvement.race import Leg
 from embodied.training.logger import read_metrics
 from tests.policies.remote.servers import free_port
+from tests.tiers import only_all
 
 QUICK = {
     "quick_dsrl": """
@@ -92,11 +93,12 @@ def test_the_better_policy_is_left_behind_with_the_proof(
     assert (again.rows, again.chosen) == (result.rows, result.chosen)
 
 
+@only_all
 def test_two_at_once_and_one_that_is_interrupted_come_to_the_same_result(
     base: Path, recipes: str, tmp_path: Path
 ) -> None:
     words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
-    words += ["steps=300", "episodes=10", "held_out=10", "num_envs=10"]  # the last ones count
+    words += ["steps=90", "episodes=10", "held_out=10", "num_envs=10"]  # the last ones count
     whole = command.improve(str(base), [*words, "workers=2"], [recipes])
     assert (tmp_path / "out/ways/quick_own/leg-0.json").exists()
     kept = {leg: score.mean for leg, score in whole.rows.items()}
@@ -112,6 +114,7 @@ def test_two_at_once_and_one_that_is_interrupted_come_to_the_same_result(
     assert {leg: score.mean for leg, score in resumed.rows.items()} == kept
 
 
+@only_all
 def test_a_policy_of_another_origin_and_the_best_way_even_if_it_is_worse(
     base: Path, recipes: str, tmp_path: Path
 ) -> None:
@@ -174,6 +177,7 @@ def test_another_improvement_is_not_overwritten(base: Path, recipes: str, tmp_pa
         command.improve(str(base), closed(base, tmp_path, "[quick_own]"), [recipes])
 
 
+@only_all
 def test_a_served_policy_is_improved_in_its_noise_and_by_its_own_successes(
     base: Path, recipes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import RunPlan
 from embodied.training.collector import Collector
 from tests.builders import make_learner, make_policy, still, transitions
+from tests.tiers import only_all
 from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -57,13 +58,11 @@ FAST = {**SMALL, "actor_lr": 1e-3, "critic_lr": 1e-3}
     [
         ("sac.Sac", "gaussian.Gaussian", SMALL, {**FAST, "initial_temperature": 0.1}, 700, -5.5),
         ("td3.Td3", "deterministic.Deterministic", SMALL, FAST, 700, -5.5),
-        (
-            "flashsac.Flashsac",
-            "block_gaussian.BlockGaussian",
-            {"width": 32},
+        pytest.param(
+            *("flashsac.Flashsac", "block_gaussian.BlockGaussian", {"width": 32}),
             {"width": 32, "actor_lr": 1e-3, "critic_lr": 1e-3, "temperature_lr": 1e-3},
-            1000,
-            -7.0,
+            *(1000, -7.0),
+            marks=only_all,
         ),
     ],
 )

@@ -33,6 +33,7 @@ from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from tests.builders import exit_of, make_policy, node_of
 from tests.real_robot.test_daemon import PATIENT, gone, until
+from tests.tiers import only_all
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -146,6 +147,7 @@ def test_the_servo_arm_over_its_wire(
             deploy.kill()
 
 
+@only_all  # the recorder says it: test_record.py
 def test_a_disk_that_is_full_while_recording_is_no_success(
     tmp_path: Path,
     folder: Path,

@@ -20,16 +20,13 @@ from embodied.core.build import ConfigError
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy.site import fitted, trained_with
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from embodied.real_robot.policy.observer import observer, require_actions, require_rate
-from tests.adopt.checkpoints import ENV as OBJECTS
-from tests.adopt.checkpoints import STATE, adopted, random_weights, resized
 from tests.builders import make_policy, node_of
-from tests.real_robot.test_deploy import CROWDED, ENV, said, start
+from tests.real_robot.test_deploy import ENV, said, start
 from tests.tiers import only_all
 
 RUN = "env: {_target_: embodied.envs.fr3.env.Fr3, task: reach}\nexecute: null\n"
@@ -85,6 +82,7 @@ def exported(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
 
 
+@only_all
 def test_an_arm_is_moved_by_a_policy_of_my_lab_which_is_exported(where: Path, folder: Path) -> None:
     deploy = start(where, folder, "robot=sim", "policy=run", "seconds=1", "allow=[my_lab]")
     text = said(deploy)
@@ -116,38 +114,6 @@ def test_a_robots_own_settings_allow_nothing() -> None:
     with pytest.raises(ConfigError, match="no dotted name"):
         Deployment.parse({**robot(), "policy": "", "allow": ["os; import"]})
     assert Deployment.parse({**robot(), "policy": "", "allow": ["my_lab.arms"]}).allow
-
-
-def reaching(where: Path, case: str) -> Path:
-    """A run of the checkpoint `case`, with the observations and actions of env=fr3_reach."""
-    seen = spec().obs["state"].size
-    sizes = {STATE: seen, OBJECTS: seen, "action": spec().act.size}
-    folder = random_weights(resized(case, where / "lerobot", sizes))
-    steps = ["steps=2"] * case.startswith("diffusion")
-    return adopted(folder, where / "base", "fr3_reach", *steps)
-
-
-@only_all  # another policy does above, and tests/real_robot/test_filmed.py compares the plans
-@pytest.mark.parametrize("case", ["act_numbers", "diffusion_numbers"])
-def test_an_adopted_policy_drives_the_arm(tmp_path: Path, folder: Path, case: str) -> None:
-    """Its weights are random: it gets nowhere, but the arm follows what it says."""
-    run = reaching(tmp_path, case)
-    words = ("robot=sim", f"policy={run}", CROWDED, "seconds=2", "robot.blend=0")
-    deploy = start(tmp_path, folder, *words)
-    text = said(deploy)
-    assert deploy.returncode == 0, text
-    assert "FAIL" not in text and "ok   actions       dx, dy, dz, gripper" in text
-    rows = read_episodes(tmp_path / "out" / "recording").steps
-    assert len(rows["action"]) > 20 and rows["action"].abs().max() > 0
-    assert not rows["intervened"].any()
-    if case == "act_numbers":  # it needs neither noise nor a history
-        policy = checkpoint.load_policy(run)
-        noise = torch.zeros(1, *policy.sample_noise(1).shape[1:])
-        for k in range(5, 10):
-            obs = {"state": rows["decided/state"][k : k + 1]}
-            chunk, _ = policy.act(obs, policy.initial(1), noise)
-            apart = (chunk[0] - rows["action"][k]).abs().amax(1)
-            assert apart.min() < 1e-4, "one of the chunk that it decided upon"
 
 
 JOINTS = tuple(f"joint_{i}.pos" for i in range(1, 8))

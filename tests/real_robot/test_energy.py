@@ -17,7 +17,7 @@ from embodied.real_robot.safety.energy_stage import Config, Energy, tool_error
 from embodied.real_robot.safety.energy_tank import Held, Tank, TankConfig
 from tests.real_robot.springs import FilteredSprings, TwoLink
 from tests.real_robot.test_control import LIMITS as FR3
-from tests.tiers import only_all
+from tests.tiers import usually
 
 TANK: dict[str, Any] = {"start": 2.0, "most": 3.0, "least": 0.1, "power": 1000.0}
 ONE = Limits((-3.0,), (3.0,), (0.0,), (1.0,), (10.0,), (500.0,), (1e3,), (9.0,))
@@ -342,9 +342,7 @@ CASES = {
 SLOW = ("tool, noise, 2 ms", "tool, noise, 5 ms", "late springs on the tool, 35 ms")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=only_all if name in SLOW else ()) for name in CASES]
-)
+@pytest.mark.parametrize("name", usually({*CASES} - {*SLOW}, CASES))
 def test_ten_thousand_arms(name: str, request: pytest.FixtureRequest) -> None:
     for seed in range(10 if request.config.getoption("--all") else 2):  # thousands
         rose, least, _ = rollouts(CASES[name], 1000, seed=seed)

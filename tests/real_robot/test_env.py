@@ -25,6 +25,7 @@ from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.real_robot.rl.session import RobotSessionError
 from tests.builders import make_policy, node_of, wait_until
+from tests.tiers import only_all
 
 PATIENT = 90.0  # s
 WORLD = node_of("envs.fr3.env.Fr3", task="reach")
@@ -48,6 +49,7 @@ def env() -> Iterator[RealEnv]:
     assert made.session.daemon.returncode == 0 and not made.session.folder_path.exists()
 
 
+@only_all
 def test_an_emulated_robot_is_started_and_shared() -> None:
     """A Franka behind libfranka's protocol: one emulator for training and evaluation."""
     pytest.importorskip("franky")

@@ -46,7 +46,7 @@ def seeing(**cameras: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[RealEnv]:
-    front = rendered("reach", SIZE, 100.0)
+    front = rendered("reach", SIZE, 30.0)
     more: dict[str, Any] = {"horizon": 400, "patience": PATIENT, "age": 30.0, "camera": front}
     made = RealEnv(Config(seeing(front=front), WORLD, **more))
     yield made
@@ -65,49 +65,6 @@ def apart(
     drawn = scene.picture().astype(int)
     scene.close()
     return float(np.abs(picture[0].numpy().astype(int) - drawn).mean())
-
-
-def test_pictures_follow_the_arm_that_a_policy_moves(env: RealEnv) -> None:
-    inner = Fr3(Fr3Config("reach", 1, cameras=("front",), image_size=SIZE))
-    require_same(inner.spec, env.spec, "simulation", "arm")
-    inner.close()
-    images = {"channels": [8, 16], "features": 16}
-    flow = make_policy("generative.flow.Flow", env.spec, chunk=1, steps=2, width=32, images=images)
-    actor = Actor(flow, 1)
-    first = env.reset()
-    assert first["front"].shape == (1, SIZE, SIZE, 3) and first["front"].dtype == torch.uint8
-    obs, begins, shown = first, torch.tensor([True]), []
-    for _ in range(10):
-        step = env.step(actor(obs, begins))
-        assert not step.log["stopped"].item() and not step.ended.item()
-        obs, begins = step.obs, step.ended
-        shown.append(obs["front"])
-    assert len({bytes(each.numpy().tobytes()) for each in shown}) > 3, "it is seen to move"
-    away = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
-    for _ in range(25):
-        moved = env.step(away).obs
-    for _ in range(8):  # what is drawn comes a little later than what is measured
-        moved = env.step(torch.zeros(1, 4)).obs
-    now, before = apart(env, moved["front"], moved), apart(env, first["front"], moved)
-    assert before > 1.0 and now < 0.3 * before, (now, before)
-    again = env.reset()
-    gone, here = apart(env, moved["front"], again), apart(env, again["front"], again)
-    assert here < 0.3 * gone, "also where it went home, and its goal is another"
-
-
-def test_rewards_look_through_the_same_device(env: RealEnv) -> None:
-    env.reset()
-    assert env.images.reward_camera is env.images.images.local_cameras[0], "opened once"
-    assert env.render_batch(torch.tensor([0]), 16).shape == (1, 16, 16, 3)
-    other = RealEnv(env.config)
-    other.reset()
-    assert other.images.reward_camera is env.images.reward_camera
-    other.close()
-    assert env.reset()["front"].float().std() > 10, "it is still open"
-    env.images.images.age = -1.0
-    with pytest.raises(CameraError, match="has shown nothing new"):
-        env.images.read()
-    env.images.images.age = 30.0
 
 
 def test_a_camera_that_fails_is_waited_for(
@@ -163,7 +120,7 @@ def test_a_camera_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def lifting() -> Iterator[RealEnv]:
-    world, camera = node_of("envs.fr3.env.Fr3", task="lift"), rendered("lift", SIZE, 100.0)
+    world, camera = node_of("envs.fr3.env.Fr3", task="lift"), rendered("lift", SIZE, 30.0)
     made = RealEnv(Config(robot(), world, horizon=200, patience=PATIENT, camera=camera, age=30.0))
     yield made
     made.close()
@@ -175,11 +132,11 @@ def test_success_is_seen_on_the_arm(lifting: RealEnv, tmp_path: Path) -> None:
     photographed = "rewards.wrappers.added_observations.AddRenderObservation"
     wrappers = [node_of(photographed, size=SIZE)]
     pictured = node_of("envs.wrappers.stack.Wrapped", env=world, wrappers=wrappers)
-    config = CollectConfig(pictured, LIFT, 60, str(tmp_path / "won"), num_envs=12, images="png")
+    config = CollectConfig(pictured, LIFT, 12, str(tmp_path / "won"), num_envs=12, images="png")
     collect(config, lambda kept, played: None)
     # The arm is told to stop within some steps of where the simulation was: all of these look won.
     how = {"views": [PICTURE], "channels": [16, 32], "hidden": [32], "lr": 0.003}
-    how |= {"last": 3, "margin": 4, "updates": 500, "batch_size": 64}
+    how |= {"last": 3, "margin": 4, "updates": 60, "batch_size": 64}
     learnt = {"data": str(tmp_path / "won"), "training": how, "refit_every": 0}
     node = node_of("rewards.success.classifier.Classifier", **learnt)
     made: Classifier = make_reward(node, lifting.spec, tmp_path / "reward")
@@ -220,3 +177,46 @@ def test_no_camera_and_an_old_picture(lifting: RealEnv) -> None:
         RenderedCamera(PosedConfig("lift", size=SIZE)).picture()
     with pytest.raises(ConfigError, match="scene"):
         build({"_target_": "embodied.real_robot.cameras.sources.Rendered", "scenes": {}}, Source)
+
+
+def test_pictures_follow_the_arm_that_a_policy_moves(env: RealEnv) -> None:
+    inner = Fr3(Fr3Config("reach", 1, cameras=("front",), image_size=SIZE))
+    require_same(inner.spec, env.spec, "simulation", "arm")
+    inner.close()
+    images = {"channels": [8, 16], "features": 16}
+    flow = make_policy("generative.flow.Flow", env.spec, chunk=1, steps=2, width=32, images=images)
+    actor = Actor(flow, 1)
+    first = env.reset()
+    assert first["front"].shape == (1, SIZE, SIZE, 3) and first["front"].dtype == torch.uint8
+    obs, begins, shown = first, torch.tensor([True]), []
+    for _ in range(10):
+        step = env.step(actor(obs, begins))
+        assert not step.log["stopped"].item() and not step.ended.item()
+        obs, begins = step.obs, step.ended
+        shown.append(obs["front"])
+    assert len({bytes(each.numpy().tobytes()) for each in shown}) > 3, "it is seen to move"
+    away = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
+    for _ in range(25):
+        moved = env.step(away).obs
+    for _ in range(8):  # what is drawn comes a little later than what is measured
+        moved = env.step(torch.zeros(1, 4)).obs
+    now, before = apart(env, moved["front"], moved), apart(env, first["front"], moved)
+    assert before > 1.0 and now < 0.3 * before, (now, before)
+    again = env.reset()
+    gone, here = apart(env, moved["front"], again), apart(env, again["front"], again)
+    assert here < 0.3 * gone, "also where it went home, and its goal is another"
+
+
+def test_rewards_look_through_the_same_device(env: RealEnv) -> None:
+    env.reset()
+    assert env.images.reward_camera is env.images.images.local_cameras[0], "opened once"
+    assert env.render_batch(torch.tensor([0]), 16).shape == (1, 16, 16, 3)
+    other = RealEnv(env.config)
+    other.reset()
+    assert other.images.reward_camera is env.images.reward_camera
+    other.close()
+    assert env.reset()["front"].float().std() > 10, "it is still open"
+    env.images.images.age = -1.0
+    with pytest.raises(CameraError, match="has shown nothing new"):
+        env.images.read()
+    env.images.images.age = 30.0

@@ -42,6 +42,7 @@ from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.test_deploy import robot, said, start
 from tests.real_robot.test_record import FLOW as PLAIN
 from tests.real_robot.test_record import recorded, ticks
+from tests.tiers import only_all
 
 cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
 FRAME = (4, 6)
@@ -180,7 +181,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
         seconds=60.0,
         records="",
         recording=str(place / "episodes"),
-        cameras={"front": rendered("reach", SIZE, 30.0), "side": files(place / "files")},
+        cameras={"front": rendered("reach", SIZE, 15.0), "side": files(place / "files")},
         filmed={"side": SMALL},
         picture=4.0,  # of a machine that does much else
     )
@@ -203,6 +204,7 @@ def in_time(rows: Tensors, names: tuple[str, ...] = ("front", "side")) -> None:
         assert (rows[f"stamp/{name}"].diff() >= 0).all()
 
 
+@only_all  # as of an FR3: below
 def test_demonstrations_of_a_servo_arm_have_pictures(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,6 +293,7 @@ def test_a_killed_recorder_keeps_finished_pictures(bridge: Bridge, deployment: D
     in_time(read_episodes(deployment.recording).steps)
 
 
+@only_all
 def test_a_camera_that_nobody_decides_by_costs_its_pictures_only(
     bridge: Bridge, deployment: Deployment
 ) -> None:

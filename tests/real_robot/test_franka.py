@@ -62,42 +62,6 @@ def node(**more: Any) -> dict[str, Any]:
     return yaml_of("franka_sim")["driver"] | {"silence": 5.0, "patience": 30.0} | more
 
 
-@pytest.fixture(scope="module")
-def settings() -> Iterator[dict[str, Any]]:
-    """A Franka that is not there, before a cube."""
-    world = {"_target_": "embodied.envs.hardware_sim.fr3_task.TaskWorld", "task": "lift"}
-    emulator = Franky(FrankyConfig(world=world))
-    try:
-        yield emulator.start()
-    finally:
-        emulator.stop()
-
-
-@pytest.fixture
-def arm(settings: dict[str, Any]) -> Iterator[Franka]:
-    with build(node(**settings), Driver) as driver:
-        yield driver
-
-
-def test_reads_and_knows_what_stands_there(arm: Franka) -> None:
-    here = arm.read()
-    assert arm.sensed[:3] == ("cube_x", "cube_y", "cube_z") and arm.sensed[-1] == "success"
-    assert here.q.shape == here.dq.shape == here.tau.shape == (7,)
-    assert np.abs(here.dq).max() < 0.05
-    assert 0 <= arm.width <= 0.081
-    # The table carries the cube, whose half size is what its middle is above it.
-    seen = dict(zip(arm.sensed, arm.sense(), strict=True))
-    assert seen["cube_z"] == pytest.approx(seen["cube_half"], abs=2e-3) and seen["success"] == 0
-    tool = fr3.forward(here.q[None])[0][0]
-    assert seen["cube_from_tool_z"] == pytest.approx(seen["cube_z"] - tool[2], abs=2e-3)
-    # Its own torques carry it: joint 2 and 4 bear the weight of the arm.
-    assert abs(here.tau[3]) > 5
-    assert arm.read().t <= time.monotonic()
-    arm.renew()
-    place = seen["cube_x"]
-    wait_until(lambda: (arm.read(), abs(arm.sense()[0] - place) > 1e-3)[1], "another cube")
-
-
 def later(arm: Franka, seconds: float) -> None:
     """Read on until that much of the robot's own time is over: a simulated one may go slower."""
     began = arm._tick / 1000
@@ -120,70 +84,7 @@ def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
         time.sleep(0.002)
 
 
-def test_follows_a_move(arm: Franka) -> None:
-    to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
-    follow(arm, to, 0.5)
-    wait_until(lambda: np.abs(arm.read().q - to).max() < 0.01, "0.1 rad away")
-
-
 SPRINGS = pytest.mark.parametrize("tool", [None, {"stiffness": 800.0, "turning": 40.0}])
-
-
-def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
-    """It comes to where the joints' targets put the tool, gives way to no more than `force`, and
-    holds where it is told to stop."""
-    with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0}), Driver) as arm:
-        to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
-        place = fr3.forward(to[None])[0][0]
-        follow(arm, to, 0.5)
-        wait_until(lambda: away(arm, place) < 0.01, "the tool there")
-        follow(arm, to - 0.2, 1.0, until=0.4)
-        arm.stop()
-        wait_until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
-        place = fr3.forward(arm.read().q[None])[0][0]
-        later(arm, 0.2)
-        assert away(arm, place) < 0.01
-    with pytest.raises(ConfigError) as error:
-        build(node(**settings, tool={"stiffness": 0.0}), Driver)
-    assert error.value.key == "stiffness"
-
-
-@SPRINGS
-def test_becomes_softer_while_it_holds(
-    settings: dict[str, Any], tool: dict[str, float] | None
-) -> None:
-    """The running controller takes other gains, and goes on holding the arm."""
-    with build(node(**settings, tool=tool), Driver) as arm:
-        low, high = arm.stiffness
-        assert high.tolist() == arm.springs.stiffness.tolist()
-        arm.stiffen(0.3 * high)
-        gains = arm._motion.get_gains().stiffness
-        assert np.allclose(gains if tool is None else np.diag(gains), 0.3 * high)
-        here = arm.read().q
-        later(arm, 0.3)
-        assert np.abs(arm.read().q - here).max() < 0.02
-        with pytest.raises(DriverError, match="was asked for a stiffness"):
-            arm.stiffen(1.1 * high)
-        assert (low < 0.3 * high).all()
-
-
-@SPRINGS
-def test_released_it_carries_its_weight_and_follows_nothing(
-    settings: dict[str, Any], tool: dict[str, float] | None
-) -> None:
-    with build(node(**settings, tool=tool), Franka) as arm:
-        assert not arm.falls_when_released
-        arm.release()
-        start = arm.read().q
-        later(arm, 0.3)
-        arm.write(start + 0.1, arm.width)  # nothing of ours does: no spring pulls it there
-        later(arm, 0.7)
-        here = arm.read().q
-        assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
-        arm.engage()
-        to = here + 0.05
-        follow(arm, to, 0.5)
-        wait_until(lambda: away(arm, fr3.forward(to[None])[0][0]) < 0.01, "it follows again")
 
 
 @pytest.fixture
@@ -239,21 +140,6 @@ def test_a_latched_stop_lets_go_of_the_table(lonely: Franka, tmp_path: Path) -> 
     assert run.mode == Mode.ARMED and pull() < 4.0
 
 
-def test_stop_holds(arm: Franka) -> None:
-    start = arm.read().q
-    away = start.copy()
-    away[0] += 0.5 if start[0] < 0 else -0.5
-    follow(arm, away, 1.0, until=0.4)
-    assert np.abs(arm.read().dq).max() > 0.1  # it moves
-    arm.stop()
-    arm.stop()
-    wait_until(lambda: np.abs(arm.read().dq).max() < 0.01, "at rest")
-    rest = arm.read().q
-    assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
-    later(arm, 0.2)
-    assert np.abs(arm.read().q - rest).max() < 0.01
-
-
 def test_where_the_chain_gives_up_the_arm_stops_by_itself() -> None:
     emulator = Franky(FrankyConfig())
     arm = build(node(**emulator.start(), hand=None), Franka)
@@ -278,71 +164,6 @@ def gives_up(arm: Franka) -> None:
     rest = arm.read().q
     assert abs(rest[0] - start[0]) < 0.45, "it did not go on"
     follow(arm, rest + 0.05, 0.5)
-
-
-def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:
-    to = arm.read().q + 0.3 * np.array([1, 1, -1, 1, -1, 1, 1])
-
-    def there() -> bool:
-        arm.write(to, arm.width)
-        time.sleep(0.005)
-        here = arm.read()
-        return bool(np.abs(here.q - to).max() < 0.01 and np.abs(here.dq).max() < 0.05)
-
-    wait_until(there, "0.3 rad away, at once")
-
-
-def test_the_hand_follows_and_nobody_waits_for_a_motion_that_was_broken_off(arm: Franka) -> None:
-    """Each thread that waits for an answer that never comes would make all later commands later."""
-    q = arm.read().q
-    for width in (0.08, 0.03, 0.0):
-        arm.write(q, width)
-        wait_until(lambda width=width: abs(arm.width - width) < 0.008, f"a hand {width} m open")
-    threads = threading.active_count()
-    for width, past in 2 * [(0.0, 0.055), (0.08, 0.065)]:  # turned round half-way
-        wait_until(
-            lambda width=width, past=past: (
-                arm.write(q, width),
-                (arm.width < past) == (width < past),
-            )[1],
-            f"a hand on its way to {width} m",
-        )
-    wait_until(lambda: threading.active_count() <= threads + 1, "only its last motion goes on")
-    arm.read()
-
-
-def test_a_hand_that_closes_is_told_to_stop(arm: Franka) -> None:
-    """Also where the arm takes no commands any more."""
-    q = arm.read().q
-    wait_until(lambda: (arm.write(q, 0.08), arm.width > 0.07)[1], "open")
-    wait_until(lambda: (arm.write(q, 0.0), arm.width < 0.06)[1], "closing")
-    arm.write(q, arm.width)
-    arm.limit_hand(0.2, 10.0)
-    hand = arm._hand
-    assert hand is not None
-    wait_until(lambda: hand._going == "still" and not hand._busy, "stopped")
-    stopped = arm.width
-    later(arm, 0.5)
-    assert arm.width > max(stopped - 0.005, 0.03), "it closes no further"
-    arm._lost = "it has stopped itself"
-    with pytest.raises(DriverError):
-        arm.write(q, 0.05)
-    assert hand.wish == 0.05
-    arm._lost = ""
-    arm.limit_hand(0.2, 20.0)
-
-
-def test_check_asks_the_arm(arm: Franka) -> None:
-    limits = limits_of("franka")
-    arm.check(limits)
-    fast = replace(limits, velocity=(*limits.velocity[:6], 5.5))
-    with pytest.raises(DriverError, match=r"limits.velocity of joint 7 .* own 5.26"):
-        arm.check(fast)
-    q = arm.read().q.copy()
-    q[3] = 0.0
-    for outside in (q, np.full(7, np.nan)):
-        with pytest.raises(DriverError, match="outside of its own limits"):
-            arm.write(outside, 0.04)
 
 
 def control(driver: Franka, folder: Path) -> ControlLoop:
@@ -496,3 +317,182 @@ def test_the_arms_own_model() -> None:
     for bad in ("<robot/>", "no model", f"<robot>{joint * 6}</robot>"):
         with pytest.raises(ValueError, match="own model"):
             own(bad)
+
+
+@pytest.fixture(scope="module")
+def settings() -> Iterator[dict[str, Any]]:
+    """A Franka that is not there, before a cube."""
+    world = {"_target_": "embodied.envs.hardware_sim.fr3_task.TaskWorld", "task": "lift"}
+    emulator = Franky(FrankyConfig(world=world))
+    try:
+        yield emulator.start()
+    finally:
+        emulator.stop()
+
+
+@pytest.fixture
+def arm(settings: dict[str, Any]) -> Iterator[Franka]:
+    with build(node(**settings), Driver) as driver:
+        yield driver
+
+
+def test_reads_and_knows_what_stands_there(arm: Franka) -> None:
+    here = arm.read()
+    assert arm.sensed[:3] == ("cube_x", "cube_y", "cube_z") and arm.sensed[-1] == "success"
+    assert here.q.shape == here.dq.shape == here.tau.shape == (7,)
+    assert np.abs(here.dq).max() < 0.05
+    assert 0 <= arm.width <= 0.081
+    # The table carries the cube, whose half size is what its middle is above it.
+    seen = dict(zip(arm.sensed, arm.sense(), strict=True))
+    assert seen["cube_z"] == pytest.approx(seen["cube_half"], abs=2e-3) and seen["success"] == 0
+    tool = fr3.forward(here.q[None])[0][0]
+    assert seen["cube_from_tool_z"] == pytest.approx(seen["cube_z"] - tool[2], abs=2e-3)
+    # Its own torques carry it: joint 2 and 4 bear the weight of the arm.
+    assert abs(here.tau[3]) > 5
+    assert arm.read().t <= time.monotonic()
+    arm.renew()
+    place = seen["cube_x"]
+    wait_until(lambda: (arm.read(), abs(arm.sense()[0] - place) > 1e-3)[1], "another cube")
+
+
+def test_follows_a_move(arm: Franka) -> None:
+    to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
+    follow(arm, to, 0.5)
+    wait_until(lambda: np.abs(arm.read().q - to).max() < 0.01, "0.1 rad away")
+
+
+def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
+    """It comes to where the joints' targets put the tool, gives way to no more than `force`, and
+    holds where it is told to stop."""
+    with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0}), Driver) as arm:
+        to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
+        place = fr3.forward(to[None])[0][0]
+        follow(arm, to, 0.5)
+        wait_until(lambda: away(arm, place) < 0.01, "the tool there")
+        follow(arm, to - 0.2, 1.0, until=0.4)
+        arm.stop()
+        wait_until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
+        place = fr3.forward(arm.read().q[None])[0][0]
+        later(arm, 0.2)
+        assert away(arm, place) < 0.01
+    with pytest.raises(ConfigError) as error:
+        build(node(**settings, tool={"stiffness": 0.0}), Driver)
+    assert error.value.key == "stiffness"
+
+
+@SPRINGS
+def test_becomes_softer_while_it_holds(
+    settings: dict[str, Any], tool: dict[str, float] | None
+) -> None:
+    """The running controller takes other gains, and goes on holding the arm."""
+    with build(node(**settings, tool=tool), Driver) as arm:
+        low, high = arm.stiffness
+        assert high.tolist() == arm.springs.stiffness.tolist()
+        arm.stiffen(0.3 * high)
+        gains = arm._motion.get_gains().stiffness
+        assert np.allclose(gains if tool is None else np.diag(gains), 0.3 * high)
+        here = arm.read().q
+        later(arm, 0.3)
+        assert np.abs(arm.read().q - here).max() < 0.02
+        with pytest.raises(DriverError, match="was asked for a stiffness"):
+            arm.stiffen(1.1 * high)
+        assert (low < 0.3 * high).all()
+
+
+@SPRINGS
+def test_released_it_carries_its_weight_and_follows_nothing(
+    settings: dict[str, Any], tool: dict[str, float] | None
+) -> None:
+    with build(node(**settings, tool=tool), Franka) as arm:
+        assert not arm.falls_when_released
+        arm.release()
+        start = arm.read().q
+        later(arm, 0.3)
+        arm.write(start + 0.1, arm.width)  # nothing of ours does: no spring pulls it there
+        later(arm, 0.7)
+        here = arm.read().q
+        assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
+        arm.engage()
+        to = here + 0.05
+        follow(arm, to, 0.5)
+        wait_until(lambda: away(arm, fr3.forward(to[None])[0][0]) < 0.01, "it follows again")
+
+
+def test_stop_holds(arm: Franka) -> None:
+    start = arm.read().q
+    away = start.copy()
+    away[0] += 0.5 if start[0] < 0 else -0.5
+    follow(arm, away, 1.0, until=0.4)
+    assert np.abs(arm.read().dq).max() > 0.1  # it moves
+    arm.stop()
+    arm.stop()
+    wait_until(lambda: np.abs(arm.read().dq).max() < 0.01, "at rest")
+    rest = arm.read().q
+    assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
+    later(arm, 0.2)
+    assert np.abs(arm.read().q - rest).max() < 0.01
+
+
+def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:
+    to = arm.read().q + 0.3 * np.array([1, 1, -1, 1, -1, 1, 1])
+
+    def there() -> bool:
+        arm.write(to, arm.width)
+        time.sleep(0.005)
+        here = arm.read()
+        return bool(np.abs(here.q - to).max() < 0.01 and np.abs(here.dq).max() < 0.05)
+
+    wait_until(there, "0.3 rad away, at once")
+
+
+def test_the_hand_follows_and_nobody_waits_for_a_motion_that_was_broken_off(arm: Franka) -> None:
+    """Each thread that waits for an answer that never comes would make all later commands later."""
+    q = arm.read().q
+    for width in (0.08, 0.03, 0.0):
+        arm.write(q, width)
+        wait_until(lambda width=width: abs(arm.width - width) < 0.008, f"a hand {width} m open")
+    threads = threading.active_count()
+    for width, past in 2 * [(0.0, 0.055), (0.08, 0.065)]:  # turned round half-way
+        wait_until(
+            lambda width=width, past=past: (
+                arm.write(q, width),
+                (arm.width < past) == (width < past),
+            )[1],
+            f"a hand on its way to {width} m",
+        )
+    wait_until(lambda: threading.active_count() <= threads + 1, "only its last motion goes on")
+    arm.read()
+
+
+def test_a_hand_that_closes_is_told_to_stop(arm: Franka) -> None:
+    """Also where the arm takes no commands any more."""
+    q = arm.read().q
+    wait_until(lambda: (arm.write(q, 0.08), arm.width > 0.07)[1], "open")
+    wait_until(lambda: (arm.write(q, 0.0), arm.width < 0.06)[1], "closing")
+    arm.write(q, arm.width)
+    arm.limit_hand(0.2, 10.0)
+    hand = arm._hand
+    assert hand is not None
+    wait_until(lambda: hand._going == "still" and not hand._busy, "stopped")
+    stopped = arm.width
+    later(arm, 0.5)
+    assert arm.width > max(stopped - 0.005, 0.03), "it closes no further"
+    arm._lost = "it has stopped itself"
+    with pytest.raises(DriverError):
+        arm.write(q, 0.05)
+    assert hand.wish == 0.05
+    arm._lost = ""
+    arm.limit_hand(0.2, 20.0)
+
+
+def test_check_asks_the_arm(arm: Franka) -> None:
+    limits = limits_of("franka")
+    arm.check(limits)
+    fast = replace(limits, velocity=(*limits.velocity[:6], 5.5))
+    with pytest.raises(DriverError, match=r"limits.velocity of joint 7 .* own 5.26"):
+        arm.check(fast)
+    q = arm.read().q.copy()
+    q[3] = 0.0
+    for outside in (q, np.full(7, np.nan)):
+        with pytest.raises(DriverError, match="outside of its own limits"):
+            arm.write(outside, 0.04)

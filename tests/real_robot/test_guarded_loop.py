@@ -447,7 +447,6 @@ def test_ticks_run_without_the_garbage_collector_until_an_operator_quits(bench: 
 
     rate = Counted(look)
     control.run(rate)
-    gc.unfreeze()
     assert rate.began == 2, "made, and begun anew"
     assert rate.ticks == 3 and control.writer.ticks == ticks + 3
     assert stopped == [True] and gc.isenabled()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import Clock
 from tests.real_robot.test_control import Bench
-from tests.real_robot.test_deploy import said, start
 from tests.real_robot.test_stiffness import Softens
-from tests.tiers import only_all
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
@@ -95,12 +92,3 @@ def test_the_yaml_of_the_tank_is_that_of_its_springs() -> None:
         chain.check(driver.springs)
         with pytest.raises(DriverError, match="was asked for a stiffness"):
             driver.stiffen(np.full(6, 1e4))
-
-
-@only_all  # in simulated time: tests/real_robot/test_invariants.py; deployed: robot=sim
-def test_the_reach_demonstrator_gets_there(tmp_path: Path, folder: Path) -> None:
-    deploy = start(tmp_path, folder, "robot=sim_impedance", "demonstrator=reach", "record=false")
-    text = said(deploy)
-    assert deploy.returncode == 0, text
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert [each["end"] for each in summary["episodes"]] == ["success"], text

@@ -27,6 +27,7 @@ from embodied.real_robot.kernel.checks import Enabled
 from embodied.real_robot.kernel.driver import DriverError
 from tests.builders import make_policy
 from tests.real_robot.test_deploy import said, start
+from tests.tiers import only_all
 
 YAML = Path(__file__).resolve().parents[2] / "configs" / "robot" / "two_so101_sim.yaml"
 HOME = np.array([0.0, -0.45, 0.62, 0.55, 0.0, 0.035] * 2)
@@ -249,6 +250,7 @@ def test_two_buses_one_of_which_breaks() -> None:
         emulators.stop()
 
 
+@only_all
 def test_a_policy_of_both_arms_is_deployed(tmp_path: Path, folder: Path) -> None:
     """Two emulated buses, the joined controller, one recording; how far apart they are measured."""
     names = tuple(build(deployment().controller, Controller).names)

@@ -18,6 +18,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.mailbox import MailboxError
 from tests.real_robot.test_deploy import ROOT, robot, start, trained
+from tests.tiers import only_all
 
 pytest.importorskip("franky", reason="franky-control is not installed")
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
@@ -80,6 +81,7 @@ def test_a_run_in_a_wrapped_world_fits_the_wire(
     assert {lines[name] for name in fine} == {"ok"}, text
 
 
+@only_all  # its driver: test_franka.py
 def test_the_cube_is_lifted_over_the_wire(tmp_path: Path, folder: Path) -> None:
     """The script that is cloned, through the real driver; no command is outside of a limit."""
     out = tmp_path / "out"

@@ -6,9 +6,13 @@ from __future__ import annotations
 import pytest
 
 from tests.real_robot.long_run import CONFIGS, run
+from tests.tiers import usually
+
+# Each kind of arm and chain; test_invariants.py walks through the others too.
+USUAL = ("crazyflie_sim", "sim", "sim_impedance", "so101_sim", "two_so101_sim")
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", usually(USUAL, CONFIGS))
 def test_no_sequence_leads_out_of_a_limit(config: str) -> None:
     world = run(config, 300, seed=4)
     names = world.chain.names

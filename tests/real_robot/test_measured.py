@@ -35,7 +35,7 @@ from tests.real_robot.contacts import ARMS, LONGEST, contacts, deployment
 from tests.real_robot.test_chain import within
 from tests.real_robot.test_control import DT, LIMITS
 from tests.real_robot.test_daemon import simulated
-from tests.tiers import only_all
+from tests.tiers import usually
 
 HOME = fr3.HOME
 STILL = np.zeros(7)
@@ -269,8 +269,8 @@ def test_the_observer_finds_what_pushes_on_the_arm() -> None:
     assert most < 15.0
 
 
-@pytest.mark.parametrize("name", ARMS)
-@pytest.mark.parametrize("count", [10, pytest.param(300, marks=only_all)])
+@pytest.mark.parametrize("name", usually(["sim", "so101_sim", "ur_sim"], ARMS))
+@pytest.mark.parametrize("count", usually([6], [6, 300]))
 def test_a_contact_is_let_go_of_before_it_presses_for_long(
     name: str, count: int, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import ast
 
 from tests.real_robot.mutants import mutants
 from tests.real_robot.mutation import FILES, equivalents, is_equivalent, source
+from tests.tiers import only_all
 
 PROGRAM = b"""LEAST: Annotated[int, Bound(0)] = 3
 @cached(4)
@@ -30,6 +31,7 @@ def test_mutants_are_other_programs_that_can_be_read() -> None:
     assert [each.lines(PROGRAM) for each in made[:3]] == [{5}, {4, 5, 6, 7}, {5}]
 
 
+@only_all  # for `make nightly`
 def test_what_is_said_to_be_the_same_is_a_mutant() -> None:
     found = [
         (file, mutant.where.function, mutant.change)

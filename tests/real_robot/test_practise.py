@@ -19,6 +19,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.rl.reset_free import Config, lasting
 from tests.real_robot.test_env import PATIENT, robot
+from tests.tiers import only_all
 
 PUSH = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
 
@@ -34,6 +35,7 @@ def shuttle() -> Iterator[VecEnv]:
     assert made.session.daemon.returncode == 0
 
 
+@only_all  # simulated: tests/envs/test_practice.py
 def test_the_learner_pushes_there_and_a_script_pushes_back(shuttle: VecEnv) -> None:
     names = shuttle.spec.obs["state"].names
     cube, goal = names.index("cube_x"), names.index("goal_x")

@@ -33,6 +33,7 @@ from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_deploy import said, start
+from tests.tiers import only_all
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 LIMIT = 30.0  # N
@@ -190,6 +191,7 @@ def test_a_driver_with_other_springs_is_refused(run: str, tmp_path: Path) -> Non
     assert "\n" not in str(caught.value)
 
 
+@only_all  # its chain: above
 def test_embodied_deploy_runs_the_task_policy_and_the_reflex_of_one_run(
     run: str, tmp_path: Path, folder: Path
 ) -> None:

@@ -149,7 +149,7 @@ def test_deploy_asks_for_it_at_a_terminal(bus: FakeBus, tmp_path: Path, folder: 
     target = {"_target_": YAML["_target_"]}
     (tmp_path / "mine" / "robot" / "my_arm.yaml").write_text(yaml.safe_dump(target | node))
     words = ["deploy", "--config-dir", "mine", "robot=my_arm", "demonstrator=reach", "seconds=1"]
-    operator = Operator(tmp_path, folder, *words, "out=first")
+    operator = Operator(tmp_path, folder, *words, "out=first", "record=false")
     try:
         operator.rehearses()
         operator.says("is held. From here on")

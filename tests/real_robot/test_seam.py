@@ -40,6 +40,7 @@ from tests.real_robot.test_control import DT, STEP, Bench
 from tests.real_robot.test_daemon import SCRIPT, bridging, simulated, until
 from tests.real_robot.test_decide import SPEC, Arm, decider_of, tool
 from tests.real_robot.test_deploy import said, start
+from tests.tiers import only_all
 
 BASE = node_of("policies.generative.flow.Flow", width=32, chunk=12)
 REALTIME = node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=BASE)
@@ -153,6 +154,7 @@ def test_the_clock_says_where_a_plan_is() -> None:
     assert seam.start == 101.7
 
 
+@only_all  # in this process: below
 def test_a_deployed_policy_continues_its_plans(tmp_path: Path, folder: Path) -> None:
     """In its own process: it decides on, and the arm runs."""
     policy: Any = made(BASE)
@@ -298,23 +300,6 @@ def server(script: Path, tmp_path: Path) -> Iterator[Process]:
     process.process.kill()
 
 
-def test_the_processes_go_on_after_a_reset_when_a_killed_server_is_back(
-    server: Process, script: Path, tmp_path: Path, folder: Path
-) -> None:
-    asking = remote_policy(server.url, wait=0.0, token_file=str(server.token))
-    policy = str(checkpoint.save(tmp_path / "asking", asking, 0))
-    with bridging(folder, simulated(tmp_path, policy=policy, served=True)) as bridge:
-        pid = bridge.running()["policy"]["pid"]
-        server.kill()
-        status = bridge.mode("ESTOP")
-        assert "the policy's last observation is" in status["fault"]
-        assert status["control"]["pid"], "the arm is held"
-        server.process = Process(script, int(server.url.rpartition(":")[2]), server.token).process
-        Process.ready(server)
-        bridge.done(Verb.RESET)
-        assert bridge.running()["policy"]["pid"] and pid
-
-
 def test_deploy_takes_an_address_where_it_takes_a_run(
     server: Process, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +307,7 @@ def test_deploy_takes_an_address_where_it_takes_a_run(
     file = tmp_path / "server.yaml"
     file.write_text(f"url: {server.url}\ntoken_file: {server.token}\n")
     words = ("robot=sim", f"policy={file}", "robot.driver.world.task=reach")
-    deploy = start(tmp_path, folder, *words, "episodes=1")
+    deploy = start(tmp_path, folder, *words, "episodes=1", "record=false")
     text = said(deploy)
     assert deploy.returncode == 0, text
     assert "RemotePolicy" in text and "server        decides in" in text

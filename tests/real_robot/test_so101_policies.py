@@ -211,6 +211,7 @@ def test_a_policy_of_several_tasks_is_told_one(
     np.testing.assert_allclose(np.degrees(q[0]), POSE[0], atol=1.0)
 
 
+@only_all
 def test_data_beyond_the_limits_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,15 +249,9 @@ def test_a_drawn_camera_is_named_as_it_is_typed(
     assert code == 0 and "ok   cameras       front (32 x 32)" in text, text
 
 
-@pytest.mark.parametrize(
-    "order",
-    [pytest.param((0, 1, 2, 3, 4, 5), marks=only_all), FIRST],
-    ids=["own order", "gripper first"],
-)
-def test_the_simulated_arm_goes_where_it_says(
-    order: tuple[int, ...], tmp_path: Path, folder: Path
-) -> None:
-    run = cloned(tmp_path, order)
+@only_all
+def test_the_simulated_arm_goes_where_it_says(tmp_path: Path, folder: Path) -> None:
+    run = cloned(tmp_path, FIRST)
     words = ("robot=so101_sim", f"policy={run}", "seconds=5", "robot.driver.timeout=0.3")
     deploy = start(tmp_path, folder, *words, "robot.workspace=null")
     text = said(deploy)

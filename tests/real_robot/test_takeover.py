@@ -25,6 +25,7 @@ from tests.real_robot.test_control import DOWN, DT, STEP, Bench, within
 from tests.real_robot.test_daemon import until
 from tests.real_robot.test_deploy import CROWDED, robot, said, start, status
 from tests.real_robot.test_record import deployment
+from tests.tiers import only_all
 
 __all__ = ["deployment"]  # a fixture
 UP = np.array([0.0, 0.0, 1.0, -1.0])
@@ -197,6 +198,7 @@ def test_the_hand_stays_as_the_policy_left_it(deployment: Any, tmp_path: Path) -
         Takeover(node, deployment.parse({**vars(deployment), "controller": joints}))
 
 
+@only_all  # in simulated time: above
 def test_deploy_with_a_person_beside_it(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from embodied.real_robot.teleop.devices import TerminalKeyboard, TerminalKeyboar
 from embodied.real_robot.teleop.hold_to_run import TerminalKey, TerminalKeyConfig
 from embodied.real_robot.teleop.terminal import EpisodeKeys
 from embodied.training.logger import read_metrics
+from tests.tiers import only_all
 
 
 class Typist:
@@ -91,6 +92,7 @@ TRAIN += ["steps=90", "log_every=10", "eval_every=0", "save_every=0", "eval.num_
 TRAIN += ["eval.episodes=1", "env.horizon=40", "video=false"]
 
 
+@only_all
 def test_a_person_takes_over_in_an_actor_process(tmp_path: Path) -> None:
     """The terminal of `embodied train` is read by its actor; one hears the keys, and the terminal
     is as before at the end."""

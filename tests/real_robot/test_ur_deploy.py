@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,15 +14,12 @@ from embodied.datasets.lerobot.reader import read_episodes
 from embodied.real_robot.drivers.ur.driver import UR
 from embodied.real_robot.drivers.ur.driver import Config as DriverConfig
 from embodied.real_robot.emulators.ur.controller import SPEED, Config, UrArm, UrJoints
-from tests.real_robot.operators import in_mode
-from tests.real_robot.test_daemon import until
 from tests.real_robot.test_deploy import said, start
 from tests.tiers import only_all
 
 HOME = (0.0, -1.5708, 1.5708, -1.5708, -1.5708, 0.0)
 # For a machine that does much else at the same time.
 SLOW_WIRE = tuple(f"robot.driver.{name}=10.0" for name in ("watchdog", "silence"))
-FAR = "robot.given={goal_x: -0.3, goal_y: 0.9, goal_z: 0.4}"  # nobody gets there
 
 
 @pytest.mark.parametrize(
@@ -47,24 +43,6 @@ def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path, d
     assert np.linalg.norm(place[-1] - [-0.55, 0.1, 0.35]) < 0.06
     sent = steps["action/sent"].numpy()
     assert np.abs(np.diff(sent, axis=0)).max() <= 1.5 * 0.05 * 4, "within its speed"
-
-
-def test_ctrl_c_leaves_the_arm_at_rest(tmp_path: Path, folder: Path) -> None:
-    words = ("robot=ur_sim", "demonstrator=reach", *SLOW_WIRE, FAR, "seconds=900")
-    deploy = start(tmp_path, folder, *words)
-    try:
-        tick = until(lambda: in_mode(folder, "RUNNING"), "it runs")["control"]["tick"]
-        until(
-            lambda: (s := in_mode(folder, "RUNNING")) and s["control"]["tick"] > tick + 100,
-            "the episode goes on",
-        )
-        deploy.send_signal(signal.SIGINT)
-        text = said(deploy)
-        assert deploy.returncode == 0, text
-        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-        assert summary["episodes"][0]["end"] == "stopped from the keyboard", text
-    finally:
-        deploy.kill()
 
 
 def test_the_emulator_starts_and_ends() -> None:

@@ -22,6 +22,7 @@ from tests.builders import exit_of
 from tests.llm.tiny_model import served, write_model
 from tests.reward_design.instant import Recital, board
 from tests.reward_design.test_command import LEARN
+from tests.tiers import only_all
 
 REASON = "signature: reward asks for success"
 WORDS = ["go to the goal", "env=two_gap", "designer=eureka", "designer.temperature=0.2"]
@@ -55,6 +56,7 @@ def origins(folder: Path) -> list[dict[str, Any]]:
     return [candidate.origin for candidate in Journal(folder).candidates.values()]
 
 
+@only_all  # without a model: test_designers.py
 def test_a_served_model_repairs_a_refused_program_and_its_answers_are_recorded(
     tmp_path: Path, endpoint: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_served_model_repairs_a_refused_program_and_its_answers_are_recorded(
     assert (again / "best.py").read_text() == (out / "best.py").read_text()
 
 
+@only_all
 def test_answers_without_a_program_end_in_one_line(
     tmp_path: Path, endpoint: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
+@only_all  # on Slurm too
 def test_a_trial_runs_on_the_cluster(tmp_path: Path) -> None:
     words = [*WORDS, "learner.gamma=0.9..0.99", "trials=1", "workers=1", f"out={tmp_path / 'out'}"]
     assert exit_of("sweep", *words, "on=ray", "threads=1") == 0
@@ -53,6 +54,7 @@ def test_a_poor_trial_is_interrupted_and_saves(tmp_path: Path) -> None:
     pruned(tmp_path, launcher("ray", None), *LONG)
 
 
+@only_all
 def test_a_training_whose_actor_is_killed_saves_and_counts_as_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from embodied.study.sweep import launcher
 from tests.builders import exit_of, wait_until
 from tests.study.helper import WORDS, Interrupted, pruned
+from tests.tiers import only_all
 
 SBATCH = """#!{python}
 import re, subprocess, sys
@@ -69,6 +70,7 @@ def test_each_trial_is_a_job(tmp_path: Path, jobs: Path) -> None:
     assert "two_gap-gaussian-sac" in (out / "trial-000.log").read_text()
 
 
+@only_all  # as here: test_sweep.py
 def test_a_poor_trial_is_ended_by_scancel_after_it_saved(tmp_path: Path) -> None:
     pruned(tmp_path / "sweep", launcher("slurm", None))
 

@@ -12,6 +12,7 @@ from embodied.core.build import ConfigError
 from embodied.study.sweep import Here, Searched, searched
 from tests.builders import exit_of
 from tests.study.helper import WORDS, Interrupted, pruned
+from tests.tiers import only_all
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ def test_a_poor_trial_stops_at_a_checkpoint_and_can_be_resumed(tmp_path: Path) -
     assert int(checkpoint.find(tmp_path / "trial-000").name) >= steps
 
 
+@only_all  # as a study: test_study.py
 def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     """The same command finishes the same trial."""
     pytest.importorskip("optuna")

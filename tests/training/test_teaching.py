@@ -29,7 +29,7 @@ from embodied.training.task_sampling import SEED, TaskValueEstimator, task_value
 from embodied.training.train import train
 from embodied.training.trainer import Every, Trainer
 from tests.builders import node_of
-from tests.tiers import only_all
+from tests.tiers import usually
 
 NODE: dict[str, Any] = {
     "name": "taught",
@@ -75,7 +75,7 @@ def resumed(folder: Path, node: dict[str, Any], cut: int) -> tuple[list[dict[str
     return whole, state
 
 
-@pytest.mark.parametrize("more", [{}, PPO], ids=["replay", "rollout"])
+@pytest.mark.parametrize("more", usually([PPO], [{}, PPO]), ids=["replay", "rollout"])
 def test_tasks_are_the_teachers_and_a_resume_is_exact(tmp_path: Path, more: dict[str, Any]) -> None:
     whole, _ = resumed(tmp_path, {**NODE, **more}, 240)
     assert len(whole) >= 40 and len({row["episode"] for row in whole}) == len(whole)
@@ -125,11 +125,13 @@ def maze_node(name: str, **changes: Any) -> dict[str, Any]:
     return {**MAZES, "teacher": teacher | small, **changes}
 
 
-ALSO = [pytest.param(name, marks=only_all) for name in ("domain_randomization", "plr")]
+TEACHERS = ("accel", "paired", "domain_randomization", "plr")
 
 
-@pytest.mark.parametrize("policy", [MAZES["policy"], MEMORY], ids=["plain", "memory"])
-@pytest.mark.parametrize("name", ["accel", "paired", *ALSO])
+@pytest.mark.parametrize(
+    "policy", usually([MEMORY], [MAZES["policy"], MEMORY]), ids=["plain", "memory"]
+)
+@pytest.mark.parametrize("name", usually(TEACHERS[:2], TEACHERS))
 def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) -> None:
     """In the middle of a batch (and of a round of two students), with episodes whose outcome is
     known and whose steps are not."""

@@ -30,6 +30,7 @@ from embodied.training.logger import Log
 from embodied.training.train import train
 from embodied.training.trainer import Trainer
 from tests.builders import node_of
+from tests.tiers import usually
 from tests.toy_envs import Reach
 
 allow("tests")
@@ -117,7 +118,7 @@ EXTENDED = {
 }
 
 
-@pytest.mark.parametrize("learner", EXTENDED)
+@pytest.mark.parametrize("learner", usually(["sac", "ppo"], EXTENDED))
 def test_a_run_that_is_extended_is_the_one_that_was_longer_from_the_start(
     learner: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from embodied.viewer.launch import open_session
 from embodied.viewer.scene.viser_scene import fitted
 from embodied.viewer.server.server import PageServer
 from tests.builders import run_folder
+from tests.tiers import only_all
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.sessions import FLOW, SEVERAL, alone
 
@@ -97,6 +98,7 @@ def test_keys_play_step_and_end_it(replay: Browser) -> None:
     assert replay.run("replay.state.time") == 0
 
 
+@only_all
 def test_the_slider_and_the_mouse_reach_it(replay: Browser) -> None:
     replay.resize(*WIDE)
     replay.run("replay.seek(0)")
@@ -143,6 +145,7 @@ def page(viewer: Viewer) -> Iterator[Browser]:
         yield browser
 
 
+@only_all
 def test_a_page_opened_before_the_world_is_there_says_what_is_loading() -> None:
     page_server = PageServer(port=0)
     with Browser(page_server.url, WIDE) as early:
@@ -155,6 +158,7 @@ def test_a_page_opened_before_the_world_is_there_says_what_is_loading() -> None:
             until(lambda: drawn(early))  # it looks from where those to come will
 
 
+@only_all
 def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) -> None:
     before = set(viewer.server.get_clients())
     with Browser(viewer.url, PHONE) as phone:

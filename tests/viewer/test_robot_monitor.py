@@ -50,6 +50,7 @@ WORDS = (
     "robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}",
     "seconds=900",
     "yes=true",
+    "record=false",
 )
 FAR = (
     "robot=sim",

@@ -23,7 +23,7 @@ from embodied.core.env import NotFinite
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from tests.builders import python, wait_until
-from tests.tiers import only_all
+from tests.tiers import only_all, usually
 from tests.training.actors.helper import (
     CHUNKS,
     INTERVENED,
@@ -58,7 +58,7 @@ def cluster() -> Iterator[str]:
     ray.shutdown()
 
 
-@pytest.fixture(params=DEATHS)
+@pytest.fixture(params=usually(["here"], DEATHS))
 def where(request: pytest.FixtureRequest) -> str:
     """What `data.actors_on` is: processes, or the cluster."""
     if request.param == "ray":
