@@ -44,9 +44,7 @@ class Config:
     depth: Count = 3  # largest k
     tries: Count = 5  # episodes, each with its own initial state
     steps: Count = 1_000_000  # environment steps after which the measure ends
-    target: Number | None = (
-        None  # return of an episode that succeeds; null: as the environment says
-    )
+    target: Number | None = None  # return of a success; null: the environment logs success
     gamma: Fraction = 1.0  # discount per step, of the returns that are compared
     levels: Annotated[int, Bound(2)] = 3  # values of each element of a continuous action
     repeat: Count = 1  # steps that each action is held
@@ -183,8 +181,7 @@ class Gorp:
             if max(apart) > SAME:
                 raise ConfigError(
                     f"{called(env)} is random: the same actions have different outcomes, and the "
-                    "effective horizon is that of a deterministic environment; learner=sqirl "
-                    "learns in both"
+                    "effective horizon is that of a deterministic environment"
                 )
             if step.ended.any():
                 return
