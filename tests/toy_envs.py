@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.native import NestedAction, nested
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -180,3 +180,68 @@ class Lock(gymnasium.Env[Any, Any]):
         each = np.split(flat, np.cumsum([size for _, size in parts])[:-1])
         masks = zip([path for path, _ in parts], each, strict=True)
         return obs, {"action_mask": nested(list(masks))}
+
+
+@dataclass(frozen=True)
+class TreeConfig:
+    """`rewards`: of sequences of actions, as text ("01"), where the last of them is taken."""
+
+    rewards: dict[str, float]
+    length: int = 2
+    actions: int = 2
+    goal: str = ""
+    noise: float = 0.0  # size of a random part of the rewards
+    num_envs: int = 8
+
+
+class Tree(VecEnv):
+    """The state is the sequence of actions so far, of `length` at the end; success is the goal."""
+
+    def __init__(self, config: TreeConfig) -> None:
+        self.config, self.num_envs = config, config.num_envs
+        self.nodes = sum(config.actions**i for i in range(config.length + 1))
+        act = Leaf((), "int64", 0, config.actions - 1)
+        self.spec = Spec({"state": Leaf((self.nodes,))}, act, dt=0.1, text="find the branch")
+        self.node = torch.zeros(self.num_envs, dtype=torch.int64)
+        self.age = torch.zeros(self.num_envs, dtype=torch.int64)
+        self.random = torch.arange(self.num_envs, dtype=torch.int64)
+        self.gains = torch.zeros(self.nodes)
+        for path, reward in config.rewards.items():
+            self.gains[self._place(path)] = reward
+
+    def _place(self, path: str) -> int:
+        node = 0
+        for action in path:
+            node = node * self.config.actions + int(action) + 1
+        return node
+
+    def _obs(self) -> Tensors:
+        return {"state": torch.nn.functional.one_hot(self.node, self.nodes).float()}
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        kept = torch.zeros_like(self.node, dtype=torch.bool) if mask is None else ~mask
+        self.node, self.age = self.node * kept, self.age * kept
+        return self._obs()
+
+    def step(self, action: Tensor) -> Step:
+        self.node = self.node * self.config.actions + action + 1
+        self.age = self.age + 1
+        self.random = (self.random * 5 + 1) % 16
+        reward = self.gains[self.node] + self.config.noise * self.random
+        following, ended = self._obs(), self.age >= self.config.length
+        won = ended & (self.node == self._place(self.config.goal))
+        self.node, self.age = self.node * ~ended, self.age * ~ended
+        return Step(self._obs(), following, reward, ended, ended & False, {"success": won})
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"age": None}, {"random": None})
+
+    def get_state(self) -> Tensors:
+        return {key: getattr(self, key).clone() for key in ("node", "age", "random")}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        self.node, self.age, self.random = (state[k].clone() for k in ("node", "age", "random"))
+        return self._obs()

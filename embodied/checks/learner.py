@@ -20,6 +20,7 @@ from embodied.core.tensors import Tensors, each, nest, under
 from embodied.learners.learner import Learner, RunPlan
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+CHOICE = SPEC.with_act(Leaf((), "int64", 0, 3))  # for learners of discrete actions only
 ROWS = 8  # transitions of one gradient step
 HORIZON = 6  # decisions of an on-policy batch, of each of 4 parallel envs
 EPOCHS = 2  # passes over such a batch
@@ -47,14 +48,15 @@ def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     tries: list[Callable[[], Policy]] = [
         *(lambda node=node: build(node, Policy, spec=SPEC) for node in subject.policies),
         *(lambda pair=pair: trainable(*pair) for pair in subject.finetunes),
+        *(lambda node=node: build(node, Policy, spec=CHOICE) for node in subject.policies),
     ]
     reason = "there is no policy"
     for make_policy in tries:
         torch.manual_seed(seed)
         try:
-            learner = build(
-                settings, Learner, policy=make_policy(), spec=SPEC, run=RunPlan(updates=100)
-            )
+            policy = make_policy()
+            spec = SPEC if policy.spec.act.is_continuous else CHOICE
+            learner = build(settings, Learner, policy=policy, spec=spec, run=RunPlan(updates=100))
         except ConfigError as error:
             reason = str(error)
             continue
@@ -117,7 +119,8 @@ def segment(learner: Learner, generator: torch.Generator, rows: int = 4) -> Tens
         obs = {"state": states[:, :, 0].flatten(0, 1)}
         noise = policy.sample_noise(HORIZON * rows, True)
         plan, carry = policy.act(*policy.observe(obs, policy.initial(len(noise)), noise), noise)
-    kept = {"action": plan.flatten(1), **under(carry, "row")}
+    stored = plan.flatten(1) if plan.ndim > 2 else plan.squeeze(1)
+    kept = {"action": stored, **under(carry, "row")}
     ended = torch.rand(times, generator=generator) < 0.2
     over = ended & (torch.rand(times, generator=generator) < 0.5)
     first = torch.cat([torch.ones(1, rows, dtype=torch.bool), ended[:-1]])

@@ -210,10 +210,11 @@ def parallel_envs_are_independent(subject: PolicySubject) -> None:
 def observations_matter(subject: PolicySubject) -> None:
     """Every observation has an influence, but those for critics only: it can do without them."""
     policy = fitted(subject)
-    obs, noise = observations(policy.spec, 4), policy.sample_noise(4)
+    count = 4 if policy.spec.act.is_continuous else 1000  # choices hide a small influence
+    obs, noise = observations(policy.spec, count), policy.sample_noise(count)
     before = response(policy, obs, noise)
     for name in obs:
-        changed = {**obs, name: observations(policy.spec, 4)[name]}
+        changed = {**obs, name: observations(policy.spec, count)[name]}
         same, unseen = torch.equal(before, response(policy, changed, noise)), hidden(name)
         require(not unseen or same, f"obs/{name} is for critics only, and changes the actions")
         require(unseen or not same or policy.spec.obs[name].is_text, f"obs/{name} is ignored")

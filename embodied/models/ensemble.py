@@ -11,7 +11,7 @@ least error on held-out transitions are used; each step draws one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -114,6 +114,8 @@ class MlpEnsemble(VectorDynamics):
     scale: Tensor
     elites: Tensor
     can_end: Tensor
+    further_loss: Callable[[Rows], Tensor] | None = None
+    """A further term [E] of the loss of each network, of standardised transitions [E, n]."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(spec, config.obs)
@@ -204,12 +206,17 @@ class MlpEnsemble(VectorDynamics):
         best = self.held_out_error(test)
         kept = {name: value.detach().clone() for name, value in self.named_parameters()}
         waited = updates = 0
+        further = self.further_loss
         while waited < config.patience and updates < config.most_updates:
             for _ in range(min(every, config.most_updates - updates)):
                 place = torch.randint(
                     count, (config.networks, config.batch_size), device=own.device
                 )
-                self.loss(train.take(own.gather(1, place))).sum().backward()
+                batch = train.take(own.gather(1, place))
+                loss = self.loss(batch)
+                if further is not None:
+                    loss = loss + further(batch)
+                loss.sum().backward()
                 adam.step()
                 updates += 1
             error = self.held_out_error(test)

@@ -108,9 +108,9 @@ def build_buffers(
         from embodied.models.dyna import Dyna
 
         require_imaginable(config, learner, replay)
-        policy, gamma = learner.policy, learner.gamma
+        policy, gamma, critic = learner.policy, learner.gamma, getattr(learner, "critic", None)
         context = {"replay": replay, "policy": policy, "gamma": gamma, "device": device}
-        source = dyna = build(data.imagined, Dyna, **context)
+        source = dyna = build(data.imagined, Dyna, critic=critic, **context)
     source = rewards.sampled(source)
     demos = rewards.sampled(demos)
     if data.random_shift:  # after the rewards, which are computed from the images as they are
