@@ -155,7 +155,7 @@ class Agent:
 
         made = env_for(self, env, 1)
         try:
-            frames = film(fitting(self.policy, task, made.spec), made, seed)
+            frames = film(fitting(self.policy, task, made.spec), made, 1, seed)
         except NotImplementedError as error:
             raise ConfigError(f"there is nothing to film: {error}") from error
         finally:

@@ -11,9 +11,11 @@ from embodied.commands.train import train
 
 OPEN = "env.ranges={can_distance: [0.2, 0.26]}"  # both ways are open, as recorded
 DEMOS = ["env=fr3_detour", OPEN, "demonstrator.quality=0.6", "episodes=60"]
-CLONE = ["experiment=fr3_detour_flow", "video=false"]
+UPDATES = 2000  # of each cloning
+CLONE = ["experiment=fr3_detour_flow", f"steps={UPDATES}", "video=false", "eval.episodes=50"]
 WAYS = "ways=[own_successes,ticket,dsrl_shared]"
-RACE = ["env=fr3_detour", WAYS, "steps=24000", "episodes=50", "workers=2"]
+RECIPES = f"recipes={{own_successes: {{updates: {UPDATES}}}}}"
+RACE = ["env=fr3_detour", WAYS, RECIPES, "steps=24000", "episodes=50", "workers=2"]
 
 
 def run(args: argparse.Namespace) -> None:

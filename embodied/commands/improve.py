@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from embodied.commands import require_folders
-from embodied.core.atomic_write import locked, write_json
+from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node
 from embodied.core.children import import_from_here, interrupt_with_parent, module_command
 from embodied.core.saved_node import read_saved
@@ -26,12 +30,12 @@ if TYPE_CHECKING:
     from embodied.commands.eval import Subject
     from embodied.evaluation.evaluate import Evaluation
     from embodied.improvement.improve import Improver
-    from embodied.improvement.race import Improvement, Leg
+    from embodied.improvement.race import Improvement
     from embodied.improvement.ways import Commands
 
 SETTINGS = "improve.yaml"
 """The file of an improvement's settings, in its folder."""
-STOPPED = (-signal.SIGINT, 130)  # exit statuses of a process that was interrupted
+STOPPED = (-signal.SIGINT, 130, 0)  # exit statuses of a process that was interrupted (0: idle)
 
 
 def settings() -> str:
@@ -77,13 +81,9 @@ def improve(
     node = improvement_settings(policy, words, folders)
     out = Path(node["out"])
     allowed = [word for word in words if word.startswith("allow=")]
-
-    def in_process(way: str, rung: int, budget: float) -> Leg:
-        tell(f"rung {rung + 1}: {way}, {budget:.3g} {improver.unit}")
-        return _leg_in_process(out, (policy, way, str(rung), repr(budget)), allowed, folders)
-
-    improver = improver_of(node, allowed, folders, tell, in_process)
-    with locked(out):
+    workers = Workers(out, policy, allowed, folders)
+    improver = improver_of(node, allowed, folders, tell, workers)
+    with locked(out), closing(workers):
         _remember(out, node)
         if joined := _joined_at(node):
             _save_joined(node, joined, allowed, folders)
@@ -98,7 +98,7 @@ def improver_of(
     allowed: Sequence[str],
     folders: Sequence[str],
     tell: Callable[[str], None],
-    in_process: Callable[[str, int, float], Leg] | None = None,
+    elsewhere: Callable[..., Any] | None = None,
 ) -> Improver:
     from embodied.compose import options, search_folders
     from embodied.core.build import parse, unknown
@@ -108,51 +108,84 @@ def improver_of(
     config = replace(config, policy=str(_joined_at(node) or config.policy))
     found = options("way", search_folders(folders))
     names = [*found] if config.ways is None else config.ways
-    for name in names:
+    for name in (*names, *config.recipes):
         if name not in found:
             raise unknown(f'there is no way "{name}"', name, found, key="ways")
-    ways: dict[str, Any] = {name: yaml.safe_load(found[name].read_text()) for name in names}
+    ways: dict[str, Any] = {}
+    for name in names:
+        ways[name] = yaml.safe_load(found[name].read_text()) | config.recipes.get(name, {})
     commands = _commands(config.env, allowed, folders, config)
-    return Improver(config, commands, ways, tell, in_process)
+    return Improver(config, commands, ways, tell, elsewhere)
 
 
-def _leg_in_process(
-    out: Path, leg: Sequence[str], allowed: Sequence[str], folders: Sequence[str]
-) -> Leg:
-    """Run `leg` (the policy as it was typed, way, rung, budget) of the improvement in `out` in a
-    process of its own, and wait for it; OUT/ways/WAY has what it said, and the leg."""
-    from embodied.improvement.race import leg_of
+class Workers:
+    """Calls methods of an Improver of the folder `out` in other processes, one for each thread that
+    asks; OUT/log.txt has what they said. `policy` as it was typed."""
 
-    _, way, rung, _ = leg
-    place = out / "ways" / way
-    place.mkdir(parents=True, exist_ok=True)
-    words = module_command("embodied.commands.improve", str(out), *leg, *allowed)
-    words += [word for folder in folders for word in ("--config-dir", folder)]
-    with (place / "log.txt").open("a") as log:
-        code = subprocess.run(
-            words, stdout=log, stderr=log, check=False, preexec_fn=interrupt_with_parent
-        ).returncode
-    if code in STOPPED:
-        raise KeyboardInterrupt
-    if code:
-        raise RuntimeError(f"{way} ended with {code}; see {place / 'log.txt'}")
-    return leg_of(json.loads((place / f"leg-{rung}.json").read_text()))
+    def __init__(
+        self, out: Path, policy: str, allowed: Sequence[str], folders: Sequence[str]
+    ) -> None:
+        self.log = out / "log.txt"
+        self.command = module_command("embodied.commands.improve", str(out), policy, *allowed)
+        self.command += [word for folder in folders for word in ("--config-dir", folder)]
+        self.own = threading.local()
+        self.every: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, method: str, *given: Any) -> Any:
+        """What the method returns; KeyboardInterrupt if the process was interrupted."""
+        process = self._process()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            pickle.dump((method, given), process.stdin)
+            process.stdin.flush()
+            return pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError):
+            code = process.wait()
+            if code in STOPPED:
+                raise KeyboardInterrupt from None
+            raise RuntimeError(f"{method} ended with {code}; see {self.log}") from None
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        if not hasattr(self.own, "process"):
+            with self.log.open("a") as log:
+                self.own.process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    preexec_fn=interrupt_with_parent,
+                )
+            self.every.append(self.own.process)
+        return self.own.process
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self.every:
+            process.communicate()
 
 
-def _run_leg(words: Sequence[str]) -> None:
-    """What `_leg_in_process` starts."""
+def _work(words: Sequence[str]) -> None:
+    """What `Workers` starts."""
     from embodied.policies.remote.address import allow_typed
 
     parser = argparse.ArgumentParser()
     parser.add_argument("words", nargs="*")
     parser.add_argument("--config-dir", action="append", default=[])
     args = parser.parse_args(words)
-    out, typed, way, rung, budget, *allowed = args.words
+    out, typed, *allowed = args.words
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed goes to the log
     import_from_here()
     allow_typed([typed])
     node = improvement_settings(out, allowed, args.config_dir)
-    leg = improver_of(node, allowed, args.config_dir, print).only(way, int(rung), float(budget))
-    write_json(Path(out) / "ways" / way / f"leg-{rung}.json", asdict(leg))
+    while True:
+        try:
+            method, given = pickle.load(sys.stdin.buffer)
+        except (EOFError, KeyboardInterrupt):  # there is nothing more to do
+            return
+        improver = improver_of(node, allowed, args.config_dir, print)
+        pickle.dump(getattr(improver, method)(*given), answers)
+        answers.flush()
 
 
 def improvement_settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:
@@ -197,8 +230,6 @@ def _joined_at(node: Node) -> Path | None:
 
 def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Sequence[str]) -> None:
     """Write that policy: a run, or the file of a policy server."""
-    from contextlib import closing
-
     from embodied.commands.eval import run_subject
     from embodied.core import checkpoint
     from embodied.core.build import build
@@ -231,8 +262,6 @@ def _remember(out: Path, node: Node) -> None:
 
 def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config: Any) -> Commands:
     """Training, collecting and playing in `env`, as the command line does it."""
-    from contextlib import closing
-
     from embodied.commands import demos
     from embodied.commands import train as training
     from embodied.commands.eval import evaluated, run_subject, served_subject
@@ -271,14 +300,17 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
     def play(policy: str, words: Sequence[str], episodes: int, seed: int) -> Evaluation:
         return evaluated(subject(policy, words, episodes, seed))[0]
 
-    def show(policy: str, words: Sequence[str], episodes: int, seed: int, row: int) -> Tensor:
+    def show(
+        policy: str, words: Sequence[str], episodes: int, seed: int, row: int
+    ) -> tuple[Tensor, float]:
         found = subject(policy, words, episodes, seed)
-        made = build(found.env | {"num_envs": episodes}, VecEnv)
+        made = build(found.env | {"num_envs": min(config.num_envs, episodes)}, VecEnv)
         with closing(made):
-            return film(found.make(made.spec).eval(), made, seed, row, found.execute)
+            acting = found.make(made.spec).eval()
+            return film(acting, made, episodes, seed, row, found.execute), made.spec.dt
 
     return Commands(train, collect, check, play, show)
 
 
 if __name__ == "__main__":
-    _run_leg(sys.argv[1:])
+    _work(sys.argv[1:])

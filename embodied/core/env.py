@@ -397,6 +397,16 @@ class ExpectsGivenTasks(Protocol):
 
 
 @runtime_checkable
+class CanPause(Protocol):
+    """Saves the time of steps of parallel envs from which nothing more is wanted."""
+
+    def pause(self, rows: Tensor) -> None:
+        """Leave the envs `rows` [B] (bool) where they are, from now on: their part of a step means
+        nothing. The others go on as they would."""
+        ...
+
+
+@runtime_checkable
 class HasUnsharedState(Protocol):
     """May have parts whose state is neither saved nor shared with the evaluation's environment."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.device import forked
-from embodied.core.env import VecEnv, require_finite
+from embodied.core.env import CanPause, VecEnv, require_finite
 from embodied.core.env_contract import called, endless
 from embodied.core.errors import ContractError
 from embodied.core.policy import Policy
+from embodied.core.wrapper import find_protocol
 from embodied.evaluation.episode_stats import EpisodeStats
 from embodied.evaluation.statistics import rate
 
@@ -80,8 +82,24 @@ def evaluate(
     `each_step` is called with the number of finished episodes after every step.
     `noise_seed`: of the policy's noise (None: `seed`).
     """
-    with forked(seed if noise_seed is None else noise_seed):
-        return _play(policy, env, episodes, seed, execute, each_step)
+    with forked(seed if noise_seed is None else noise_seed), _pausing(env) as pause:
+        return _play(policy, env, episodes, seed, execute, each_step, pause)
+
+
+@contextmanager
+def _pausing(env: VecEnv) -> Generator[Callable[[Tensor], None]]:
+    """A function that pauses envs [B] (bool), where `env` can do that; all play again afterwards.
+
+    Parallel envs that have played their episodes are not simulated any longer.
+    """
+    found = find_protocol(env, CanPause)
+    if found is None:
+        yield lambda rows: None
+        return
+    try:
+        yield found.pause
+    finally:
+        found.pause(torch.zeros(env.num_envs, dtype=torch.bool))
 
 
 def _play(
@@ -91,6 +109,7 @@ def _play(
     seed: int,
     execute: int | None,
     each_step: Callable[[int], None] | None,
+    pause: Callable[[Tensor], None],
 ) -> Evaluation:
     n, device = env.num_envs, env.device
     quota = -(-episodes // n)
@@ -119,6 +138,8 @@ def _play(
         found = torch.cat([sums, mean_change[None], late[None]])
         table[played[ended], ended] = found[:, ended].T.float()
         played[ended] += 1
+        if len(ended):
+            pause(played >= quota)
         change = change * ~first
         if each_step is not None:
             each_step(int(played.sum()))
@@ -135,16 +156,25 @@ def _play(
 
 @torch.no_grad()
 def film(
-    policy: Policy, env: VecEnv, seed: int, row: int = 0, execute: int | None = None
+    policy: Policy,
+    env: VecEnv,
+    episodes: int,
+    seed: int,
+    row: int = 0,
+    execute: int | None = None,
 ) -> Tensor:
     """Frames [T, H, W, 3] (uint8) of the first episode of parallel env `row`: the one that
-    `evaluate` runs with the same environment and seed."""
-    with forked(seed):
+    `evaluate` runs with the same environment, episodes and seed."""
+    frames: list[Tensor] = []
+    quota = -(-episodes // env.num_envs)
+    with forked(seed), _pausing(env) as pause:
         actor = Actor(policy, env.num_envs, execute)
         obs, first = env.reset(seed), torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-        frames: list[Tensor] = []
-        while not frames or not bool(first[row]):
+        played = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+        while not played[row]:
             frames.append(env.render(row))
             step = env.step(actor(obs, first))
             obs, first = step.obs, step.ended
+            played += first
+            pause(played >= quota)
         return torch.stack(frames)

@@ -11,8 +11,8 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,17 @@ from embodied.evaluation.video import write_mp4
 from embodied.improvement.advice import Score
 from embodied.improvement.diagnosis import outcomes_of
 from embodied.improvement.page import write_report
-from embodied.improvement.race import BASE, SAMPLER, Improvement, Journal, Leg, best, race, shares
+from embodied.improvement.race import (
+    BASE,
+    SAMPLER,
+    AtOnce,
+    Improvement,
+    Journal,
+    Leg,
+    best,
+    race,
+    shares,
+)
 from embodied.improvement.samplers import Sampler, best_sampler
 from embodied.improvement.ways import Commands, Setup, Way, acting_best, executed, save_run
 from embodied.policies.remote.address import is_address
@@ -50,11 +60,12 @@ class ImproveConfig:
     minutes: Positive = 30.0  # wall time in all (with steps: not used)
     steps: Count | None = None  # environment steps of the race, in place of minutes
     ways: tuple[str, ...] | None = None  # that race (null: all that apply)
+    recipes: Mapping[str, Node] = field(default_factory=dict)  # settings of ways, by name
     demos: str | tuple[str, ...] | None = None  # dataset folder(s) of demonstrations
     episodes: Count = 100  # of a measurement that chooses
     held_out: Count = 200  # episodes of the last measurement
     num_envs: Count = 50  # parallel envs that measure
-    workers: Count = 1  # ways that race at the same time, each on a core of its own
+    workers: Count = 1  # ways and measurements at the same time, each on a core of its own
     video: bool = True  # films of the base and of the better policy
     only_better: bool = True  # leave the base behind if no way is better (false: the best way)
     seed: CountOrZero = 0  # of the trainings
@@ -71,18 +82,28 @@ class Improver:
         commands: Commands,
         ways: Mapping[str, Node],
         tell: Callable[[str], None],
-        in_process: Callable[[str, int, float], Leg] | None = None,
+        elsewhere: Callable[..., Any] | None = None,
     ) -> None:
-        """`in_process` runs `only` of an Improver of the same folder in another process."""
+        """`elsewhere` calls a method, by its name, of an Improver of the same folder in another
+        process, one for each thread."""
         self.config, self.commands, self.tell = config, commands, tell
-        self.in_process = in_process if config.workers > 1 else None
+        self.elsewhere = elsewhere if config.workers > 1 else None
+        self.pool: Executor = ThreadPoolExecutor(config.workers) if self.elsewhere else AtOnce()
         self.out = Path(config.out)
         self.out.mkdir(parents=True, exist_ok=True)
         self.ways = {name: build(node, Way) for name, node in ways.items()}
         self.journal = Journal(self.out / "race.jsonl")
+        self.final = Journal(self.out / "held_out.jsonl")
+        self.measuring: dict[tuple[str, int], Future[Leg]] = {}  # by way and rung, held out
         self.unit: Literal["minutes", "steps"] = "minutes" if config.steps is None else "steps"
 
     def run(self) -> Improvement:
+        try:
+            return self.raced()
+        finally:  # after Ctrl-C nothing more is started
+            self.pool.shutdown(cancel_futures=True)
+
+    def raced(self) -> Improvement:
         base = self.journal.find(BASE, 0) or self.journal.add(self.measured_base())
         self.tell(f"{BASE}: {base.score}")
         searched = self.journal.find(SAMPLER, 0) or self.journal.add(self.searched_base(base))
@@ -94,10 +115,19 @@ class Improver:
         setup = self.setup(base, start)
         problems = self.problems(setup)
         racing = [name for name in self.ways if name not in problems]
-        run = self.in_process or partial(self.leg, setup)
+
+        def run(way: str, rung: int, budget: float) -> Leg:
+            self.tell(f"rung {rung + 1}: {way}, {budget:.3g} {self.unit}")
+            if self.elsewhere:
+                return self.elsewhere("only", way, rung, budget)
+            return self.leg(setup, way, rung, budget)
+
+        def out(leg: Leg) -> None:
+            for each in (base, searched, leg):
+                self.held_out(each)
+
         rungs = self.rungs(base, len(racing))
-        at_once = self.config.workers if self.in_process else 1
-        race(racing, rungs, run, self.journal, self.tell_score, at_once)
+        race(racing, rungs, run, self.journal, self.pool, self.tell_score, out)
         problems |= {leg.way: leg.problem for leg in self.journal.legs if leg.problem}
         return self.finished(start, problems)
 
@@ -190,7 +220,7 @@ class Improver:
             return [(count, share * config.steps) for count, share in shares(racing)]
         found = shares(racing, config.workers)
         measured = sum(math.ceil(count / config.workers) for count, _ in found)
-        last = (racing + 2) * config.held_out / config.episodes
+        last = math.ceil((racing + 2) / config.workers) * config.held_out / config.episodes
         others = sum(leg.minutes for leg in self.journal.legs if leg.way in (BASE, SAMPLER))
         others += base.minutes * (measured + last)
         budget = max(config.minutes / 2, config.minutes - others)
@@ -206,7 +236,6 @@ class Improver:
 
     def leg(self, setup: Setup, name: str, rung: int, budget: float) -> Leg:
         """Let a way spend `budget` more, and measure it."""
-        self.tell(f"rung {rung + 1}: {name}, {budget:.3g} {self.unit}")
         way, began = self.ways[name], time.monotonic()
         legs = self.journal.of(name)
         leg = Leg(name, rung, budget)
@@ -234,12 +263,18 @@ class Improver:
         assert chosen is not None
         lasts = {leg.way: leg for leg in self.journal.legs if leg.score is not None}
         lasts |= {chosen.way: chosen}
-        rows = self.held_out(lasts)
+        ahead = self.lines(chosen) if self.elsewhere else []
+        for leg in (*lasts.values(), *ahead):
+            self.held_out(leg)
+        finals = {name: self.held_out(leg).result() for name, leg in lasts.items()}
+        rows = {name: score for name, leg in finals.items() if (score := leg.score) is not None}
         page = self.out / "report.html"
         result = Improvement("", start, chosen, rows, problems, page)
         left = chosen if result.found or not self.config.only_better else start
         result = replace(result, policy=self.left_behind(left))
-        films = self.films([start, chosen]) if result.found and self.config.video else {}
+        films: dict[str, Path] = {}
+        if result.found and self.config.video:
+            films = self.films([finals[start.way], finals[chosen.way]])
         write_report(result, self.journal, self.config.policy, self.unit, films)
         facts: dict[str, Any] = {
             "chosen": chosen.way,
@@ -259,10 +294,9 @@ class Improver:
         way that is left behind, with the best policy until then; the last one has all `rows`."""
         legs = self.journal.of(left.way)
         lines: list[dict[str, float]] = []
-        for count in range(1, len(legs) + 1):
-            found = best(legs[:count])
-            assert found is not None
-            score = self.held_out({left.way: found})[left.way]
+        for count, found in enumerate(self.lines(left), 1):
+            score = self.held_out(found).result().score
+            assert score is not None
             lines.append(
                 {
                     "step": round(sum(leg.budget for leg in legs[:count])),
@@ -273,37 +307,54 @@ class Improver:
         lines[-1] |= {f"held_out/{way}": score.mean for way, score in rows.items()}
         return lines
 
-    def films(self, legs: Sequence[Leg]) -> dict[str, Path]:
-        """Videos of episodes from an initial state that the last of `legs` makes most of, by way;
-        none where the environment draws no pictures."""
-        count = min(self.config.num_envs, self.config.held_out)
-        play = self.commands.play
-        played = [outcomes_of(play(leg.policy, leg.sampler, count, HELD_OUT)) for leg in legs]
-        row = int((played[-1] - played[0]).argmax())
-        found: dict[str, Path] = {}
-        for leg in legs:
-            try:
-                frames = self.commands.film(leg.policy, leg.sampler, count, HELD_OUT, row)
-            except (NotImplementedError, RuntimeError, ImportError) as error:
-                self.tell(f"no videos: {error}")
-                return {}
-            name = leg.way.replace(" ", "_")
-            rate = 1 / checkpoint.load_spec(legs[-1].policy).dt
-            found[leg.way] = write_mp4(self.out / "videos" / f"{name}.mp4", frames, rate)
-        return found
+    def lines(self, left: Leg) -> list[Leg]:
+        """The best leg of the way of `left` until each of its rungs."""
+        legs = self.journal.of(left.way)
+        found = [best(legs[: count + 1]) for count in range(len(legs))]
+        return [leg for leg in found if leg is not None]
 
-    def held_out(self, legs: Mapping[str, Leg]) -> dict[str, Score]:
-        """The last measurement of each of `legs`, by way."""
-        kept = Journal(self.out / "held_out.jsonl")
-        rows: dict[str, Score] = {}
-        for name, leg in legs.items():
-            known = kept.find(name, leg.rung)
-            if known is None:
-                result = self.commands.play(leg.policy, leg.sampler, self.config.held_out, HELD_OUT)
-                known = kept.add(replace(leg, score=scored(result)))
-            assert known.score is not None
-            rows[name] = known.score
-        return rows
+    def films(self, legs: Sequence[Leg]) -> dict[str, Path]:
+        """Videos of episodes from an initial state that the last of `legs`, measured on held-out
+        states, makes most of, by way; none where the environment draws no pictures."""
+        first, last = legs[0].outcomes, legs[-1].outcomes
+        rows = range(min(self.config.num_envs, self.config.held_out))
+        row = max(rows, key=lambda k: last[k] - first[k])
+        call = self.elsewhere or (lambda _, *given: self.filmed(*given))
+        made = [self.pool.submit(call, "filmed", leg, row) for leg in legs]
+        found = {leg.way: each.result() for leg, each in zip(legs, made, strict=True)}
+        problems = [each for each in found.values() if not isinstance(each, Path)]
+        if problems:
+            self.tell(f"no videos: {problems[0]}")
+        return {} if problems else found
+
+    def filmed(self, leg: Leg, row: int) -> Path | str:
+        """The video of the first held-out episode of a parallel env, or why there is none."""
+        try:
+            count = self.config.held_out
+            frames, dt = self.commands.film(leg.policy, leg.sampler, count, HELD_OUT, row)
+        except (NotImplementedError, RuntimeError, ImportError) as error:
+            return str(error)
+        name = leg.way.replace(" ", "_")
+        return write_mp4(self.out / "videos" / f"{name}.mp4", frames, 1 / dt)
+
+    def held_out(self, leg: Leg) -> Future[Leg]:
+        """The last measurement of `leg`, which begins now if it has not yet."""
+        key = (leg.way, leg.rung)
+        if key not in self.measuring:
+            self.measuring[key] = self.pool.submit(self._held_out, leg)
+        return self.measuring[key]
+
+    def _held_out(self, leg: Leg) -> Leg:
+        if known := self.final.find(leg.way, leg.rung):
+            return known
+        call = self.elsewhere or (lambda _, *given: self.measured_last(*given))
+        return self.final.add(call("measured_last", leg))
+
+    def measured_last(self, leg: Leg) -> Leg:
+        """`leg` with its score and outcomes on held-out states."""
+        result = self.commands.play(leg.policy, leg.sampler, self.config.held_out, HELD_OUT)
+        outcomes = tuple(outcomes_of(result).tolist())
+        return replace(leg, score=scored(result), outcomes=outcomes)
 
     def left_behind(self, chosen: Leg) -> str:
         """Write the chosen policy as a run folder; returns it. A policy server stays where it is.

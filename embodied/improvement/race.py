@@ -11,7 +11,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ class Leg:
 
     `policy`: a checkpoint folder, or a server's address; `sampler`: the words of `embodied eval`
     with which it acts best, where these were searched; `change`: the mean change of an action's
-    elements from one step to the next (0: not known); `problem`: why it is out of the race.
+    elements from one step to the next (0: not known); `problem`: why it is out of the race;
+    `outcomes`: of each episode, where they are kept.
     """
 
     way: str
@@ -42,6 +43,7 @@ class Leg:
     sampler: tuple[str, ...] = ()
     change: float = 0.0
     problem: str = ""
+    outcomes: tuple[float, ...] = ()
 
 
 class Journal:
@@ -70,8 +72,9 @@ class Journal:
 def leg_of(row: dict[str, Any]) -> Leg:
     """The leg of a line of the journal."""
     score = row.pop("score")
-    sampler = tuple(row.pop("sampler"))
-    return Leg(**row, sampler=sampler, score=None if score is None else Score(**score))
+    for name in ("sampler", "outcomes"):
+        row[name] = tuple(row.get(name, ()))
+    return Leg(**row, score=None if score is None else Score(**score))
 
 
 def shares(contenders: int, at_once: int = 1) -> list[tuple[int, float]]:
@@ -101,16 +104,18 @@ def race(
     rungs: Sequence[tuple[int, float]],
     run: Callable[[str, int, float], Leg],
     journal: Journal,
+    pool: Executor,
     finished: Callable[[Leg], None] = lambda _: None,
-    at_once: int = 1,
+    out: Callable[[Leg], None] = lambda _: None,
 ) -> list[Leg]:
     """Let `ways` race; returns the legs that were run, rung by rung.
 
     `rungs`: how many race in each, and what each of them spends; `run(way, rung, budget)` spends
-    it, in `at_once` threads where that is above 1. The race ends early where a success rate is
-    known to be above `ENOUGH`. `finished` is called after each leg.
+    it, in `pool`. The race ends early where a success rate is known to be above `ENOUGH`.
+    `finished` is called after each leg, `out` with the last leg of a way that does not go on, when
+    those that do have begun.
     """
-    racing, every = list(ways), list[Leg]()
+    racing, every, legs = list(ways), list[Leg](), list[Leg]()
     for rung, (count, budget) in enumerate(rungs):
 
         def one(way: str, rung: int = rung, budget: float = budget) -> Leg:
@@ -118,7 +123,11 @@ def race(
             finished(leg)
             return leg
 
-        legs = _mapped(one, racing[:count], at_once)
+        begun = [pool.submit(one, way) for way in racing[:count]]
+        for leg in legs:
+            if leg.way in racing[count:]:
+                out(leg)
+        legs = [each.result() for each in begun]
         every += legs
         measured = sorted((leg for leg in legs if leg.score is not None), key=_rank, reverse=True)
         racing = [leg.way for leg in measured]
@@ -127,14 +136,13 @@ def race(
     return every
 
 
-def _mapped(one: Callable[[str], Leg], ways: Sequence[str], at_once: int) -> list[Leg]:
-    if at_once == 1:
-        return [one(way) for way in ways]
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        return list(pool.map(one, ways))
-    finally:  # after Ctrl-C nothing more is started
-        pool.shutdown(cancel_futures=True)
+class AtOnce(Executor):
+    """Does what is submitted before it goes on, in the thread that submits it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(fn(*args, **kwargs))
+        return done
 
 
 def won(leg: Leg) -> bool:

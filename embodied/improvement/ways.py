@@ -42,8 +42,9 @@ class Commands:
     """ConfigError for a training that cannot begin."""
     play: Callable[[str, Sequence[str], int, int], Evaluation]
     """(policy, words, episodes, seed): episodes of a policy with other settings."""
-    film: Callable[[str, Sequence[str], int, int, int], Tensor]
-    """The frames [T, H, W, 3] of one of as many parallel envs as episodes: (..., row)."""
+    film: Callable[[str, Sequence[str], int, int, int], tuple[Tensor, float]]
+    """The frames [T, H, W, 3] of the first episode of one parallel env, and the seconds between
+    two: (..., row)."""
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class RunComponents:
             names = ("episode", "episode") if result.success is None else ("failure", "success")
             for wanted, name in enumerate(names):
                 for row in (won == wanted).nonzero().flatten().tolist()[:1]:
-                    frames = film(self.policy, env, settings.seed, row, execute)
+                    frames = film(self.policy, env, env.num_envs, settings.seed, row, execute)
                     write_mp4(folder / f"{name}.mp4", frames, fps=1 / env.spec.dt)
 
     def write_reward_components(self, folder: Path) -> None:

@@ -92,14 +92,15 @@ class DataPool:
 
         self._run(rows.tolist(), advance)
 
-    def step(self, nstep: int, stage: int = 0) -> None:
-        """Advance every row by `nstep` substeps, then compute its contact forces."""
+    def step(self, ids: NDArray[np.intp] | None = None, nstep: int = 1, stage: int = 0) -> None:
+        """Advance the rows `ids` (None: all) by `nstep` substeps, then compute their contact
+        forces."""
 
         def advance(data: mujoco.MjData) -> None:
             mujoco.mj_step(self.model, data, nstep=nstep)
             mujoco.mj_rnePostConstraint(self.model, data)
 
-        self._run(list(range(len(self.state))), advance)
+        self._run(list(range(len(self.state))) if ids is None else ids.tolist(), advance)
 
     def close(self) -> None:
         """End the threads."""
@@ -185,6 +186,7 @@ class MujocoVecEnv(VecEnv):
         self.count = np.zeros(num_envs, np.int64)
         self.task = np.zeros((num_envs, 0 if spec.task is None else spec.task.size))
         self.generators = [_generator(seed, row) for row in range(num_envs)]
+        self.playing = np.ones(num_envs, np.bool_)  # those that are not paused
         self._obs: Tensors | None = None
 
     @abstractmethod
@@ -206,7 +208,12 @@ class MujocoVecEnv(VecEnv):
 
     def step_physics(self) -> None:
         """Run the physics of one control step; override to look at each substep."""
-        self.batch.step(nstep=self.substeps, stage=self.stage)
+        ids = None if self.playing.all() else np.flatnonzero(self.playing)
+        self.batch.step(ids, nstep=self.substeps, stage=self.stage)
+
+    def pause(self, rows: Tensor) -> None:
+        """Leave the envs `rows` [B] (bool) where they are (`core.env.CanPause`)."""
+        self.playing = ~rows.cpu().numpy()
 
     def retask(self, rows: Rows) -> None:
         """Write the model fields (`batch.expand`) that depend on `task[rows]`; default: none."""
@@ -249,7 +256,7 @@ class MujocoVecEnv(VecEnv):
         act = self._checked_action(action)
         self.control(act)
         self.step_physics()
-        self.count += 1
+        self.count += self.playing
         outcome = self.outcome(act)
         next_obs = self._observe(np.arange(self.num_envs))
         reward = torch.from_numpy(outcome.reward.astype(np.float32))

@@ -88,7 +88,7 @@ def test_the_robot_is_drawn_with_a_tenth_of_its_triangles() -> None:
         film = cameras.picture(model, data, name, 96, 96)
         assert np.abs(film.astype(int) - picture).mean() < 2.0
     for mesh in range(model.nmesh):
-        decimate(model, mesh)
+        decimate(model, mesh, 20)
     assert model.mesh_facenum.sum() < whole / 10 and model.mesh_facenum.min() > 0
     cameras.close()
 

@@ -120,6 +120,22 @@ def test_task_vector_is_obeyed_for_one_episode() -> None:
         env.reset(task=task + 1)
 
 
+def test_a_paused_env_stays_and_the_others_go_on_as_they_would() -> None:
+    plain, env = (Fr3(Config(num_envs=3, threads=1, horizon=4)) for _ in range(2))
+    for each in (plain, env):
+        each.reset(1)
+    env.pause(torch.tensor([False, True, False]))
+    before, action = env.get_state(), torch.full((3, 4), 0.3)
+    for _ in range(5):  # an episode of the others ends
+        step, other = env.step(action), plain.step(action)
+        assert torch.equal(step.obs["state"][[0, 2]], other.obs["state"][[0, 2]])
+    assert torch.equal(env.get_state()["physics"][1, :7], before["physics"][1, :7])
+    assert env.count.tolist() == [1, 0, 1]
+    env.pause(torch.zeros(3, dtype=torch.bool))
+    env.step(action)
+    assert env.count.tolist() == [2, 1, 2]
+
+
 def test_ranges_change_the_task_and_unknown_ones_are_named() -> None:
     env = Fr3(Config(num_envs=2, ranges={"cube_x": (0.5, 0.5)}))
     env.reset(seed=0)

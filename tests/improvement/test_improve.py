@@ -100,7 +100,7 @@ def test_two_at_once_and_one_that_is_interrupted_come_to_the_same_result(
     words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
     words += ["steps=90", "episodes=10", "held_out=10", "num_envs=10"]  # the last ones count
     whole = command.improve(str(base), [*words, "workers=2"], [recipes])
-    assert (tmp_path / "out/ways/quick_own/leg-0.json").exists()
+    assert (tmp_path / "out/log.txt").exists()
     kept = {leg: score.mean for leg, score in whole.rows.items()}
     shutil.rmtree(tmp_path / "out")
 
@@ -144,8 +144,10 @@ def test_a_policy_of_another_origin_and_the_best_way_even_if_it_is_worse(
 def test_every_recipe_can_begin(base: Path, tmp_path: Path) -> None:
     """From a flow policy: all but the one for diffusion policies. PPO only where there is time."""
     words = ["env=two_gap", f"out={tmp_path}", f"demos={base.parent / 'demos'}"]
+    words.append("recipes={clone: {updates: 7}}")
     node = command.improvement_settings(str(base), words, [])
     improver = command.improver_of(node, [], [], lambda _: None)
+    assert improver.ways["clone"].config.updates == 7  # type: ignore[attr-defined]
     score = Score.of(torch.ones(4), True)
     leg = Leg("base", 0, budget=1000.0, minutes=1.0, score=score, policy=str(checkpoint.find(base)))
     setup = improver.setup(leg, leg)

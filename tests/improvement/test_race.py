@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from embodied.improvement.advice import Score
-from embodied.improvement.race import ENOUGH, Journal, Leg, best, gain, race, shares
+from embodied.improvement.race import ENOUGH, AtOnce, Journal, Leg, best, gain, race, shares
 
 
 def score(successes: int, episodes: int = 100) -> Score:
@@ -39,7 +40,9 @@ def test_the_better_half_goes_on_and_the_last_one_has_most(tmp_path: Path) -> No
     def run(way: str, rung: int, budget: float) -> Leg:
         return Leg(way, rung, budget, score=score(reached[way] + rung))
 
-    legs = race([*reached], rungs([*reached], 120.0), run, Journal(tmp_path / "race.jsonl"))
+    legs = race(
+        [*reached], rungs([*reached], 120.0), run, Journal(tmp_path / "race.jsonl"), AtOnce()
+    )
     by_rung = {k: [leg.way for leg in g] for k, g in itertools.groupby(legs, lambda leg: leg.rung)}
     assert by_rung == {0: ["a", "b", "c", "d"], 1: ["d", "b"], 2: ["d"]}
     spent = {way: sum(leg.budget for leg in legs if leg.way == way) for way in reached}
@@ -55,7 +58,9 @@ def test_who_cannot_be_measured_is_out_and_the_race_goes_on(tmp_path: Path) -> N
         return Leg(way, rung, budget, score=score(50))
 
     ways = ["broken", "a", "b"]
-    legs = race(ways, rungs(ways, 1.0), run, Journal(tmp_path / "race.jsonl"), at_once=2)
+    legs = race(
+        ways, rungs(ways, 1.0), run, Journal(tmp_path / "race.jsonl"), ThreadPoolExecutor(2)
+    )
     assert [leg.way for leg in legs if leg.rung == 1] == ["a", "b"]
 
 
@@ -64,7 +69,7 @@ def test_it_ends_where_nothing_is_left_to_win(tmp_path: Path) -> None:
         return Leg(way, rung, budget, score=score(100 if way == "a" else 50))
 
     assert score(100).low >= ENOUGH
-    legs = race(["a", "b"], rungs("ab", 1.0), run, Journal(tmp_path / "race.jsonl"))
+    legs = race(["a", "b"], rungs("ab", 1.0), run, Journal(tmp_path / "race.jsonl"), AtOnce())
     assert [leg.way for leg in legs] == ["a", "b"]
 
 
@@ -80,8 +85,8 @@ def test_an_interrupted_race_runs_nothing_twice(tmp_path: Path) -> None:
 
     ways, file = ["a", "bb", "ccc"], tmp_path / "race.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        race(ways, rungs(ways, 9.0), run, Journal(file))
-    legs = race(ways, rungs(ways, 9.0), run, Journal(file))
+        race(ways, rungs(ways, 9.0), run, Journal(file), AtOnce())
+    legs = race(ways, rungs(ways, 9.0), run, Journal(file), AtOnce())
     done = [each for each in ran if each[0] != "interrupted"]
     assert len(done) == len(set(done)) == len(legs)
     assert Journal(file).legs == legs
