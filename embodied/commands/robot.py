@@ -263,7 +263,7 @@ def _convert(source: Path, out: str | None, lerobot: str | None) -> None:
         save_lerobot(motors, Path(lerobot))
     if out:
         _write(driver_settings(motors), Path(out))
-        print("zero is the middle of each range: check it against your kinematics (docs/deploy.md)")
+        print("zero is the middle of each range: check it against your kinematics (docs/servos.md)")
 
 
 def _write(settings: dict[str, Any], path: Path) -> None:

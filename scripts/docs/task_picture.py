@@ -1,4 +1,4 @@
-"""Draws the picture of the ten tasks in docs/environments.md: how each looks when it is done.
+"""Draws the picture of the ten tasks in docs/environments_arms.md: how each looks when it is done.
 
 MUJOCO_GL=egl python scripts/docs/task_picture.py docs/images/world_fr3_tasks.png
 """

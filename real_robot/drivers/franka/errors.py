@@ -25,7 +25,7 @@ FAILED = (franky.Exception, RuntimeError)
 ADVICE = {
     "cartesian_reflex": "it touched something: clear the way, then reset",
     "joint_reflex": "it touched something: clear the way, then reset",
-    "communication_constraints_violation": "packets came too late: see docs/bridge.md on the real-"
+    "communication_constraints_violation": "packets came too late: see docs/franka.md on the real-"
     "time kernel and the direct cable, then reset",
     "joint_position_limits_violation": "a joint is at its end: guide it back by hand, then reset",
     "self_collision_avoidance_violation": "it would touch itself: guide it away, then reset",
