@@ -54,8 +54,8 @@ class Config:
 
 class ManiSkill(VecEnv):
     """ManiSkill tasks. CPU envs are separate environments, env i seeded with (seed, i); they are
-    saved exactly, as the actions of the episode to replay. GPU envs share a generator and cannot be
-    saved.
+    saved as the actions of the episode to replay (to the bit: `pool.py`). GPU envs share a
+    generator and cannot be saved.
     """
 
     def __init__(self, config: Config) -> None:

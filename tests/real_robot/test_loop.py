@@ -4,6 +4,7 @@ driver, the source and the button hear of it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.hand import REST_FORCE
 from embodied.real_robot.kernel.last_resort import describe
-from embodied.real_robot.kernel.loop import GIVE_UP, ControlLoop
+from embodied.real_robot.kernel.loop import GIVE_UP, LET_GO, NEAR, ControlLoop
 from embodied.real_robot.kernel.messages import PRESSED_AGAIN, TEXT, Command, Ended, Mode
+from embodied.real_robot.kernel.rate import Rate
+from embodied.real_robot.kernel.source import SetPoint
 from tests.real_robot.ideal_arm import IdealArm
 from tests.real_robot.modes import Modes
 
@@ -383,7 +386,7 @@ def test_it_waits_for_a_silent_daemon_and_continues_from_where_it_came_to_rest(a
 def test_a_set_point_that_took_too_long_is_a_fault(arm: Ticks) -> None:
     arm.moving()
     most, move = arm.loop.fresh.config.stop, arm.loop.source.move
-    took = most - 1e-6
+    took, arm.now = most, 1024.0  # their sum is exact
 
     def slow(*args: Any) -> None:
         move(*args)
@@ -391,7 +394,6 @@ def test_a_set_point_that_took_too_long_is_a_fault(arm: Ticks) -> None:
 
     arm.loop.source.move = slow
     clock = arm.now
-    arm.loop._follow(arm.loop.source, arm.loop.arm, clock)
     assert arm.loop._follow(arm.loop.source, arm.loop.arm, clock) == ""
     took = most + 0.01
     assert "a set-point took" in arm.loop._follow(arm.loop.source, arm.loop.arm, clock)
@@ -409,6 +411,9 @@ def test_a_stop_that_is_not_followed_is_given_up_once(arm: Ticks, how: str) -> N
     else:
         arm.driver.broken = True
     arm.run(round(0.9 * GIVE_UP / arm.dt))
+    followed, arm.loop._followed = arm.loop._followed, 1024.0 - GIVE_UP
+    arm.loop._watch_stop(1024.0)
+    arm.loop._followed = followed
     assert arm.heard_of.count("halt") == 0
     arm.run(round(1.1 * GIVE_UP / arm.dt))
     beats, written = board.beats, arm.heard_of.count("write")
@@ -501,17 +506,141 @@ def test_a_measurement_that_is_no_number_is_nothing_to_continue_from(arm: Ticks)
     assert arm.tick(Command.RESET) and arm.mode == Mode.IDLE
 
 
-def test_who_connects_is_checked_read_and_held(arm: Ticks) -> None:
+def test_who_connects_is_checked_read_and_held(arm: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
     arm.loop.mode = Mode.DISCONNECTED
     for name in ("connect", "check", "read"):
         arm.heard_of.of(arm.driver, name)
     arm.heard_of.of(arm.loop.chain, "check")
+    arm.heard_of.of(arm.loop, "test_stop")
+    kind, enabled = type(arm.loop.chain.stages[0]), []
+    usual = kind.__call__
+
+    def called(stage: Any, tick: Any) -> None:
+        enabled.append(arm.loop.enabled.on)
+        usual(stage, tick)
+
+    monkeypatch.setattr(kind, "__call__", called)
     arm.driver.goal = arm.driver.q + 0.05
     arm.loop.connect()
-    assert [name for name, _ in arm.heard_of.calls] == ["connect", "check", "check", "read"]
+    assert enabled == [True], "the stop is tested on an arm that is enabled"
+    order = ["connect", "check", "check", "read", "test_stop"]
+    assert [name for name, _ in arm.heard_of.calls] == order
     assert arm.heard_of.calls[1][1] == (arm.loop.chain.limiter.limits,)
     assert arm.loop.mode == Mode.IDLE and arm.loop.fault == "" and not arm.loop.enabled.on
     assert np.abs(arm.loop.chain.limiter.q - arm.driver.q).max() < 1e-9
+
+
+@pytest.mark.parametrize("broken", ["a joint moves", "no stop", "no fault"])
+def test_a_stop_that_does_not_hold_is_no_connection(
+    arm: Ticks, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    loop = arm.loop
+    rest = loop.chain.limiter.q.copy()
+    if broken == "a joint moves":
+        sent = rest + 1e-6 * np.eye(5)[2]
+        monkeypatch.setattr(type(loop.chain), "__call__", lambda *args: sent)
+    elif broken == "no stop":
+        loop._check_emergency_stop = lambda now: setattr(loop.chain, "fault", "a fault")
+    else:
+        loop._check_emergency_stop = lambda now: setattr(loop, "mode", Mode.ESTOP)
+        monkeypatch.setattr(type(loop.chain), "__call__", lambda *args: rest)
+    with pytest.raises(DriverError, match="the stop test failed"):
+        loop.test_stop()
+
+
+def test_an_arm_that_measures_no_force_is_refused(arm: Ticks) -> None:
+    read = arm.driver.read
+    arm.driver.read = lambda: replace(read(), external=None, force=None)
+    with pytest.raises(DriverError, match="measures no external force"):
+        arm.loop.connect()
+
+
+def test_where_a_stopped_arm_follows(arm: Ticks) -> None:
+    """It was measured `fresh.state` s ago or less, within limits.tracking of its set-point."""
+    loop, tracking = arm.loop, np.asarray(arm.made.limits.tracking)
+    loop.chain.limiter.begin(np.zeros(5))
+    old = loop.fresh.config.state
+    loop.arm = ArmState(tracking, 0 * tracking, 0 * tracking, 0.0)
+    assert loop._follows(old) and not loop._follows(1.001 * old) and not loop._follows(-1.001 * old)
+    loop.arm = ArmState(tracking * (1 + 1e-6 * np.eye(5)[2]), 0 * tracking, 0 * tracking, 0.0)
+    assert not loop._follows(old)
+
+
+def test_a_touched_arm_goes_back_at_once(arm: Ticks) -> None:
+    arm.moving()
+    arm.heard_of.of(arm.loop.yielding, "begin")
+    before = arm.driver.q.copy()
+    read = arm.driver.read
+    arm.driver.read = lambda: replace(read(), force=np.array([1e3, 0.0, 0.0]))
+    arm.tick()
+    assert arm.mode == Mode.ESTOP and "pushes on the tool" in arm.loop.fault
+    assert {"moving": True, "pause": LET_GO} in arm.heard_of.settings
+    ahead = arm.there.state.fields["sent"][0] - before
+    assert arm.loop.chain.back is not None and np.abs(ahead).max() > 1e-4
+    assert (arm.loop.chain.limiter.q == arm.loop.chain.back).all()
+
+
+def test_where_it_lets_go_is_inside_of_the_limits_and_above_its_droop(arm: Ticks) -> None:
+    loop = arm.loop
+    limiter = loop.chain.limiter
+    loop.droop = lambda q: np.full(5, 0.01)
+    middle = (limiter.low + limiter.high) / 2
+    assert loop._let_go(middle, arm.now) == pytest.approx(middle + 0.01)
+    assert (loop._let_go(limiter.low - 1, arm.now) == limiter.low).all()
+    assert (loop._let_go(limiter.high + 1, arm.now) == limiter.high).all()
+
+
+def test_the_way_home_begins_once_the_arm_has_yielded(arm: Ticks) -> None:
+    loop = arm.loop
+    arm.heard_of.of(loop.homing, "begin")
+    loop._yield(arm.now)
+    loop._home_pending = True
+    loop.yielding.begin(loop.chain.limiter.q, arm.now + 10, moving=True)
+    loop._yield(arm.now)
+    assert loop._home_pending and arm.heard_of.count("begin") == 0
+    homing, loop.homing = loop.homing, None
+    loop.yielding.begin(loop.chain.limiter.q, arm.now, moving=False)
+    loop._yield(arm.now)
+    loop.homing = homing
+    assert loop._home_pending
+    loop._yield(arm.now)
+    assert not loop._home_pending and loop.enabled.on and arm.heard_of.count("begin") == 1
+
+
+def test_the_way_home_ends_at_its_last_set_point(arm: Ticks) -> None:
+    loop = arm.loop
+    loop.chain.limiter.begin(np.zeros(5))
+    loop.mode = Mode.HOMING
+    for point in (
+        SetPoint(np.zeros(5), last=False),
+        SetPoint(1.001 * NEAR * np.eye(5)[1], last=True),
+    ):
+        loop._end_homing(point, arm.now)
+        assert loop.mode == Mode.HOMING
+    arm.heard_of.of(loop.yielding, "wait")
+    loop._end_homing(SetPoint(np.full(5, NEAR), last=True), arm.now)
+    assert loop.mode == Mode.IDLE and arm.heard_of.count("wait") == 1
+
+
+def test_a_hand_that_stays_is_wanted_there_but_not_on_the_way_home(arm: Ticks) -> None:
+    loop = arm.loop
+    loop.chain.hand.stay = lambda width, latched: 0.03
+    loop.width, loop.mode, loop._waiting = 0.01, Mode.HOMING, True
+    assert loop._limited_width() == 0.03 and loop.width == 0.01
+    loop.mode = Mode.IDLE
+    assert loop._limited_width() == 0.03 and loop.width == 0.03
+
+
+def test_what_is_said_of_the_source_and_the_rate(arm: Ticks) -> None:
+    loop, rate = arm.loop, Rate(100.0)
+    arm.heard_of.of(loop.writer, "followed")
+    for loop.mode, loop._waiting in ((Mode.IDLE, False), (Mode.RUNNING, True)):
+        loop._publish(arm.now, None)
+    loop.mode, loop._waiting, rate.missed = Mode.RUNNING, False, 7
+    loop._publish(arm.now, rate)
+    assert [moves for _, (_, moves) in arm.heard_of.calls] == [False, False, True]
+    arm.there.state.receive()
+    assert arm.there.state.fields["missed"][0] == 7
 
 
 def test_what_is_published(arm: Ticks) -> None:
