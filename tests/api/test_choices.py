@@ -26,7 +26,7 @@ from embodied.envs.gym_object import register
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
 from tests.builders import make_policy, node_of, python, recorded
-from tests.tiers import usually
+from tests.tiers import only_all, usually
 from tests.toy_envs import Forbidden, Lock, batched
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -117,6 +117,7 @@ def test_discrete_numbers_may_begin_anywhere(tmp_path: Path) -> None:
     assert actions == [-1, 1]
 
 
+@only_all
 def test_a_run_is_loaded_saved_and_predicts_in_another_process(
     hybrid: em.Agent, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from embodied.envs.adapters.gymnasium_env import GymView
 from embodied.envs.adapters.lerobot_env import LeRobotEnv
 from embodied.envs.fr3 import env as fr3_env
 from embodied.envs.gym import Config, Gym
+from tests.tiers import only_all
 from tests.toy_envs import Reach
 
 
@@ -90,6 +91,7 @@ def mean_return(view: DummyVecEnv, choose: Callable[[Any], np.ndarray]) -> float
     return float(total.mean())
 
 
+@only_all
 def test_stable_baselines_learns_to_reach() -> None:
     from stable_baselines3 import SAC
 

@@ -269,6 +269,7 @@ def test_what_the_policy_saw_is_kept_to_the_last_bit(
     assert (rows["stamp/decided/front"] <= rows["stamp/sent"]).all()
 
 
+@only_all
 def test_a_killed_recorder_keeps_finished_pictures(bridge: Bridge, deployment: Deployment) -> None:
     recorded(bridge)
     before = read_episodes(deployment.recording)

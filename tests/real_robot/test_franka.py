@@ -43,6 +43,7 @@ from embodied.real_robot.kernel.loop import ControlLoop
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
+from tests.tiers import usually
 
 PATIENT = 600.0  # s for something to become so, on a machine that does much else
 ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
@@ -84,7 +85,8 @@ def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
         time.sleep(0.002)
 
 
-SPRINGS = pytest.mark.parametrize("tool", [None, {"stiffness": 800.0, "turning": 40.0}])
+TOOL = {"stiffness": 800.0, "turning": 40.0}
+SPRINGS = pytest.mark.parametrize("tool", usually([None], [None, TOOL]))
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from tests.real_robot.operators import Hand, Operator, in_mode
 from tests.real_robot.test_daemon import PATIENT, until
 from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, robot, said
 from tests.real_robot.test_filmed import files
+from tests.tiers import only_all
 
 RIGHT, LEFT, ESCAPE = b"\x1b[C", b"\x1b[D", b"\x1b"
 
@@ -152,6 +153,7 @@ def robot_command(where: Path, folder: Path, *words: str) -> subprocess.Popen[st
     )
 
 
+@only_all
 def test_teleop_drives_an_arm_of_servos(tmp_path: Path, folder: Path, hand: Hand) -> None:
     """Over the emulated bus. Nothing is recorded; Ctrl-C ends it."""
     words = ("teleop", "robot=so101_sim", "robot.driver.timeout=0.3", *hand.words)

@@ -35,6 +35,7 @@ from embodied.training.update_ratio import Config, SwitchWhenSteady
 from tests.buffers.test_hindsight import plane
 from tests.builders import SPEC, make_learner, make_policy, node_of
 from tests.contract.test_learner import batch_for, make
+from tests.tiers import only_all, usually
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
 from tests.training.test_train import resumed, run, same, settings, weights
@@ -47,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", usually({*KINDS} - {"pictures"}, KINDS))
 def test_resume_is_exact(kind: str, tmp_path: Path) -> None:
     changes = {"replay_size": 150, "env": {"_target_": f"{__name__}.Near"}} | KINDS[kind]
     if kind == "mapped":  # as it is exact as long as nothing was overwritten
@@ -318,6 +319,7 @@ def test_native_code_gives_way_to_the_probe() -> None:
     assert native_obstacle(learner) == "its active units are measured"
 
 
+@only_all
 def test_update_ratio_resume_is_exact(tmp_path: Path) -> None:
     """Before and after the switch."""
     ratio = QUICK | {"every": 20, "window": 7, "threshold": 0.02}  # at step 320
