@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from embodied.core.spec import Spec
     from embodied.datasets.mapping import Mapping
     from embodied.evaluation.evaluate import Evaluation
+    from embodied.evaluation.worst_case import WorstCase
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
 
     folders = [run for run in runs if not is_address(run)]
     require_folders(folders)
+    if any(w.startswith("search.") for w in words) and "worst_case=true" not in words:
+        raise ConfigError("search.NAME=... has no effect without worst_case=true")
     if not any(word.startswith("env=") for word in words):
         require_one_environment([Path(folder) for folder in folders])
     rows: list[dict[str, Any]] = []
@@ -83,6 +86,8 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
     subject = served_subject(address, words, folders)
     if subject.node["out"] is not None:
         raise ConfigError("out= is for runs, not for a policy server")
+    if asks_worst(subject.node):
+        return worst_row(subject, worst_of(subject)[0])
     return result_row(subject, evaluated(subject)[0])
 
 
@@ -116,19 +121,28 @@ def served_subject(
 def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, Any]:
     """Evaluate the newest checkpoint of `path`; adds a line to RUN/evaluations.jsonl."""
     from embodied.core import checkpoint
+    from embodied.core.atomic_write import write_json
+    from embodied.evaluation.worst_case import FILE
     from embodied.reports import run_report
 
     subject = run_subject(path, words, folders)
     run, node = Path(subject.name), subject.node
-    result, policy = evaluated(subject)
-    row = result_row(subject, result) | imagined_beside(run, subject, result)
+    out = None if node["out"] is None else Path(node["out"])
+    if asks_worst(node):
+        found, policy = worst_of(subject)
+        row, metrics = worst_row(subject, found), found.metrics()
+        write_json((out or run) / FILE, found.to_json())
+    else:
+        result, policy = evaluated(subject)
+        row = result_row(subject, result) | imagined_beside(run, subject, result)
+        metrics = result.metrics()
     if node["policy"] != read_saved(checkpoint.find(path) / "policy.yaml"):
         row["policy"] = policy.node
     add_line(run / "evaluations.jsonl", row)
     run_report.write(run)
-    if node["out"] is not None:
-        scores = {f"eval/{name}": value for name, value in result.metrics().items()}
-        add_line(Path(node["out"]) / "metrics.jsonl", {"step": subject.step, **scores})
+    if out is not None:
+        scores = {f"eval/{name}": value for name, value in metrics.items()}
+        add_line(out / "metrics.jsonl", {"step": subject.step, **scores})
     return row
 
 
@@ -202,6 +216,51 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
         return evaluate(policy, env, episodes, node["seed"], execute, shown), policy
     finally:
         env.close()
+
+
+def asks_worst(node: Node) -> bool:
+    """Whether the settings of `embodied eval` ask for the worst parameters."""
+    from embodied.core.build import typed
+
+    return typed(bool, node["worst_case"], "worst_case")
+
+
+def worst_of(subject: Subject) -> tuple[WorstCase, Policy]:
+    """The worst parameters of its environment for a policy, and the policy."""
+    import torch
+
+    from embodied.core.build import build, parse
+    from embodied.core.env import VecEnv
+    from embodied.evaluation.progress import counting
+    from embodied.evaluation.worst_case import Config, points_of, worst_case
+
+    node = subject.node
+    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
+    config = parse(Config, node["search"], "search")
+    torch.set_num_threads(node["threads"])
+    env = build(subject.env | {"num_envs": min(node["num_envs"], config.episodes)}, VecEnv)
+    try:
+        policy, episodes = subject.make(env.spec), config.episodes
+        shown = counting(points_of(env, config) * episodes)
+        found = worst_case(
+            policy,
+            env,
+            config,
+            node["episodes"],
+            node["seed"],
+            subject.execute,
+            lambda points: shown(points * episodes),
+        )
+        return found, policy
+    finally:
+        env.close()
+
+
+def worst_row(subject: Subject, found: WorstCase) -> dict[str, Any]:
+    """The result of one policy at its worst parameters, which are printed."""
+    row = result_row(subject, found.result) | {"worst": found.to_json()["values"]}
+    print(f"{subject.name}: {found}", flush=True)
+    return row
 
 
 def add_line(path: Path, row: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from embodied.core.env import HasLevels, VecEnv
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.wrapper import find_protocol
 from embodied.evaluation.statistics import rate, wilson
+from embodied.evaluation.worst_case import FILE as WORST
 from embodied.reports.diagnosis import diagnosis, meaning
 from embodied.reports.page import (
     Point,
@@ -56,6 +57,7 @@ def write(folder: Path) -> Path:
         _tasks(folder),
         _films(folder),
         _evaluations(folder),
+        _worst(folder),
         f"<h2>Next</h2><pre>{escape(lines)}</pre>",
         _settings(folder),
     ]
@@ -299,11 +301,32 @@ def _evaluations(folder: Path) -> str:
             f"{row['length']:.1f}",
             row["episodes"],
             row["seed"],
+            "worst parameters" if "worst" in row else "",
         )
         for row in map(json.loads, file.read_text().splitlines())
     ]
-    heads = "step", "success [95%]", "return", "length", "episodes", "seed"
+    heads = "step", "success [95%]", "return", "length", "episodes", "seed", ""
     return f"<h2>Evaluations</h2>{table(heads, cells)}"
+
+
+def _worst(folder: Path) -> str:
+    """The worst parameters that were found, and the least score at each value of every one."""
+    file = folder / WORST
+    if not file.exists():
+        return ""
+    kept = json.loads(file.read_text())
+    points, scores = np.array(kept["points"]), np.array(kept["scores"])
+    least = {
+        name: [(x, float(scores[points[:, k] == x].min())) for x in np.unique(points[:, k])]
+        for k, name in enumerate(kept["names"])
+    }
+    drawn = figure(chart(least, "least score"), "Least score at each value of a parameter, 0 to 1")
+    low, high = kept["interval"]
+    rows = [(name, f"{value:.4g} {unit}") for name, (value, unit) in kept["values"].items()]
+    rows.append(("return there", f"{number(kept['return'])} [{number(low)}, {number(high)}]"))
+    if "successes" in kept:
+        rows.append(("success there", rate(kept["successes"], kept["episodes"])))
+    return f"<h2>Worst parameters</h2>{table((), rows)}{drawn}"
 
 
 def _settings(folder: Path) -> str:
