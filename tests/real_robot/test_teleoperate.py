@@ -40,11 +40,7 @@ def hand(tmp_path: Path) -> Iterator[Hand]:
 
 
 def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
-    tmp_path: Path,
-    folder: Path,
-    hand: Hand,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+    tmp_path: Path, folder: Path, hand: Hand, request: pytest.FixtureRequest
 ) -> None:
     camera = json.dumps(files(tmp_path / "pictures")).replace('"', "")
     words = ["record", "robot=sim", "robot.driver.world.task=reach", CROWDED, *hand.words]
@@ -93,7 +89,7 @@ def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
     assert info["features"]["observation.images.side"]["dtype"] == "video"
     assert info["total_episodes"] == 2 and "discarded" in operator.text.decode()
     if request.config.getoption("--all"):
-        goes_on_in_the_same_folder(tmp_path, folder, words, capsys)
+        goes_on_in_the_same_folder(tmp_path, folder, words, request.getfixturevalue("capsys"))
 
 
 def goes_on_in_the_same_folder(
