@@ -520,10 +520,13 @@ def test_who_connects_is_checked_read_and_held(arm: Ticks, monkeypatch: pytest.M
         usual(stage, tick)
 
     monkeypatch.setattr(kind, "__call__", called)
+    arm.heard_of.of(arm.loop, "_begin_at_rest")
     arm.driver.goal = arm.driver.q + 0.05
+    counts = arm.loop.chain.counts.copy()
     arm.loop.connect()
+    assert (arm.loop.chain.counts == counts).all(), "the test of the stop is no event"
     assert enabled == [True], "the stop is tested on an arm that is enabled"
-    order = ["connect", "check", "check", "read", "test_stop"]
+    order = ["connect", "check", "check", "read", "_begin_at_rest", "test_stop", "_begin_at_rest"]
     assert [name for name, _ in arm.heard_of.calls] == order
     assert arm.heard_of.calls[1][1] == (arm.loop.chain.limiter.limits,)
     assert arm.loop.mode == Mode.IDLE and arm.loop.fault == "" and not arm.loop.enabled.on
@@ -546,6 +549,7 @@ def test_a_stop_that_does_not_hold_is_no_connection(
         monkeypatch.setattr(type(loop.chain), "__call__", lambda *args: rest)
     with pytest.raises(DriverError, match="the stop test failed"):
         loop.test_stop()
+    assert not loop.enabled.on
 
 
 def test_an_arm_that_measures_no_force_is_refused(arm: Ticks) -> None:
