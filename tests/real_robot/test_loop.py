@@ -552,6 +552,16 @@ def test_a_stop_that_does_not_hold_is_no_connection(
     assert not loop.enabled.on
 
 
+def test_who_begins_at_rest_forgets_what_the_hand_held_and_senses_anew(arm: Ticks) -> None:
+    loop = arm.loop
+    arm.heard_of.of(loop.chain.hand, "forget")
+    loop._begin_at_rest(loop.arm, loop.arm.q)
+    assert arm.heard_of.count("forget") == 1
+    arm.driver.sense = lambda: np.array([0.5])
+    loop._measure()
+    assert loop._sensed.tolist() == [0.5]
+
+
 def test_an_arm_that_measures_no_force_is_refused(arm: Ticks) -> None:
     read = arm.driver.read
     arm.driver.read = lambda: replace(read(), external=None, force=None)
