@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 123_200,  # lines of embodied, envs, policies, real_robot
-    "tests": 83_400,  # lines
+    "product": 123_600,  # lines of embodied, envs, policies, real_robot
+    "tests": 83_600,  # lines
     "frames": 9,  # of our own functions, from the command line to SAC's optimiser step
     "files": 83,  # of ours that are entered before that step
 }
