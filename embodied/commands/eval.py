@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from embodied.core.policy import Policy
     from embodied.core.spec import Spec
     from embodied.datasets.mapping import Mapping
+    from embodied.evaluation.certificate import Config as CertificateConfig
     from embodied.evaluation.evaluate import Evaluation
     from embodied.evaluation.worst_case import WorstCase
 
@@ -44,8 +45,7 @@ def run(args: argparse.Namespace) -> None:
 
     folders = [run for run in runs if not is_address(run)]
     require_folders(folders)
-    if any(w.startswith("search.") for w in words) and "worst_case=true" not in words:
-        raise ConfigError("search.NAME=... has no effect without worst_case=true")
+    require_used(words)
     if not any(word.startswith("env=") for word in words):
         require_one_environment([Path(folder) for folder in folders])
     rows: list[dict[str, Any]] = []
@@ -62,6 +62,15 @@ def runs_in(words: list[str]) -> tuple[list[str], list[str]]:
     """The words that are runs or policy servers, and the settings."""
     runs = [word for word in words if "=" not in word or Path(word).exists()]
     return runs, [word for word in words if word not in runs]
+
+
+def require_used(words: list[str]) -> None:
+    """ConfigError for settings of a search or a certificate that is not asked for."""
+    for prefix, needed in (("search.", "worst_case="), ("certify.", "certify.radii=")):
+        if any(w.startswith(prefix) for w in words) and not any(
+            w.startswith(needed) for w in words
+        ):
+            raise ConfigError(f"{prefix}NAME=... has no effect without {needed}...")
 
 
 def require_one_environment(runs: list[Path]) -> None:
@@ -86,6 +95,8 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
     subject = served_subject(address, words, folders)
     if subject.node["out"] is not None:
         raise ConfigError("out= is for runs, not for a policy server")
+    if subject.node["certify"]["radii"]:
+        raise ConfigError("certify.radii=... is for runs, not for a policy server")
     if asks_worst(subject.node):
         return worst_row(subject, worst_of(subject)[0])
     return result_row(subject, evaluated(subject)[0])
@@ -128,6 +139,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     subject = run_subject(path, words, folders)
     run, node = Path(subject.name), subject.node
     out = None if node["out"] is None else Path(node["out"])
+    certificate = certificate_settings(node)
     if asks_worst(node):
         found, policy = worst_of(subject)
         row, metrics = worst_row(subject, found), found.metrics()
@@ -136,6 +148,8 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
         result, policy = evaluated(subject)
         row = result_row(subject, result) | imagined_beside(run, subject, result)
         metrics = result.metrics()
+        if certificate.radii:
+            metrics |= certify(row, result, node["policy"]["sigma"], certificate)
     if node["policy"] != read_saved(checkpoint.find(path) / "policy.yaml"):
         row["policy"] = policy.node
     add_line(run / "evaluations.jsonl", row)
@@ -207,6 +221,8 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
     env = build(subject.env | {"num_envs": min(node["num_envs"], node["episodes"])}, VecEnv)
     try:
         tasks = held_out(env)
+        if tasks is not None and node.get("certify", {}).get("radii"):
+            raise ConfigError("certify.radii: held-out tasks are no random sample of episodes")
         if tasks is not None:
             env = TaskGridEval(env, tasks[: node["episodes"]])
             node["episodes"] = len(env.tasks)
@@ -216,6 +232,45 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
         return evaluate(policy, env, episodes, node["seed"], execute, shown), policy
     finally:
         env.close()
+
+
+def certificate_settings(node: Node) -> CertificateConfig:
+    """The certificates that the settings of `embodied eval` ask for; ConfigError where the policy
+    or the evaluation has none."""
+    from embodied.core.build import parse, resolve
+    from embodied.core.config_fields import complete
+    from embodied.core.policy import Policy
+    from embodied.evaluation.certificate import Config
+    from embodied.policies.wrappers.smoothed import Smoothed
+
+    config = parse(Config, node["certify"], "certify")
+    if not config.radii:
+        return config
+    node["policy"] = policy = complete(node["policy"])
+    if resolve(policy["_target_"], Policy) is not Smoothed or not policy["sigma"]:
+        raise ConfigError("certify.radii: only policy=smoothed with policy.sigma above 0 has them")
+    if policy["attack"] != "none":
+        raise ConfigError("certify.radii: certificates are of episodes without policy.attack")
+    if asks_worst(node):
+        raise ConfigError("certify.radii: not with worst_case=true")
+    return config
+
+
+def certify(
+    row: dict[str, Any], result: Evaluation, sigma: float, config: CertificateConfig
+) -> dict[str, float]:
+    """Add the certificates of a result to its row and print them; their metrics."""
+    from embodied.evaluation.certificate import certificates, lines
+
+    found = certificates(result, sigma, config)
+    row["certified"] = [vars(each) for each in found]
+    print("\n".join(lines(found, config.alpha)), flush=True)
+    known = {
+        f"certified_{name}_{each.radius:g}": value
+        for each in found
+        for name, value in (("return", each.mean_return), ("success", each.success))
+    }
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def asks_worst(node: Node) -> bool:

@@ -39,7 +39,7 @@ class Config:
     """Standard deviations by element name, in the elements' units.
 
     A name is that of an element, or of a group without axis or number: `dq` is dq1 to dq7, `cube`
-    the cube's x, y, z.
+    the cube's x, y, z. Elements without names are called as their leaf: state0, state1, ...
     """
 
     deviation: Mapping[str, NonNegative] = field(default_factory=dict)  # noise of each step
@@ -55,9 +55,10 @@ class ObservationNoise(EpisodeWrapper):
     def __init__(self, config: Config, env: VecEnv) -> None:
         super().__init__(env)
         self.leaf = config.leaf
-        if config.leaf not in env.spec.obs or not env.spec.obs[config.leaf].names:
-            raise ConfigError(f'ObservationNoise: "{config.leaf}" has no named elements')
-        self.names = env.spec.obs[config.leaf].names
+        leaf = env.spec.obs.get(config.leaf)
+        if leaf is None or len(leaf.shape) != 1:
+            raise ConfigError(f'ObservationNoise: "{config.leaf}" is no vector that is observed')
+        self.names = leaf.names or tuple(f"{config.leaf}{i}" for i in range(leaf.size))
         self.deviation, self.bias = (
             self._by_element(each).to(env.device) for each in (config.deviation, config.bias)
         )

@@ -61,7 +61,7 @@ def test_the_bias_stays_for_an_episode() -> None:
     ("settings", "reason"),
     [
         ({"deviation": {"cubes": 0.1}}, 'did you mean "cube"'),
-        ({"leaf": "points"}, "no named elements"),
+        ({"leaf": "points"}, "no vector that is observed"),
     ],
 )
 def test_wrong_settings_are_one_line(settings: dict[str, Any], reason: str) -> None:
