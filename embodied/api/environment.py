@@ -58,7 +58,19 @@ def env_words(env: EnvLike) -> list[str]:
             )
         return ["env=python", *as_words("env", node)]
     if isinstance(env, str):
-        return _named(env)
+        from embodied.compose import options, search_folders
+
+        known = options("env", search_folders())
+        if env in known:
+            return [f"env={env}"]
+        import gymnasium
+
+        if ":" in env or env in gymnasium.registry:
+            return ["env=gym", f"env.id={env}"]
+        raise ConfigError(
+            f'there is no environment "{env}"{nearest(env, [*known, *gymnasium.registry])}; '
+            "em.list('env') has ours, gymnasium.registry Gymnasium's"
+        )
     if isinstance(env, Mapping):
         name, settings = named(env, "env")
         return [*env_words(name), *as_words("env", settings)]
@@ -86,19 +98,3 @@ def spec_of(env: EnvLike, allowed: Sequence[str] = ()) -> Spec:
     made = build(env_node(env, allowed, num_envs=1), VecEnv)
     made.close()
     return made.spec
-
-
-def _named(name: str) -> list[str]:
-    from embodied.compose import options, search_folders
-
-    known = options("env", search_folders())
-    if name in known:
-        return [f"env={name}"]
-    import gymnasium
-
-    if ":" in name or name in gymnasium.registry:
-        return ["env=gym", f"env.id={name}"]
-    raise ConfigError(
-        f'there is no environment "{name}"{nearest(name, [*known, *gymnasium.registry])}; '
-        "em.list('env') has ours, gymnasium.registry Gymnasium's"
-    )

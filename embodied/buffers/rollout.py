@@ -81,7 +81,19 @@ class RolloutBuffer:
         if self.keep == 1:
             return newest
         self.newest = tt.each(newest, torch.clone)
-        return _beside([self.newest, *self.past])
+        # Batches side by side along B; shorter ones are padded with slots that are not valid.
+        parts = [self.newest, *self.past]
+        length = max(len(part["valid"]) for part in parts)
+
+        def padded(value: Tensor) -> Tensor:
+            return torch.cat([value, value.new_zeros(length - len(value), *value.shape[1:])])
+
+        def column(key: str) -> Tensor:
+            if key.startswith("carry/"):
+                return torch.cat([part[key] for part in parts])
+            return torch.cat([padded(part[key]) for part in parts], 1)
+
+        return {key: column(key) for key in parts[0]}
 
     def clear(self) -> None:
         """Start the next batch; with `keep` > 1 the last one that was asked for is kept."""
@@ -109,18 +121,3 @@ class RolloutBuffer:
             here = value.to(self.count.device)
             self.held[key] = here.new_zeros(room, *here.shape[1:])
             self.held[key][: self.length] = here
-
-
-def _beside(parts: list[Tensors]) -> Tensors:
-    """Batches side by side along B; shorter ones are padded with slots that are not valid."""
-    length = max(len(part["valid"]) for part in parts)
-
-    def padded(value: Tensor) -> Tensor:
-        return torch.cat([value, value.new_zeros(length - len(value), *value.shape[1:])])
-
-    def column(key: str) -> Tensor:
-        if key.startswith("carry/"):
-            return torch.cat([part[key] for part in parts])
-        return torch.cat([padded(part[key]) for part in parts], 1)
-
-    return {key: column(key) for key in parts[0]}

@@ -15,7 +15,6 @@ from embodied.core.build import ConfigError, Node, nearest
 
 if TYPE_CHECKING:
     from embodied.datasets.editing.write import Copied
-    from embodied.datasets.lerobot.reader import Episodes
 
 FOUND = 1  # exit status of a check that found something
 SHOWN = 200  # findings that are printed
@@ -141,26 +140,20 @@ def info_command(args: argparse.Namespace) -> None:
     for name in skipped(read_info(folder)):
         print(f"  not read {name}")
     if _value(settings, "quality", yaml.safe_load):
-        _quality(episodes, settings)
+        # Print the quality of `episodes`, beside the dataset reference=DIR if there is one.
+        from embodied.core.build import parse
+        from embodied.datasets.transitions import in_order_of
+        from embodied.reports.quality import Config, quality
+
+        other, reference = settings.get("reference"), None
+        if other is not None:
+            require_datasets([other])
+            reference = in_order_of(read_episodes(local_folder(other)), episodes.spec, other)
+        config = parse(Config, _read(settings, ("quality", "reference")), "quality")
+        for what, value in quality(episodes, config, reference).rows():
+            print(f"  {what}: {value}")
     elif settings.keys() - {"quality"}:
         raise ConfigError(f"{min(settings)} has no effect without quality=true")
-
-
-def _quality(episodes: Episodes, settings: dict[str, str]) -> None:
-    """Print the quality of `episodes`, beside the dataset reference=DIR if there is one."""
-    from embodied.core.build import parse
-    from embodied.datasets.hub import local_folder
-    from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.datasets.transitions import in_order_of
-    from embodied.reports.quality import Config, quality
-
-    other, reference = settings.get("reference"), None
-    if other is not None:
-        require_datasets([other])
-        reference = in_order_of(read_episodes(local_folder(other)), episodes.spec, other)
-    config = parse(Config, _read(settings, ("quality", "reference")), "quality")
-    for what, value in quality(episodes, config, reference).rows():
-        print(f"  {what}: {value}")
 
 
 def edit_command(args: argparse.Namespace) -> None:

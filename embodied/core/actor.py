@@ -64,7 +64,15 @@ class Actor:
             self.decision_obs, self.carry, self.plan = self._decide(obs, carry)
             self.cursor = torch.zeros_like(self.cursor)
         elif self.decided.any():
-            self._decide_some(obs, first)
+            index = self.decided.nonzero().flatten()
+            fresh = tt.where(first, self._initial(), self.carry) if first.any() else self.carry
+            seen, carry, plan = self._decide(tt.take(obs, index), tt.take(fresh, index))
+            self.decision_obs = {key: value.clone() for key, value in self.decision_obs.items()}
+            self.plan = self.plan.index_copy(0, index, plan)
+            self.carry = {key: value.clone() for key, value in fresh.items()}
+            tt.put(self.decision_obs, index, seen)
+            tt.put(self.carry, index, carry)
+            self.cursor = self.cursor.index_fill(0, index, 0)
         self.carry = remembered(self.carry, obs)
         actions = self.plan[self.every, self.cursor]
         self.cursor = self.cursor + 1
@@ -81,17 +89,6 @@ class Actor:
         decision_obs, carry = self.policy.observe(obs, carry, noise)
         plan, carry = self.policy.act(decision_obs, carry, noise)
         return decision_obs, carry, plan
-
-    def _decide_some(self, obs: Tensors, first: Tensor) -> None:
-        index = self.decided.nonzero().flatten()
-        fresh = tt.where(first, self._initial(), self.carry) if first.any() else self.carry
-        seen, carry, plan = self._decide(tt.take(obs, index), tt.take(fresh, index))
-        self.decision_obs = {key: value.clone() for key, value in self.decision_obs.items()}
-        self.plan = self.plan.index_copy(0, index, plan)
-        self.carry = {key: value.clone() for key, value in fresh.items()}
-        tt.put(self.decision_obs, index, seen)
-        tt.put(self.carry, index, carry)
-        self.cursor = self.cursor.index_fill(0, index, 0)
 
     @property
     def stored_action(self) -> Tensor:

@@ -75,7 +75,19 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         require_file(path)
         with h5py.File(path, "r") as file:
-            _require_own_links(file, path)
+            # FileError where a name leads into another file.
+            found: list[str] = []
+
+            def look(name: str, link: Any) -> None:
+                if hasattr(link, "filename"):
+                    found.append(name)
+
+            file.visititems_links(look)
+            if found:
+                line = (
+                    f"{found[0][:100]!r} is a link into another file; ask for a file that holds it"
+                )
+                raise FileError(f"{path}: {line}")
             yield file
     except (OSError, SystemError) as error:  # h5py's, where a link is damaged
         reason = str(error).strip().splitlines()[0]
@@ -84,20 +96,6 @@ def opened(path: Path) -> Iterator[Any]:
         ) from error
     except KeyError as error:
         raise DatasetError(f"{path} lacks something: {str(error).strip(chr(34))}") from error
-
-
-def _require_own_links(file: Any, path: Path) -> None:
-    """FileError where a name leads into another file."""
-    found: list[str] = []
-
-    def look(name: str, link: Any) -> None:
-        if hasattr(link, "filename"):
-            found.append(name)
-
-    file.visititems_links(look)
-    if found:
-        line = f"{found[0][:100]!r} is a link into another file; ask for a file that holds it"
-        raise FileError(f"{path}: {line}")
 
 
 def require_own(array: Any) -> int:

@@ -61,7 +61,16 @@ def copy(path: Path, out: Path) -> int:
     if sorted(texts) != list(range(len(texts))):
         raise DatasetError(f"{path / 'meta/tasks.jsonl'}: task_index should count from 0")
     stats = {line["episode_index"]: line["stats"] for line in _statistics(path)}
-    info = _new_info(old)
+    # info.json of version 3 (totals are written at the end).
+    kept = {k: v for k, v in old.items() if k not in ("total_chunks", "total_videos")}
+    info = kept | {
+        "codebase_version": VERSION,
+        "chunks_size": FILES_PER_CHUNK,
+        "data_files_size_in_mb": DATA_MB,
+        "video_files_size_in_mb": VIDEO_MB,
+        "data_path": DATA,
+        "video_path": None if old.get("video_path") is None else VIDEO,
+    }
     cameras = [name for name, f in info["features"].items() if f["dtype"] == "video"]
     rows: list[dict[str, Any]] = []
     begin = 0
@@ -109,19 +118,6 @@ def _info(path: Path) -> dict[str, Any]:
     if wrong := [each for each in templates if not TEMPLATE.fullmatch(each)]:
         raise DatasetError(f"{file}: {wrong[0][:60]!r} is no path of files")
     return info
-
-
-def _new_info(old: Mapping[str, Any]) -> dict[str, Any]:
-    """info.json of version 3 (totals are written at the end)."""
-    kept = {k: v for k, v in old.items() if k not in ("total_chunks", "total_videos")}
-    return kept | {
-        "codebase_version": VERSION,
-        "chunks_size": FILES_PER_CHUNK,
-        "data_files_size_in_mb": DATA_MB,
-        "video_files_size_in_mb": VIDEO_MB,
-        "data_path": DATA,
-        "video_path": None if old.get("video_path") is None else VIDEO,
-    }
 
 
 def _lines(path: Path, name: str) -> Iterator[dict[str, Any]]:

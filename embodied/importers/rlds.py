@@ -220,11 +220,8 @@ def _list(kind: int, values: list[Any]) -> Values:
         return np.frombuffer(b"".join(map(bytes, values)), "<f4")
     if values and isinstance(values[0], int):
         return np.array(values, np.uint64).view(np.int64)
-    return _varints(np.frombuffer(b"".join(map(bytes, values)), np.uint8))
-
-
-def _varints(data: np.ndarray) -> np.ndarray:
-    """Packed integers: 7 bits a byte, the lowest first, the last byte below 128."""
+    # Packed integers: 7 bits a byte, the lowest first, the last byte below 128.
+    data = np.frombuffer(b"".join(map(bytes, values)), np.uint8)
     if not len(data):
         return np.empty(0, np.int64)
     ends = np.flatnonzero(data < 128)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -286,11 +285,7 @@ def source_of(
         if not len(index):
             raise ConfigError(f"dataset {number} of demos has no step to train on: leave it out")
         parts.append(Weighted(take(rows, index), each[index], device))
-    return _mixed(parts, fractions)
-
-
-def _mixed(parts: Sequence[Source], fractions: Sequence[float]) -> Mixture:
-    """The mixture; ConfigError for fractions that it can only round."""
+    # The mixture; ConfigError for fractions that it can only round.
     try:
         mixture = Mixture(parts, fractions)
     except ValueError:

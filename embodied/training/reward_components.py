@@ -34,16 +34,7 @@ def write_terms(
     number per decision, to FOLDER/terms.json."""
     if isinstance(reward, AugmentsEnv):
         env = reward.augment_env(env)
-    rows, won = _episode(policy, env, gamma, seed, execute)
-    rows = tt.to(rows, next(policy.parameters()).device)
-    parts = {name: value.tolist() for name, value in reward.components(rows).items()}
-    write_json(folder / FILE, {"terms": parts, "success": won})
-
-
-def _episode(
-    policy: Policy, env: VecEnv, gamma: float, seed: int, execute: int | None
-) -> tuple[Tensors, bool | None]:
-    """The transitions of env 0's first episode, without exploration, and whether it succeeded."""
+    # The transitions of env 0's first episode, without exploration, and whether it succeeded.
     with forked(seed):
         rollout = Collector(env, policy, gamma, 1, execute, seed)
         rollout.actor = Actor(policy, env.num_envs, execute)
@@ -59,4 +50,6 @@ def _episode(
                 won = bool(won) or bool(step.log["success"][0])
             if bool(step.ended[0]):
                 break
-    return tt.cat(kept), won
+    rows = tt.to(tt.cat(kept), next(policy.parameters()).device)
+    parts = {name: value.tolist() for name, value in reward.components(rows).items()}
+    write_json(folder / FILE, {"terms": parts, "success": won})

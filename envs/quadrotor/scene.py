@@ -56,7 +56,34 @@ def compile_scene(vehicle: Vehicle) -> mujoco.MjModel:
     _stage(spec)
     body = world.add_body(name="quadrotor")
     body.add_freejoint()
-    _vehicle(body, vehicle)
+    kinds = mujoco.mjtGeom
+    body.add_geom(type=kinds.mjGEOM_BOX, size=[0.016, 0.013, 0.004], rgba=DARK, mass=vehicle.mass)
+    body.add_geom(
+        type=kinds.mjGEOM_BOX, size=[0.015, 0.009, 0.003], pos=[0, 0, 0.008], rgba=PALE, mass=0
+    )
+    for rotor, (x, y, z) in enumerate(vehicle.rotors):
+        body.add_geom(
+            type=kinds.mjGEOM_CAPSULE,
+            size=[0.0025, 0, 0],
+            fromto=[0, 0, 0, x, y, z],
+            rgba=DARK,
+            mass=0,
+        )
+        body.add_geom(
+            type=kinds.mjGEOM_CYLINDER,
+            size=[0.004, 0.008, 0],
+            pos=[x, y, z + 0.003],
+            rgba=DARK,
+            mass=0,
+        )
+        body.add_geom(
+            type=kinds.mjGEOM_CYLINDER,
+            size=[PROPELLER, 0.0008, 0],
+            pos=[x, y, z + 0.012],
+            rgba=ORANGE if x > 0 else BLUE,  # the front is orange
+            name=f"rotor_{rotor}",
+            mass=0,
+        )
     return spec.compile()
 
 
@@ -97,34 +124,3 @@ def _stage(spec: mujoco.MjSpec) -> None:
                     fromto=ends.flatten(),
                     rgba=[0.3, 0.3, 0.35, 0.6],
                 )
-
-
-def _vehicle(body: mujoco.MjsBody, vehicle: Vehicle) -> None:
-    kinds = mujoco.mjtGeom
-    body.add_geom(type=kinds.mjGEOM_BOX, size=[0.016, 0.013, 0.004], rgba=DARK, mass=vehicle.mass)
-    body.add_geom(
-        type=kinds.mjGEOM_BOX, size=[0.015, 0.009, 0.003], pos=[0, 0, 0.008], rgba=PALE, mass=0
-    )
-    for rotor, (x, y, z) in enumerate(vehicle.rotors):
-        body.add_geom(
-            type=kinds.mjGEOM_CAPSULE,
-            size=[0.0025, 0, 0],
-            fromto=[0, 0, 0, x, y, z],
-            rgba=DARK,
-            mass=0,
-        )
-        body.add_geom(
-            type=kinds.mjGEOM_CYLINDER,
-            size=[0.004, 0.008, 0],
-            pos=[x, y, z + 0.003],
-            rgba=DARK,
-            mass=0,
-        )
-        body.add_geom(
-            type=kinds.mjGEOM_CYLINDER,
-            size=[PROPELLER, 0.0008, 0],
-            pos=[x, y, z + 0.012],
-            rgba=ORANGE if x > 0 else BLUE,  # the front is orange
-            name=f"rotor_{rotor}",
-            mass=0,
-        )

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.toy_student import Config, Student, main, read, shuffled, turned
 from embodied.core.build import ConfigError
 from embodied.teachers.plots.task_density import CELLS, density, draw, quarters, success
 from embodied.teachers.students.meta_acl import Record, choose_expert, curriculum, probes, records
-from embodied.teachers.students.toy_student import Config, Student, main, read, shuffled, turned
 from tests.teachers.place import ended, made, point, rng
 
 TARGET = "students.meta_acl.MetaAcl"

@@ -316,24 +316,19 @@ def _velocity(path: Path, names: Sequence[str], given: Sequence[float] | None) -
         if len(given) not in (1, len(names)):
             raise ConfigError(f"velocity= needs one number, or one for each of {len(names)} joints")
         return _numbers(list(given) * (len(names) if len(given) == 1 else 1))
-    known = _urdf_velocity(path)
+    # The velocity limits by joint; empty where the file is no URDF.
+    robot = _urdf(path)
+    known: dict[str, float] = {}
+    for joint in () if robot is None else robot.findall("joint"):
+        limit = joint.find("limit")
+        if limit is not None and "velocity" in limit.attrib:
+            known[joint.attrib["name"]] = float(limit.attrib["velocity"])
     if missing := [name for name in names if not known.get(name)]:
         raise ConfigError(
             f"{path.name} does not say how fast {missing[0]} may turn; add velocity=1.5 (rad/s, "
             f"m/s), or one for each of {len(names)} joints: velocity=[1.5, ...]"
         )
     return tuple(known[name] for name in names)
-
-
-def _urdf_velocity(path: Path) -> dict[str, float]:
-    """The velocity limits by joint; empty where the file is no URDF."""
-    robot = _urdf(path)
-    found: dict[str, float] = {}
-    for joint in () if robot is None else robot.findall("joint"):
-        limit = joint.find("limit")
-        if limit is not None and "velocity" in limit.attrib:
-            found[joint.attrib["name"]] = float(limit.attrib["velocity"])
-    return found
 
 
 def _urdf(path: Path) -> ElementTree.Element | None:

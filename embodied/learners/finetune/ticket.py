@@ -82,7 +82,14 @@ class TicketSearch(Learner):
             self._halve()
         elif len(self.episodes.get("returns", ())) > known:
             self._fit()
-        return self._metrics()
+        mean = self._means()
+        best = mean.max() if mean.isfinite().any() else torch.tensor(0.0)
+        return {
+            "episodes": torch.tensor(float(len(self.episodes.get("returns", ())))),
+            "played_vectors": (self.started > 0).sum().float(),
+            "open_vectors": self.open.sum().float(),
+            "best_mean_return": best,
+        }
 
     def _follow(self, batch: Tensors) -> None:
         """Add the decisions of a batch to the running episodes."""
@@ -157,16 +164,6 @@ class TicketSearch(Learner):
         mean, root = posterior(x, y, self.episodes["candidate"], len(policy.vectors))
         policy.value.copy_(mean)
         policy.spread.copy_(root)
-
-    def _metrics(self) -> dict[str, Tensor]:
-        mean = self._means()
-        best = mean.max() if mean.isfinite().any() else torch.tensor(0.0)
-        return {
-            "episodes": torch.tensor(float(len(self.episodes.get("returns", ())))),
-            "played_vectors": (self.started > 0).sum().float(),
-            "open_vectors": self.open.sum().float(),
-            "best_mean_return": best,
-        }
 
     def set_state(self, state: dict[str, object]) -> None:
         here = {name: state_to(state[name], "cpu") for name in self.counters}

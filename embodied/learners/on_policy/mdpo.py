@@ -112,11 +112,6 @@ class Mdpo(ppo.Ppo):
 
     def _policy_step(self, table: Tensors) -> dict[str, Tensor]:
         """One gradient step of the policy on all decisions."""
-        loss, metrics = self._policy_loss(table)
-        self.descend("actor", loss)
-        return metrics
-
-    def _policy_loss(self, table: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         advantage = table["advantage"]
         if self.config.advantage == "minibatch":
             advantage = normalized(advantage, torch.full_like(advantage, 1 / advantage.numel()))
@@ -128,7 +123,8 @@ class Mdpo(ppo.Ppo):
             "entropy": entropy.mean(),
         }
         loss = parts["policy_loss"] + parts["kl"] / self.t - self.config.entropy * parts["entropy"]
-        return loss, {name: part.detach() for name, part in parts.items()}
+        self.descend("actor", loss)
+        return {name: part.detach() for name, part in parts.items()}
 
     def descend(self, name: str, loss: Tensor) -> None:
         """One gradient step on `loss`, clipped to `grad_clip`."""

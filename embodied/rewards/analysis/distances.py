@@ -1,14 +1,13 @@
 """Distances between reward functions that ignore potential shaping and positive scaling.
 
     EPIC   C(R)(s,a,s') = R(s,a,s') + E[ g R(s',A,S') - R(s,A,S') - g R(S,A,S') ]
-    DARD   C(R)(s,a,s') = R(s,a,s') + E[ g R(s',A,S'') - R(s,A,S') - g R(S',A,S'') ]
     STARC  c(R)(s,a)    = E[ R(s,a,S') + g V(S') ] - V(s),  V of the uniform policy
     d = sqrt((1 - Pearson) / 2),  or half the distance of c(R) divided by their norms
 
-Gleave et al. (2021), Wulfe et al. (2022), Skalse et al. (2024). All are 0 between a reward and its
-positive multiples and potential shapings, and 1 between a reward and its negation. Only STARC
-bounds the regret of one reward's optimal policy under the other, and ignores changes that affect no
-expectation over successors; EPIC evaluates transitions that never occur.
+Gleave et al. (2021), Skalse et al. (2024). Both are 0 between a reward and its positive multiples
+and potential shapings, and 1 between a reward and its negation. Only STARC bounds the regret of one
+reward's optimal policy under the other, and ignores changes that affect no expectation over
+successors; EPIC evaluates transitions that never occur.
 
 A learned reward is also compared with the true reward or progress of whole episodes.
 """
@@ -30,10 +29,8 @@ from embodied.nn.statistics import spearman
 Numbers = NDArray[np.float64]
 
 Table = NDArray[np.float64]
-Norm = Literal["l1", "l2", "linf"]
 Measure = Literal["half", "pearson"]
 Ask = Callable[[Tensors], Tensor]
-Successors = Callable[[Tensors, Tensor], Tensors]
 NOTHING = 1e-12  # relative norm below which a difference is rounding
 
 
@@ -76,90 +73,26 @@ def interval(
     return float(low), float(high)
 
 
-def epic(one: Table, other: Table, gamma: float, coverage: Table | None = None) -> float:
-    """EPIC distance of rewards [S, A, S]; `coverage` [S, A, S] weights the transitions (None:
-    uniform). States and actions are uniform."""
-    canonical = [epic_canonical(reward, gamma) for reward in (one, other)]
-    return pearson_distance(canonical[0], canonical[1], coverage)
-
-
-def epic_canonical(reward: Table, gamma: float) -> Table:
-    """EPIC's canonical form [S, A, S]."""
-    mean = reward.mean((1, 2))
-    return reward + gamma * mean[None, None, :] - mean[:, None, None] - gamma * mean.mean()
-
-
-def dard(
-    one: Table, other: Table, transition: Table, gamma: float, coverage: Table | None = None
-) -> float:
-    """DARD distance of rewards [S, A, S] under `transition` [S, A, S]; transitions are weighted by
-    their probability, or by `coverage`."""
-    weight = transition if coverage is None else coverage
-    canonical = [dard_canonical(reward, transition, gamma) for reward in (one, other)]
-    return pearson_distance(canonical[0], canonical[1], weight)
-
-
-def dard_canonical(reward: Table, transition: Table, gamma: float) -> Table:
-    """DARD's canonical form [S, A, S]; actions are uniform."""
-    actions = reward.shape[1]
-    mean = np.einsum("sat,sat->s", transition, reward) / actions
-    # S' of s and S'' of s' after the same action.
-    both = np.einsum("sax,tay,xay->st", transition, transition, reward, optimize=True) / actions
-    return reward + gamma * mean[None, None, :] - mean[:, None, None] - gamma * both[:, None, :]
-
-
-def starc(
-    one: Table,
-    other: Table,
-    transition: Table,
-    gamma: float,
-    norm: Norm = "l2",
-    measure: Measure = "half",
-) -> float:
-    """STARC distance (value-adjusted levelling) of rewards [S, A, S]."""
-    first, second = (starc_canonical(reward, transition, gamma) for reward in (one, other))
-    sizes = [np.abs(reward).max() for reward in (one, other)]
-    first, second = _without_rounding(first, sizes[0]), _without_rounding(second, sizes[1])
-    if measure == "pearson":
-        return pearson_distance(first, second)
-    return half_distance(first, second, norm)
-
-
-def starc_canonical(reward: Table, transition: Table, gamma: float) -> Table:
-    """Advantage [S, A] of every action under the uniform policy."""
-    expected = np.einsum("sat,sat->sa", transition, reward)
-    moves = transition.mean(1)
-    value = np.linalg.solve(np.eye(len(moves)) - gamma * moves, expected.mean(1))
-    return expected + gamma * transition @ value - value[:, None]
-
-
-def pearson_distance(one: Table, other: Table, weight: Table | None = None) -> float:
+def pearson_distance(one: Table, other: Table) -> float:
     """sqrt((1 - rho) / 2) in [0, 1]; 0 for two constants, sqrt(1/2) for a constant and a
     non-constant."""
-    x, y = np.ravel(one), np.ravel(other)
-    w = np.full(x.shape, 1 / x.size) if weight is None else np.ravel(weight) / np.sum(weight)
-    x, y = x - w @ x, y - w @ y
-    sizes = np.sqrt(w @ x**2), np.sqrt(w @ y**2)
+    x, y = np.ravel(one) - np.mean(one), np.ravel(other) - np.mean(other)
+    sizes = np.sqrt(np.mean(x**2)), np.sqrt(np.mean(y**2))
     most = np.abs(one).max(initial=NOTHING), np.abs(other).max(initial=NOTHING)
     flat = [size <= NOTHING * top for size, top in zip(sizes, most, strict=True)]
     if any(flat):
         return 0.0 if all(flat) else float(np.sqrt(0.5))
     # From the difference of the two, which keeps the digits that 1 - rho loses.
-    return float(min(1.0, np.sqrt(w @ (x / sizes[0] - y / sizes[1]) ** 2) / 2))
+    return float(min(1.0, np.sqrt(np.mean((x / sizes[0] - y / sizes[1]) ** 2)) / 2))
 
 
-def half_distance(one: Table, other: Table, norm: Norm = "l2") -> float:
-    """Half the distance of the two divided by their norms, in [0, 1]; zero stays zero."""
-    order = {"l1": 1, "l2": 2, "linf": np.inf}[norm]
+def half_distance(one: Table, other: Table) -> float:
+    """Half the Euclidean distance of the two divided by their norms, in [0, 1]; zero stays zero."""
     parts = []
     for each in (np.ravel(one), np.ravel(other)):
-        size = np.linalg.norm(each, order)
+        size = np.linalg.norm(each)
         parts.append(each / size if size > 0 else each)
-    return float(np.linalg.norm(parts[0] - parts[1], order) / 2)
-
-
-def _without_rounding(canonical: Table, size: float) -> Table:
-    return np.where(np.abs(canonical).max() > NOTHING * size, canonical, 0.0)
+    return float(np.linalg.norm(parts[0] - parts[1]) / 2)
 
 
 def sampled_epic(
@@ -180,39 +113,6 @@ def sampled_epic(
         value = reward_of + gamma * after - before - gamma * after[index].mean()
         canonical.append(value.double().cpu().numpy())
     return _table(canonical, pearson_distance)
-
-
-def sampled_dard(
-    rewards: Sequence[Ask],
-    transitions: Tensors,
-    gamma: float,
-    successors: Successors,
-    actions: int = 8,
-) -> Table:
-    """DARD distances [K, K], from samples. `successors(obs, action)` predicts the next observation
-    (by name, without prefix); `actions` of the sampled actions are tried in every state."""
-    index = torch.linspace(0, tt.length(transitions) - 1, actions).long()
-    canonical = []
-    for ask in rewards:
-        value = _evaluate(ask, transitions, gamma)
-        for action in transitions["action"][index]:
-            value = value + _dard_terms(ask, transitions, action, gamma, successors) / actions
-        canonical.append(value.double().cpu().numpy())
-    return _table(canonical, pearson_distance)
-
-
-def _dard_terms(
-    ask: Ask, transitions: Tensors, action: Tensor, gamma: float, successors: Successors
-) -> Tensor:
-    now, then = tt.under(transitions, "obs"), tt.under(transitions, "next_obs")
-    taken = action.expand(transitions["action"].shape)
-    one, two = successors(now, taken), successors(then, taken)
-
-    def reward_of(start: Tensors, end: Tensors) -> Tensor:
-        ends = {**tt.nest(start, "obs"), "action": taken, **tt.nest(end, "next_obs")}
-        return _evaluate(ask, {**transitions, **ends}, gamma)
-
-    return gamma * reward_of(then, two) - reward_of(now, one) - gamma * reward_of(one, two)
 
 
 def sampled_starc(

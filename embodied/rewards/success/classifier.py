@@ -181,7 +181,15 @@ class Classifier(Remembered, Reward):
         self.updates += 1
         every = self.config.refit_every
         if every and self.updates % every == 0:
-            self._refit()
+            assert self.data is not None, "refits need the datasets"
+            data = with_successes(self.data, self.recent_successes.kept())
+            own = self.recent.kept() if self.recent.seen >= LEAST_OWN else {}
+            with forked():
+                net, count = self.net.cpu(), self.config.refit_updates
+                self.calibration = learn(net, data, own, self.how, count, self.seed, self.version)
+            self.net.to(self.device)
+            self.version += 1
+            self._write("newest")
         facts = {"version": self.version, "threshold": self.calibration.threshold}
         return {k: torch.tensor(float(v)) for k, v in (facts | self._false_positives()).items()}
 
@@ -224,17 +232,6 @@ class Classifier(Remembered, Reward):
             "training": asdict(self.how),
         }
         write(self.folder / name, self.net, self.leaves, self.calibration, facts)
-
-    def _refit(self) -> None:
-        assert self.data is not None, "refits need the datasets"
-        data = with_successes(self.data, self.recent_successes.kept())
-        own = self.recent.kept() if self.recent.seen >= LEAST_OWN else {}
-        with forked():
-            net, count = self.net.cpu(), self.config.refit_updates
-            self.calibration = learn(net, data, own, self.how, count, self.seed, self.version)
-        self.net.to(self.device)
-        self.version += 1
-        self._write("newest")
 
     def _false_positives(self) -> dict[str, float]:
         if not self.mistakes:

@@ -182,24 +182,21 @@ class MapPanel:
             self.axes[self.across.value], self.axes[self.up.value], task, self.sampled
         )
         if self.plane is None:
-            self._add_image(picture)
+            camera = self.server.initial_camera
+            self.plane = plane = MapPlane.beside(Viewpoint(camera.position, camera.look_at))
+            self.image = self.server.scene.add_image(
+                NODE, picture, plane.side, plane.side, wxyz=plane.turn, position=plane.middle
+            )
+
+            async def clicked(event: Any) -> None:
+                place = plane.hit(np.array(event.ray_origin), np.array(event.ray_direction))
+                wanted = None if place is None else task_at(*place)
+                if wanted is not None:
+                    self.viewer.press(lambda: self.pick(*wanted))
+
+            self.image.on_click(clicked)
         else:
             self.image.image = picture
-
-    def _add_image(self, picture: np.ndarray) -> None:
-        camera = self.server.initial_camera
-        self.plane = plane = MapPlane.beside(Viewpoint(camera.position, camera.look_at))
-        self.image = self.server.scene.add_image(
-            NODE, picture, plane.side, plane.side, wxyz=plane.turn, position=plane.middle
-        )
-
-        async def clicked(event: Any) -> None:
-            place = plane.hit(np.array(event.ray_origin), np.array(event.ray_direction))
-            wanted = None if place is None else task_at(*place)
-            if wanted is not None:
-                self.viewer.press(lambda: self.pick(*wanted))
-
-        self.image.on_click(clicked)
 
     def pick(self, x: float, y: float) -> None:
         """Restart with the current task, but with the elements across and up set to values in [0,

@@ -77,7 +77,13 @@ class SapienScene:
         if isinstance(shape, render.RenderShapeTriangleMesh):
             parts = shape.parts
         for index, part in enumerate(parts):
-            rgba, form = self._rgba(part.material), zlib.crc32(part.vertices.tobytes())
+            # As `rgba_of`, cached: reading a large texture is slow.
+            texture = part.material.base_color_texture
+            size = () if texture is None else (texture.filename, texture.width, texture.height)
+            key = (*part.material.base_color, *size)
+            if key not in self._colours:
+                self._colours[key] = rgba_of(part.material)
+            rgba, form = self._colours[key], zlib.crc32(part.vertices.tobytes())
             numbers = np.concatenate([scale, place, turn, rgba, [form]]).astype(np.float64)
             yield Shape(
                 body=body,
@@ -88,15 +94,6 @@ class SapienScene:
                 turn=turn,
                 mesh=partial(mesh_of, part, scale, shape.front_face == "clockwise"),
             )
-
-    def _rgba(self, material: render.RenderMaterial) -> Colour:
-        """As `rgba_of`, cached: reading a large texture is slow."""
-        texture = material.base_color_texture
-        size = () if texture is None else (texture.filename, texture.width, texture.height)
-        key = (*material.base_color, *size)
-        if key not in self._colours:
-            self._colours[key] = rgba_of(material)
-        return self._colours[key]
 
 
 def scale_of(shape: render.RenderShape) -> Array:

@@ -37,7 +37,9 @@ class Rows:
         for name, (space, path) in self.parts.items():
             if wrong := misfit(_picked(obs, path), space):
                 raise ValueError(f"the observation {name} {wrong}")
-        self.mask = _mask_size(info, self.parts, self.act)
+        # How many numbers `action_mask` has in an info; 0 where the info has none.
+        known = MASK in info and MASK not in self.parts and _chooses(self.act)
+        self.mask = _flat(info[MASK], self.act).size if known else 0
         self.spec = {
             "native": True,  # converted where the environment is used
             "obs": {name: _observed(space, path) for name, (space, path) in self.parts.items()},
@@ -123,12 +125,6 @@ def _built(space: Any, values: Iterator[Any]) -> Any:
 def _chooses(space: Any) -> bool:
     """Whether an action of `space` has choices."""
     return any(not isinstance(part, spaces.Box) for _, part in _arrays(space, ()))
-
-
-def _mask_size(info: Any, parts: Any, act: Any) -> int:
-    """How many numbers `action_mask` has in an info; 0 where the info has none."""
-    known = MASK in info and MASK not in parts and _chooses(act)
-    return _flat(info[MASK], act).size if known else 0
 
 
 def _flat(mask: Any, space: Any) -> Any:

@@ -1,6 +1,6 @@
 """Toy student: a simulated student without a network, to compare teachers in seconds.
 
-    python -m embodied.teachers.students.toy_student teacher=alpgmm cells=10 episodes=20000 seed=0
+    python -m benchmarks.toy_student teacher=alpgmm cells=10 episodes=20000 seed=0
     out=DIR
 
 The toy environment of ALP-GMM (Portelas et al., 2019). The task space is a grid of `cells`^2 cells,
