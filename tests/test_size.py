@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 122_600,  # lines of embodied, envs, policies, real_robot
+    "product": 122_100,  # lines of embodied, envs, policies, real_robot
     "tests": 83_100,  # lines
     "frames": 9,  # of our own functions, from the command line to SAC's optimiser step
     "files": 83,  # of ours that are entered before that step

@@ -11,22 +11,245 @@ is answered once, with `error` (one line) where it was not done:
     {"do": "rest"}                  the arm comes to rest
 
 When the other end closes, the arm comes to rest and is held, and this process ends.
+
+Lends a robot to another program: measurements out, actions in, behind the daemon and its limits.
+
+The other program may have another interpreter (`embodied.deploy.external_main` speaks with it); it
+never speaks with a driver. When it falls silent the arm is brought to rest and held; the next
+action moves it again. After a latched fault nothing moves until an operator's reset.
+
+All names end in `.pos` or `.vel`: LeRobot's rollout command passes no others between a robot and a
+policy. `tool_x.pos` is the policies' `tool_x`, `dx.vel` the controller's `dx`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import socket
 import struct
 import sys
-from typing import Any
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from embodied.core.build import ConfigError, parse
+import numpy as np
+
+from embodied.compose import compose
+from embodied.core.bounds import Bound
+from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.errors import RobotError
-from embodied.deploy.external import Config, External
-from embodied.real_robot.cameras.sources import Frame
+from embodied.core.spec import Leaf, Spec
+from embodied.deploy.site import as_trained, emulated, opening_of, outside_of
+from embodied.embodiments.controller import Controller
+from embodied.real_robot.assemble import tool_target
+from embodied.real_robot.cameras.shared_frames import FrameReader
+from embodied.real_robot.cameras.sources import FIRST_IMAGE, Frame, fitted
+from embodied.real_robot.daemon.server import default_folder
+from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
+from embodied.real_robot.drivers.driver import Driver, in_degrees
 from embodied.real_robot.kernel.driver import DriverError
+from embodied.real_robot.kernel.messages import Mode
+from embodied.real_robot.policy.decider import observe_state
+from embodied.real_robot.policy.observer import names_of, observer
+from embodied.real_robot.rl.rehearsal import require_rehearsed
+from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
+
+TARGETS = "embodied.embodiments.joint_position.JointTargets"
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of an arm that another program moves. `numbers` are observations beyond the joints,
+    by the names that policies see (tool_x, goal_x, dq1, ...)."""
+
+    words: tuple[str, ...]  # as for `embodied deploy`: robot=NAME and settings of it
+    config_dir: tuple[str, ...] = ()  # more folders of configurations
+    actions: Literal["joints", "controller"] = "joints"  # joint targets, or actions in [-1, 1]
+    units: Literal["degrees", "radians"] = "degrees"  # degrees: the driver's own, if it has some
+    numbers: tuple[str, ...] = ()  # observations beyond the joints
+    fps: Annotated[float, Bound(1.0, 200.0)] = 30.0  # actions a second that come
+    home: bool = True  # whether to go to the home pose on connecting
+    patience: Annotated[float, Bound(0.0, 86400.0)] = 0.0  # s for an operator to reset a fault
+    out: str = ""  # folder of the black box; empty: outputs/deploy/ROBOT-TIME
+
+
+class External:
+    """A robot that another program moves. `describe` opens nothing; `connect` starts the emulator,
+    where there is one, and the daemon."""
+
+    def __init__(self, config: Config) -> None:
+        node = compose("deploy", list(config.words), list(config.config_dir)).node
+        if node.get("teleop") is not None:
+            raise ConfigError("teleop: another program moves this arm; it has devices of its own")
+        robot = with_allowed(controller_settings(node["robot"]))
+        if robot.pop("_target_", "") != TARGET:
+            raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+        self.config, self.robot, self.hold = config, as_trained(robot, None), node["hold"]
+        self.folder = Path(node["folder"]) if node["folder"] else default_folder(robot["robot"])
+        driver = build(self.robot["driver"], Driver)
+        self.outside = outside_of(self.robot)
+        if config.units == "radians":
+            # Joints in rad at our zeros; the hand from 0 to 100.
+            degrees = in_degrees(driver.joints, opening_of(self.robot))
+            self.outside = replace(
+                degrees, unit=(*(1.0,) * len(driver.joints), *degrees.unit[len(driver.joints) :])
+            )
+        self.robot["sensed"] = list(driver.sensed)
+        if config.actions == "joints":
+            joints, hand = self.outside.joints, self.outside.hand
+            about = {"joints": joints, "hand": hand, "dt": 1 / config.fps}
+            self.robot["controller"] = {"_target_": TARGETS, **about}
+            self.robot["step"] = 1 / config.fps
+        self.deployment = Deployment.parse({**self.robot, "policy": ""})
+        self._spec()  # names that nobody measures are refused before anything opens
+        self._open = ExitStack()
+        self.session: RobotSession | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What goes in and out, by name; sizes (height, width) of images."""
+        return {
+            "robot": self.deployment.robot,
+            "observations": [*self.outside.names, *(f"{name}.pos" for name in self.config.numbers)],
+            "images": {name: [*size] for name, size in self.deployment.filmed.items()},
+            "actions": self._action_keys(),
+            "step": self.deployment.step,
+        }
+
+    def connect(self) -> None:
+        """RobotSessionError, ConfigError, DriverError; then nothing is left over."""
+        try:
+            robot = self._open.enter_context(emulated(self.robot))[0]
+            stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
+            place = self.config.out or f"outputs/deploy/{self.deployment.robot}-{stamp}"
+            output = Path(place).resolve()
+            output.mkdir(parents=True, exist_ok=True)
+            made = Deployment.parse({**robot, "policy": ""})
+            self.deployment = replace(made, records=str(output / "blackbox"))
+            require_rehearsed(self.deployment)
+            self.session = RobotSession(self.deployment, self.folder, self.hold)
+            self._open.callback(self.session.close)
+            quiet = 0.4 * self.deployment.fresh.stop
+            self.deadman = DeadmanTimer(quiet, self.session.rest, self.session.lock)
+            self._open.callback(self.deadman.close)
+            readers = {name: FrameReader(self.folder, name) for name in self.deployment.filmed}
+            for each in readers.values():
+                self._open.enter_context(each)
+                each.next(0, FIRST_IMAGE)
+            self.cameras = [*readers.items()]
+            if self.config.home:
+                self.session.home()
+        except BaseException:
+            self.close()
+            raise
+        self.observer = observer(self._spec(), self.deployment)
+        self.tool = tool_target(self.deployment)
+        self.seen = float(self.session.state["measured"])
+
+    def observe(self) -> tuple[Numbers, dict[str, Frame]]:
+        """The newest measurement, and the newest image of each camera. RobotSessionError after a
+        latched fault, CameraError."""
+        session = self._connected()
+        with session.lock:
+            session.update()
+            self._require_unlatched()
+            state = session.state
+            self.seen = float(state["measured"])
+            numbers = self._joint_numbers(state["q"], float(state["width"]))
+            seen = observe_state(self.observer, state, self.tool)
+            found = seen.get("state", np.zeros(0)).tolist()
+            names = [f"{name}.pos" for name in self.config.numbers]
+            numbers |= dict(zip(names, found, strict=True))
+        age = self.deployment.picture
+        sizes = self.deployment.filmed
+        images = {name: fitted(each.newest(age).frame, *sizes[name]) for name, each in self.cameras}
+        return numbers, images
+
+    def act(self, action: Mapping[str, float]) -> Numbers:
+        """Follow `action` for one step; the joint positions that are sent by now (with
+        actions=controller: `action`). RobotSessionError after a latched fault."""
+        session = self._connected()
+        keys = self._action_keys()
+        if missing := [key for key in keys if key not in action]:
+            raise ConfigError(f"the action has no {missing[0]}{nearest(missing[0], action)}")
+        values = np.array([float(action[key]) for key in keys])
+        with session.lock:
+            session.wait_until_held(self.config.patience)
+            session.update()
+            self._require_unlatched()
+            if session.mode != Mode.RUNNING:
+                session.rest()
+                state = session.state
+                hand = [float(state["sent_width"])] if self.outside.hand else []
+                still = [*state["sent"], *hand] if self.config.actions == "joints" else 0 * values
+                session.start(np.asarray(still))  # the action that moves nothing
+                self.seen = float(session.state["measured"])
+            if self.config.actions == "joints":
+                values = self.outside.positions(values)
+            session.send_action(values, self.seen)
+            self.deadman.feed()
+            sent = session.state["sent"], float(session.state["sent_width"])
+        return self._joint_numbers(*sent) if self.config.actions == "joints" else dict(action)
+
+    def rest(self) -> None:
+        """Bring the arm to rest, and hold it."""
+        session = self._connected()
+        with session.lock:
+            self.deadman.pause()
+            session.rest()
+
+    def close(self) -> None:
+        """The arm comes to rest and is held; all processes end. Safe to call twice."""
+        self.session = None
+        self._open.close()
+
+    def _connected(self) -> RobotSession:
+        if self.session is None:
+            raise RobotSessionError("the robot is not connected")
+        return self.session
+
+    def _require_unlatched(self) -> None:
+        """RobotSessionError where the arm latched a fault and nobody resets it in time."""
+        session, deadline = self._connected(), time.monotonic() + self.config.patience
+        while session.mode == Mode.ESTOP:
+            if time.monotonic() > deadline:
+                raise RobotSessionError(
+                    f"the arm latched a fault: {session.fault}; look at it, then: "
+                    f"embodied robot reset folder={self.folder}"
+                )
+            time.sleep(0.05)
+            session.update()
+
+    def _joint_numbers(self, q: Any, width: float) -> Numbers:
+        values = self.outside.values(q, width).tolist()
+        return dict(zip(self.outside.names, values, strict=True))
+
+    def _action_keys(self) -> list[str]:
+        if self.config.actions == "joints":
+            return [*self.outside.names]
+        names = build(self.deployment.controller, Controller).names
+        position = ("gripper", "gripper.pos")  # others without an end are the speed of something
+        return [
+            name if name.endswith(".pos") else f"{name}.{'pos' if name in position else 'vel'}"
+            for name in names
+        ]
+
+    def _spec(self) -> Spec:
+        """Of the further numbers; ConfigError for one that nobody measures."""
+        names, made = self.config.numbers, self.deployment
+        known = names_of(made.joints, made.given, made.sensed)
+        for name in names:
+            if "_from_" not in name and name not in known:
+                raise ConfigError(f"numbers: nobody measures {name}{nearest(name, known)}")
+        obs = {"state": Leaf((len(names),), names=names)} if names else {}
+        return Spec(obs=obs, act=Leaf((1,), low=-math.inf, high=math.inf), dt=made.step)
+
 
 LENGTH = struct.Struct(">I")
 MOST = 1 << 20  # bytes of a request

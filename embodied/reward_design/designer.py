@@ -1,6 +1,6 @@
 """Designer: protocol of reward designers, which propose reward programs.
 
-All designers share one search (`embodied.reward_design.search`). A designer gets all information
+All designers share one search (`embodied.reward_design.run`). A designer gets all information
 from the `Board` and has no state of its own, so that a search can resume from its journal.
 
 Journal of a reward design: every program, its provenance, checks and training results.

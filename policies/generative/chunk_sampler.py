@@ -4,6 +4,20 @@ It owns what flow, shortcut, consistency and diffusion policies have in common: 
 last `obs_steps` observations, the normaliser of the actions and the network that is asked at each
 step. One encoder, with the same weights for all observed steps, makes the features of each step;
 the network gets them side by side, oldest first.
+
+Denoising networks from (noisy chunk, time, features) to a chunk: Transformer (DiT) and 1D U-Net.
+
+`Transformer`: one token per step of the chunk; time and features modulate every layer (adaptive
+layer normalisation, DiT; Peebles and Xie, 2023). `UNet`: 1D convolutions along the chunk, halving
+its length and restoring it, conditioned by FiLM (Chi et al., 2023; Perez et al., 2018). Its
+defaults are for a CPU; the authors use channels 256, 512, 1024, kernel 5 and 256 wide steps.
+
+    h <- (1 + scale(c)) norm(h) + shift(c),   c = W [time, features].
+
+A policy's setting `net` takes any subclass of `Timed`: it has `at(x, time, features)`, and uses the
+embedding of times of its base class. It is built from its node with the context `chunk`, `action`
+(numbers per step) and `features`. The policy defines the meaning of the output (noise, velocity,
+...).
 """
 
 from __future__ import annotations
@@ -12,18 +26,197 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from embodied.core.bounds import Count
-from embodied.core.build import Node
+from embodied.core.build import ConfigError, Node, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import FRESH, HISTORY, Tensors, each, with_history
-from embodied.nn.networks import sinusoid
+from embodied.nn.networks import Denoiser, own_network, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.encoded import require_continuous
-from embodied.policies.generative.denoisers import denoiser
+from embodied.policies.networks.attention import Attention
 from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler
+
+Net = Node | str | None  # another network, or the name of one that Python gave
+
+
+def denoiser(
+    net: Net, chunk: int, action: int, features: int, width: int, depth: int, time_dim: int
+) -> Denoiser | Timed:
+    """Build the network `net`; if None, a residual MLP of `width`, `depth` and `time_dim`. A name
+    is an own network from [n, chunk * action + time_dim + features] to [n, chunk * action]."""
+    if isinstance(net, str):
+        return OwnDenoiser(net, chunk * action, features, time_dim)
+    if net is None:
+        return Denoiser(chunk * action, features, width, depth, time_dim)
+    return build(net, Timed, chunk=chunk, action=action, features=features)
+
+
+class Timed(nn.Module):
+    """Base class of denoisers: time embedding, and a condition [n, width] from it."""
+
+    def __init__(self, time_dim: int, features: int, width: int) -> None:
+        super().__init__()
+        if time_dim < 2 or time_dim % 2:
+            raise ConfigError(f"time_dim={time_dim} must be even: half sines, half cosines")
+        self.time_dim = time_dim
+        self.time = nn.Sequential(
+            nn.Linear(time_dim, 2 * time_dim), nn.Mish(), nn.Linear(2 * time_dim, time_dim)
+        )
+        self.condition = nn.Sequential(nn.Linear(time_dim + features, width), nn.Mish())
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        return self.at(x, self.embed(t), features)
+
+    def embed(self, t: Tensor) -> Tensor:
+        """Features [n, time_dim] of times [n] in [0, 1]."""
+        return self.time(sinusoid(t, self.time_dim))
+
+    def conditioned(self, time: Tensor, features: Tensor) -> Tensor:
+        """Condition c [n, width] from embedded times ([time_dim] for all samples, or
+        [n, time_dim]) and features."""
+        return self.condition(torch.cat([time.expand(features.shape[0], -1), features], 1))
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """The output [n, D] for a noisy chunk [n, D]."""
+        raise NotImplementedError(f"{type(self).__name__} has no output")
+
+
+class OwnDenoiser(Timed):
+    """The network that `name` stands for, of the noisy chunk, the embedded time and the features
+    side by side."""
+
+    def __init__(self, name: str, size: int, features: int, time_dim: int) -> None:
+        super().__init__(time_dim, features, time_dim)
+        del self.condition
+        self.net = own_network(name, size + time_dim + features, size)
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        return self.net(torch.cat([x, time.expand(x.shape[0], -1), features], 1))
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Settings of a Transformer that denoises a chunk."""
+
+    width: Count = 128  # units of a token
+    depth: Count = 3  # layers
+    heads: Count = 4  # attention heads of a layer
+    time_dim: Count = 16  # size of the time embedding, even
+
+
+class Transformer(Timed):
+    """Transformer denoiser: one token per step of the chunk, full self-attention."""
+
+    def __init__(self, config: TransformerConfig, chunk: int, action: int, features: int) -> None:
+        super().__init__(config.time_dim, features, config.width)
+        self.action = action
+        width = config.width
+        self.enter = nn.Linear(action, width)
+        self.place = nn.Parameter(0.02 * torch.randn(chunk, width))
+        self.layers = nn.ModuleList(Modulated(width, config.heads) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width)
+        self.leave = nn.Linear(width, action)
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        condition = self.conditioned(time, features)
+        h = self.enter(x.unflatten(1, (-1, self.action))) + self.place
+        for layer in self.layers:
+            h = layer(h, condition)
+        return self.leave(self.norm(h)).flatten(1)
+
+
+class Modulated(nn.Module):
+    """A transformer layer with adaptive layer normalisation: scale and shift from a condition."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.modulate = nn.Linear(width, 4 * width)
+        self.own = Attention(width, heads)
+        self.each = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, h: Tensor, condition: Tensor) -> Tensor:
+        """Return the next tokens [n, L, width] of `h` [n, L, width] and `condition` [n, width]."""
+        scale, shift, last_scale, last_shift = self.modulate(condition)[:, None].chunk(4, 2)
+        own = self.norm(h) * (1 + scale) + shift
+        h = h + self.own(own, own)
+        return h + self.each(self.norm(h) * (1 + last_scale) + last_shift)
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """Settings of a U-Net that denoises a chunk."""
+
+    channels: tuple[Count, ...] = (64, 128)  # of each level, half as long as the last
+    kernel: Count = 3  # width of a convolution in steps, odd
+    groups: Count = 8  # of group normalisation
+    width: Count = 128  # units of the condition
+    time_dim: Count = 16  # size of the time embedding, even
+
+
+class UNet(Timed):
+    """1D U-Net denoiser for chunks of any length; odd lengths are rounded up when halved."""
+
+    def __init__(self, config: UNetConfig, chunk: int, action: int, features: int) -> None:
+        super().__init__(config.time_dim, features, config.width)
+        if not config.channels or not config.kernel % 2:
+            raise ConfigError(f"UNet needs channels and an odd kernel, got {config}")
+        self.action = action
+        ends = [action, *config.channels]
+        pairs = list(zip(ends, config.channels, strict=False))
+        self.down = nn.ModuleList(Film(a, b, config) for a, b in pairs)
+        self.halve = nn.ModuleList(
+            nn.Conv1d(c, c, 3, stride=2, padding=1) for c in config.channels[:-1]
+        )
+        self.middle = Film(ends[-1], ends[-1], config)
+        ups = list(zip(config.channels[:0:-1], config.channels[-2::-1], strict=True))
+        self.up = nn.ModuleList(Film(a + b, b, config) for a, b in ups)
+        self.leave = nn.Conv1d(config.channels[0], action, 1)
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        condition = self.conditioned(time, features)
+        h = x.unflatten(1, (-1, self.action)).transpose(1, 2)
+        kept = []
+        for i, block in enumerate(self.down):
+            h = block(h, condition)
+            if i < len(self.halve):
+                kept.append(h)
+                h = self.halve[i](h)
+        h = self.middle(h, condition)
+        for block in self.up:
+            skip = kept.pop()
+            # Upsample by repetition; the result is one step too long if the length was odd.
+            h = h.unsqueeze(3).expand(-1, -1, -1, 2).flatten(2)[:, :, : skip.shape[2]]
+            h = block(torch.cat([h, skip], 1), condition)
+        return self.leave(h).transpose(1, 2).flatten(1)
+
+
+class Film(nn.Module):
+    """Residual block of two convolutions, with FiLM conditioning (scale, shift) between them."""
+
+    def __init__(self, channels: int, out: int, config: UNetConfig) -> None:
+        super().__init__()
+        if out % config.groups:
+            raise ConfigError(f"channels={out} must be a multiple of groups={config.groups}")
+        half = config.kernel // 2
+        self.one = nn.Conv1d(channels, out, config.kernel, padding=half)
+        self.norm = nn.GroupNorm(config.groups, out)
+        self.modulate = nn.Linear(config.width, 2 * out)
+        self.two = nn.Conv1d(out, out, config.kernel, padding=half)
+        self.last = nn.GroupNorm(config.groups, out)
+        self.short = nn.Conv1d(channels, out, 1) if channels != out else nn.Identity()
+
+    def forward(self, h: Tensor, condition: Tensor) -> Tensor:
+        """Map `h` [n, channels, L] to [n, out, L]."""
+        scale, shift = self.modulate(condition)[:, :, None].chunk(2, 1)
+        inner = functional.mish(self.norm(self.one(h))) * (1 + scale) + shift
+        return self.short(h) + functional.mish(self.last(self.two(inner)))
 
 
 class ObservesHistory(GuidedSampler):
@@ -61,7 +254,7 @@ class Config:
     width: Count = 256  # units of the residual MLP
     depth: Count = 2  # residual blocks of the MLP
     time_dim: Count = 16  # size of the time embedding, even
-    net: Node | str | None = None  # another network, see policies.generative.denoisers
+    net: Node | str | None = None  # another network, such as Transformer
     obs_steps: Count = 1  # observations that the policy sees, the present one included
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
     points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds

@@ -134,7 +134,7 @@ class UNet(nn.Module):
     [n, C] to chunks.
 
     LeRobot's, with its tensor names (Chi et al., 2023). It differs from
-    `embodied.policies.generative.denoisers.UNet`: two residual blocks per level, transposed
+    `embodied.policies.generative.chunk_sampler.UNet`: two residual blocks per level, transposed
     convolutions, a condition that every block projects, and FiLM as scale * h + bias.
     """
 

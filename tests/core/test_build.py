@@ -21,7 +21,7 @@ from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.nn.networks import QFunction
-from embodied.policies.generative.denoisers import Timed
+from embodied.policies.generative.chunk_sampler import Timed
 from embodied.policies.networks.encoders import Encoder
 from tests.builders import ROOT, python
 

@@ -21,9 +21,8 @@ pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: man
 from embodied.core.env import NotFinite, VecEnv
 from embodied.core.spec import require_same
 from embodied.datasets.editing.transform import Projection
-from embodied.envs.maniskill.env import Config, ManiSkill
+from embodied.envs.maniskill.env import Batch, Config, ManiSkill, Pool, Rows
 from embodied.envs.maniskill.factory import NoDriver, require_driver
-from embodied.envs.maniskill.pool import Batch, Pool, Rows
 from embodied.evaluation.evaluate import evaluate
 from embodied.importers import Bounds
 from embodied.importers import maniskill as importer

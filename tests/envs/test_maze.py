@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.envs.maze.batch_levels import BatchLevels
-from embodied.envs.maze.env import GO, LEFT, RIGHT, Config, Maze
+from embodied.envs.maze.env import GO, LEFT, RIGHT, BatchLevels, Config, Maze
 from embodied.envs.maze.levels import MazeLevels, Plans, distances, mazes, spell
 from embodied.evaluation.task_grid import TaskGridEval
 

@@ -16,8 +16,7 @@ from embodied.core.env import NotFinite
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, GRAVITY, LIBRARY, PAPER, VEHICLES, Vehicle
 from embodied.envs.quadrotor.dynamics import Body, Physics, numbers, tilted
-from embodied.envs.quadrotor.hover_env import Config, Quadrotor
-from embodied.envs.quadrotor.rewards import TARGET, hover
+from embodied.envs.quadrotor.hover_env import TARGET, Config, Quadrotor, hover
 from embodied.nn import native
 
 

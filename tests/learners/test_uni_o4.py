@@ -11,8 +11,8 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import RunPlan
+from embodied.learners.offline.uni_o4 import ModelGate
 from embodied.models.dynamics import Dynamics, Fit, Prediction
-from embodied.models.gate import ModelGate
 from tests.builders import LINE, make_learner, make_policy, still
 
 RATES = {"critic_lr": 3e-3, "value_lr": 3e-3, "tau": 0.1, "hidden": [32]}

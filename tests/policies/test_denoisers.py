@@ -19,15 +19,15 @@ from embodied.learners.imitation.behavior_cloning import Config as ModesConfig
 from embodied.learners.learner import RunPlan
 from embodied.nn.networks import Denoiser
 from embodied.policies.generative.act import Act, Config, ensembled, kl
-from embodied.policies.generative.denoisers import Film, Modulated, Timed, UNetConfig
+from embodied.policies.generative.chunk_sampler import Film, Modulated, Timed, UNetConfig
 from embodied.policies.networks.attention import Attention, Layer
 from embodied.policies.networks.encoders import Encoder
 from tests.builders import make_policy, node_of
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.1)
 NETS: list[dict[str, Any]] = [
-    node_of("policies.generative.denoisers.Transformer", width=16, depth=2, heads=2),
-    node_of("policies.generative.denoisers.UNet", channels=[8, 16, 24], groups=2, width=16),
+    node_of("policies.generative.chunk_sampler.Transformer", width=16, depth=2, heads=2),
+    node_of("policies.generative.chunk_sampler.UNet", channels=[8, 16, 24], groups=2, width=16),
 ]
 POLICIES = [
     "generative.flow.Flow",
@@ -136,7 +136,7 @@ def test_settings_that_do_not_fit_are_refused(
     kind: str, settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        make(node_of(f"policies.generative.denoisers.{kind}", **settings))
+        make(node_of(f"policies.generative.chunk_sampler.{kind}", **settings))
 
 
 ACT_SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)

@@ -14,8 +14,8 @@ import yaml
 
 from embodied.evaluation.video import read_mp4, strip, write_mp4
 from embodied.reports import run_report
-from embodied.reports.diagnosis import diagnosis
 from embodied.reports.page import HEIGHT, WIDTH, chart, number, ticks
+from embodied.reports.run_report import diagnosis
 from embodied.training.logger import Log
 
 

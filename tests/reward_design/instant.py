@@ -20,7 +20,7 @@ from embodied.reward_design.designers.language_model import (
     Text2Reward,
     Text2RewardConfig,
 )
-from embodied.reward_design.search import Budget, Job, Outcome, Search, Trials
+from embodied.reward_design.run import Budget, Job, Outcome, Search, Trials
 from embodied.rewards.handcrafted.program import inputs, known, variables
 from embodied.sandbox.gate import Sandbox
 

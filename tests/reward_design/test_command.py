@@ -12,7 +12,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.reward_design.designer import Board, Experience, Journal, Verdict
 from embodied.reward_design.designers.language_model import digests
-from embodied.reward_design.search import Budget, Job, Trials, folder_of, thinned
+from embodied.reward_design.run import Budget, Job, Trials, folder_of, thinned
 from embodied.rewards.handcrafted.program import variables
 from tests.builders import exit_of
 

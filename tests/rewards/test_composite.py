@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError, allow, build
 from embodied.core.env import VecEnv
 from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward, Scheduled, Stateful
 from embodied.core.tensors import Tensors
-from embodied.envs.quadrotor.rewards import hover_rows
+from embodied.envs.quadrotor.hover_env import hover_rows
 from embodied.rewards.handcrafted.composite import CompositeReward, ScheduledWeights, correlation
 from embodied.rewards.wrappers.added_observations import VISITS, VisitCountWrapper, with_render
 from tests.builders import node_of
@@ -190,7 +190,7 @@ def test_decay_divides_by_the_visits(tmp_path: Path) -> None:
 
 SCHEDULE = {
     "_target_": "embodied.rewards.handcrafted.composite.ScheduledWeights",
-    "function": "embodied.envs.quadrotor.rewards.hover_rows",
+    "function": "embodied.envs.quadrotor.hover_env.hover_rows",
     "start": {"position": 5.0, "velocity": 0.01, "action": 0.01},
     "factor": {"position": 1.2, "velocity": 1.4, "action": 1.4},
     "limit": {"position": 40.0, "velocity": 1.0, "action": 1.0},

@@ -9,7 +9,7 @@ import torch
 
 from embodied.models import dynamics
 from embodied.viewer.session.episode import Moment
-from embodied.viewer.session.imagination import Imagination, imagination_of
+from embodied.viewer.session.overlays import Imagination, imagination_of
 from tests.linear_system import SPEC, roughly_fitted
 
 FRAME = cast(Any, None)  # nothing is drawn

@@ -4,18 +4,25 @@
        L_i = -log pi_i(a|s) - alpha (log pi_i(a|s) - max_j log pi_j(a|s))
     2  for each policy PPO's clipped loss on the data's states with actions of its frozen copy
        pi_k and the standardised advantages Q - V; clip and learning rate fall to 0
-    3  every `gate_every` updates `embodied.models.gate` compares the policy with the best so far of
-       its line in a model of the dynamics: if it is better, it becomes pi_k
+    3  every `gate_every` updates the gate compares the policy with the best so far of its line in a
+       model of the dynamics: if it is better, it becomes pi_k
 
 The policy is the best of the n. `learner=ppo init=RUN` goes on with it online. Differences from the
 published code: the term that holds the policies apart has gradients through the maximum (theirs
 only scales the cloning); the gate has fixed starts and asks for more than the standard error.
+
+ModelGate: judges a policy by a model's roll-outs and a critic, without the environment (AM-Q).
+
+The score of a start state is the mean of Q(s, pi(s)) along a roll-out of the policy's most typical
+actions in the model. Starts are fixed, so that two policies are compared in pairs: a better one is
+ahead by more than the standard error of the differences. Otherwise the maximum over many policies
+would be their noise (as in the published code of Uni-O4, which draws new starts each time).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -41,11 +48,55 @@ from embodied.learners.offline.iql import Iql
 from embodied.learners.on_policy.ppo_demos import fit_step
 from embodied.learners.on_policy.ppo_parts import clip_loss
 from embodied.models import dynamics
-from embodied.models.gate import ModelGate
+from embodied.models.dynamics import Dynamics
 from embodied.nn.optim import Adam, Optimizer
 from embodied.policies.deterministic import Config as DeterministicConfig
 from embodied.policies.deterministic import Deterministic
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
+
+
+class ModelGate:
+    """Compares policies from the observations `starts` [n, ...], over `horizon` steps of `model`
+    (None: at the starts alone). `q` returns the values [n] of observations and actions [n, A]."""
+
+    def __init__(
+        self,
+        starts: Tensors,
+        q: Callable[[Tensors, Tensor], Tensor],
+        model: Dynamics | None = None,
+        horizon: int = 0,
+    ) -> None:
+        self.starts = starts
+        self.q = q
+        self.model = model
+        self.horizon = horizon if model is not None else 0
+
+    @torch.no_grad()
+    def scores(self, policy: Policy) -> Tensor:
+        """The score [n] of each start; a roll-out counts until the model terminates it."""
+        obs = self.starts
+        n = length(obs)
+        total = torch.zeros(n, device=next(iter(obs.values())).device)
+        count = torch.zeros_like(total)
+        running = torch.ones_like(total, dtype=torch.bool)
+        for step in range(self.horizon + 1):
+            plan, _ = policy.act(obs, policy.initial(n), policy.sample_noise(n))
+            action = plan[:, 0]
+            total = total + torch.where(running, self.q(obs, action), 0.0)
+            count = count + running
+            if self.model is None or step == self.horizon:
+                break
+            noise = torch.zeros(n, self.model.noise_size, device=running.device)
+            made = self.model.step(obs, action, noise)
+            obs = made.next_obs
+            running = running & ~made.terminated
+        return total / count
+
+    def better(self, scores: Tensor, than: Tensor) -> bool:
+        """Whether the mean of the paired differences of scores is above their standard error."""
+        gain = scores - than
+        return bool(gain.mean() > gain.std() / len(gain) ** 0.5)
+
 
 LOG_STD = (-5.0, 0.0)  # bounds of the policies' log std
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from embodied.core.env import Step
-from embodied.training.actors.processes import Inbox, SharedWeights
+from embodied.training.actors.pool import Inbox, SharedWeights
 from embodied.training.actors.transport import Collected, decode, encode, joined, learned
 
 
