@@ -557,6 +557,10 @@ def test_who_begins_at_rest_forgets_what_the_hand_held_and_senses_anew(arm: Tick
     arm.heard_of.of(loop.chain.hand, "forget")
     loop._begin_at_rest(loop.arm, loop.arm.q)
     assert arm.heard_of.count("forget") == 1
+    loop.enabled.on = loop._home_pending = True
+    loop.chain.hand.begin = lambda width: 0.04
+    loop._rest(loop.arm, arm.now)
+    assert not loop.enabled.on and not loop._home_pending and loop.width == 0.04
     arm.driver.sense = lambda: np.array([0.5])
     loop._measure()
     assert loop._sensed.tolist() == [0.5]
