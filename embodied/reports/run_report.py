@@ -20,10 +20,7 @@ from embodied.core.env import HasLevels, VecEnv
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.wrapper import find_protocol
 from embodied.evaluation.statistics import rate, wilson
-<<<<<<< HEAD
 from embodied.evaluation.worst_case import FILE as WORST
-=======
->>>>>>> small48
 from embodied.reports.page import (
     Point,
     against,

@@ -11,15 +11,10 @@ sending it costs less than 1% of a step, so shared memory would gain nothing.
 
 On the CPU, PhysX holds one environment per scene. The saved state of an env is the seed of its
 episode and the actions since then: PhysX has contact caches that cannot be read, so restoring poses
-<<<<<<< HEAD
 is not exact, while replaying the episode from its seed is. To make that work, the contacts of the
 previous episode are flushed by one physics step at the new initial state. PhysX still numbers
 contacts by what came before, which changed the last bits in 3 of 18 trials of two episodes; a scene
 that is built anew for each episode (`kwargs: {reconfiguration_freq: 1}`, 0.2 s) changed none.
-=======
-is not exact, while replaying the episode from its seed is bitwise exact. To make that work, the
-contacts of the previous episode are flushed by one physics step at the new initial state.
->>>>>>> small48
 """
 
 from __future__ import annotations
