@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -166,11 +167,17 @@ def measure(path: Path, repeats: int, calls: int) -> Comparison:
 
 
 def made(node: dict[str, Any]) -> Policy:
-    """The policy of `node` for continuous actions or, if it refuses them, discrete ones."""
-    try:
-        return build(node, Policy, spec=SPEC)
-    except ConfigError:
-        return build(node, Policy, spec=DISCRETE)
+    """The policy of `node` for continuous actions or, if it refuses them, discrete ones; without
+    `chunk` where it takes none."""
+    single = {key: value for key, value in node.items() if key != "chunk"}
+    problem: ConfigError | None = None
+    for settings, spec in product((node, single), (SPEC, DISCRETE)):
+        try:
+            return build(settings, Policy, spec=spec)
+        except ConfigError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
 
 
 def deciding(policy: Policy) -> Callable[[], object]:

@@ -248,6 +248,7 @@ WAITS_OF_UPDATES = {"ppo": 1, "ppo_shared": 1, "ppo_demos": 1, "reinflow": 1, "d
     "mdpo": 1,
     "ppo_prior": 1,
     "props": 1,
+    "sqirl": 2,
     "ppo_rapid": 7,
     "ticket": 12,  # its search is on the CPU
 }

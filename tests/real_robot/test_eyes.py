@@ -64,7 +64,7 @@ def test_rendered_scenes_show_what_was_measured() -> None:
     obs = world.reset(4)
     names = world.spec.obs["privileged/state"].names
     values = dict(zip(names, obs["privileged/state"][0].double().tolist(), strict=True))
-    with PolicyImages(world.spec, {"front": rendered("lift", 32, 30.0)}, PATIENT) as eyes:
+    with PolicyImages(world.spec, {"front": rendered("lift", 32, 20.0)}, PATIENT) as eyes:
         assert len(eyes.scenes) == 1
         with pytest.raises(RuntimeError, match="show"):
             eyes.scenes[0].picture()
