@@ -107,8 +107,12 @@ def decide(policy: Policy, obs: Tensors, noise: Tensor) -> Tensor:
 
 def response(policy: Policy, obs: Tensors, noise: Tensor) -> Tensor:
     """What the policy makes of observations: its actions, or where these are few, and so hide a
-    small influence, the loss (or, with memory, the density) of always choosing the first."""
+    small influence, the values of its first step's choices, or the loss (with memory, the density)
+    of always choosing the first."""
     discrete = policy.spec.act.dtype == "int64"
+    values: Any = getattr(policy, "values", None)
+    if discrete and values is not None:
+        return values(obs, torch.zeros(len(noise), dtype=torch.int64)).detach()
     evaluate_sequence: Any = getattr(policy, "evaluate_sequence", None)
     if discrete and evaluate_sequence is not None:
         n, rows = len(noise), each(obs, lambda leaf: leaf[None])
@@ -210,11 +214,10 @@ def parallel_envs_are_independent(subject: PolicySubject) -> None:
 def observations_matter(subject: PolicySubject) -> None:
     """Every observation has an influence, but those for critics only: it can do without them."""
     policy = fitted(subject)
-    count = 4 if policy.spec.act.is_continuous else 1000  # choices hide a small influence
-    obs, noise = observations(policy.spec, count), policy.sample_noise(count)
+    obs, noise = observations(policy.spec, 4), policy.sample_noise(4)
     before = response(policy, obs, noise)
     for name in obs:
-        changed = {**obs, name: observations(policy.spec, count)[name]}
+        changed = {**obs, name: observations(policy.spec, 4)[name]}
         same, unseen = torch.equal(before, response(policy, changed, noise)), hidden(name)
         require(not unseen or same, f"obs/{name} is for critics only, and changes the actions")
         require(unseen or not same or policy.spec.obs[name].is_text, f"obs/{name} is ignored")

@@ -63,9 +63,9 @@ def test_every_call_says_its_role() -> None:
 
 def test_policies_are_made_of_policies_and_networks() -> None:
     """What policy.yaml may nest: no environment, driver, emulator, person or language model."""
-    networks = {"Policy", "Timed", "QFunction", "Encoder", "cls", "type(self)"}
+    networks = {"Policy", "Timed", "QFunction", "Encoder", "Member", "cls", "type(self)"}
     known: dict[str, type] = {"Policy": Policy, "Timed": Timed, "QFunction": QFunction}
-    known |= {"Encoder": Encoder}
+    known |= {"Encoder": Encoder, "Member": Member}
     for path in sources("policies"):
         for call in calls(path):
             assert ast.unparse(call.args[1]) in networks, f"{path}:{call.lineno}"
@@ -308,6 +308,7 @@ MODULE = '''
 from dataclasses import dataclass
 from typing import Literal
 from embodied.core.bounds import Count, Fraction
+from embodied.policies.wrappers.iwocs import Member
 import some.library as lib
 
 Aim = Literal["min", "mean"]
