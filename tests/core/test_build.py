@@ -23,6 +23,7 @@ from embodied.core.saved_node import read_saved, require_inside
 from embodied.nn.networks import QFunction
 from embodied.policies.generative.chunk_sampler import Timed
 from embodied.policies.networks.encoders import Encoder
+from embodied.policies.wrappers.iwocs import Member
 from tests.builders import ROOT, python
 from tests.tiers import only_all
 
@@ -308,7 +309,6 @@ MODULE = '''
 from dataclasses import dataclass
 from typing import Literal
 from embodied.core.bounds import Count, Fraction
-from embodied.policies.wrappers.iwocs import Member
 import some.library as lib
 
 Aim = Literal["min", "mean"]
