@@ -57,6 +57,15 @@ class Denoises(Protocol):
 
 
 @runtime_checkable
+class Smooths(Protocol):
+    """A policy that acts on observations with noise, for which certificates are known."""
+
+    def noise_std(self) -> float:
+        """Standard deviation of that noise, in the observations' own units; 0: there is none."""
+        ...
+
+
+@runtime_checkable
 class FiltersLatents(Protocol):
     """A policy that filters a model's latents, from which another policy inside of it acts."""
 

@@ -134,6 +134,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     from embodied.core import checkpoint
     from embodied.core.atomic_write import write_json
     from embodied.evaluation.worst_case import FILE
+    from embodied.policies.abilities import Smooths
     from embodied.reports import run_report
 
     subject = run_subject(path, words, folders)
@@ -148,8 +149,8 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
         result, policy = evaluated(subject)
         row = result_row(subject, result) | imagined_beside(run, subject, result)
         metrics = result.metrics()
-        if certificate.radii:
-            metrics |= certify(row, result, node["policy"]["sigma"], certificate)
+        if certificate.radii and isinstance(policy, Smooths):
+            metrics |= certify(row, result, policy.noise_std(), certificate)
     if node["policy"] != read_saved(checkpoint.find(path) / "policy.yaml"):
         row["policy"] = policy.node
     add_line(run / "evaluations.jsonl", row)
@@ -241,13 +242,13 @@ def certificate_settings(node: Node) -> CertificateConfig:
     from embodied.core.config_fields import complete
     from embodied.core.policy import Policy
     from embodied.evaluation.certificate import Config
-    from embodied.policies.wrappers.smoothed import Smoothed
+    from embodied.policies.abilities import Smooths
 
     config = parse(Config, node["certify"], "certify")
     if not config.radii:
         return config
     node["policy"] = policy = complete(node["policy"])
-    if resolve(policy["_target_"], Policy) is not Smoothed or not policy["sigma"]:
+    if not issubclass(resolve(policy["_target_"], Policy), Smooths) or not policy["sigma"]:
         raise ConfigError("certify.radii: only policy=smoothed with policy.sigma above 0 has them")
     if policy["attack"] != "none":
         raise ConfigError("certify.radii: certificates are of episodes without policy.attack")

@@ -72,6 +72,9 @@ class Smoothed(PolicyWrapper):
         self.sizes = {name: spec.obs[name].size for name in names}
         self.width = sum(self.sizes.values())
 
+    def noise_std(self) -> float:
+        return self.config.sigma
+
     def initial(self, n: int) -> Tensors:
         begun = torch.zeros(n, dtype=torch.int64, device=self.base.sample_noise(1).device)
         return {"decisions": begun, **nest(self.base.initial(n), "base")}
