@@ -540,7 +540,7 @@ def test_a_stop_that_does_not_hold_is_no_connection(
     loop = arm.loop
     rest = loop.chain.limiter.q.copy()
     if broken == "a joint moves":
-        sent = rest + 1e-6 * np.eye(5)[2]
+        sent = rest + 1e-8 * np.eye(5)[2]
         monkeypatch.setattr(type(loop.chain), "__call__", lambda *args: sent)
     elif broken == "no stop":
         loop._check_emergency_stop = lambda now: setattr(loop.chain, "fault", "a fault")
