@@ -36,6 +36,8 @@ except NoDriver as absent:
     pytest.skip(str(absent), allow_module_level=True)
 
 PICK = Config("PickCube-v1", num_envs=2, control_mode="pd_ee_delta_pos", backend="cpu", horizon=30)
+EXACT = replace(PICK, kwargs={"reconfiguration_freq": 1})
+"""Its episodes do not depend on those before, to the bit."""
 SMALL: dict[str, Any] = {"backend": "cpu", "image_size": (32, 32)}
 Maker = Callable[[Config], ManiSkill]
 
@@ -179,8 +181,7 @@ def test_success_is_logged_and_ends_only_if_asked_for(made: Maker) -> None:
 
 def test_saved_rows_go_on_to_the_bit_also_in_later_episodes(made: Maker) -> None:
     """With these pushes a scene that is not built anew goes on with other last bits."""
-    config = replace(PICK, kwargs={"reconfiguration_freq": 1})
-    env, other = made(config), ManiSkill(config)
+    env, other = made(EXACT), ManiSkill(EXACT)
     plan = pushes(env, 12, 2)
     env.reset(seed=6)
     play(env, pushes(env, 30, 1))
@@ -196,7 +197,7 @@ def test_saved_rows_go_on_to_the_bit_also_in_later_episodes(made: Maker) -> None
 
 
 def test_worker_processes_give_the_same(made: Maker) -> None:
-    here, there = made(PICK), ManiSkill(replace(PICK, workers=2))
+    here, there = made(EXACT), ManiSkill(replace(EXACT, workers=2))
     plan = pushes(here, 35)
     assert torch.equal(here.reset(seed=2)["state"], there.reset(seed=2)["state"])
     assert torch.equal(play(here, plan), play(there, plan))
