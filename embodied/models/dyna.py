@@ -76,8 +76,7 @@ class Dyna:
         obs = self._starts(starts)
         parts: list[Tensors] = []
         for _ in range(self.config.steps):
-            noise = self.policy.sample_noise(starts, explore=True)
-            action = self.policy.act(obs, {}, noise)[0][:, 0]
+            action = self._act(obs)
             drawn = torch.randn(starts, self.model.noise_size, device=action.device)
             found = self.model.step(obs, action, drawn)
             parts.append(
@@ -97,6 +96,11 @@ class Dyna:
         every = torch.arange(len(self.replay), device=self.replay.device)
         with torch.enable_grad():
             self.model.fit(self.replay.take(every))
+
+    def _act(self, obs: Tensors) -> Tensor:
+        """Actions [n, A] of the policy, exploring, at observations [n, ...]."""
+        noise = self.policy.sample_noise(tt.length(obs), explore=True)
+        return self.policy.act(obs, {}, noise)[0][:, 0]
 
     def _starts(self, n: int) -> Tensors:
         return tt.each(tt.under(self.replay.sample(n), "obs"), Tensor.contiguous)

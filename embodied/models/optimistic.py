@@ -20,7 +20,6 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors
 from embodied.models import dyna
 from embodied.models.ensemble import MlpEnsemble, Rows
 
@@ -76,7 +75,3 @@ class OptimisticDyna(dyna.Dyna):
             gain = (gain - gain.mean()) / gain.std(correction=0).clamp(min=1e-6)
         likelihood = -0.5 * ((drawn - mean).square() * (-log_var).exp() + log_var).sum(2)
         return -self.config.kappa * (likelihood * gain.view_as(likelihood)).mean(1)
-
-    def _act(self, obs: Tensors) -> Tensor:
-        noise = self.policy.sample_noise(len(next(iter(obs.values()))), explore=True)
-        return self.policy.act(obs, {}, noise)[0][:, 0]
