@@ -46,6 +46,7 @@ from embodied.sandbox.program import (
 from embodied.sandbox.worker import HEADER, pack, unpack
 
 PIPE = 1 << 20  # bytes of a pipe's buffer, where the system allows it
+TIMED = 5  # calls of a program that seems too slow, of which the fastest counts
 LOOK = 0.05  # seconds between two looks at the CPU time of a slow call
 
 
@@ -334,7 +335,11 @@ class Sandbox:
         many = worker.run([row[order] for row in rows], SLICE)
         if not _same(first.total[order], many.total, 1e-4):
             raise DependsOnOthers("result", "a transition's reward depends on other transitions")
-        cost = 1e6 * worker.seconds / SLICE
+        costs = [worker.seconds]
+        # Beside busy processes the same call takes up to three times the CPU time.
+        while (cost := 1e6 * min(costs) / SLICE) > self.limits.cost and len(costs) < TIMED:
+            worker.run([row[order] for row in rows], SLICE)
+            costs.append(worker.seconds)
         if cost > self.limits.cost:
             raise Rejected(
                 "result",

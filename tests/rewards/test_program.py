@@ -114,7 +114,7 @@ def test_what_is_slow_is_said(caplog: pytest.LogCaptureFixture) -> None:
     slow = """
 def reward(tool, width):
     total = torch.norm(tool)
-    for i in range(5):
+    for i in range(3):
         if total > 0.1 * i:
             total = total - 0.1 * width.abs()
     return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,8 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.sandbox import gate as gate_module
-from embodied.sandbox.gate import SLICE, Limits, Sandbox, template
-from embodied.sandbox.program import Rejected
+from embodied.sandbox.gate import SLICE, TIMED, Limits, Sandbox, Worker, template
+from embodied.sandbox.program import ProgramOutput, Rejected
 from embodied.sandbox.worker import CALLS
 from tests.sandbox.attacks import ESCAPED, FINE, OTHER, PROCESS, body, gives, tries
 from tests.sandbox.programs import LEGITIMATE
@@ -121,6 +122,23 @@ def test_more_transitions_than_a_slice(sandbox: Sandbox) -> None:
     gated = sandbox.gate(FINE, rows())
     torch.testing.assert_close(gated(many).total, torch.exp(-many["x"].norm(dim=-1)))
     assert gated.report.rows == 64 and gated.report.cost > 0 and not gated.report.one_by_one
+
+
+def test_one_slow_call_does_not_reject(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest of a few calls counts: beside busy processes one takes three times as long."""
+    run, slow = Worker.run, [0.5, 0.5, 0.001]
+
+    def timed(self: Worker, inputs: Sequence[torch.Tensor], count: int) -> ProgramOutput:
+        output = run(self, inputs, count)
+        if count == SLICE:
+            self.seconds = slow.pop(0)
+        return output
+
+    monkeypatch.setattr(Worker, "run", timed)
+    assert sandbox.gate(FINE, rows()).report.cost == pytest.approx(1e6 * 0.001 / SLICE, abs=0.01)
+    slow[:] = [0.5] * TIMED
+    with pytest.raises(Rejected, match="244 microseconds a transition; at most 200"):
+        sandbox.gate(FINE, rows())
 
 
 def test_limits_hold_per_call(sandbox: Sandbox) -> None:
