@@ -45,7 +45,7 @@ FILES = tuple(
 TESTS = (
     *("chain", "checks", "limiter", "measured", "measured_edges", "hand", "mailbox", "rate"),
     *("control", "guarded_loop", "source", "stop_test", "yielding", "homing", "hold_to_run"),
-    *("takeover", "seam", "watchdog", "invariants", "loop"),
+    *("takeover", "seam", "watchdog", "invariants", "report", "loop"),
 )
 """tests/real_robot/test_NAME.py, among which the unit tests are looked for."""
 WARM = (
