@@ -231,6 +231,130 @@ def test_an_arm_that_was_last_seen_in_motion_is_not_led_back() -> None:
         assert yielding(last.copy(), True, now) == pytest.approx(last)
 
 
+def still(at: float, speed: float = 0.0) -> ArmState:
+    """A measurement: all seven joints at `at` (rad), with the velocity `speed` (rad/s)."""
+    return ArmState(np.full(7, at), np.full(7, speed), np.zeros(7), 0.0)
+
+
+def test_an_arm_that_was_not_stopped_is_not_led() -> None:
+    yielding = Yielding(LIMITS, np.zeros_like)
+    yielding.see(still(0.5))
+    assert yielding.settled and (yielding(np.zeros(7), True, 99.0) == 0).all()
+
+
+def test_the_aim_at_rest_is_the_mean_of_four_measurements_with_the_droop() -> None:
+    yielding = Yielding(LIMITS, lambda pose: np.full_like(pose, 0.25))
+    for at in (9.0, 0.1, 0.2, 0.3, 0.4):
+        yielding.see(still(at))
+    yielding.see(still(np.nan))
+    assert (yielding.pose == 0.4).all()
+    yielding.begin(np.zeros(7), 10.0, moving=False)
+    assert yielding(np.zeros(7), True, 10.0) == pytest.approx(np.full(7, 0.25 + 0.25))
+
+
+def test_the_first_measurement_stands_for_those_before_it() -> None:
+    yielding = Yielding(LIMITS, np.zeros_like)
+    yielding.see(still(0.5))
+    yielding.begin(np.zeros(7), 10.0, moving=False)
+    assert yielding(np.zeros(7), True, 10.0) == pytest.approx(np.full(7, 0.5))
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_an_arm_rests_below_a_speed_and_is_waited_for_above_it(faster: bool) -> None:
+    """It would need 0.3 s to move by its band; a set-point waits 1 s for a faster one."""
+    yielding = Yielding(LIMITS, np.zeros_like)
+    assert yielding.band == pytest.approx(0.01 * np.asarray(LIMITS.tracking))
+    speed = yielding.band / 0.3
+    for at in (0.1, 0.2, 0.3, 0.5):
+        state = ArmState(np.full(7, at), speed * (1 + 1e-9 * faster), np.zeros(7), 0.0)
+        yielding.see(state)
+    yielding.begin(np.zeros(7), 10.0, moving=False)
+    if not faster:
+        assert yielding(np.zeros(7), True, 10.0) == pytest.approx(np.full(7, 0.275))
+        return
+    assert (yielding(np.zeros(7), True, 10.999) == 0).all()
+    assert (yielding(np.zeros(7), True, 11.0) == 0.5).all(), "the newest one, not the mean"
+
+
+def test_a_set_point_near_enough_stays() -> None:
+    """Nearer than the band and half of the droop, on both sides; it may still aim three times."""
+    droop = 0.08
+    yielding = Yielding(LIMITS, lambda pose: np.full_like(pose, -droop))
+    yielding.see(still(1.0))
+    free = 1.0 - droop
+    near = yielding.band + 0.5 * droop
+    for side in (1, -1):
+        q = free + side * 0.999 * near
+        yielding.begin(q, 10.0, moving=False)
+        for now in (10.0, 11.0, 12.0, 13.0):
+            assert (yielding(q, True, now) == q).all()
+        q = free + side * 1.001 * near
+        q[1:] = free
+        assert yielding(q, True, 14.0) == pytest.approx(np.full(7, free))
+
+
+def test_an_aim_changes_three_times_at_rest_and_after_a_while_each() -> None:
+    yielding = Yielding(LIMITS, np.zeros_like)
+    yielding.see(still(0.0))
+    yielding.begin(np.zeros(7), 10.0, moving=False)
+    aims: list[tuple[float, float]] = []
+    for tick in range(200):
+        now = 10 + tick / 100
+        for _ in range(4):
+            yielding.see(still(now))
+        before = yielding.aim.copy()
+        after = yielding(np.zeros(7), True, now)
+        if (after != before).any():
+            aims.append((now, after[0]))
+    assert aims == [(at, pytest.approx(at)) for at in (10.0, 10.15, 10.3)]
+
+
+def test_a_set_point_in_motion_is_not_led_before_it_rests_for_a_while() -> None:
+    yielding = Yielding(LIMITS, np.zeros_like)
+    yielding.see(still(0.5))
+    yielding.begin(np.zeros(7), 10.0, moving=False)
+    assert (yielding(np.zeros(7), False, 12.0) == 0).all()
+    assert (yielding(np.zeros(7), False, 11.0) == 0).all(), "a clock that goes back"
+    assert (yielding(np.zeros(7), True, 12.149) == 0).all()
+    assert (yielding(np.zeros(7), True, 12.151) == 0.5).all()
+    yielding.wait(13.0)
+    yielding.begin(np.zeros(7), 20.0, moving=False)
+    yielding.wait(20.0)
+    assert (yielding(np.zeros(7), True, 20.149) == 0).all()
+    assert (yielding(np.zeros(7), True, 20.151) == 0.5).all()
+
+
+def test_a_moving_arm_is_followed_after_the_pause_for_half_a_second() -> None:
+    yielding = Yielding(LIMITS, lambda pose: np.full_like(pose, 0.125))
+    yielding.see(still(0.5, speed=1.0))
+    yielding.begin(np.zeros(7), 10.0, moving=True, pause=0.25)
+    assert not yielding.settled
+    assert (yielding(np.zeros(7), True, 10.249) == 0).all()
+    assert (yielding(np.zeros(7), True, 10.25) == 0.625).all()
+    yielding.see(still(0.75, speed=1.0))
+    assert (yielding(np.zeros(7), True, 10.749) == 0.875).all() and not yielding.settled
+    assert (yielding(np.zeros(7), True, 10.75) == 0.875).all() and yielding.settled
+    for _ in range(4):
+        yielding.see(still(1.0))
+    assert (yielding(np.zeros(7), True, 10.899) == 0.875).all(), "it settles first"
+    assert (yielding(np.zeros(7), True, 10.901) == 1.125).all()
+
+
+def test_an_arm_that_rests_where_its_set_point_is_is_followed_no_more() -> None:
+    yielding = Yielding(LIMITS, np.zeros_like)
+    for at in (0.5, 0.5, 0.5, 0.501):
+        yielding.see(still(at))
+    yielding.begin(np.zeros(7), 10.0, moving=True)
+    away = yielding.pose + 1.001 * yielding.band
+    assert (yielding(away, True, 10.0) == 0.501).all() and not yielding.settled
+    yielding.see(still(0.501, speed=1.0))
+    assert (yielding(yielding.pose, True, 10.1) == 0.501).all() and not yielding.settled
+    yielding.see(still(0.501))
+    at_band = yielding.pose - 0.999 * yielding.band
+    assert yielding(at_band, True, 10.2) == pytest.approx(np.full(7, 0.50075))
+    assert yielding.settled
+
+
 @BOTH
 def test_an_unknown_load_sinks_by_a_bounded_way_and_then_is_held(
     tmp_path: Path, gains: str
