@@ -355,6 +355,22 @@ def test_an_arm_that_rests_where_its_set_point_is_is_followed_no_more() -> None:
     assert yielding.settled
 
 
+def test_just_at_the_band_is_near_enough() -> None:
+    """In motion every joint has to be near, and at rest one that is not is led."""
+    yielding = Yielding(LIMITS, np.zeros_like)
+    yielding.see(still(0.0))
+    yielding.begin(yielding.band, 10.0, moving=True)
+    one_away = yielding.band.copy()
+    one_away[3] *= 1.001
+    yielding(one_away, True, 10.0)
+    assert not yielding.settled
+    yielding(yielding.band, True, 10.1)
+    assert yielding.settled
+    yielding.begin(yielding.band, 20.0, moving=False)
+    assert (yielding(yielding.band, True, 20.0) == yielding.band).all()
+    assert (yielding(one_away, True, 21.0) == 0).all()
+
+
 @BOTH
 def test_an_unknown_load_sinks_by_a_bounded_way_and_then_is_held(
     tmp_path: Path, gains: str
