@@ -497,6 +497,78 @@ def test_after_a_broken_wire_it_continues_from_where_it_stands(arm: Ticks) -> No
     assert not arm.loop._connection_failed
 
 
+def test_an_arm_that_is_held_again_begins_above_its_droop(arm: Ticks) -> None:
+    loop = arm.loop
+    loop.droop = lambda q: np.full(5, 0.01)
+    arm.tick(Command.RELEASE)
+    arm.driver.led = 0.1
+    arm.run(5)
+    loop._engage()
+    assert loop.chain.limiter.q == pytest.approx(loop.yielding.pose + 0.01)
+    assert loop._connection_failed and not loop._compliant
+
+
+def test_an_arm_that_cannot_be_held_again_is_where_it_was_measured(arm: Ticks) -> None:
+    loop = arm.loop
+    arm.tick(Command.RELEASE)
+    there = ArmState(np.full(5, 0.25), np.zeros(5), np.zeros(5), arm.now)
+
+    def fails() -> None:
+        raise DriverError("its brakes are stuck", measured=there)
+
+    arm.driver.engage = fails
+    loop._engage()
+    assert loop.arm is there and (loop.yielding.pose == 0.25).all() and loop._connection_failed
+    assert loop.fault == "its brakes are stuck" and loop._compliant
+
+
+def test_a_reset_measures_anew(arm: Ticks) -> None:
+    arm.stopped()
+    arm.loop.droop = lambda q: np.full(5, 0.01)
+    arm.loop._given_up = True
+    moved = arm.driver.q + 0.03
+
+    def recover() -> None:
+        arm.driver.goal = moved.copy()
+
+    arm.driver.recover = recover
+    arm.loop._reset()
+    assert arm.loop.arm.q == pytest.approx(moved)
+    assert arm.loop.chain.limiter.q == pytest.approx(moved + 0.01)
+
+
+@pytest.mark.parametrize("why", ["", "_connection_failed", "_given_up", "internal_error", "broken"])
+def test_only_who_stands_by_itself_begins_anew_where_it_is(arm: Ticks, why: str) -> None:
+    """After an error of the loop that braking took care of, the set-point stays."""
+    arm.stopped()
+    loop = arm.loop
+    if why == "broken":
+        loop.last_resort.stopped = True
+    if why:
+        setattr(loop, "internal_error" if why == "broken" else why, True)
+    arm.heard_of.of(loop, "_begin_at_rest")
+    arm.heard_of.of(loop, "_rest")
+    loop._reset()
+    assert arm.heard_of.count("_rest") == 1
+    anew = why in ("_connection_failed", "_given_up", "broken")
+    assert arm.heard_of.count("_begin_at_rest") == anew and loop.mode == Mode.IDLE
+    assert not (loop._connection_failed or loop._given_up or loop.internal_error)
+
+
+def test_one_joint_that_is_no_number_is_enough_not_to_continue(arm: Ticks) -> None:
+    arm.stopped()
+    read = arm.driver.read
+
+    def one_joint_is_unknown() -> ArmState:
+        state = read()
+        state.q[2] = np.nan
+        return state
+
+    arm.driver.read = one_joint_is_unknown
+    arm.loop._reset()
+    assert arm.loop.mode == Mode.ESTOP
+
+
 def test_a_measurement_that_is_no_number_is_nothing_to_continue_from(arm: Ticks) -> None:
     arm.stopped()
     arm.driver.lying = True
