@@ -522,6 +522,12 @@ def test_an_arm_that_cannot_be_held_again_is_where_it_was_measured(arm: Ticks) -
     assert loop.fault == "its brakes are stuck" and loop._compliant
 
 
+def test_a_wire_that_breaks_before_it_was_connected_is_latched_too(arm: Ticks) -> None:
+    arm.loop.mode = Mode.DISCONNECTED
+    arm.loop._connection_lost(DriverError("nobody answers"))
+    assert arm.loop.mode == Mode.ESTOP and arm.loop.fault == "nobody answers"
+
+
 def test_a_reset_measures_anew(arm: Ticks) -> None:
     arm.stopped()
     arm.loop.droop = lambda q: np.full(5, 0.01)
