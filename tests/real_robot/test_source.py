@@ -17,6 +17,15 @@ from tests.real_robot.test_control import DT, Bench, within
 from tests.tiers import usually
 
 
+def test_a_set_point_says_no_more_than_it_was_given() -> None:
+    """It comes from no observation, so it is as old as can be, and of no policy's step."""
+    point = SetPoint(np.zeros(3))
+    assert (point.width, point.seen, point.paused) == (0.0, -np.inf, 0.0)
+    assert point.starved and not point.last and not point.intervened
+    assert point.step == -1 and point.problem == "" and point.reference is None
+    assert len(point.action) == 0
+
+
 class Straight(Source):
     """Moves every joint at 0.2 rad/s; `spoil` may change what it says."""
 
