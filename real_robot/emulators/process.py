@@ -9,6 +9,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import select
 import shutil
 import subprocess
@@ -213,6 +214,11 @@ def answer(
     finally:
         if over is not None:
             over.set()
+
+
+def loopback_address() -> str:
+    """An address of this machine that nobody else is likely to have."""
+    return "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
 
 
 class Pace:

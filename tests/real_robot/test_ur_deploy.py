@@ -15,21 +15,14 @@ from embodied.real_robot.drivers.ur.driver import UR
 from embodied.real_robot.drivers.ur.driver import Config as DriverConfig
 from embodied.real_robot.emulators.ur.controller import SPEED, Config, UrArm, UrJoints
 from tests.real_robot.test_deploy import said, start
-from tests.tiers import only_all
 
 HOME = (0.0, -1.5708, 1.5708, -1.5708, -1.5708, 0.0)
 # For a machine that does much else at the same time.
 SLOW_WIRE = tuple(f"robot.driver.{name}=10.0" for name in ("watchdog", "silence"))
 
 
-@pytest.mark.parametrize(
-    "driver", ["driver.UR", pytest.param("ur_rtde_driver.UrRtde", marks=only_all)]
-)
-def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path, driver: str) -> None:
-    if driver == "ur_rtde_driver.UrRtde":
-        pytest.importorskip("rtde_control", reason="ur_rtde is not installed")
-    which = f"robot.driver._target_=embodied.real_robot.drivers.ur.{driver}"
-    deploy = start(tmp_path, folder, "robot=ur_sim", "demonstrator=reach", which, *SLOW_WIRE)
+def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path) -> None:
+    deploy = start(tmp_path, folder, "robot=ur_sim", "demonstrator=reach", *SLOW_WIRE)
     text = said(deploy)
     assert deploy.returncode == 0, text
     out = tmp_path / "out"
