@@ -24,17 +24,11 @@ from embodied.core.bounds import Bound, CountOrZero, Number
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.arm import ArmFile, read_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.drivers.momentum import (
-    MomentumObserver,
-    mujoco_bias,
-    mujoco_inertia,
-)
-from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.drivers.simulated import SimulatedArm
+from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.driver import DriverError
 
 TIMESTEP = 0.002  # s
-BEHIND = 0.25  # s of physics that are caught up with at most
 ARMATURE = 0.01  # kg m^2: of the motors, where the file has none
 
 
@@ -52,51 +46,35 @@ class Config:
     seed: CountOrZero = 0  # of the noise
 
 
-class MujocoArm(Driver):
+class MujocoArm(SimulatedArm):
     """A simulated arm with nothing in front of it, which senses nothing beyond its joints."""
 
     world = None
     """A simulation: results of calibration are not kept."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(config.noise, config.seed, clock)
         self.config = config
-        self.clock = clock
         self.table = read_arm_file(config.arm)
         self.joints = tuple(joint.name for joint in self.table.joints)
         self.grip = None if self.table.hand is None else 0.0
         if config.start and len(config.start) != len(self.joints):
             raise ConfigError(f"driver.start needs {len(self.joints)} joint positions")
-        self.random = np.random.default_rng(config.seed)
-        self.connected = False
 
     def connect(self) -> None:
-        self.model = _compiled(self.table, self.config)
-        self.data = mujoco.MjData(self.model)
-        names, hand = self.joints, self.table.hand
-        self._at = self.model.jnt_qposadr[[self._joint(name) for name in names]]
-        self._dof = self.model.jnt_dofadr[[self._joint(name) for name in names]]
-        self._servos = [self.model.actuator(name).id for name in names]
+        self.take_model(_compiled(self.table, self.config))
+        hand = self.table.hand
         fingers = hand.joints if hand is not None else ()
-        self._fingers = self.model.jnt_qposadr[[self._joint(name) for name in fingers]]
+        self._fingers = [self.model.joint(name).qposadr[0] for name in fingers]
         self._grips = [self.model.actuator(name).id for name in fingers]
-        self.data.qpos[self._at] = self.config.start or self.table.home
+        self.data.qpos[self.at] = self.config.start or self.table.home
         self._gains()
-        self.data.ctrl[self._servos] = self.data.qpos[self._at]
-        mujoco.mj_forward(self.model, self.data)
-        self.observer = MomentumObserver(len(self.joints))
-        self.last = self.clock()
-        self.connected = True
-
-    def read(self) -> ArmState:
-        now = self._run()
-        q = self.data.qpos[self._at] + self.random.normal(0, self.config.noise, len(self.joints))
-        torque, dq = self.data.actuator_force[self._servos].copy(), self.data.qvel[self._dof].copy()
-        self.observer.update(mujoco_inertia(self.model, self.data, self._dof), dq, TIMESTEP)
-        return ArmState(q, dq, torque, now, external=self.observer.external.copy())
+        self.data.ctrl[self.servos] = self.data.qpos[self.at]
+        self.start_clock()
 
     def write(self, q: Floats, width: float) -> None:
         self._run()
-        self.data.ctrl[self._servos] = q
+        self.data.ctrl[self.servos] = q
         hand = self.table.hand
         if hand is not None:
             share, closed = width / hand.open, np.array(hand.closed)
@@ -114,7 +92,7 @@ class MujocoArm(Driver):
     @property
     def width(self) -> float:
         hand = self.table.hand
-        if hand is None or not self.connected or not len(self._fingers):
+        if hand is None or not self.connected:
             return 0.0
         closed, opened = np.array(hand.closed), np.array(hand.opened)
         shares = (self.data.qpos[self._fingers] - closed) / (opened - closed)
@@ -123,8 +101,8 @@ class MujocoArm(Driver):
     def release(self) -> None:
         """No stiffness; the damping stays."""
         self._run()
-        self.model.actuator_gainprm[self._servos, 0] = 0.0
-        self.model.actuator_biasprm[self._servos, 1] = 0.0
+        self.model.actuator_gainprm[self.servos, 0] = 0.0
+        self.model.actuator_biasprm[self.servos, 1] = 0.0
 
     def engage(self) -> None:
         self._run()
@@ -133,42 +111,19 @@ class MujocoArm(Driver):
 
     def stop(self) -> None:
         if self.connected:
-            self.data.ctrl[self._servos] = self.data.qpos[self._at]
-
-    def close(self) -> None:
-        self.connected = False
-
-    def _joint(self, name: str) -> int:
-        number = int(mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_JOINT, name))
-        if number < 0:
-            raise DriverError(f"{self.config.file} has no joint {name} of {self.config.arm}")
-        return number
+            self.data.ctrl[self.servos] = self.data.qpos[self.at]
 
     def _gains(self) -> None:
         """Set the gains of each joint by its inertia at this pose."""
         mujoco.mj_forward(self.model, self.data)
         inertia = np.zeros((self.model.nv, self.model.nv))
         mujoco.mj_fullM(self.model, self.data, inertia)
-        servos = [*self._servos, *self._grips]
+        servos = [*self.servos, *self._grips]
         own = np.diag(inertia)[self.model.jnt_dofadr[self.model.actuator_trnid[servos, 0]]]
         rate = 2 * np.pi * self.config.bandwidth
         self.model.actuator_gainprm[servos, 0] = own * rate**2
         self.model.actuator_biasprm[servos, 1] = -own * rate**2
         self.model.actuator_biasprm[servos, 2] = -2 * own * rate
-
-    def _run(self) -> float:
-        """Let physics catch up with the clock."""
-        now = self.clock()
-        if not self.connected:
-            raise DriverError("the simulated arm is not connected")
-        self.last = min(max(self.last, now - BEHIND), now)  # the clock may go back
-        steps = int((now - self.last) / TIMESTEP)
-        for _ in range(steps):
-            mujoco.mj_step(self.model, self.data)
-            bias = mujoco_bias(self.model, self.data, self._dof)
-            self.observer.step(bias, self.data.actuator_force[self._servos])
-        self.last += steps * TIMESTEP
-        return now
 
 
 def _compiled(table: ArmFile, config: Config) -> Any:
