@@ -59,7 +59,7 @@ class ServoLine(FakeBus):
         while self._coming and self._coming[0][0] <= self.now:
             self._coming.popleft()
         if self.now - self._written > SILENCE:
-            self._forget()
+            self._buffer.clear()
         self._written = self.now
         self.time = max(self.time, self.now) + 10 * len(data) / self.baud
         self._move()
@@ -80,7 +80,7 @@ class ServoLine(FakeBus):
         while self.read(min(end, self.now + quiet)):
             pass
 
-    def _send(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self._coming.append((self.time, data))
 
     def _wait(self, seconds: float) -> None:
@@ -196,7 +196,7 @@ def test_a_frame_that_ends_with_a_part_of_the_next_is_none(cut: int) -> None:
     first = next(each for each in shorts if FEETECH.opened(each + second[:1]) is not None)
     line._answer = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
     for part in (first + second[:cut], second[cut:]):
-        line._send(part)
+        line.send(part)
     line._coming = deque((line.now + 1e-3, data) for _, data in line._coming)
     wire.retries = 0
     wire.port.write = lambda data: None

@@ -8,22 +8,17 @@ would. Motion is first order: a goal is approached with time constant `LAG`, at 
 from __future__ import annotations
 
 import math
-import os
-import pty
 import random
-import select
-import threading
 import time
-import tty
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.servos import codecs
 from embodied.real_robot.drivers.servos.codecs import BROADCAST, Packet, signed, unsigned
-from embodied.real_robot.emulators.process import Process, answer, settings
+from embodied.real_robot.emulators.process import Process, PtyDevice, answer, settings
 
 LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
 SILENCE = 0.01  # s after which a frame that is still incomplete is none
@@ -213,8 +208,10 @@ class FeetechServo(Servo):
 MAKES = {"dynamixel": DynamixelServo, "feetech": FeetechServo}
 
 
-class FakeBus:
+class FakeBus(PtyDevice):
     """`ticks` [n] are where servos 1 to n stand at first. As a context: the thread and the wire."""
+
+    pause = SILENCE
 
     def __init__(
         self, protocol: str, ticks: Sequence[float], faults: Faults | None = None, seed: int = 0
@@ -228,56 +225,26 @@ class FakeBus:
         self.gone: set[int] = set()  # ids that no longer answer or listen
         self.frames = 0
         self._buffer = bytearray()
-        self._closed = threading.Event()
-
-    def __enter__(self) -> Self:
-        self._file, self._slave = pty.openpty()
-        tty.setraw(self._file)
-        tty.setraw(self._slave)
-        self.path = os.ttyname(self._slave)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.unplug()
-
-    def unplug(self) -> None:
-        """The cable is pulled: the client's port goes away. Safe to call twice."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._thread.join()
-            os.close(self._slave)
-            os.close(self._file)
 
     def clock(self) -> float:
         """Time (s) on the bus."""
         return time.monotonic()
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            ready = select.select([self._file], [], [], SILENCE)[0]
-            self._move()
-            if ready:
-                self._hear(os.read(self._file, 4096))
-            else:
-                self._forget()
-
-    def _forget(self) -> None:
-        """After a silence, what is still incomplete never was a frame."""
-        self._buffer.clear()
+    def turn(self, data: bytes) -> None:
+        self._move()
+        if data:
+            self._hear(data)
+        else:
+            self._buffer.clear()  # after a silence, what is incomplete never was a frame
 
     def _hear(self, data: bytes) -> None:
         """What a client has written."""
         if self.faults.echo:
-            self._send(data)
+            self.send(data)
         self._buffer += self._spoil(data)
         while (packet := self.codec.take(self._buffer)) is not None:
             self.frames += 1
             self._obey(packet)
-
-    def _send(self, data: bytes) -> None:
-        os.write(self._file, data)
 
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -337,10 +304,10 @@ class FakeBus:
         frame = self._spoil(frame)
         if chance() < faults.split and len(frame) > 1:
             cut = self.random.randrange(1, len(frame))
-            self._send(frame[:cut])
+            self.send(frame[:cut])
             frame = frame[cut:]
             self._wait(0.001)
-        self._send(frame)
+        self.send(frame)
 
     def _spoil(self, data: bytes) -> bytes:
         """`data` without the bytes that are lost, and maybe with a wrong bit."""
