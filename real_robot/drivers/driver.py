@@ -12,8 +12,9 @@ from typing import Annotated, Self
 import numpy as np
 
 from embodied.core.bounds import Bound, Count, Number
-from embodied.real_robot.kernel.arm_state import Floats
-from embodied.real_robot.kernel.driver import ArmDriver
+from embodied.real_robot.drivers.springs import stiffness_of
+from embodied.real_robot.kernel.arm_state import Floats, Limits
+from embodied.real_robot.kernel.driver import ArmDriver, Springs, StopCategory, springs_of
 
 Wait = Annotated[float, Bound(above=0.0, high=3600.0)]
 """A time limit, s."""
@@ -62,6 +63,10 @@ class Driver(ArmDriver):
     """What the kernel needs of a driver, and what other programs ask of it. Leaving its context
     stops the arm and lets go of the wire."""
 
+    @property
+    def width(self) -> float:
+        return 0.0
+
     def outside(self) -> Outside | None:
         """What programs outside call what this robot measures and takes; None where there are no
         such names. ConfigError where a unit is not known before the robot is connected."""
@@ -84,6 +89,48 @@ class Driver(ArmDriver):
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.close()
+
+
+class DriverAround(Driver):
+    """Around another `driver`, which does what this one does not do itself."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.joints = driver.joints
+        self.sensed = driver.sensed
+        self.grip = driver.grip
+
+    @property
+    def springs(self) -> Springs | None:
+        return springs_of(self.driver)
+
+    @property
+    def stiffness(self) -> tuple[Floats, Floats] | None:
+        return stiffness_of(self.driver)
+
+    def sense(self) -> Floats:
+        return self.driver.sense()
+
+    def check(self, limits: Limits) -> None:
+        self.driver.check(limits)
+
+    def limit_hand(self, speed: float, force: float) -> None:
+        self.driver.limit_hand(speed, force)
+
+    def recover(self) -> None:
+        self.driver.recover()
+
+    def cut(self) -> None:
+        self.driver.cut()
+
+    def halt(self) -> StopCategory:
+        return self.driver.halt()
+
+    def stop(self) -> None:
+        self.driver.stop()
+
+    def close(self) -> None:
+        self.driver.close()
 
 
 class RestDroop:

@@ -172,11 +172,6 @@ class JoinedDriver(Driver):
         if problem is not None:
             raise problem
 
-    @property
-    def width(self) -> float:
-        """Hands are joints here."""
-        return 0.0
-
     def sense(self) -> Floats:
         known = [part.driver.sense() for part in self.parts]
         return np.concatenate([*known, [self._skew]])

@@ -185,10 +185,6 @@ class Crazyflie(Driver):
         self._follow(q)
         return True
 
-    @property
-    def width(self) -> float:
-        return 0.0
-
     def halt(self) -> StopCategory:
         self.stop()
         return StopCategory.BRAKED

@@ -283,10 +283,6 @@ class UR(Driver):
         self._beat = self._beat % 0x7FFFFFFE + 1
         self._send(q)
 
-    @property
-    def width(self) -> float:
-        return 0.0
-
     def check(self, limits: Limits) -> None:
         if max(np.abs(limits.low).max(), np.abs(limits.high).max()) > WIDEST:
             raise self._error("limits.low and high should be within +-2 pi")
