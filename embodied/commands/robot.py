@@ -196,7 +196,7 @@ def find(args: argparse.Namespace) -> None:
             except DriverError as error:
                 print(f"{path}  {error}")
                 break
-            places = ", ".join(f"{each.id} (at {each.position})" for each in found)
+            places = ", ".join(f"{id} (at {position})" for id, position in found.items())
             print(f"{path}  {make}: {f'servos {places}' if found else 'no servo answers'}")
 
 

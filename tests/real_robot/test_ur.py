@@ -1,8 +1,9 @@
-"""The UR's driver before a fake at the level of its protocols, and its codec by itself. Nothing is
-timed."""
+"""The UR's driver before a fake at the level of its protocols, its codec by itself, and
+`embodied deploy robot=ur_sim` from end to end. Nothing is timed."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import subprocess
@@ -10,12 +11,15 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, parse
+from embodied.datasets.lerobot.reader import read_episodes
 from embodied.real_robot.drivers.ur.driver import (
     DATA,
     INPUTS,
@@ -33,9 +37,17 @@ from embodied.real_robot.drivers.ur.driver import (
     program,
     take_packet,
 )
-from embodied.real_robot.emulators.ur.controller import PROTECTIVE, STOPPED, FakeUR
+from embodied.real_robot.emulators.ur.controller import (
+    PROTECTIVE,
+    SPEED,
+    STOPPED,
+    FakeUR,
+    UrJoints,
+)
+from embodied.real_robot.emulators.ur.controller import Config as ArmConfig
 from embodied.real_robot.kernel.driver import DriverError, StopCategory
 from tests.builders import wait_until
+from tests.real_robot.test_deploy import said, start
 
 PATIENT = 60.0
 FRAMES = 100_000
@@ -246,6 +258,9 @@ def test_settings() -> None:
     for bad in ({"lookahead": 0.3}, {"gain": 10.0}, {"watchdog": 0.001}, {"joints": ["a"]}):
         with pytest.raises(ConfigError):
             parse(Config, {"host": "h", **bad}, "driver")
+    for bad in ({"q": HOME[:5]}, {"q": (7.0, *HOME[1:])}, {"q": HOME, "frequency": 1.0}):
+        with pytest.raises(ConfigError):
+            parse(ArmConfig, bad, "emulator")
     said = program(Config("h"))
     assert "still > 50" in said and "t=0.002, lookahead_time=0.1, gain=300" in said
     assert said.count("end\n") == 6  # of four ifs, a while and a def
@@ -319,3 +334,43 @@ def test_force_and_currents_are_those_of_the_wire(fake: FakeUR) -> None:
         state = arm.read()
     assert state.force.tolist() == [1.0, -2.0, 3.0]
     assert state.tau.tolist() == [6.0, -12.0, 18.0, 0.0, 0.0, 2.25]
+
+
+HOME = (0.0, -1.5708, 1.5708, -1.5708, -1.5708, 0.0)
+# For a machine that does much else at the same time.
+SLOW_WIRE = tuple(f"robot.driver.{name}=10.0" for name in ("watchdog", "silence"))
+
+
+def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path) -> None:
+    deploy = start(tmp_path, folder, "robot=ur_sim", "demonstrator=reach", *SLOW_WIRE)
+    text = said(deploy)
+    assert deploy.returncode == 0, text
+    out = tmp_path / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["end"] for each in summary["episodes"]] == ["success"], text
+    assert json.loads((out / "deployment.json").read_text())["robot"] == "ur5e"
+    steps = read_episodes(out / "recording").episode(0)
+    assert bool(steps["success"][-1]) and steps["action"].shape[1] == 3
+    place = steps["obs/state"][:, 12:15].numpy()  # after q1 to q6 and dq1 to dq6
+    assert np.linalg.norm(place[0] - [-0.4919, -0.1333, 0.4879]) < 0.06, "it began at home"
+    assert np.linalg.norm(place[-1] - [-0.55, 0.1, 0.35]) < 0.06
+    sent = steps["action/sent"].numpy()
+    assert np.abs(np.diff(sent, axis=0)).max() <= 1.5 * 0.05 * 4, "within its speed"
+
+
+def test_a_played_servoj_by_hand() -> None:
+    """From rest, 1 rad away, lookahead 0.1 s, 100 Hz: it speeds up by 0.4 rad/s a tick to 2 rad/s,
+    keeps that, then falls behind as (target - q) / lookahead, and is there exactly."""
+    arm = UrJoints(100.0, (0.0,) * 6)
+    target = [1.0, *[0.0] * 5]
+    speeds = []
+    for _ in range(400):
+        arm.follow(target, 0.1)
+        speeds.append(arm.dq[0])
+    assert speeds[:6] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0, 2.0])
+    assert max(speeds) == SPEED == 2.0 and arm.q[0] == 1.0 and arm.dq[0] == 0.0
+    late = speeds[60:64]  # q' = (1 - q) / 0.1 s, in ticks of 0.01 s: falls by a tenth
+    assert [b / a for a, b in pairwise(late)] == pytest.approx([0.9] * 3)
+    arm.dq[0] = 0.1
+    arm.turn([0.0] * 6, 4.0)  # stopj: 0.04 rad/s a tick
+    assert arm.dq[0] == pytest.approx(0.06) and arm.q[0] == pytest.approx(1.0 + 0.0006)

@@ -63,12 +63,9 @@ class Source:
 
     def about(self, role: str, keys: Sequence[str]) -> dict[str, Any]:
         """The settings that the process is sent."""
-        settings = {**self.settings, "port": self.port} if self.port else dict(self.settings)
-        return {
-            "role": role, "type": self.type, "settings": settings, "modules": list(self.modules),
-            "keys": list(keys), "period": 1 / self.hertz, "silence": self.silence,
-            "patience": self.patience,
-        }  # fmt: skip
+        port = {"port": self.port} if self.port else {}
+        more = {"settings": self.settings | port, "role": role, "keys": list(keys)}
+        return asdict(self) | more | {"period": 1 / self.hertz}
 
 
 class LeRobotProcess:
@@ -79,12 +76,9 @@ class LeRobotProcess:
         self.source = source
         self.role = role
         self.keys = tuple(keys)
-        self.values: tuple[float, ...] = ()
-        """The newest numbers [k], in LeRobot's units."""
-        self.seen = -float("inf")
-        """When their measurement began (s, monotonic clock)."""
-        self.ready: dict[str, Any] = {}
-        """Calibrated ranges by motor, and the time of the first measurements."""
+        self.values: tuple[float, ...] = ()  # the newest numbers [k], in LeRobot's units
+        self.seen = -math.inf  # when their measurement began, s, monotonic clock
+        self.ready: dict[str, Any] = {}  # calibrated ranges by motor, times of first measurements
         self._numbers = struct.Struct(f"={len(self.keys)}d")
         self._wire: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,7 +91,7 @@ class LeRobotProcess:
     def start(self) -> None:
         """Start the process, and wait until the first measurement is there."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        python = self.source.python if self.source.python else sys.executable
+        python = self.source.python or sys.executable
         with theirs, self._log.open("wb") as log:
             try:
                 self._process = subprocess.Popen(
@@ -110,9 +104,8 @@ class LeRobotProcess:
                 )
             except OSError as error:
                 ours.close()
-                raise self._error(
-                    f"{python} does not start ({error.strerror}): {INSTALL}"
-                ) from error
+                reason = f"{python} does not start ({error.strerror}): {INSTALL}"
+                raise self._error(reason) from error
         ours.send(json.dumps(self.source.about(self.role, self.keys)).encode())
         ours.setblocking(False)
         self._wire = ours
@@ -139,7 +132,16 @@ class LeRobotProcess:
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == READY:
             self.ready = json.loads(body)
-            self._require_fast(self.ready["spent"])
+            # 19 of 20 measurements with their command fit into the period.
+            spent = sorted(self.ready["spent"])
+            usual = spent[int(0.95 * len(spent))]
+            if usual > 1 / self.source.hertz:
+                slower = int(0.8 / usual)
+                raise self._error(
+                    f"reading and writing takes {1e3 * usual:.1f} ms, and a period is "
+                    f"{1e3 / self.source.hertz:.1f} ms: set robot.driver.hertz and robot.hertz to "
+                    f"{slower}, or use a faster wire"
+                )
         elif kind == MEASURED:
             self.seen = STATE.unpack_from(body)[0]
             self.values = self._numbers.unpack_from(body, STATE.size)
@@ -147,17 +149,6 @@ class LeRobotProcess:
             reason = body.decode(errors="replace")
             missing = "No module named 'lerobot'" in reason
             raise self._error(f"LeRobot is not installed there: {INSTALL}" if missing else reason)
-
-    def _require_fast(self, spent: Sequence[float]) -> None:
-        """19 of 20 measurements with their command fit into the period."""
-        usual = sorted(spent)[int(0.95 * len(spent))]
-        if usual > 1 / self.source.hertz:
-            slower = int(0.8 / usual)
-            raise self._error(
-                f"reading and writing takes {1e3 * usual:.1f} ms, and a period is "
-                f"{1e3 / self.source.hertz:.1f} ms: set robot.driver.hertz and robot.hertz to "
-                f"{slower}, or use a faster wire"
-            )
 
     def send(self, values: Sequence[float]) -> None:
         """Send the robot to `values` [k], in LeRobot's units."""
@@ -336,27 +327,24 @@ class LeRobotDriver(RestDroop, Driver):
         self._last = None
 
     def read(self) -> ArmState:
+        assert self._units is not None
         self.process.drain()
         # Both clocks are the machine's monotonic one; `clock` is another in tests.
         age = time.monotonic() - self.process.seen
-        state = self._state(self.clock() - age)
+        t = self.clock() - age
+        last = self._last
+        if last is None or t - last.t >= 1e-4:  # else it is the same measurement
+            q = self._units.rad(np.array(self.process.values[: len(self.joints)]))
+            dq = np.zeros(len(q)) if last is None else (q - last.q) / (t - last.t)
+            last = ArmState(q, dq, np.zeros(len(q)), t)
+            self._last = last
         if age > self.config.silence:
             raise DriverError(
                 f"LeRobot's {self.config.type} gave no measurement for {age:.2f} s: look at "
                 "its cable and power, then reset",
-                state,
+                last,
             )
-        return state
-
-    def _state(self, t: float) -> ArmState:
-        assert self._units is not None
-        q = self._units.rad(np.array(self.process.values[: len(self.joints)]))
-        last = self._last
-        if last is not None and t - last.t < 1e-4:
-            return last  # the same measurement
-        dq = np.zeros(len(q)) if last is None else (q - last.q) / (t - last.t)
-        self._last = ArmState(q, dq, np.zeros(len(q)), t)
-        return self._last
+        return last
 
     def write(self, q: Floats, width: float) -> None:
         if self._units is None or not (np.isfinite(q).all() and math.isfinite(width)):
@@ -377,13 +365,11 @@ class LeRobotDriver(RestDroop, Driver):
         """LeRobot's own keys and values."""
         joints, hand = self.config.joints, self.config.hand
         units = self._units or Units(joints, {"ranges": self._ranges()})
-        hands = () if hand is None else (hand,)
-        return Outside(
-            self.config.keys,
-            (*units.zero.tolist(), *(each.closed for each in hands)),
-            (*units.scale.tolist(), *(each.width / (each.open - each.closed) for each in hands)),
-            len(joints),
-        )
+        zero, unit = units.zero.tolist(), units.scale.tolist()
+        if hand is not None:
+            zero.append(hand.closed)
+            unit.append(hand.width / (hand.open - hand.closed))
+        return Outside(self.config.keys, tuple(zero), tuple(unit), len(joints))
 
     def calibration(self) -> str:
         """Ours, and LeRobot's file of that robot."""

@@ -16,16 +16,11 @@ from typing import Any, cast
 from embodied.core.bounds import CountOrZero, Whole
 from embodied.core.build import ConfigError, parse, printable
 from embodied.core.files import read_json
-from embodied.real_robot.drivers.servos.bus import MAKES, TICKS, SerialPort, ServoWire
-from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
+from embodied.real_robot.drivers.servos.bus import MAKES, TICKS, SerialPort, ServoWire, unsigned
 from embodied.real_robot.kernel.driver import DriverError
 
 MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
-# Registers of a Feetech STS servo.
-OFFSET = 31
-LOW = 9
-HIGH = 11
-LOCK = 55
+OFFSET, LOW, HIGH, LOCK = 31, 9, 11, 55  # registers of a Feetech STS servo
 MOST_OFFSET = 2047
 LEAST_RANGE = 40  # ticks: less is a joint that nobody moved
 Ask = Callable[[str], None]
@@ -126,18 +121,10 @@ def motors_of(settings: Mapping[str, Any], hand: str = "gripper") -> dict[str, M
     return motors
 
 
-@dataclass
-class Found:
-    """A servo that answered: its id, and where it is (ticks)."""
-
-    id: int
-    position: int
-
-
-def find_servos(path: str, protocol: str, baud: int, most: int = 30) -> list[Found]:
-    """The servos of ids up to `most` that answer on a port. DriverError where it cannot be
-    opened."""
-    ids = range(1, min(most, HIGHEST_ID) + 1)
+def find_servos(path: str, protocol: str, baud: int) -> dict[int, int]:
+    """Where the servos of ids up to 30 that answer on a port are (ticks), by id. DriverError where
+    it cannot be opened."""
+    ids = range(1, 31)
     make, port = MAKES[protocol], SerialPort(path, baud)
     wire = ServoWire(port, make, {id: f"servo {id}" for id in ids}, 0.05, 0)
     port.open()
@@ -146,7 +133,7 @@ def find_servos(path: str, protocol: str, baud: int, most: int = 30) -> list[Fou
         found: dict[int, bytes] = {}
         for id in ids:
             found |= wire.ask(*make.state, (id,))
-        return [Found(id, make.motion(data).position) for id, data in sorted(found.items())]
+        return {id: make.motion(data).position for id, data in found.items()}
     finally:
         port.close()
 
@@ -167,16 +154,10 @@ class Progress:
         said = read_json(path)
         if not isinstance(said, dict):
             raise ConfigError(f"{path} is no calibration that was interrupted: delete it")
-        settings = cast(dict[str, Any], said)
-        motors = _motors(settings.pop("motors", {}), path)
-        made = parse(cls, {**settings, "motors": {}}, f"{path}")
-        made.motors = motors
+        made = parse(cls, cast(dict[str, Any], said), str(path))
         if {name: motor.id for name, motor in made.motors.items()} != dict(ids):
             raise ConfigError(f"{path} is of other motors: delete it to begin anew")
         return made
-
-    def save(self, path: Path) -> None:
-        _write(path, asdict(self))
 
 
 class Calibration:
@@ -212,14 +193,14 @@ class Calibration:
                 if stage not in self.progress.done:
                     getattr(self, f"_{stage}")()
                     self.progress.done.append(stage)
-                    self.progress.save(self.file)
+                    _write(self.file, asdict(self.progress))
         finally:
             self.port.close()
         return self.progress
 
     def _middle(self) -> None:
         """Offsets that make this pose tick 2047 of every servo."""
-        self._keep({OFFSET: dict.fromkeys(self.wire.names, _offset(0))})
+        self._keep({OFFSET: dict.fromkeys(self.wire.names, _word(0))})
         self._keep({LOW: dict.fromkeys(self.wire.names, _word(0))})
         self._keep({HIGH: dict.fromkeys(self.wire.names, _word(TICKS - 1))})
         self.ask("move every joint to the middle of its range")
@@ -230,7 +211,7 @@ class Calibration:
                     f"{self.wire.names[id]} is {abs(offset)} ticks from its middle, and at most "
                     f"{MOST_OFFSET} can be kept: mount its horn anew, nearer to the middle"
                 )
-        self._keep({OFFSET: {id: _offset(value) for id, value in offsets.items()}})
+        self._keep({OFFSET: {id: _word(unsigned(value, 11)) for id, value in offsets.items()}})
         for motor in self.progress.motors.values():
             motor.homing_offset = offsets[motor.id]
 
@@ -289,11 +270,6 @@ class Calibration:
 
 def _word(value: int) -> bytes:
     return value.to_bytes(2, "little")
-
-
-def _offset(value: int) -> bytes:
-    """Sign and magnitude: bit 11 is the sign."""
-    return _word(abs(value) | (0x800 if value < 0 else 0))
 
 
 def _write(path: Path, about: Any) -> None:

@@ -24,6 +24,7 @@ from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import Driver, Outside, RestDroop
 from embodied.real_robot.drivers.servos.bus import (
+    HIGHEST_ID,
     MAKES,
     TICKS,
     Motion,
@@ -31,7 +32,6 @@ from embodied.real_robot.drivers.servos.bus import (
     SerialPort,
     ServoWire,
 )
-from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.driver import DriverError
 
