@@ -31,7 +31,7 @@ from embodied.embodiments import fr3
 from embodied.envs.fr3.base import addresses, mocaps
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.envs.hardware_sim.franka import Config
-from embodied.real_robot.drivers.simulated import (
+from embodied.real_robot.drivers.mujoco_arm import (
     MomentumObserver,
     mujoco_bias,
     mujoco_inertia,

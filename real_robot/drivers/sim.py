@@ -20,7 +20,7 @@ from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative, Numb
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
 from embodied.real_robot.drivers.driver import Tool, check_stiffness, damped, span, tool_springs
-from embodied.real_robot.drivers.simulated import SimulatedArm
+from embodied.real_robot.drivers.mujoco_arm import SimulatedArm
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.driver import DriverError, Springs
 

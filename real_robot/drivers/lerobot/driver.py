@@ -194,12 +194,6 @@ def motor(key: str) -> str:
     return key.removesuffix(".pos")
 
 
-def span_of(ready: Mapping[str, Any], key: str) -> float | None:
-    """Range of that motor at calibration, in turns; None where it is not known."""
-    found = ready.get("ranges", {}).get(motor(key))
-    return None if found is None else (found[1] - found[0]) / 4095
-
-
 @dataclass(frozen=True)
 class Joint:
     """A joint of LeRobot's and its unit. The unit `range` is from -100 to 100."""
@@ -242,32 +236,28 @@ class Units:
     ConfigError where a span is not known."""
 
     def __init__(self, joints: Sequence[Joint], ready: Mapping[str, Any]) -> None:
+        known = [self._of(joint, ready) for joint in joints]
         self.zero = np.array([joint.zero for joint in joints])
-        self.scale = np.array([joint.sign * self._rad(joint, ready) for joint in joints])
-        self.ends = [self._ends(joint, ready) for joint in joints]
+        self.scale = np.array(
+            [joint.sign * rad for joint, (rad, _) in zip(joints, known, strict=True)]
+        )
+        self.ends = np.array([[-end, end] for _, end in known]).T
 
-    def _rad(self, joint: Joint, ready: Mapping[str, Any]) -> float:
-        """Angle (rad) of one of the joint's units."""
+    def _of(self, joint: Joint, ready: Mapping[str, Any]) -> tuple[float, float]:
+        """Angle (rad) of one of the joint's units, and the largest of LeRobot's values (also the
+        other way) that calibration found reachable; infinite where nobody knows."""
+        ticks = ready.get("ranges", {}).get(motor(joint.key))
+        turns = None if ticks is None else (ticks[1] - ticks[0]) / 4095
         if joint.unit == "radians":
-            return 1.0
+            return 1.0, math.inf
         if joint.unit == "degrees":
-            return math.tau / 360
-        turns = span_of(ready, joint.key)
-        span = joint.span if joint.span else 0.0 if turns is None else turns * math.tau
+            return math.tau / 360, math.inf if turns is None else 180 * turns
+        span = joint.span if joint.span or turns is None else turns * math.tau
         if not span:
             raise ConfigError(
                 f"{joint.key}: how far it turns is not known; give span (rad) of -100 to 100"
             )
-        return span / FULL
-
-    def _ends(self, joint: Joint, ready: Mapping[str, Any]) -> tuple[float, float]:
-        """LeRobot's values that calibration found reachable; infinite where nobody knows."""
-        turns = span_of(ready, joint.key)
-        if joint.unit == "range":
-            return -FULL / 2, FULL / 2
-        if turns is None or joint.unit == "radians":
-            return -math.inf, math.inf
-        return -180 * turns, 180 * turns
+        return span / FULL, FULL / 2
 
     def rad(self, values: Floats) -> Floats:
         return (values - self.zero) * self.scale
@@ -277,7 +267,7 @@ class Units:
 
     def reach(self) -> tuple[Floats, Floats] | None:
         """Ours, low and high; None where no end is known."""
-        ends = self.rad(np.array(self.ends).T)
+        ends = self.rad(self.ends)
         low, high = ends.min(0), ends.max(0)
         return (low, high) if np.isfinite(ends).any() else None
 

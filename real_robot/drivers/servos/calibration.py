@@ -8,7 +8,7 @@ off. Ours needs, beyond these ticks, where the kinematics' zero is and which way
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,8 +23,7 @@ MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
 OFFSET, LOW, HIGH, LOCK = 31, 9, 11, 55  # registers of a Feetech STS servo
 MOST_OFFSET = 2047
 LEAST_RANGE = 40  # ticks: less is a joint that nobody moved
-Ask = Callable[[str], None]
-"""Shows a line, and returns when a person has done what it says."""
+Ask = Callable[[str], None]  # shows a line, and returns when a person has done what it says
 Step = Callable[[], bool]
 
 
@@ -74,7 +73,7 @@ def save_lerobot(motors: Mapping[str, Motor], path: Path) -> None:
 
 def driver_settings(
     motors: Mapping[str, Motor],
-    hand: str | None = "gripper",
+    hand: str = "gripper",
     zeros: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """`joints` and `hand` of the driver ServoBus. Without `zeros` a joint is at 0 rad in the middle
@@ -95,13 +94,10 @@ def driver_settings(
         joints.append({**about, "sign": -1 if each.drive_mode else 1})
     made: dict[str, Any] = {"joints": joints}
     if hand in motors:
-        each = motors[cast(str, hand)]
-        ends = (
-            (each.range_max, each.range_min)
-            if each.drive_mode
-            else (each.range_min, each.range_max)
-        )
-        made["hand"] = {"id": each.id, "closed": ends[0], "open": ends[1]}
+        each = motors[hand]
+        low, high = each.range_min, each.range_max
+        closed, opened = (high, low) if each.drive_mode else (low, high)
+        made["hand"] = {"id": each.id, "closed": closed, "open": opened}
     return made
 
 
@@ -181,7 +177,7 @@ class Calibration:
         self.wait = wait
         self.progress = Progress.load(progress, ids)
 
-    def run(self, stages: Sequence[str] = ("middle", "range", "zero")) -> Progress:
+    def run(self) -> Progress:
         """All that is not done yet. DriverError where a servo does not answer or take a value."""
         self.port.open()
         try:
@@ -189,9 +185,10 @@ class Calibration:
             self.wire.get(self.make.mode, 1)
             self.ask("support the arm: its torque goes off")
             self._put(self.make.torque, dict.fromkeys(self.wire.names, b"\x00"))
-            for stage in stages:
+            stages = {"middle": self._middle, "range": self._range, "zero": self._zero}
+            for stage, do in stages.items():
                 if stage not in self.progress.done:
-                    getattr(self, f"_{stage}")()
+                    do()
                     self.progress.done.append(stage)
                     _write(self.file, asdict(self.progress))
         finally:
@@ -245,9 +242,8 @@ class Calibration:
 
     def _zero(self) -> None:
         """Ask for the pose where the kinematics' joints are at 0 rad."""
-        self.ask(
-            "move the arm to its kinematics' zero (SO-101: upper arm upright, the rest forwards)"
-        )
+        pose = "SO-101: upper arm upright, the rest forwards"
+        self.ask(f"move the arm to its kinematics' zero ({pose})")
         at = self._positions()
         self.progress.zeros = {name: at[motor.id] for name, motor in self.progress.motors.items()}
 

@@ -21,31 +21,9 @@ from typing import Annotated, Any, Self
 
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.ur.driver import (
-    DASHBOARD,
-    DATA,
-    FREE,
-    INPUTS,
-    OUTPUTS,
-    PLAYING,
-    PROTECT,
-    RTDE,
-    SCRIPT,
-    START,
-    TEXT,
-    VERSION,
-    Recipe,
-    RtdeError,
-    pack_packet,
-    take_packet,
-)
-from embodied.real_robot.emulators.process import (
-    Pace,
-    Process,
-    answer,
-    loopback_address,
-    settings,
-)
+from embodied.real_robot.drivers.ur import driver as ur
+from embodied.real_robot.drivers.ur.driver import Recipe, RtdeError, pack_packet, take_packet
+from embodied.real_robot.emulators.process import Pace, Process, answer, loopback_address, settings
 
 PROTECTIVE = "a protective stop"
 STILL = (0.0,) * 6
@@ -79,9 +57,9 @@ class Following:
         if self._begun and (beat < 0 or self._still > self._most):
             self.free = False
             return "told" if beat < 0 else "the watchdog"
-        if self._begun and self._protects and self._integer(25) == PROTECT:
+        if self._begun and self._protects and self._integer(25) == ur.PROTECT:
             return PROTECTIVE
-        self.free = self._begun and self._frees and self._integer(25) == FREE
+        self.free = self._begun and self._frees and self._integer(25) == ur.FREE
         if self.free:
             joints.dq = list(STILL)
         elif self._begun:
@@ -238,22 +216,22 @@ class Client(Visitor):
             self._send(self._outputs.pack([known.get(name, 0) for name in self._outputs.names]))
 
     def _answer(self, kind: int, payload: bytes) -> None:
-        if kind == VERSION:
+        if kind == ur.VERSION:
             self._say(kind, bytes((int.from_bytes(payload, "big") == self.protocol,)))
         elif kind == CONTROLLER:
             self._say(kind, struct.pack(">4I", *SOFTWARE))
-        elif kind == OUTPUTS:
+        elif kind == ur.OUTPUTS:
             assert math.isfinite(struct.unpack(">d", payload[:8])[0])
             self._outputs = self._agree(kind, 1, payload[8:])
-        elif kind == INPUTS:
+        elif kind == ur.INPUTS:
             self._inputs.append(self._agree(kind, len(self._inputs) + 1, payload))
-        elif kind == DATA:
+        elif kind == ur.DATA:
             self.registers.update(self._inputs[payload[0] - 1].unpack(payload))
         else:
-            self.sends = kind == START
+            self.sends = kind == ur.START
             self._say(kind, b"\x01")
             if self.sends:
-                self._say(TEXT, b"\x05hello\x04fake\x03")
+                self._say(ur.TEXT, b"\x05hello\x04fake\x03")
 
     def _agree(self, kind: int, number: int, payload: bytes) -> Recipe:
         names = payload.decode().rstrip(",").split(",")
@@ -304,7 +282,7 @@ class FakeUR:
         self._visitors: list[Visitor] = []
         self._began = time.monotonic()
         self._over = threading.Event()
-        ports = (RTDE, SCRIPT, DASHBOARD)
+        ports = (ur.RTDE, ur.SCRIPT, ur.DASHBOARD)
         self._ports = {port: socket.create_server((self.host, port)) for port in ports}
         for door in self._ports.values():
             door.setblocking(False)
@@ -348,17 +326,17 @@ class FakeUR:
 
     def _visit(self, number: int) -> Visitor:
         wire, _ = self._ports[number].accept()
-        if number == RTDE:
+        if number == ur.RTDE:
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return Client(wire, self.protocol, self.registers)
-        if number == SCRIPT:
+        if number == ur.SCRIPT:
             return Programmer(wire, self._begin, self.busy)
         return Asker(wire, self._told)
 
     def _begin(self, code: str) -> None:
         self.code = code
         self.program = Following(code, self.registers)
-        self.runtime = PLAYING
+        self.runtime = ur.PLAYING
         self.halted = ""
 
     def _told(self, words: str) -> None:
@@ -380,9 +358,9 @@ class FakeUR:
                 if self._cut and isinstance(visitor, Client):
                     self._part(visitor)
         self._cut = False
-        if self.bits & 0x4 and self.runtime == PLAYING:
+        if self.bits & 0x4 and self.runtime == ur.PLAYING:
             self._halt(PROTECTIVE)
-        if self.program is None or self.runtime != PLAYING:
+        if self.program is None or self.runtime != ur.PLAYING:
             self.joints.turn(STILL, BRAKE if self.program is None else self.program.brake)
         elif ended := self.program.tick(self.joints):
             self._halt(ended)
@@ -397,7 +375,7 @@ class FakeUR:
             "safety_mode": 1,
             "safety_status_bits": self.bits,
             "runtime_state": self.runtime,
-            "robot_status_bits": 3 if self.runtime == PLAYING else 1,
+            "robot_status_bits": 3 if self.runtime == ur.PLAYING else 1,
         }
         for client in [each for each in self._visitors if isinstance(each, Client)]:
             client.split = self.split
