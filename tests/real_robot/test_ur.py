@@ -64,6 +64,13 @@ def driver(fake: FakeUR, **more: Any) -> UR:
     return UR(Config(fake.host, **(calm | more)))
 
 
+def follows(arm: UR, by: Any) -> None:
+    """Send it `by` (rad) further, and wait until it is there."""
+    to = arm.read().q + by
+    arm.write(to, 0.0)
+    wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "where it was sent")
+
+
 def test_by_hand() -> None:
     # Version 2: size 5, 'V', 2; start: size 3, 'S'.
     assert pack_packet(VERSION, b"\x00\x02").hex() == "0005560002"
@@ -133,9 +140,7 @@ def test_reads_and_follows(fake: FakeUR) -> None:
         here = arm.read()
         assert here.q.tolist() == fake.q and here.t <= time.monotonic()
         assert not here.dq.any() and not here.tau.any()
-        to = here.q + np.array([0.1, -0.1, 0.2, 0.0, 0.05, 0.1])
-        arm.write(to, 0.0)
-        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "where it was sent")
+        follows(arm, np.array([0.1, -0.1, 0.2, 0.0, 0.05, 0.1]))
         later = arm.read()
         assert later.t > here.t and arm.width == 0.0
         wait_until(lambda: arm.read().t > later.t, "a newer measurement")
@@ -198,9 +203,7 @@ def test_a_protective_stop_waits_for_an_operator(fake: FakeUR) -> None:
         assert not set(asked) & set(fake.asked)
         arm.recover()
         assert [words for words in fake.asked if words in asked] == asked
-        to = arm.read().q + 0.05
-        arm.write(to, 0.0)
-        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
+        follows(arm, 0.05)
 
 
 def test_where_the_chain_gives_up_the_controller_makes_a_protective_stop(fake: FakeUR) -> None:
@@ -215,9 +218,7 @@ def test_where_the_chain_gives_up_the_controller_makes_a_protective_stop(fake: F
             wait_until(lambda: arm.read() is None, "said")
         arm.halt()
         arm.recover()
-        to = arm.read().q + 0.05
-        arm.write(to, 0.0)
-        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
+        follows(arm, 0.05)
 
 
 def test_freedrive_until_it_is_engaged(fake: FakeUR) -> None:

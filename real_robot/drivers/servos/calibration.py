@@ -22,6 +22,7 @@ from embodied.real_robot.kernel.driver import DriverError
 MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
 OFFSET, LOW, HIGH, LOCK = 31, 9, 11, 55  # registers of a Feetech STS servo
 MOST_OFFSET = 2047
+HAND = "gripper"  # LeRobot's name of it
 LEAST_RANGE = 40  # ticks: less is a joint that nobody moved
 Ask = Callable[[str], None]  # shows a line, and returns when a person has done what it says
 Step = Callable[[], bool]
@@ -72,15 +73,13 @@ def save_lerobot(motors: Mapping[str, Motor], path: Path) -> None:
 
 
 def driver_settings(
-    motors: Mapping[str, Motor],
-    hand: str = "gripper",
-    zeros: Mapping[str, int] | None = None,
+    motors: Mapping[str, Motor], zeros: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """`joints` and `hand` of the driver ServoBus. Without `zeros` a joint is at 0 rad in the middle
     of its range. ConfigError for a range of a whole turn."""
     joints: list[dict[str, Any]] = []
     for name, each in motors.items():
-        if name == hand:
+        if name == HAND:
             continue
         if each.range_max - each.range_min == TICKS - 1:
             raise ConfigError(
@@ -93,15 +92,15 @@ def driver_settings(
         about["zero"] = (zeros or {}).get(name, middle)
         joints.append({**about, "sign": -1 if each.drive_mode else 1})
     made: dict[str, Any] = {"joints": joints}
-    if hand in motors:
-        each = motors[hand]
+    if HAND in motors:
+        each = motors[HAND]
         low, high = each.range_min, each.range_max
         closed, opened = (high, low) if each.drive_mode else (low, high)
         made["hand"] = {"id": each.id, "closed": closed, "open": opened}
     return made
 
 
-def motors_of(settings: Mapping[str, Any], hand: str = "gripper") -> dict[str, Motor]:
+def motors_of(settings: Mapping[str, Any]) -> dict[str, Motor]:
     """LeRobot's motors of a driver's `joints` and `hand`; offsets are 0: those of the servos stay
     unknown to a file that does not have them."""
     motors = {
@@ -113,7 +112,7 @@ def motors_of(settings: Mapping[str, Any], hand: str = "gripper") -> dict[str, M
     if about := settings.get("hand"):
         closed, opened = int(about["closed"]), int(about["open"])
         ends = (min(closed, opened), max(closed, opened))
-        motors[hand] = Motor(int(about["id"]), int(opened < closed), 0, *ends)
+        motors[HAND] = Motor(int(about["id"]), int(opened < closed), 0, *ends)
     return motors
 
 
