@@ -258,7 +258,7 @@ class UR(Driver):
         if (silence := self.clock() - self._seen) > self.config.silence:
             raise self._error(f"nothing heard for {silence:.2f} s: look at its cable and power")
         if self._do == FREE:  # nothing is written, and its watchdog waits for a beat
-            self._follow(self._state["actual_q"])
+            self._follow()
         q, dq = np.array(self._state["actual_q"]), np.array(self._state["actual_qd"])
         torque = np.array(self._state["actual_current"]) * self.config.torque
         return ArmState(q, dq, torque, self._seen, np.array(self._state["actual_TCP_force"])[:3])
@@ -272,33 +272,39 @@ class UR(Driver):
         """Freedrive: the controller carries the arm, and ends it where nothing is heard of us."""
         self._drain()
         self._do = FREE
-        self._follow(self._state["actual_q"])
+        self._follow()
 
     def engage(self) -> None:
         self._drain()
         self._do = FOLLOW
-        self._follow(self._state["actual_q"])
+        self._follow()
 
-    def _follow(self, q: Any) -> None:
+    def _follow(self, q: Any = None) -> None:
+        """Beat, with `q` [6] (rad); None: where it is measured."""
         self._beat = self._beat % 0x7FFFFFFE + 1
-        self._send(q)
+        self._send(self._state["actual_q"] if q is None else q)
+
+    @property
+    def _known(self) -> bool:
+        """Whether it is connected, and has said where it is."""
+        return self._wire is not None and "actual_q" in self._state
 
     def check(self, limits: Limits) -> None:
         if max(np.abs(limits.low).max(), np.abs(limits.high).max()) > WIDEST:
             raise self._error("limits.low and high should be within +-2 pi")
 
     def stop(self) -> None:
-        if self._wire is not None and "actual_q" in self._state:
+        if self._known:
             with suppress(DriverError):  # a wire that is gone: the program's own watchdog stops it
                 self.engage()
 
     def halt(self) -> StopCategory:
         """The controller's own protective stop (category 2). On a wire that is gone, the program's
         watchdog stops the arm."""
-        if self._wire is not None and "actual_q" in self._state:
+        if self._known:
             self._do = PROTECT
             with suppress(DriverError):
-                self._follow(self._state["actual_q"])
+                self._follow()
         return StopCategory.HELD
 
     def recover(self) -> None:
@@ -314,11 +320,11 @@ class UR(Driver):
         self.connect()
 
     def close(self) -> None:
+        if self._known:
+            with suppress(DriverError):
+                self._beat = -1
+                self._send(self._state["actual_q"])
         if self._wire is not None:
-            if "actual_q" in self._state:
-                with suppress(DriverError):
-                    self._beat = -1
-                    self._send(self._state["actual_q"])
             self._wire.close()
         self._wire = None
         self._state = {}
@@ -370,7 +376,7 @@ class UR(Driver):
         answer: list[bytes] = []
 
         def heard() -> bool:
-            answer.extend(p.payload for p in self._packets() if p.type == type)
+            answer.extend(p.payload for p in self._drain() if p.type == type)
             return bool(answer)
 
         self._await(heard, f"answer request {chr(type)!r}")
@@ -392,17 +398,8 @@ class UR(Driver):
                 raise self._error(f"it did not {what} within {self.config.patience:.0f} s")
             time.sleep(0.001)
 
-    def _drain(self) -> None:
-        """All that has come; the newest state counts."""
-        try:
-            for packet in self._packets():
-                if packet.type == DATA:
-                    self._state, self._seen = self._outputs.unpack(packet.payload), self.clock()
-        except RtdeError as error:
-            raise self._error(f"RTDE: {error}") from error
-
-    def _packets(self) -> list[Packet]:
-        """Whole packets that are there by now."""
+    def _drain(self) -> list[Packet]:
+        """Whole packets that are there by now; the newest state counts."""
         if self._wire is None:
             raise self._error("not connected")
         try:
@@ -422,6 +419,9 @@ class UR(Driver):
                 found.append(packet)
                 if packet.type == TEXT:
                     self._said = message(packet.payload)
+                elif packet.type == DATA:
+                    self._state = self._outputs.unpack(packet.payload)
+                    self._seen = self.clock()
         except RtdeError as error:
             raise self._error(f"RTDE: {error}") from error
         return found
