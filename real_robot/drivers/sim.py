@@ -1,4 +1,4 @@
-"""A simulated FR3 (MuJoCo) as a driver, with measurement delay, lost reads and noise.
+"""A simulated FR3 (MuJoCo) as a driver, with noise of its measurements.
 
 Physics run in real time: every read first catches up with the clock. Without a `world` it is the
 manufacturer's model as it ships, with its joint friction and armature, not the model used in
@@ -8,7 +8,6 @@ training. A `world` brings its own model, objects in front of the arm and a meas
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
@@ -16,7 +15,7 @@ from typing import Annotated, Protocol
 import mujoco
 import numpy as np
 
-from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative, Number
+from embodied.core.bounds import Bound, CountOrZero, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
 from embodied.real_robot.drivers.driver import Tool, check_stiffness, damped, span, tool_springs
@@ -31,11 +30,8 @@ GUIDED = 0.1  # of its damping: what a released arm keeps
 class Config:
     """Settings of the simulated FR3. `tool` is as in the Franka's driver."""
 
-    delay: Annotated[float, Bound(0.0, 10.0)] = 0.0  # s by which every measurement is late
-    lost: Fraction = 0.0  # share of reads that get an old measurement
     noise: Annotated[float, Bound(0.0, 10.0)] = 0.0  # standard deviation of joint positions, rad
-    fails_at: NonNegative | None = None  # s after connecting when the wire breaks; null: never
-    seed: CountOrZero = 0  # of the noise, the losses and the world
+    seed: CountOrZero = 0  # of the noise and the world
     world: Node | None = None  # node of a World before the arm; null: none
     tool: Tool | None = None  # springs on the tool's pose; null: on the joints
     start: tuple[Number, ...] | None = None  # joints [7] where it is found, rad; null: home pose
@@ -75,7 +71,7 @@ class Sim(SimulatedArm):
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config.noise, config.seed, clock)
         self.config = config
-        self.kept: deque[tuple[ArmState, float]] = deque()
+        self._width = 0.0
         self._hold: JointHold | ToolHold | None = None
         self.world = None if config.world is None else build(config.world, World)
         self.sensed = () if self.world is None else self.world.names
@@ -94,18 +90,12 @@ class Sim(SimulatedArm):
         self._hold = JointHold(self) if tool is None else ToolHold(self, tool)
         self._hold.aim(start)
         self.renew()
-        self.kept.clear()
         self.start_clock()
-        self.began = self.last
 
     def read(self) -> ArmState:
         measured = super().read()
-        self.kept.append((measured, float(self.data.qpos[self.fingers].sum())))
-        lost = self.config.lost and self.random.random() < self.config.lost
-        due = measured.t - self.config.delay
-        while len(self.kept) > 1 and not lost and self.kept[1][0].t <= due:
-            self.kept.popleft()
-        return self.kept[0][0]
+        self._width = float(self.data.qpos[self.fingers].sum())
+        return measured
 
     def write(self, q: Floats, width: float) -> None:
         self._run()
@@ -147,20 +137,13 @@ class Sim(SimulatedArm):
 
     @property
     def width(self) -> float:
-        return self.kept[0][1] if self.kept else 0.0
+        return self._width
 
     def stop(self) -> None:
         if self.connected and self._hold is not None:
             springs = self._hold.springs
             self._hold.aim(self.data.qpos[self.at].copy())
             self._hold.gains(springs.stiffness, springs.damping)
-
-    def _run(self) -> float:
-        """DriverError where the wire is broken."""
-        fails = self.config.fails_at
-        if self.connected and fails is not None and self.clock() - self.began > fails:
-            raise DriverError("the simulated wire is broken (fails_at)")
-        return super()._run()
 
     def _step(self) -> None:
         self._held().before_step()
