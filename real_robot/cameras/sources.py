@@ -25,8 +25,7 @@ from embodied.core.errors import RobotError
 from embodied.real_robot.kernel.mailbox import Mailbox
 
 Frame = NDArray[np.uint8]
-Side = Annotated[int, Bound(1, 4096)]
-"""Pixels of one side of an image."""
+Side = Annotated[int, Bound(1, 4096)]  # pixels of one side of an image
 
 
 class CameraError(RobotError):

@@ -26,8 +26,7 @@ from embodied.real_robot.kernel.driver import (
     springs_of,
 )
 
-Wait = Annotated[float, Bound(above=0.0, high=3600.0)]
-"""A time limit, s."""
+Wait = Annotated[float, Bound(above=0.0, high=3600.0)]  # a time limit, s
 
 MOST_DROOP = 0.05  # rad: an arm that hangs lower than that is pressed down
 SOFTEST = 0.1  # lowest stiffness, as a share of the settings

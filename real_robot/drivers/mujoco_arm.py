@@ -158,8 +158,7 @@ class Config:
 class MujocoArm(SimulatedArm):
     """A simulated arm with nothing in front of it, which senses nothing beyond its joints."""
 
-    world = None
-    """A simulation: results of calibration are not kept."""
+    world = None  # a simulation: results of calibration are not kept
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config.noise, config.seed, clock)

@@ -46,8 +46,7 @@ class Setpoint:
     spins: bool = False
 
 
-OFF = Setpoint()
-"""The motors stand still."""
+OFF = Setpoint()  # the motors stand still
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +119,7 @@ class Firmware:
         self.stamp = now
         self.owner = NONE
         self.landing: Landing | None = None
-        self.streamed = False
-        """Whether a set-point by radio has put the planner out of action."""
+        self.streamed = False  # whether a set-point by radio has put the planner out of action
         self.ordered = now
         self.stopping = False
         self.thrust_at = -1e9
@@ -257,10 +255,8 @@ class Firmware:
 
 PARAM, COMMANDER, MEMORY, LOG, LOCALIZATION = 2, 3, 4, 5, 6
 GENERIC, HIGH_LEVEL, SUPERVISOR, PLATFORM, LINK = 7, 8, 9, 13, 15
-MOST = 30
-"""Bytes of a payload."""
-PROTOCOL = 12
-"""Its version: from this one on the supervisor has a port of its own."""
+MOST = 30  # bytes of a payload
+PROTOCOL = 12  # its version: from this one on the supervisor has a port of its own
 MOST_BLOCKS, MOST_LOGGED = 16, 26
 NAME = b"Bitcraze Crazyflie"
 DEGREE = math.pi / 180

@@ -25,9 +25,8 @@ TAKEOVER = "takeover"
 """The mailbox of a person who takes over from the policy: a PERSON of the operator's terminal."""
 READY = "policy.ready"
 """The file with the process id of a policy that is ready to take over from another."""
-MOST_STEPS = 128
-MOST_NOISE = 4096
-"""Steps of a chunk, and numbers of its noise: 128 steps of 32 numbers each."""
+MOST_STEPS = 128  # of a chunk
+MOST_NOISE = 4096  # numbers of a chunk's noise: 128 steps of 32 numbers each
 MOST_CAMERAS = 8
 DAEMON_GONE, TERMINATED = "its daemon is gone", "it was told to end"
 """Why a control process ends, as the last fault that it reports; every session ends with one."""
@@ -88,8 +87,7 @@ class Role(StrEnum):
     POLICY = "policy"
     DAEMON = "daemon"
     READER = "reader"
-    ALL = "all"
-    """One process that plays all of them: a test, a benchmark."""
+    ALL = "all"  # one process that plays all of them: a test, a benchmark
 
 
 WRITES = {

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.driver import DriverError
 
-Command = Callable[[Any], None]
-"""Does something with a `cflib.crazyflie.Crazyflie`."""
+Command = Callable[[Any], None]  # does something with a `cflib.crazyflie.Crazyflie`
 
 
 class Link:

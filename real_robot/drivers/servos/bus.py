@@ -236,8 +236,7 @@ class Motion(NamedTuple):
     current: int
 
 
-Registers = dict[int, bytes]
-"""Bytes to write, by register."""
+Registers = dict[int, bytes]  # bytes to write, by register
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,7 @@ class ServoBus(RestDroop, Driver):
         self._torque = self._turns * [joint.torque * ampere for joint in config.joints]
         self.wire.limited = {hand.id: self.make.limits for hand in some(config.hand)}
         self._motion: dict[int, Motion] = {}
-        self._heard: dict[int, float] = {}
-        """Time (s) of each servo's newest motion."""
+        self._heard: dict[int, float] = {}  # time (s) of each servo's newest motion
         self._droop = np.zeros(len(config.joints))
         self._connected = False
 
