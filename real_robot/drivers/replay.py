@@ -25,8 +25,10 @@ from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.driver import DriverError
 
-BROKEN = (OSError, EOFError, ValueError, LookupError, TypeError, MemoryError, RuntimeError)
-BROKEN += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
+BROKEN = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError),
+)
 """What zipfile and numpy raise for a file that is none of theirs, or damaged."""
 
 

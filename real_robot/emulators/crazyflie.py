@@ -516,7 +516,8 @@ PARAM_LAYOUTS = {8: "B", 10: "I", 6: "f"}
 READ_ONLY = 0x40
 
 
-class Variable(NamedTuple):
+@dataclass(frozen=True)
+class Variable:
     """Something that can be logged."""
 
     name: str

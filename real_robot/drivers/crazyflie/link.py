@@ -52,7 +52,7 @@ class Link:
         self.heard.clear()
         self._ready.clear()
         drone = self._drone
-        drone.fully_connected.add_callback(lambda uri: self._ready.set())
+        drone.fully_connected.add_callback(self._connected)
         drone.connection_failed.add_callback(self._fail)
         drone.connection_lost.add_callback(self._fail)
         drone.disconnected_link_error.add_callback(self._fail)
@@ -64,6 +64,9 @@ class Link:
         self._over.clear()
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
+
+    def _connected(self, uri: str) -> None:
+        self._ready.set()
 
     def log(self, name: str, variables: Mapping[str, str], period: float) -> None:
         """Have these variables (name: type) told every `period` s; DriverError where it has none

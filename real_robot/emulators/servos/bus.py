@@ -57,7 +57,7 @@ class Servo(ABC):
         self.speed = 0.0
         self.table = bytearray(256)
         self.then = self.heard = time.monotonic()
-        self.alert = 0
+        self.alert: int = 0
         self.fastest = FASTEST
         self.sag = 0.0
         self.wall: float | None = None
