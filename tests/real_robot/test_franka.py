@@ -141,6 +141,32 @@ def test_a_latched_stop_lets_go_of_the_table(lonely: Franka, tmp_path: Path) -> 
     assert run.mode == Mode.ARMED and pull() < 4.0
 
 
+def test_where_the_chain_gives_up_the_arm_stops_by_itself() -> None:
+    emulator = Franky(FrankyConfig())
+    arm = build(node(**emulator.start(), hand=None), Franka)
+    try:
+        arm.connect()
+        gives_up(arm)
+    finally:
+        arm.close()
+        emulator.stop()
+
+
+def gives_up(arm: Franka) -> None:
+    start = arm.read().q
+    away = start.copy()
+    away[0] += 0.5 if start[0] < 0 else -0.5
+    follow(arm, away, 1.0, until=0.4)
+    assert arm.halt() == StopCategory.HELD
+    with pytest.raises(DriverError, match="127"):
+        wait_until(lambda: arm.read() is None, "its motion is over")
+    assert arm.halt() == StopCategory.HELD, "again"
+    arm.recover()
+    rest = arm.read().q
+    assert abs(rest[0] - start[0]) < 0.45, "it did not go on"
+    follow(arm, rest + 0.05, 0.5)
+
+
 def control(driver: Franka, folder: Path) -> ControlLoop:
     limits, fresh = limits_of("franka_sim"), Fresh(FreshConfig(hold=30, stop=60, state=30))
     stages = [Finite(), fresh, Enabled(), Torque(limits), Tracking(limits)]
@@ -406,21 +432,6 @@ def test_stop_holds(arm: Franka) -> None:
     assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
     later(arm, 0.2)
     assert np.abs(arm.read().q - rest).max() < 0.01
-
-
-def test_where_the_chain_gives_up_the_arm_stops_by_itself(arm: Franka) -> None:
-    start = arm.read().q
-    away = start.copy()
-    away[0] += 0.5 if start[0] < 0 else -0.5
-    follow(arm, away, 1.0, until=0.4)
-    assert arm.halt() == StopCategory.HELD
-    with pytest.raises(DriverError, match="127"):
-        wait_until(lambda: arm.read() is None, "its motion is over")
-    assert arm.halt() == StopCategory.HELD, "again"
-    arm.recover()
-    rest = arm.read().q
-    assert abs(rest[0] - start[0]) < 0.45, "it did not go on"
-    follow(arm, rest + 0.05, 0.5)
 
 
 def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:

@@ -233,10 +233,8 @@ class Franka(Driver):
         self._lost = ""
         self._silent = False
         self._q, self._things = np.zeros(7), np.zeros(len(self.sensed))
-        stiffness = np.array(config.stiffness)
-        stretch = np.array(config.push) / stiffness
-        springs = Springs("joints", stiffness, np.array(config.damping), stretch)
-        self._spring = JointSpring(springs) if config.tool is None else ToolSpring(config.tool)
+        gains = (np.array(each) for each in (config.stiffness, config.damping, config.push))
+        self._spring = JointSpring(*gains) if config.tool is None else ToolSpring(config.tool)
         self._tick = -1
         self._seen = 0.0
 
@@ -341,7 +339,7 @@ class Franka(Driver):
     def stiffen(self, stiffness: Floats) -> None:
         self._controlled()
         check_stiffness(stiffness, self.stiffness, f"the Franka at {self.config.host}")
-        self._spring.stiffen(self._motion, stiffness)
+        self._motion.set_gains(self._spring.gains(stiffness))
 
     @property
     def width(self) -> float:

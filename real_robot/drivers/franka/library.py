@@ -210,8 +210,9 @@ def _too_fast(limits: Limits, arm: Own) -> str:
 class JointSpring:
     """Torque = `stiffness` (q_d - q) - `damping` dq, of which the first is at most `push`; [7]."""
 
-    def __init__(self, springs: Springs) -> None:
-        self.springs = springs
+    def __init__(self, stiffness: Floats, damping: Floats, push: Floats) -> None:
+        self.reach = push / stiffness
+        self.springs = Springs("joints", stiffness, damping, self.reach)
         self.wish = np.zeros(7)
 
     def motion(self, robot: Any, own: Own, q: Floats) -> Any:
@@ -224,42 +225,36 @@ class JointSpring:
             upper_joint_limits=own.high,
             joint_limit_activation_distance=NEAR_END,
         )
-        motion.set_reference(self.reference(q, q))
+        motion.set_reference(franky.JointReference(q=q))
         return motion
 
-    def gains(self, stiffness: Floats, damping: Floats) -> Any:
-        """Gains for `set_gains`, [m] of the springs."""
-        return franky.JointImpedanceGains(stiffness, damping)
-
-    def stiffen(self, motion: Any, stiffness: Floats) -> None:
-        """Another stiffness [m]; the damping ratio stays."""
-        motion.set_gains(self.gains(stiffness, damped(self.springs, stiffness)))
+    def gains(self, stiffness: Floats) -> Any:
+        """Gains for `set_gains`, of another stiffness [7]."""
+        return franky.JointImpedanceGains(stiffness, damped(self.springs, stiffness))
 
     def release(self, motion: Any) -> None:
         """Take the springs off `motion`: a person moves the arm against a little damping."""
-        springs = self.springs
-        motion.set_gains(self.gains(0 * springs.stiffness, GUIDED * springs.damping))
+        motion.set_gains(franky.JointImpedanceGains(np.zeros(7), GUIDED * self.springs.damping))
 
     def engage(self, motion: Any, here: Floats) -> None:
         """The springs again, at `here` [7]."""
         motion.set_reference(self.reference(here, here))
-        self.stiffen(motion, self.springs.stiffness)
+        motion.set_gains(self.gains(self.springs.stiffness))
 
     def reference(self, q: Floats, here: Floats) -> Any:
         """The reference for targets `q` [7], of an arm that is `here` [7]."""
-        reach = self.springs.stretch
         np.subtract(q, here, out=self.wish)
-        np.clip(self.wish, -reach, reach, out=self.wish)
+        np.clip(self.wish, -self.reach, self.reach, out=self.wish)
         self.wish += here
         return franky.JointReference(q=self.wish)
 
 
-class ToolSpring(JointSpring):
+class ToolSpring:
     """Springs on the tool's pose."""
 
     def __init__(self, config: Tool) -> None:
-        super().__init__(tool_springs(config))
         self.config = config
+        self.springs = tool_springs(config)
         self.model: Any = None
         self.frames: tuple[Any, Any] | None = None
 
@@ -270,10 +265,10 @@ class ToolSpring(JointSpring):
         motion = franky.CartesianImpedanceTrackingMotion(
             translational_stiffness=config.stiffness,
             rotational_stiffness=config.turning,
-            translational_error_clip=self.springs.stretch[:3],
-            rotational_error_clip=self.springs.stretch[3:],
-            posture_task=franky.PostureTask(q, config.elbow),
+            translational_error_clip=np.full(3, config.force / config.stiffness),
+            rotational_error_clip=np.full(3, config.torque / config.turning),
             gains_time_constant=SMOOTHED,
+            posture_task=franky.PostureTask(q, config.elbow),
             lower_joint_limits=own.low,
             upper_joint_limits=own.high,
             joint_limit_activation_distance=NEAR_END,
@@ -281,15 +276,17 @@ class ToolSpring(JointSpring):
         motion.set_reference(self.reference(q, q))
         return motion
 
-    def gains(self, stiffness: Floats, damping: Floats) -> Any:
-        return franky.CartesianImpedanceGains.diagonal(stiffness, damping)
+    def gains(self, stiffness: Floats) -> Any:
+        return franky.CartesianImpedanceGains.diagonal(stiffness, damped(self.springs, stiffness))
 
     def release(self, motion: Any) -> None:
-        super().release(motion)
+        damping = GUIDED * self.springs.damping
+        motion.set_gains(franky.CartesianImpedanceGains.diagonal(np.zeros(6), damping))
         motion.set_nullspace_gains(self._elbow(0.0))
 
     def engage(self, motion: Any, here: Floats) -> None:
-        super().engage(motion, here)
+        motion.set_reference(self.reference(here, here))
+        motion.set_gains(self.gains(self.springs.stiffness))
         motion.set_nullspace_gains(self._elbow(self.config.elbow))
 
     def _elbow(self, stiffness: float) -> Any:
