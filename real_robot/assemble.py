@@ -15,8 +15,7 @@ from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.driver import Driver, DryRunDriver
 from embodied.real_robot.drivers.joined import JoinedDriver
 from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.ipc.ring_buffer import BlackBox

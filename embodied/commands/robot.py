@@ -164,7 +164,6 @@ def check(args: argparse.Namespace) -> None:
 
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 PORTS = ("/dev/serial/by-id/*", "/dev/ttyACM*", "/dev/ttyUSB*")
-HAND = "gripper"
 
 
 def find(args: argparse.Namespace) -> None:
@@ -196,7 +195,7 @@ def find(args: argparse.Namespace) -> None:
             except DriverError as error:
                 print(f"{path}  {error}")
                 break
-            places = ", ".join(f"{each.id} (at {each.position})" for each in found)
+            places = ", ".join(f"{id} (at {position})" for id, position in found.items())
             print(f"{path}  {make}: {f'servos {places}' if found else 'no servo answers'}")
 
 
@@ -239,7 +238,7 @@ def _by_hand(port: str, out: str | None, lerobot: str | None, names: str | None)
     if lerobot:
         save_lerobot(found.motors, Path(lerobot))
     if out:
-        _write(driver_settings(found.motors, HAND, found.zeros), Path(out))
+        _write(driver_settings(found.motors, found.zeros), Path(out))
     progress.unlink(missing_ok=True)
     print(f"wrote {', '.join(name for name in (out, lerobot) if name)}")
 

@@ -19,7 +19,7 @@ from embodied.real_robot.control.main import lock_arm
 from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess, press
 from embodied.real_robot.daemon.requests import Reply, RequestError, Verb
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import DISCARD
+from embodied.real_robot.ipc.channels import DISCARD
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION

@@ -28,8 +28,6 @@ class Config:
     external: bool = False  # a motion capture system tells it its place
     lost: Annotated[float, Bound(0.0, below=1.0)] = 0.0  # share of packets that the radio loses
     battery: Positive = 4.0  # voltage at the start, V
-    drain: NonNegative = 0.0  # fall of the voltage, V/s
-    arms_itself: bool = False  # brushed motors, which need no arming
     onboard: str = ""  # folder with an exported app (empty: none)
     seed: CountOrZero = 0  # of the random numbers
 

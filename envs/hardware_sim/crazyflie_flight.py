@@ -1,6 +1,6 @@
 """Quadrotor physics behind CRTP over UDP: the simulated Crazyflie: its body, radio and process.
 
-The firmware's rules are in `embodied.real_robot.emulators.crazyflie.firmware`; the flight
+The firmware's rules are in `embodied.real_robot.emulators.crazyflie`; the flight
 controller is that of `embodied.envs.quadrotor.dynamics`. Time is real as far as the
 machine keeps up. A policy on board is the exported C code, compiled for this machine: the same two
 headers that the firmware would run, called at the same rate, within the same distance of the goal.
@@ -26,13 +26,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
-from embodied.embodiments.crazyflie import BOX, GRAVITY, VEHICLES, Vehicle
+from embodied.embodiments.crazyflie import BOX, VEHICLES, Vehicle
 from embodied.envs.hardware_sim.crazyflie import Config
 from embodied.envs.quadrotor.dynamics import Pilot, numbers
-from embodied.real_robot.emulators.crazyflie.crtp import Setpoint, Vector
-from embodied.real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
-from embodied.real_robot.emulators.crazyflie.firmware import Firmware, Measured
-from embodied.real_robot.emulators.crazyflie.server import Server
+from embodied.real_robot.emulators.crazyflie import Firmware, Measured, Server, Setpoint, Vector
 from embodied.real_robot.emulators.process import Pace, answer, settings
 from embodied.real_robot.ipc.external_state import ExternalStateWriter
 
@@ -161,7 +158,7 @@ class Flown:
     def fly(self, setpoint: Setpoint, dt: float) -> None:
         self.time += dt
         state = self.state
-        action = -torch.ones(4, 1) if setpoint.up == "off" else self._action_for(setpoint)
+        action = -torch.ones(4, 1) if setpoint.across == "off" else self._action_for(setpoint)
         state = self.pilot.physics.fly(state, action, self.air, dt)
         if float(state[2]) <= 0:
             # The state on the floor: level and at rest, facing where it faced.
@@ -194,46 +191,31 @@ class Flown:
         offset = torch.tensor(self.error, dtype=torch.float32)[:, None]
         place = torch.tensor(setpoint.place)[:, None] - offset
         velocity = torch.tensor(setpoint.velocity)[:, None]
-        if setpoint.body:
+        if setpoint.across == "velocity":  # along its own axes
             yaw = pilot.heading(state)
             x, y, z = velocity
             velocity = torch.stack(
                 [yaw.cos() * x - yaw.sin() * y, yaw.sin() * x + yaw.cos() * y, z]
             )
-        to_place = pilot.towards(state, place, velocity)
-        along = pilot.along(state, velocity)
-        wanted = torch.where(torch.tensor(setpoint.across == "place"), to_place, along)
-        wanted[2] = to_place[2] if setpoint.up == "place" else along[2]
-        if setpoint.across == "tilt":
-            self._lean(setpoint, wanted)
+        wanted = pilot.towards(state, place, velocity)
+        if setpoint.across == "velocity":
+            wanted[:2] = pilot.along(state, velocity)[:2]
+        elif setpoint.across == "level":
+            wanted[:2] = 0.0
         wanted_yaw = torch.tensor([setpoint.yaw])
-        turns = wanted_yaw if setpoint.turn == "rate" else pilot.turn_to(state, wanted_yaw)
+        turns = wanted_yaw if setpoint.spins else pilot.turn_to(state, wanted_yaw)
         return pilot(state, wanted, turns)
 
     def _learned_command(self, setpoint: Setpoint) -> torch.Tensor | None:
         """The command of the policy on board; None where it is not asked, or strays."""
         if self.onboard is None:
             return None
-        if not self.learned or setpoint.across != "place" or setpoint.up != "place":
+        if not self.learned or setpoint.across != "place":
             self.onboard.flies = False
             return None
         command = self.onboard.step(self.measure(), self.state[3:7, 0], setpoint.place)
         self.learned = command is not None  # until somebody asks again
         return command
-
-    def _lean(self, setpoint: Setpoint, wanted: torch.Tensor) -> None:
-        """Write to `wanted` [3, 1] the acceleration of a thrust along that tilt."""
-        (roll, pitch) = setpoint.tilt
-        yaw = self.pilot.heading(self.state)
-        r = torch.tensor(roll)
-        p = torch.tensor(pitch)
-        x, y = yaw.cos() * p.sin() * r.cos(), yaw.sin() * p.sin() * r.cos()
-        axis = torch.stack([x + yaw.sin() * r.sin(), y - yaw.cos() * r.sin()])
-        upwards = (p.cos() * r.cos()).clamp(min=0.3)
-        if setpoint.up == "thrust":
-            vehicle = self.pilot.vehicle
-            wanted[2] = setpoint.thrust * vehicle.lift * GRAVITY * upwards - GRAVITY
-        wanted[:2] = axis * (wanted[2] + GRAVITY) / upwards
 
 
 class Air:
@@ -244,8 +226,7 @@ class Air:
         self.config = config
         self.body = Flown(config)
         self.pace = Pace(STEP, BEHIND)
-        made = FirmwareConfig(config.arms_itself, config.battery, config.drain)
-        self.firmware = Firmware(made, self.body, 0.0)
+        self.firmware = Firmware(self.body, 0.0, config.battery)
         onboard = self.body.onboard
         self.server = Server(self.firmware, None if onboard is None else onboard.hash)
         self.writer = None if folder is None else ExternalStateWriter(folder, PLACES)

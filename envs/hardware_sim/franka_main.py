@@ -10,7 +10,6 @@ a delay in the control loop and shake the arm.
 from __future__ import annotations
 
 import itertools
-import secrets
 import select
 import sys
 import threading
@@ -32,12 +31,12 @@ from embodied.embodiments import fr3
 from embodied.envs.fr3.base import addresses, mocaps
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.envs.hardware_sim.franka import Config
-from embodied.real_robot.drivers.momentum import (
+from embodied.real_robot.drivers.mujoco_arm import (
     MomentumObserver,
     mujoco_bias,
     mujoco_inertia,
 )
-from embodied.real_robot.emulators.process import Pace, answer, settings
+from embodied.real_robot.emulators.process import Pace, answer, loopback_address, settings
 from embodied.real_robot.ipc.external_state import ExternalStateWriter
 
 
@@ -143,8 +142,7 @@ class Things:
 def main(folder: Path) -> None:
     """Run until standard input ends. `folder` gets the states of the things."""
     config = settings(Config)
-    # A loopback address that nobody else is likely to have
-    host = config.host or "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
+    host = config.host or loopback_address()
     said: dict[str, Any] = {"host": host}
     things = (
         None

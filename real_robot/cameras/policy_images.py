@@ -26,7 +26,7 @@ from embodied.real_robot.cameras.sources import (
     shared_camera,
 )
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import MOST_CAMERAS
+from embodied.real_robot.ipc.channels import MOST_CAMERAS
 
 
 class PolicyImages:
@@ -122,20 +122,15 @@ class EnvImages:
         self.images = PolicyImages(spec, deployment.cameras, age)
         self.deployment = deployment
         self.age = age
-        self.reward_camera: Camera | None = (
-            None if reward_camera is None else shared_camera(reward_camera)
-        )
+        self.reward_camera = None if reward_camera is None else shared_camera(reward_camera)
         self._opened_reward_camera = ExitStack()
         self.reward_opened = False
         self.scenes: list[tuple[Any, MeasuredScene]] = []
 
     def attach_state(self, folder: Path, given: Mapping[str, float]) -> None:
         """Drawn pictures are of what is measured in the daemon's `folder`, and `given`."""
-        cameras = [
-            *self.images.local_cameras,
-            *([] if self.reward_camera is None else [self.reward_camera]),
-        ]
-        for each in cameras:
+        own = [] if self.reward_camera is None else [self.reward_camera]
+        for each in [*self.images.local_cameras, *own]:
             state = open_channels(self.deployment, folder).state
             if (scene := measured_scene(each, state, self.deployment.sensed, given)) is not None:
                 self.scenes.append((each.source, scene))

@@ -1,18 +1,37 @@
-"""The camera processes of a deployment, one per camera, so that failures stay separate."""
+"""The camera processes of a deployment, one per camera, so that failures stay separate.
+
+The daemon starts `python -m embodied.real_robot.cameras.processes FOLDER NAME`. That process alone
+opens the device and publishes the images in shared memory
+(`embodied.real_robot.cameras.shared_frames`). It controls nothing. When the camera is gone or
+frozen, the process says so and ends.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embodied.real_robot.cameras.shared_frames import camera_mailbox
+from embodied.core.build import ConfigError
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.cameras.shared_frames import FrameWriter, camera_mailbox
+from embodied.real_robot.cameras.sources import (
+    FIRST_IMAGE,
+    CameraError,
+    make_camera,
+    measured_scene,
+)
+from embodied.real_robot.control.main import DaemonWatch
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import CAMERA
-from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.ipc.channels import CAMERA
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
+
+SILENT = 5.0  # s without a picture, after which a camera is gone (`reset` opens it again)
 
 
 class CameraProcesses:
@@ -20,15 +39,10 @@ class CameraProcesses:
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder
-        names = deployment.cameras if deployment.policy else {}
+        module = "embodied.real_robot.cameras.processes"
         self.children = {
-            name: Child(
-                f"camera-{name.replace('/', '.')}",
-                "embodied.real_robot.cameras.main",
-                folder,
-                (name,),
-            )
-            for name in names
+            name: Child(f"camera-{name.replace('/', '.')}", module, folder, (name,))
+            for name in (deployment.cameras if deployment.policy else {})
         }
         self.mailboxes: dict[str, Mailbox] = {}
         self._restarting: set[str] = set()
@@ -73,3 +87,34 @@ class CameraProcesses:
     def status(self) -> dict[str, Any]:
         """By their names."""
         return {name: {"pid": c.pid, "died": c.died} for name, c in self.children.items()}
+
+
+def main(folder: Path, name: str) -> None:
+    """Show every picture as it comes (a drawn one is of what the arm's process measured last) until
+    the daemon is gone, or the camera; CameraError, ConfigError, MailboxError."""
+    DaemonWatch(lambda reason: os._exit(0))  # also out of a device that never comes back
+    writer = FrameWriter(folder, name)
+    number = 0
+    try:
+        deployment = Deployment.read(folder).allow_packages()
+        device = make_camera(deployment.cameras[name])
+        source: Any = device.source
+        state = open_channels(deployment, folder).state
+        scene = measured_scene(device, state, deployment.sensed, deployment.given)
+        if scene is not None:
+            source.scene = scene
+        with device:
+            while True:
+                picture = device.next(number, SILENT if number else FIRST_IMAGE)
+                number = picture.number
+                writer.add(picture)
+    except (CameraError, ConfigError) as error:
+        writer.fail(str(error))
+        raise
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), sys.argv[2])
+    except (CameraError, ConfigError, MailboxError) as error:
+        sys.exit(f"camera: {error}")

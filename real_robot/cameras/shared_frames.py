@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from embodied.real_robot.cameras.sources import CameraError, Frame, Picture, fitted, fresh
-from embodied.real_robot.ipc.messages import CAMERA
+from embodied.real_robot.ipc.channels import CAMERA
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION

@@ -19,14 +19,13 @@ from typing import Annotated, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.bounds import Bound, CountOrZero, NonNegative, Positive
+from embodied.core.bounds import Bound, Positive
 from embodied.core.build import Node, build
 from embodied.core.errors import RobotError
 from embodied.real_robot.kernel.mailbox import Mailbox
 
 Frame = NDArray[np.uint8]
-Side = Annotated[int, Bound(1, 4096)]
-"""Pixels of one side of an image."""
+Side = Annotated[int, Bound(1, 4096)]  # pixels of one side of an image
 
 
 class CameraError(RobotError):
@@ -139,14 +138,12 @@ class Camera:
         before = self._picture
         same = before is not None and np.array_equal(before.frame, frame)
         self._same = self._same + 1 if same else 0
+        fault = ""
+        if self.repeats and self._same >= self.repeats:
+            fault = f"camera {self.source.name} is frozen: the same picture {self._same + 1} times"
         with self._changed:
             self._picture = Picture(frame, t, 1 if before is None else before.number + 1)
-            frozen = bool(self.repeats) and self._same >= self.repeats
-            self._fault = (
-                f"camera {self.source.name} is frozen: the same picture {self._same + 1} times"
-                if frozen
-                else ""
-            )
+            self._fault = fault
             self._changed.notify_all()
 
 
@@ -270,6 +267,13 @@ class Video(Source):
             )
 
 
+def wait_until(due: float) -> float:
+    """Sleep until `due` (s, monotonic clock), and return it, or now where that is over."""
+    due = max(due, time.monotonic())
+    time.sleep(max(0.0, due - time.monotonic()))
+    return due
+
+
 @dataclass(frozen=True)
 class FolderConfig:
     """Settings of a folder of pictures."""
@@ -302,8 +306,7 @@ class Folder(Source):
             if not self.config.loop:
                 raise CameraError(f"camera {self.name}: all {self._next} pictures were shown")
             self._next = 0
-        self._due = max(self._due + 1 / self.config.fps, time.monotonic())
-        time.sleep(max(0.0, self._due - time.monotonic()))
+        self._due = wait_until(self._due + 1 / self.config.fps)
         file = self._files[self._next]
         self._next += 1
         if (frame := opencv().imread(str(file))) is None:
@@ -320,43 +323,32 @@ class RenderedConfig:
 
     scene: Node  # node of something with picture() -> uint8 [height, width, 3]
     fps: Annotated[float, Bound(above=0.0, high=1000.0)] = 30.0  # pictures a second
-    latency: Annotated[float, Bound(0.0, 60.0)] = 0.0  # s from the scene to the picture
-    lost: Annotated[float, Bound(0.0, below=1.0)] = 0.0  # share of pictures that never come
-    noise: NonNegative = 0.0  # standard deviation of the noise, grey levels
-    seed: CountOrZero = 0  # of the noise and the losses
 
 
 class Rendered(Source):
-    """A picture of a simulated scene, as late and as noisy as a real camera's."""
+    """Pictures of a simulated scene."""
 
     name = "rendered"
 
     def __init__(self, config: RenderedConfig) -> None:
         self.config = config
         self.scene = build(config.scene, Scene)
-        self.random = np.random.default_rng(config.seed)
 
     def open(self) -> None:
         self._due = time.monotonic()
 
     def grab(self) -> Frame:
-        config = self.config
-        lost = 1
-        while self.random.random() < config.lost:
-            lost += 1
-        self._due = max(self._due + lost / config.fps, time.monotonic())
-        time.sleep(max(0.0, self._due - time.monotonic()))
-        frame: Frame = self.scene.picture()
-        time.sleep(config.latency)
-        if config.noise:
-            rough = frame + self.random.normal(0, config.noise, frame.shape)
-            frame = np.clip(np.rint(rough), 0, 255).astype(np.uint8)
-        return frame
+        self._due = wait_until(self._due + 1 / self.config.fps)
+        return self.scene.picture()
 
     def close(self) -> None:
-        """A scene that holds something lets go of it."""
-        if (close := getattr(self.scene, "close", None)) is not None:
-            close()
+        let_go(self.scene)
+
+
+def let_go(scene: Any) -> None:
+    """A scene that holds something lets go of it."""
+    if (close := getattr(scene, "close", None)) is not None:
+        close()
 
 
 LOOK = 0.02  # s
@@ -379,25 +371,19 @@ class MeasuredScene:
         while not self.state.receive() and not self.state.seen:
             time.sleep(LOOK)
         fields = self.state.fields[0]
-        values = dict(zip(self.sensed, fields["sensed"].tolist(), strict=True))
-        values = {**values, **self.given}
+        values = {**dict(zip(self.sensed, fields["sensed"].tolist(), strict=True)), **self.given}
         self.scene.show(np.array(fields["q"]), float(fields["width"]), values)
         return self.scene.picture()
 
     def close(self) -> None:
-        """The scene lets go of what it holds."""
-        if (close := getattr(self.scene, "close", None)) is not None:
-            close()
+        let_go(self.scene)
 
 
 def measured_scene(
     camera: Camera, state: Mailbox, sensed: Sequence[str], given: Mapping[str, float]
 ) -> MeasuredScene | None:
     """For a `camera` that draws; None for one that takes pictures."""
-    source: Any = camera.source
-    scene = getattr(source, "scene", None)
-    if scene is None:
-        return None
-    return MeasuredScene(
-        scene.scene if isinstance(scene, MeasuredScene) else scene, state, sensed, given
-    )
+    scene = getattr(camera.source, "scene", None)
+    if isinstance(scene, MeasuredScene):
+        scene = scene.scene
+    return None if scene is None else MeasuredScene(scene, state, sensed, given)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.embodiments.controller import Controller
-from embodied.real_robot.ipc.messages import MOST_NOISE, MOST_STEPS
+from embodied.real_robot.ipc.channels import MOST_NOISE, MOST_STEPS
 from embodied.real_robot.kernel.arm_state import Floats
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_control
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED
+from embodied.real_robot.ipc.channels import DAEMON_GONE, TERMINATED
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import MailboxError
 from embodied.real_robot.kernel.rate import Rate, ahead_of_others

@@ -37,8 +37,7 @@ from embodied.real_robot.daemon.requests import Reply, Request, Verb
 from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError, make_private
 from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor, render
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.channels import Channels, Role
-from embodied.real_robot.ipc.messages import READY, TAKEOVER
+from embodied.real_robot.ipc.channels import READY, TAKEOVER, Channels, Role
 from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import MailboxError

@@ -20,7 +20,7 @@ from embodied.real_robot.daemon.requests import Request
 from embodied.real_robot.daemon.server import Client
 from embodied.real_robot.daemon.status import recorder_status
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import DISCARD, READY, RECORDED
+from embodied.real_robot.ipc.channels import DISCARD, READY, RECORDED
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION
 

@@ -101,14 +101,12 @@ class JoinedDriver(Driver):
         """Measure all robots; DriverError with what was measured where one does not answer."""
         before = self._state
         times = list[float]()
-        problem = None
+        problem: DriverError | None = None
         state = ArmState(before.q.copy(), before.dq.copy(), before.tau.copy(), before.t)
-        for part in self.parts:
-            try:
-                self._measure(part, state, times, before)
-            except DriverError as error:
-                part.lost = True
-                problem = problem or _named(part, error)
+        try:
+            self._each(lambda part: self._measure(part, state, times, before))
+        except DriverError as error:
+            problem = error
         if times:
             state.t = min(times)
             self._skew = max(times) - min(times)
@@ -171,11 +169,6 @@ class JoinedDriver(Driver):
                 problem = problem or _named(part, error)
         if problem is not None:
             raise problem
-
-    @property
-    def width(self) -> float:
-        """Hands are joints here."""
-        return 0.0
 
     def sense(self) -> Floats:
         known = [part.driver.sense() for part in self.parts]

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,11 +40,9 @@ class Config:
     episode: CountOrZero = 0  # number of the dataset's episode
     joints: tuple[str, ...] = fr3.JOINTS  # names of the joints
     sensed: tuple[str, ...] = ()  # names of what a black box kept of the things
-    again: bool = False  # whether it begins again at its end; false: it stays there
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """k measurements: times (s, from 0 on), joints [k, n], the hand (m) [k], the things [k, m]."""
 
     t: Floats
@@ -75,14 +74,13 @@ class Replay(Driver):
                 f"{path} has {made.q.shape[1]} joints and {made.sensed.shape[1]} sensed numbers, "
                 f"joints and sensed name {len(self.joints)} and {len(self.sensed)}"
             )
-        self.recording, self._began, self._at = made, self.clock(), 0
+        self.recording = made
+        self._began = self.clock()
+        self._at = 0
 
     def read(self) -> ArmState:
         made = self._made()
         since = self.clock() - self._began
-        if self.config.again and len(made.t) > 1:
-            # The first comes one usual gap after the last.
-            since %= made.t[-1] + made.t[-1] / (len(made.t) - 1)
         self._at = max(0, int(np.searchsorted(made.t, since, side="right")) - 1)
         k = self._at
         ended = since > made.t[-1]

@@ -1,4 +1,4 @@
-"""A simulated FR3 (MuJoCo) as a driver, with measurement delay, lost reads and noise.
+"""A simulated FR3 (MuJoCo) as a driver, with noise of its measurements.
 
 Physics run in real time: every read first catches up with the clock. Without a `world` it is the
 manufacturer's model as it ships, with its joint friction and armature, not the model used in
@@ -8,7 +8,6 @@ training. A `world` brings its own model, objects in front of the arm and a meas
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
@@ -16,32 +15,23 @@ from typing import Annotated, Protocol
 import mujoco
 import numpy as np
 
-from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative, Number
+from embodied.core.bounds import Bound, CountOrZero, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
-from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.drivers.momentum import (
-    MomentumObserver,
-    mujoco_bias,
-    mujoco_inertia,
-)
-from embodied.real_robot.drivers.springs import Tool, check_stiffness, damped, span, tool_springs
+from embodied.real_robot.drivers.driver import Tool, check_stiffness, damped, span, tool_springs
+from embodied.real_robot.drivers.mujoco_arm import SimulatedArm
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.driver import DriverError, Springs
 
 GUIDED = 0.1  # of its damping: what a released arm keeps
-BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of the simulated FR3. `tool` is as in the Franka's driver."""
 
-    delay: Annotated[float, Bound(0.0, 10.0)] = 0.0  # s by which every measurement is late
-    lost: Fraction = 0.0  # share of reads that get an old measurement
     noise: Annotated[float, Bound(0.0, 10.0)] = 0.0  # standard deviation of joint positions, rad
-    fails_at: NonNegative | None = None  # s after connecting when the wire breaks; null: never
-    seed: CountOrZero = 0  # of the noise, the losses and the world
+    seed: CountOrZero = 0  # of the noise and the world
     world: Node | None = None  # node of a World before the arm; null: none
     tool: Tool | None = None  # springs on the tool's pose; null: on the joints
     start: tuple[Number, ...] | None = None  # joints [7] where it is found, rad; null: home pose
@@ -71,7 +61,7 @@ class World(Protocol):
         ...
 
 
-class Sim(Driver):
+class Sim(SimulatedArm):
     """Joint or Cartesian impedance and a hand; gravity is compensated, as the real robot does
     itself."""
 
@@ -79,58 +69,33 @@ class Sim(Driver):
     grip = 0.0
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(config.noise, config.seed, clock)
         self.config = config
-        self.clock = clock
-        self.random = np.random.default_rng(config.seed)
-        self.kept: deque[tuple[ArmState, float]] = deque()
-        self.connected = False
+        self._width = 0.0
         self._hold: JointHold | ToolHold | None = None
         self.world = None if config.world is None else build(config.world, World)
         self.sensed = () if self.world is None else self.world.names
 
     def connect(self) -> None:
-        self.model = arm_spec().compile() if self.world is None else self.world.compile()
-        self.data = mujoco.MjData(self.model)
-        self.arm = Arm(self.model, self.data)
-        self.at = self.arm.at
-        self.dof = self.arm.dof
-        self.servos = self.arm.servos
+        self.take_model(arm_spec().compile() if self.world is None else self.world.compile())
+        # No world gives the arm more strength than it has.
+        self.model.actuator_forcelimited[self.servos] = 1
+        self.model.actuator_forcerange[self.servos] = np.stack([-fr3.TORQUE, fr3.TORQUE], 1)
         self.fingers = [self.model.joint(name).qposadr[0] for name in fr3.FINGERS]
         start = fr3.HOME if self.config.start is None else np.asarray(self.config.start)
         self.data.qpos[self.at] = start
         self.hand = self.model.actuator("hand").id
         self._strength = float(self.model.actuator_forcerange[self.hand, 1])
         tool = self.config.tool
-        self._hold = JointHold(self.arm) if tool is None else ToolHold(self.arm, tool)
+        self._hold = JointHold(self) if tool is None else ToolHold(self, tool)
         self._hold.aim(start)
         self.renew()
-        mujoco.mj_forward(self.model, self.data)
-        self.observer = MomentumObserver(len(self.dof))
-        self.began = self.last = self.clock()
-        self.kept.clear()
-        self.connected = True
+        self.start_clock()
 
     def read(self) -> ArmState:
-        now = self._run()
-        data, noise = self.data, self.random.normal(0, self.config.noise, len(self.at))
-        measured = ArmState(
-            data.qpos[self.at] + noise,
-            data.qvel[self.dof].copy(),
-            data.actuator_force[self.servos].copy(),
-            now,
-            external=self._external(),
-        )
-        self.kept.append((measured, float(data.qpos[self.fingers].sum())))
-        lost = self.config.lost and self.random.random() < self.config.lost
-        while len(self.kept) > 1 and not lost and self.kept[1][0].t <= now - self.config.delay:
-            self.kept.popleft()
-        return self.kept[0][0]
-
-    def _external(self) -> Floats:
-        """External joint torques [7] (N m), as an observer estimates them."""
-        inertia = mujoco_inertia(self.model, self.data, self.dof)
-        self.observer.update(inertia, self.data.qvel[self.dof], self.model.opt.timestep)
-        return self.observer.external.copy()
+        measured = super().read()
+        self._width = float(self.data.qpos[self.fingers].sum())
+        return measured
 
     def write(self, q: Floats, width: float) -> None:
         self._run()
@@ -172,7 +137,7 @@ class Sim(Driver):
 
     @property
     def width(self) -> float:
-        return self.kept[0][1] if self.kept else 0.0
+        return self._width
 
     def stop(self) -> None:
         if self.connected and self._hold is not None:
@@ -180,28 +145,9 @@ class Sim(Driver):
             self._hold.aim(self.data.qpos[self.at].copy())
             self._hold.gains(springs.stiffness, springs.damping)
 
-    def close(self) -> None:
-        self.connected = False
-
-    def _run(self) -> float:
-        """Let physics catch up with the clock; DriverError where the wire is broken."""
-        now = self.clock()
-        if not self.connected:
-            raise DriverError("the simulated arm is not connected")
-        fails = self.config.fails_at
-        if fails is not None and now - self.began > fails:
-            raise DriverError("the simulated wire is broken (fails_at)")
-        self.last = min(max(self.last, now - BEHIND), now)  # the clock may go back
-        for _ in range(int((now - self.last) / self.model.opt.timestep)):
-            self._step()
-        return now
-
     def _step(self) -> None:
-        """Run one step of the physics."""
-        self._held().step()
-        bias = mujoco_bias(self.model, self.data, self.dof)
-        self.observer.step(bias, self.data.actuator_force[self.servos])
-        self.last += self.model.opt.timestep
+        self._held().before_step()
+        super()._step()
 
     def sense(self) -> Floats:
         return np.zeros(0) if self.world is None else self.world.sense(self.data)
@@ -231,24 +177,10 @@ def arm_spec(
 SMALL = 1e-4  # c: near a singularity the posture's torques fade out
 
 
-class Arm:
-    """The FR3 in a compiled model: addresses of its joints' positions, velocities and servos."""
-
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        self.model = model
-        self.data = data
-        self.at = [model.joint(name).qposadr[0] for name in fr3.JOINTS]
-        self.dof = [model.joint(name).dofadr[0] for name in fr3.JOINTS]
-        self.servos = [model.actuator(name).id for name in fr3.JOINTS]
-        # No world gives the arm more strength than it has.
-        model.actuator_forcelimited[self.servos] = 1
-        model.actuator_forcerange[self.servos] = np.stack([-fr3.TORQUE, fr3.TORQUE], 1)
-
-
 class JointHold:
     """The servos as the model has them."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: SimulatedArm) -> None:
         self.arm = arm
         model = arm.model
         stiffness = model.actuator_gainprm[arm.servos, 0].copy()
@@ -266,9 +198,8 @@ class JointHold:
         model.actuator_biasprm[servos, 1] = -stiffness
         model.actuator_biasprm[servos, 2] = -damping
 
-    def step(self) -> None:
-        """Run one step of the physics."""
-        mujoco.mj_step(self.arm.model, self.arm.data)
+    def before_step(self) -> None:
+        """Set the servos for the next step of the physics."""
 
 
 class ToolHold:
@@ -279,7 +210,7 @@ class ToolHold:
     with J at the tool; e is the tool's distance from where the joint target would put it, q_0 the
     posture in which the arm was connected. Gravity is compensated by the physics."""
 
-    def __init__(self, arm: Arm, tool: Tool) -> None:
+    def __init__(self, arm: SimulatedArm, tool: Tool) -> None:
         self.arm = arm
         self.springs = tool_springs(tool)
         self.stiffness = self.springs.stiffness
@@ -299,9 +230,8 @@ class ToolHold:
         self.stiffness = stiffness
         self.damping = damping
 
-    def step(self) -> None:
+    def before_step(self) -> None:
         self.arm.data.ctrl[self.arm.servos] = self.torque()
-        mujoco.mj_step(self.arm.model, self.arm.data)
 
     def torque(self) -> Floats:
         """Joint torques [7] (N m) at the present state."""

@@ -1,6 +1,7 @@
 """An emulator in a process of its own, which ends with the process that started it.
 
-The last part is the emulator's side: settings in, reply out, and pacing of simulation steps.
+The last part is the emulator's side: settings in, reply out, pacing of simulation steps, and a
+pseudo-terminal.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import fcntl
 import json
 import math
 import os
+import pty
+import secrets
 import select
 import shutil
 import subprocess
@@ -16,12 +19,13 @@ import sys
 import tempfile
 import threading
 import time
+import tty
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from embodied.core.build import Node, build, parse
 from embodied.core.children import module_command
@@ -61,17 +65,17 @@ def clear_left() -> None:
 
 class Process(Emulator):
     """`python -m module FOLDER` reads `config` (a dataclass) as a line of JSON from its standard
-    input, answers with a line of settings for the driver, and then does what
-    `answer` says. The folder is its own, in memory, and
-    goes when it does; `name` is for people."""
+    input, answers with a line of settings for the driver, and then does what `answer` says. The
+    folder is its own, in memory, and goes when it does; `name` is for people."""
 
     def __init__(self, module: str, config: Any, name: str) -> None:
-        self.module, self.settings, self.name = module, asdict(config), name
+        self.module = module
+        self.settings = asdict(config)
+        self.name = name
         self.process: subprocess.Popen[str] | None = None
         self.folder = Path()
 
     def start(self) -> dict[str, Any]:
-        """Settings for the driver. DriverError where it does not come up."""
         self.stop()
         clear_left()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory_folder()))
@@ -93,11 +97,9 @@ class Process(Emulator):
             raise
 
     def behind(self) -> float:
-        """s that its world has lost to real time so far, where it is slower. DriverError."""
         return float(self._ask("", ANSWER, "does not answer")["behind"])
 
     def stop(self) -> None:
-        """End it; safe to call twice."""
         if self.process is None:
             return
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -119,7 +121,8 @@ class Process(Emulator):
         return 0 if self.process is None or self.process.poll() is not None else self.process.pid
 
     def _ask(self, line: str, patience: float, problem: str) -> dict[str, Any]:
-        process, deadline = self.process, time.monotonic() + patience
+        process = self.process
+        deadline = time.monotonic() + patience
         assert process is not None and process.stdin is not None and process.stdout is not None
         with suppress(OSError):  # one that is gone is told of below
             process.stdin.write(line + "\n")
@@ -150,7 +153,9 @@ class SharedEmulator:
         return shared
 
     def __init__(self, key: str, emulator: Emulator) -> None:
-        self.key, self.emulator, self.users = key, emulator, 0
+        self.key = key
+        self.emulator = emulator
+        self.users = 0
         self.settings: dict[str, Any] = emulator.start()
 
     def close(self) -> None:
@@ -215,22 +220,71 @@ def answer(
             over.set()
 
 
+def loopback_address() -> str:
+    """An address of this machine that nobody else is likely to have."""
+    return "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
+
+
 class Pace:
     """When the next step of `step` s is `due` (s, monotonic). Up to `most` s are caught up with;
     the world goes on later by the rest."""
 
     def __init__(self, step: float, most: float = math.inf) -> None:
-        self.step, self.most = step, most
-        self.due, self.lost = time.monotonic(), 0.0
+        self.step = step
+        self.most = most
+        self.due = time.monotonic()
+        self.lost = 0.0
 
     def next(self) -> float:
         """After a step: s until the next one."""
         now = time.monotonic()
         self.due += self.step
         late = max(0.0, now - self.due - self.most)
-        self.due, self.lost = self.due + late, self.lost + late
+        self.due += late
+        self.lost += late
         return max(0.0, self.due - now)
 
     def behind(self) -> float:
         """s that this world has lost so far."""
         return self.lost + max(0.0, time.monotonic() - self.due)
+
+
+class PtyDevice(ABC):
+    """As a context: a device on a pseudo-terminal, played by a thread; `path` is for its client.
+    After `pause` s without a byte its `turn` comes too."""
+
+    pause: ClassVar[float]
+
+    def __enter__(self) -> Self:
+        self._file, self._slave = pty.openpty()
+        tty.setraw(self._file)
+        tty.setraw(self._slave)
+        self.path = os.ttyname(self._slave)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unplug()
+
+    def unplug(self) -> None:
+        """The cable is pulled: the client's port goes away. Safe to call twice."""
+        if not self._over.is_set():
+            self._over.set()
+            self._thread.join()
+            os.close(self._slave)
+            os.close(self._file)
+
+    def send(self, data: bytes) -> None:
+        """Send `data` to the client."""
+        os.write(self._file, data)
+
+    @abstractmethod
+    def turn(self, data: bytes) -> None:
+        """Take the client's `data`, empty where there are none, and do what is due."""
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            ready = select.select([self._file], [], [], self.pause)[0]
+            self.turn(os.read(self._file, 4096) if ready else b"")

@@ -8,26 +8,22 @@ relay does, and Enter is its button.
 from __future__ import annotations
 
 import ctypes
-import os
-import pty
 import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import tty
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from embodied.core.build import ConfigError
+from embodied.real_robot.emulators.process import PtyDevice
 from embodied.real_robot.watchdog.client import STATUS_SIZE, Relay
 
 SOURCE = Path(__file__).parent.parent / "watchdog" / "watchdog.c"
 LIMIT = 100  # ms, as the firmware's
 PRESS = 0.1  # s for which a button is pressed, and then released
-LOOK = 0.002  # s
 MILLISECONDS = 1 << 32
 
 
@@ -73,32 +69,17 @@ class Firmware:
         return out.raw if self._library.watchdog_status(self._memory, out) & 0xFF else b""
 
 
-class WatchdogBoard:
+class WatchdogBoard(PtyDevice):
     """As a context: a board that runs, at the serial device `path`; `relay` is its state, `ahead`
     (ms) what its clock is ahead of time."""
 
+    pause = 0.002
+
     def __init__(self, limit: int = LIMIT) -> None:
-        self.limit = limit
         self.relay = Relay.STARTED
         self.ahead = 0
         self._contact = False
-        self._over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self._file, self._slave = pty.openpty()
-        tty.setraw(self._file)
-        tty.setraw(self._slave)
-        self.path = os.ttyname(self._slave)
-        self._firmware = Firmware(self.limit, self._now())
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        os.close(self._slave)
-        os.close(self._file)
+        self._firmware = Firmware(limit, self._now())
 
     def press(self) -> None:
         """Press the button, and let go of it."""
@@ -106,15 +87,13 @@ class WatchdogBoard:
             self._contact = contact
             time.sleep(PRESS)
 
-    def _run(self) -> None:
+    def turn(self, data: bytes) -> None:
         firmware = self._firmware
-        while not self._over.is_set():
-            if select.select([self._file], [], [], LOOK)[0]:
-                firmware.take(os.read(self._file, 4096), self._now())
-            firmware.poll(self._now(), self._contact)
-            self.relay = firmware.relay
-            if status := firmware.status():
-                os.write(self._file, status)
+        firmware.take(data, self._now())
+        firmware.poll(self._now(), self._contact)
+        self.relay = firmware.relay
+        if status := firmware.status():
+            self.send(status)
 
     def _now(self) -> int:
         return (int(time.monotonic() * 1000) + self.ahead) % MILLISECONDS

@@ -40,7 +40,8 @@ class ExternalStateWriter:
     def publish(self, values: Floats, t: float) -> None:
         """Values [names] that were true at `t` (s, monotonic)."""
         fields = self._values_mailbox.fields
-        fields["t"], fields["values"] = t, values
+        fields["t"] = t
+        fields["values"] = values
         self._values_mailbox.send()
 
     def renew_requested(self) -> bool:
@@ -83,9 +84,8 @@ class ExternalStateReader:
             self._values_mailbox = Mailbox(folder / "seen", record(size), VERSION, create=False)
             self._renew = Mailbox(folder / "renew", RENEW, VERSION, False, write=True)
         except (MailboxError, OSError) as error:
-            raise DriverError(
-                f"no process measures {self.names[0]} in {folder}: {error}"
-            ) from error
+            reason = f"no process measures {self.names[0]} in {folder}: {error}"
+            raise DriverError(reason) from error
 
     def read(self) -> Floats:
         """The newest values [names]."""

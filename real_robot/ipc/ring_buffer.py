@@ -102,25 +102,29 @@ class BlackBox:
 
     def records(self) -> NDArray[Any]:
         """A copy of what is there, oldest first."""
-        before = int(self._count[0])
-        ring, sums = self._ring.copy(), self._sums.copy()
-        after = int(self._count[0])
-        # The writer may be at work on number `after`, which lies where `after - slots` was.
-        numbers = np.arange(max(0, after - self.slots + 1), before)
-        at = numbers % self.slots
-        return self._records(ring[at][_whole(ring[at], sums[at], numbers)])
+        ring, whole, _ = self._copied(0)
+        return self._records(ring[whole])
 
     def since(self, count: int) -> tuple[NDArray[Any], int]:
         """Copies of records number `count` on, as far as they are still there, and the number of
         the next."""
-        after = int(self._count[0])
-        numbers = np.arange(max(count, after - self.slots + 1), after)
-        ring, sums = self._ring[numbers % self.slots], self._sums[numbers % self.slots]
-        lost = max(0, int(self._count[0]) - self.slots + 1 - int(numbers[0])) if len(numbers) else 0
-        whole = _whole(ring[lost:], sums[lost:], numbers[lost:])
+        ring, whole, after = self._copied(count)
         fine = len(whole) if whole.all() else int(np.argmin(whole))
         # The rest is counted and cannot be seen yet: it is taken at the next call.
-        return self._records(ring[lost : lost + fine]), max(after, count) - (len(whole) - fine)
+        return self._records(ring[:fine]), max(after, count) - (len(whole) - fine)
+
+    def _copied(self, first: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_], int]:
+        """Bytes [k, size] of records number `first` on that are still there, whether each of them
+        matches its checksum [k], and the number of the next."""
+        after = int(self._count[0])
+        # The writer may be at work on number `after`, which lies where `after - slots` was.
+        numbers = np.arange(max(first, after - self.slots + 1), after)
+        ring, sums = self._ring[numbers % self.slots], self._sums[numbers % self.slots]
+        kept = numbers >= int(self._count[0]) - self.slots + 1
+        ring = ring[kept]
+        parts = zip(ring, sums[kept].tolist(), numbers[kept].tolist(), strict=True)
+        whole = [checksum(data, number) == known for data, known, number in parts]
+        return ring, np.array(whole, bool), after
 
     def _records(self, data: NDArray[np.uint8]) -> NDArray[Any]:
         """Bytes [k, size] as k records."""
@@ -130,14 +134,6 @@ class BlackBox:
         """Let go of the memory; the file stays until its owner unlinks it."""
         del self._head, self._ring, self._sums, self._count
         self._map.close()
-
-
-def _whole(
-    ring: NDArray[np.uint8], sums: NDArray[np.uint64], numbers: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Whether each of the records [k, size] matches its checksum [k]."""
-    pairs = zip(ring, sums.tolist(), numbers.tolist(), strict=True)
-    return np.array([checksum(data, number) == known for data, known, number in pairs], bool)
 
 
 def write_records(records: NDArray[Any], path: Path) -> None:

@@ -22,7 +22,7 @@ from embodied.core.errors import ServerLost
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.real_robot.cameras.policy_images import PolicyImages
-from embodied.real_robot.ipc.messages import MOST_NOISE, MOST_STEPS
+from embodied.real_robot.ipc.channels import MOST_NOISE, MOST_STEPS
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import MOST_ACTION, Mode

@@ -27,8 +27,7 @@ from embodied.real_robot.cameras.policy_images import PolicyImages
 from embodied.real_robot.cameras.sources import CameraError
 from embodied.real_robot.control.main import DaemonWatch
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.channels import Role
-from embodied.real_robot.ipc.messages import READY
+from embodied.real_robot.ipc.channels import READY, Role
 from embodied.real_robot.kernel.mailbox import MailboxError
 from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.policy.decider import Decider

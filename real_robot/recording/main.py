@@ -29,7 +29,7 @@ from embodied.real_robot.cameras.policy_images import image_sizes
 from embodied.real_robot.cameras.shared_frames import FrameHistory, FrameReader
 from embodied.real_robot.control.main import DaemonWatch
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import DISCARD, RECORDED
+from embodied.real_robot.ipc.channels import DISCARD, RECORDED
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
 from embodied.real_robot.kernel.messages import VERSION

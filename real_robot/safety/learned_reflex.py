@@ -28,7 +28,7 @@ from embodied.core.files import MALFORMED, SETTINGS, read_json, read_text, readi
 from embodied.core.hashes import damage
 from embodied.core.saved_node import parse_yaml
 from embodied.policies.wrappers.reflex_rule import reflexing
-from embodied.real_robot.drivers.springs import SOFTEST
+from embodied.real_robot.drivers.driver import SOFTEST
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.chain import Tick
 from embodied.real_robot.kernel.driver import Springs

@@ -20,7 +20,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import build_chain, forward_kinematics
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import PERSON, TAKEOVER
+from embodied.real_robot.ipc.channels import PERSON, TAKEOVER
 from embodied.real_robot.kernel.messages import MOST_ACTION, Mode, state_record
 from embodied.real_robot.teleop.hold_to_run import DaemonMailbox, OperatorThread
 from embodied.real_robot.teleop.teleop import GRIPPER, Device, Teleoperator

@@ -92,8 +92,7 @@ class Watchdog:
         self.hertz = hertz
         self.clock = clock
         self.relay = Relay.STARTED
-        self.limit = 0
-        """The board's limit, ms; 0: it has not said it."""
+        self.limit = 0  # the board's limit, ms; 0: it has not said it
         self._file = -1
         self._counter = 0
         self._buffer = bytearray()

@@ -157,7 +157,7 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
     "command line": collect_with_a_shell,
     "extends the list": lambda m: node_of("core.build.allow", prefix="subprocess"),
     "imports a module": lambda m: node_of(
-        "real_robot.drivers.franka.errors.import_module", name="antigravity"
+        "real_robot.drivers.franka.library.import_module", name="antigravity"
     ),
     # functions and what modules have imported
     "a function of ours": lambda m: node_of("core.atomic_write.write_json", path=str(m), value=1),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from embodied.envs.hardware_sim.crazyflie import Config
 from embodied.envs.hardware_sim.crazyflie_flight import Air
-from embodied.real_robot.emulators.crazyflie.firmware import Firmware
+from embodied.real_robot.emulators.crazyflie import Firmware
 
 
 class FakeCrazyflie:
@@ -46,9 +45,9 @@ class FakeCrazyflie:
     def switch_off_and_on(self) -> None:
         """By hand, wherever it lies."""
         old = self.firmware
-        made = Firmware(old.config, old.body, old.now)
+        made = Firmware(old.body, old.now, old.voltage)
         self.firmware = self.air.firmware = self.air.server.firmware = made
 
     def drain(self, volts: float) -> None:
         """From now on its battery has so much."""
-        self.firmware.config = replace(self.firmware.config, battery=volts)
+        self.firmware.voltage = volts

@@ -6,7 +6,6 @@ A process of its own: the maker's library holds Python's lock while it says good
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ from franky_sim.franka_robot_protocol import MoveStatus, RobotCommand, RobotMode
 from franky_sim.franka_server import BaseCommand
 from franky_sim.mujoco_simulator import MujocoSimulator
 
+from embodied.real_robot.emulators.process import loopback_address
+
 ERRORS = 41
 CARTESIAN_REFLEX = 7  # its place in libfranka's list of errors
 
@@ -27,7 +28,7 @@ class ReflexArm:
     that error until its own error recovery is asked for. `pose(mode, error)` has it begin so."""
 
     def __init__(self) -> None:
-        self.host = "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
+        self.host = loopback_address()
 
     def reflex(self, error: int) -> None:
         self._say({"reflex": error})

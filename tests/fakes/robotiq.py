@@ -6,14 +6,10 @@ It closes at up to 150 mm/s and stops at an `object` between its fingers. Positi
 
 from __future__ import annotations
 
-import os
-import pty
-import select
 import socket
 import struct
 import threading
 import time
-import tty
 from typing import Self
 
 from embodied.real_robot.drivers.robotiq.driver import (
@@ -25,6 +21,7 @@ from embodied.real_robot.drivers.robotiq.driver import (
     WRITE,
     crc,
 )
+from embodied.real_robot.emulators.process import PtyDevice
 
 FASTEST = 255 / 0.57  # positions a second
 ACTIVATION = 0.3  # s; a real one takes some seconds
@@ -67,39 +64,23 @@ class Gripper:
             self.position += min(max(goal - self.position, -most), most)
 
 
-class SerialGripper:
+class SerialGripper(PtyDevice):
     """Modbus RTU on a pseudo-terminal: its `path`. `deaf`: it no longer answers."""
+
+    pause = 0.02
 
     def __init__(self) -> None:
         self.gripper, self.deaf = Gripper(), False
+        self._frame = b""
 
-    def __enter__(self) -> Self:
-        self.ours, theirs = pty.openpty()
-        tty.setraw(theirs)
-        self.path, self._theirs, self._over = os.ttyname(theirs), theirs, threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        os.close(self.ours)
-        os.close(self._theirs)
-
-    def _serve(self) -> None:
-        data = b""
-        while not self._over.is_set():
-            if not select.select([self.ours], [], [], 0.02)[0]:
-                data = b""  # a pause ends a frame
-                continue
-            data += os.read(self.ours, 256)
-            size = 8 if len(data) < 7 or data[1] != WRITE else 9 + data[6]
-            if len(data) >= size:
-                frame, data = data[:size], data[size:]
-                if not self.deaf and frame[0] == SLAVE and crc(frame[:-2]) == frame[-2:]:
-                    reply = self.reply(frame[:-2])
-                    os.write(self.ours, reply + crc(reply))
+    def turn(self, data: bytes) -> None:
+        self._frame = self._frame + data if data else b""  # a pause ends a frame
+        size = 8 if len(self._frame) < 7 or self._frame[1] != WRITE else 9 + self._frame[6]
+        if len(self._frame) >= size:
+            frame, self._frame = self._frame[:size], self._frame[size:]
+            if not self.deaf and frame[0] == SLAVE and crc(frame[:-2]) == frame[-2:]:
+                reply = self.reply(frame[:-2])
+                self.send(reply + crc(reply))
 
     def reply(self, frame: bytes) -> bytes:
         """The answer to a request, both without CRC."""

@@ -15,7 +15,7 @@ from embodied.real_robot.assemble import build_regions, open_flight_recorder
 from embodied.real_robot.daemon.client import ClientError, call
 from embodied.real_robot.daemon.requests import RequestError
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED
+from embodied.real_robot.ipc.channels import DAEMON_GONE, TERMINATED
 from embodied.real_robot.kernel.mailbox import MailboxError
 from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.safety.workspace import Region

@@ -17,7 +17,7 @@ from embodied.commands.train import train
 from embodied.core import checkpoint
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.drivers.servos.codecs import signed
+from embodied.real_robot.drivers.servos.bus import signed
 from embodied.real_robot.emulators.servos.bus import FakeBus
 from embodied.real_robot.rl.rehearsal import remember
 from tests.interop.adversary import KEYS, installed, record

@@ -27,7 +27,7 @@ from embodied.embodiments.flight import Flight
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.crazyflie.driver import ASK, SPEED
-from embodied.real_robot.emulators.crazyflie.firmware import LOCK_AFTER
+from embodied.real_robot.emulators.crazyflie import LOCK_AFTER
 from embodied.real_robot.policy.observer import names_of
 from tests.fakes.crazyflie import FakeCrazyflie
 from tests.real_robot.blows import SAY, end_daemon, hurt

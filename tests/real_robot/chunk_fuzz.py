@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from embodied.real_robot.drivers.sim import Sim
-from embodied.real_robot.ipc.messages import CHUNK, MOST_CAMERAS
+from embodied.real_robot.ipc.channels import CHUNK, MOST_CAMERAS
 from embodied.real_robot.kernel.mailbox import memory_folder
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.real_robot.test_control import DOWN, STEP, Bench, within

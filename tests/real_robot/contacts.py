@@ -154,10 +154,6 @@ class UrDriver(Driver):
     def write(self, q: Floats, width: float) -> None:
         self.target = q.tolist()
 
-    @property
-    def width(self) -> float:
-        return 0.0
-
     def stop(self) -> None:
         self.target = list(self.model.q)
 
@@ -210,10 +206,6 @@ class ServoDriver(Driver):
     def write(self, q: Floats, width: float) -> None:
         for servo, tick in zip(self.servos, np.rint(2048 + q * self.gain), strict=True):
             servo.store(servo.GOAL, MAKES["feetech"].encode(int(tick)))
-
-    @property
-    def width(self) -> float:
-        return 0.0
 
     def stop(self) -> None:
         """Nothing moves on."""

@@ -68,10 +68,6 @@ class IdealArm(Driver):
         self.free = False
         self.goal = self.q.copy()
 
-    @property
-    def width(self) -> float:
-        return 0.0
-
     def stop(self) -> None:
         self.engage()
 

@@ -74,7 +74,7 @@ def test_a_person_moves_it_and_servos_keep_what_was_found(bus: FakeBus, tmp_path
         assert int.from_bytes(table[9:11], "little") == 2047 - end
         assert table[55] == 1, "its memory is locked again"
     assert bus.servos[2].offset == 1800 - 2047, "a negative one, too"
-    made = driver_settings(found.motors, "gripper", found.zeros)
+    made = driver_settings(found.motors, found.zeros)
     assert made["joints"][1] == {
         "name": "elbow_flex", "id": 2, "low": 1547, "high": 2547, "zero": 2147, "sign": 1
     }  # fmt: skip

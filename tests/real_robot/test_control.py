@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -195,18 +196,36 @@ def test_an_action_that_is_not_a_number_stops_the_arm(bench: Bench, bad: float) 
 def test_delay_and_lost_reads_are_survived_up_to_the_limit(tmp_path: Path) -> None:
     for name in ("good", "late", "broken"):
         (tmp_path / name).mkdir()
-    good = Bench(tmp_path / "good", delay=0.03, lost=0.2, noise=1e-4)
+    good = Bench(tmp_path / "good", noise=1e-4)
+    delayed(good, 0.03, lost=0.2)
     good.moving()
     assert good.mode == Mode.RUNNING, good.fault
     assert good.ask(Command.ESTOP) == Mode.ESTOP
     assert good.ask(Command.RESET) == Mode.ESTOP, "still moving"
-    late = Bench(tmp_path / "late", delay=0.15)
+    late = Bench(tmp_path / "late")
+    delayed(late, 0.15)
     late.run(30)
     assert late.mode == Mode.ESTOP and "last seen" in late.fault
-    broken = Bench(tmp_path / "broken", fails_at=0.5)
+    broken = Bench(tmp_path / "broken")
     broken.moving()
-    assert broken.mode == Mode.ESTOP and "wire is broken" in broken.fault
+    broken.driver.connected = False
+    broken.run(1)
+    assert broken.mode == Mode.ESTOP and "not connected" in broken.fault
     assert broken.ask(Command.RESET) == Mode.ESTOP
+
+
+def delayed(bench: Bench, delay: float, lost: float = 0.0) -> None:
+    """Its measurements come `delay` s late, and a share of the reads gets an old one."""
+    read, random, kept = bench.driver.read, bench.driver.random, deque[ArmState]()
+
+    def late() -> ArmState:
+        kept.append(read())
+        got = random.random() >= lost
+        while len(kept) > 1 and got and kept[1].t <= bench.now - delay:
+            kept.popleft()
+        return kept[0]
+
+    bench.driver.read = late
 
 
 class Sum:

@@ -1,8 +1,11 @@
-"""The Crazyflie's driver, by cflib, before a emulator that flies in the simulator."""
+"""The Crazyflie's driver, by cflib, before an emulator that flies in the simulator; and that
+emulator by itself: packets by hand, its rules on a clock that the test moves, and noise."""
 
 from __future__ import annotations
 
 import math
+import random
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,16 +16,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cflib.crazyflie.commander import Commander
+from cflib.crazyflie.high_level_commander import HighLevelCommander
+from cflib.crtp.crtpstack import CRTPPacket
 
 from embodied.core.build import ConfigError, parse
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
-from embodied.envs.hardware_sim.crazyflie_flight import PLACES
+from embodied.envs.hardware_sim.crazyflie import Config as SimConfig
+from embodied.envs.hardware_sim.crazyflie_flight import PLACES, STEP, Flown
 from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phase
-from embodied.real_robot.emulators.crazyflie.firmware import State
+from embodied.real_robot.emulators import crazyflie as crtp
+from embodied.real_robot.emulators.crazyflie import (
+    OFF,
+    Firmware,
+    Landing,
+    Server,
+    Setpoint,
+    State,
+    setpoint_of,
+)
 from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.chain import Chain
@@ -260,3 +276,190 @@ def test_it_lands_where_nobody_moves_it_and_after_a_fault(
         until(lambda: fake.firmware.state == State.LOCKED, "motors off", bench.turn)
         until(lambda: fake.height == 0, "it falls", bench.turn)
         until(lambda: "operator" in bench.fault, "and says why", bench.turn)
+
+
+FRAMES = 100_000
+UP = Setpoint("place", (0.0, 0.0, 0.5))
+
+
+class Radio:
+    """What cflib sends, as bytes."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.platform = self
+
+    def get_protocol_version(self) -> int:
+        return 12
+
+    def send_packet(self, packet: CRTPPacket) -> None:
+        self.sent.append(bytes([packet.get_header()]) + bytes(packet.data))
+
+
+class Drone:
+    """The emulator on the floor, and a clock."""
+
+    def __init__(self) -> None:
+        self.body = Flown(SimConfig(noise=0.0))
+        self.firmware = Firmware(self.body, 0.0)
+        self.server = Server(self.firmware)
+
+    def run(self, seconds: float, say: Callable[[], None] = lambda: None) -> None:
+        for _ in range(round(seconds / STEP)):
+            say()
+            self.firmware.tick(self.firmware.now + STEP)
+
+    def fly(self) -> None:
+        """Half a metre up, and steady."""
+        self.run(0.1)
+        assert self.firmware.arm(True)
+        self.run(3.0, lambda: self.firmware.follow(UP))
+        assert self.firmware.state == State.FLYING and abs(self.height - 0.5) < 0.02
+
+    @property
+    def height(self) -> float:
+        return float(self.body.state[2])
+
+
+def test_packets_by_hand() -> None:
+    # Port 7, channel 0: 0b0111_11_00; type 7 and four floats.
+    frame = crtp.pack(crtp.GENERIC, 0, struct.pack("<B4f", 7, 1.0, 2.0, 3.0, 90.0))
+    assert frame.hex() == "7c070000803f00000040000040400000b442"
+    packet = crtp.parse(frame)
+    assert packet is not None and packet[:2] == (7, 0)
+    made = setpoint_of(packet.data)
+    assert made is not None and made.place == (1, 2, 3)
+    assert made.yaw == pytest.approx(math.pi / 2) and not made.spins
+    assert crtp.parse(b"") is None and crtp.parse(bytes(32)) is None
+    for bad in (b"\x07", frame[1:-1], frame[1:] + b"\0", struct.pack("<B4f", 7, math.nan, 0, 0, 0)):
+        assert setpoint_of(bad) is None
+    with pytest.raises(ValueError, match="31 bytes"):
+        crtp.pack(0, 0, bytes(31))
+
+
+def test_what_the_client_says_is_what_is_heard() -> None:
+    radio = Radio()
+    commander, planner = Commander(radio), HighLevelCommander(radio)
+    commander.send_position_setpoint(0.1, -0.2, 0.3, 45)
+    commander.send_hover_setpoint(0.1, 0.2, -90, 0.4)
+    half = math.radians(-100) / 2
+    facing = [0.0, 0.0, math.sin(half), math.cos(half)]
+    commander.send_full_state_setpoint([1, -2, 0.5], [0.1, 0, 0], [0, 0, 0], facing, 0, 0, 0)
+    commander.send_stop_setpoint()
+    heard = [setpoint_of(frame[1:]) for frame in radio.sent]
+    assert all(frame[0] == 0x7C for frame in radio.sent)
+    place, hover, full, stop = heard
+    assert place and hover and full
+    assert place.place == pytest.approx((0.1, -0.2, 0.3))
+    assert hover.across == "velocity" and hover.place[2] == pytest.approx(0.4)
+    assert hover.yaw == pytest.approx(-math.pi / 2) and hover.spins
+    assert hover.velocity[:2] == pytest.approx((0.1, 0.2))
+    assert full.place == (1, -2, 0.5) and full.yaw == pytest.approx(math.radians(-100), abs=0.01)
+    assert full.velocity == (0.1, 0, 0) and stop == OFF
+    radio.sent.clear()
+    bench = Drone()
+    bench.firmware.follow(UP)
+    planner.land(0.2, 2.0, yaw=None)
+    assert bench.server.hear(radio.sent.pop()) is not None
+    assert bench.firmware.landing == Landing(2.0, pytest.approx(0.2))
+    commander.send_setpoint(0, 0, 0, 0)
+    bench.server.hear(radio.sent.pop())
+    assert bench.firmware.setpoint == OFF and bench.firmware.streamed, "it takes leave"
+
+
+def test_it_levels_after_half_a_second_and_falls_after_two() -> None:
+    bench = Drone()
+    bench.fly()
+    bench.run(0.48)
+    assert bench.firmware.state == State.FLYING
+    bench.run(0.05)
+    assert bench.firmware.state == State.LEVEL and bench.height > 0.45
+    bench.run(0.1, lambda: bench.firmware.follow(UP))
+    assert bench.firmware.state == State.FLYING, "it was heard of again"
+    bench.run(1.98)
+    assert bench.firmware.state == State.LEVEL and bench.height > 0.4, "the height is kept"
+    bench.run(0.05)
+    assert bench.firmware.state == State.LOCKED and not bench.firmware.can_fly
+    bench.run(2.0, lambda: bench.firmware.follow(UP))
+    assert bench.height == 0 and bench.firmware.state == State.LOCKED, "for good"
+    assert not bench.firmware.arm(True)
+    assert bench.firmware.info & 1 << 6
+
+
+def test_its_planner_lands_it_without_anyone() -> None:
+    bench = Drone()
+    bench.fly()
+    bench.firmware.land(Landing(1.0, 0.0))
+    bench.run(0.3)
+    assert bench.height > 0.45, "who streams set-points comes first, until it lets go"
+    bench.run(0.1, lambda: bench.firmware.follow(UP))
+    bench.firmware.relax()
+    bench.firmware.land(Landing(2.0, 0.0))
+    bench.run(1.0)
+    assert 0.15 < bench.height < 0.4 and bench.firmware.landing
+    bench.run(2.0)
+    assert bench.height < 0.02 and not bench.firmware.landing
+    assert bench.firmware.flying, "it waits two seconds before it believes that"
+    bench.run(2.5)
+    assert bench.firmware.state == State.READY and not bench.firmware.armed
+
+
+def test_the_emergency_stop() -> None:
+    bench = Drone()
+    bench.fly()
+    assert bench.server.hear(crtp.pack(crtp.SUPERVISOR, 1, b"\x03")) is None
+    bench.run(0.02, lambda: bench.firmware.follow(UP))
+    assert bench.firmware.state == State.LOCKED
+
+
+def test_arming_is_asked_for() -> None:
+    bench = Drone()
+    bench.run(0.1)
+    bench.run(1.0, lambda: bench.firmware.follow(UP))
+    assert bench.height == 0 and bench.firmware.state == State.READY, "nobody armed it"
+    bench.firmware.follow(OFF)  # or it would start at once
+    answer = bench.server.hear(crtp.pack(crtp.SUPERVISOR, 1, b"\x01\x01"))
+    assert answer == crtp.pack(crtp.SUPERVISOR, 1, b"\x81\x01\x01")
+    bench.run(0.1)
+    assert bench.firmware.state == State.ARMED
+
+
+def test_a_place_that_is_told_is_believed() -> None:
+    body = Flown(SimConfig(place=(0.3, 0.2, 0.0), external=True, noise=0.0))
+    assert body.measure().place == pytest.approx((0, 0, 0), abs=1e-6)
+    assert body.measure().variance > 1
+    server = Server(Firmware(body, 0.0))
+    server.hear(crtp.pack(crtp.LOCALIZATION, 0, struct.pack("<3f", 1.3, 0.2, 0.0)))
+    assert body.measure().place == pytest.approx((1.3, 0.2, 0.0), abs=1e-6)
+    assert body.measure().variance < 0.01
+
+
+def noise(count: int) -> tuple[int, int]:
+    """Random, flipped and cut frames: how many were answered and how many dropped."""
+    draw, bench, answered = random.Random(0), Drone(), 0
+    good = [
+        crtp.pack(crtp.GENERIC, 0, struct.pack("<B4f", 7, 0.1, 0.2, 0.3, 4.0)),
+        crtp.pack(crtp.COMMANDER, 0, struct.pack("<3fH", 1.0, 2.0, 3.0, 0)),
+        crtp.pack(crtp.LOG, 1, bytes([6, 1, 7, 0, 0, 7, 1, 0])),
+        crtp.pack(crtp.LOG, 1, bytes([3, 1, 1])),
+        crtp.pack(crtp.PARAM, 2, struct.pack("<Hf", 5, 0.1)),
+        crtp.pack(crtp.HIGH_LEVEL, 0, struct.pack("<BBff?f", 8, 0, 0.1, 0.0, True, 1.0)),
+        crtp.pack(crtp.LOCALIZATION, 0, struct.pack("<3f", 0.1, 0.2, 0.3)),
+    ]
+    for k in range(count):
+        frame = bytearray(good[k % len(good)])
+        if k % 3 == 0:
+            frame = bytearray(draw.randbytes(draw.randrange(40)))
+        elif k % 3 == 1:
+            frame[draw.randrange(len(frame))] ^= 1 << draw.randrange(8)
+            frame = frame[: draw.randrange(len(frame) + 1)]
+        answered += bench.server.hear(bytes(frame)) is not None
+        if k % 500 == 0:
+            bench.run(STEP)
+            assert all(len(each) <= crtp.MOST + 1 for each in bench.server.tell(1e6 + k))
+    return answered, bench.server.dropped
+
+
+def test_noise_is_survived() -> None:
+    answered, dropped = noise(FRAMES)
+    assert answered > 1000 and dropped > 1000

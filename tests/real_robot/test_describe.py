@@ -448,7 +448,7 @@ def test_each_arm_has_geometry_and_its_home_is_free(name: str) -> None:
     assert (geometry.depths(q[inside]) > 0).mean() > 0.5, "most of the workspace is left"
 
 
-@pytest.mark.parametrize("name", ["franka", "so101", "ur", "ur_rtde"])
+@pytest.mark.parametrize("name", ["franka", "so101", "ur"])
 def test_each_arm_to_be_filled_in_has_geometry(name: str) -> None:
     node = yaml.safe_load((ROBOTS / f"{name}.yaml").read_text())
     assert node["geometry"]["model"] in ARMS and node["geometry"]["planes"]

@@ -31,8 +31,7 @@ from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.control_loop import control_loop
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.franka.driver import Franka
-from embodied.real_robot.drivers.franka.errors import explain
-from embodied.real_robot.drivers.franka.impedance import Own, allowed, misfit, own
+from embodied.real_robot.drivers.franka.library import Own, allowed, explain, misfit, own
 from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.chain import Chain

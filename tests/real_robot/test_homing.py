@@ -10,7 +10,7 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.real_robot.control.homing import SHARE, Homing
-from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.driver import DryRunDriver
 from embodied.real_robot.drivers.sim import Config, Sim
 from embodied.real_robot.kernel.chain import Stage
 from embodied.real_robot.kernel.checks import DaemonAlive, Heartbeat

@@ -12,8 +12,8 @@ import yaml
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import Tool
 from embodied.real_robot.drivers.sim import Config, Sim
-from embodied.real_robot.drivers.springs import Tool
 from embodied.real_robot.kernel.checks import Enabled
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.messages import Command, Mode

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, allow, build
 from embodied.core.checkpoint import save
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
@@ -20,7 +21,7 @@ from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.assemble import build_chain, build_regions
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.drivers.joined import Config, JoinedDriver, Part
+from embodied.real_robot.drivers.joined import Config, JoinedDriver
 from embodied.real_robot.emulators.process import Emulator, JoinedEmulators, Process
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.checks import Enabled
@@ -43,14 +44,20 @@ def deployment() -> Deployment:
     return Deployment.parse({k: v for k, v in node.items() if k != "_target_"} | {"policy": ""})
 
 
+@dataclass(frozen=True)
+class WireConfig:
+    offset: float
+
+
 class Wire(Driver):
     """One arm of two joints and a hand, which follows at once."""
 
     joints = ("a", "b")
     sensed = ("force",)
 
-    def __init__(self, offset: float) -> None:
-        self.q, self._width, self.t, self.offset = np.array([0.1, 0.2]) + offset, 0.03, 0.0, offset
+    def __init__(self, config: WireConfig) -> None:
+        self.offset = config.offset
+        self.q, self._width, self.t = np.array([0.1, 0.2]) + self.offset, 0.03, 0.0
         self.broken, self.stopped, self.log = "", 0, list[Floats]()
 
     def connect(self) -> None:
@@ -84,13 +91,13 @@ class Wire(Driver):
 
 
 def joined() -> tuple[JoinedDriver, Wire, Wire]:
-    made = JoinedDriver.__new__(JoinedDriver)
-    left, right = Wire(0.0), Wire(0.5)
-    made.parts = [Part("left", left, slice(0, 2), True), Part("right", right, slice(3, 5), True)]
-    made.joints = ("left_a", "left_b", "left_gripper", "right_a", "right_b", "right_gripper")
-    made.sensed = ("left_force", "right_force", "skew")
-    made._state, made._skew = ArmState(np.zeros(6), np.zeros(6), np.zeros(6), 0.0), 0.0
+    allow("tests.")
+    wire = {"_target_": "tests.real_robot.test_joined.Wire"}
+    robots = {"left": {**wire, "offset": 0.0}, "right": {**wire, "offset": 0.5}}
+    made = JoinedDriver(Config(robots, hands=("left", "right")))
     made.connect()
+    left, right = (part.driver for part in made.parts)
+    assert isinstance(left, Wire) and isinstance(right, Wire)
     return made, left, right
 
 

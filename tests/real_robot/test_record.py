@@ -17,8 +17,7 @@ from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.channels import Role
-from embodied.real_robot.ipc.messages import DISCARD, RECORDED
+from embodied.real_robot.ipc.channels import DISCARD, RECORDED, Role
 from embodied.real_robot.kernel.checks import FreshConfig
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION, Mode, state_record

@@ -50,10 +50,6 @@ def test_black_box_by_the_clock(tmp_path: Path) -> None:
     assert driver.sent.tolist() == [7, 8] and driver.read().q[0] == 5
     driver.renew()
     assert driver.read().q[0] == 1
-    driver, clock = replay(tmp_path / "b.npz", again=True)
-    for since, q in ((0.46, 1), (0.56, 3)):  # 0.3 s, and half of that until the first comes again
-        clock.now = 100 + since
-        assert driver.read().q[0] == q
 
 
 def test_episode_of_a_dataset(tmp_path: Path) -> None:

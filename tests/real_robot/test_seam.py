@@ -26,7 +26,7 @@ from embodied.real_robot.control.chunk_follower import ChunkCheck, ChunkFollower
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
-from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS
+from embodied.real_robot.ipc.channels import CHUNK, MOST_STEPS
 from embodied.real_robot.ipc.ring_buffer import write_records
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.messages import Command, Mode, state_record

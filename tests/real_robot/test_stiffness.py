@@ -9,12 +9,16 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.driver import (
+    Driver,
+    DryRunDriver,
+    Tool,
+    stiffness_of,
+    tool_springs,
+)
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.drivers.sim import Config, Sim
-from embodied.real_robot.drivers.springs import Tool, stiffness_of, tool_springs
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.chain import Chain, Tick
 from embodied.real_robot.kernel.driver import DriverError, springs_of, stiffen

@@ -15,7 +15,7 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
-from embodied.real_robot.ipc.messages import PERSON, TAKEOVER
+from embodied.real_robot.ipc.channels import PERSON, TAKEOVER
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION, Command, Mode
 from embodied.real_robot.teleop.takeover import Takeover

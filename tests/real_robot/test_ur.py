@@ -1,40 +1,56 @@
-"""The UR's two drivers, ours of RTDE and ur_rtde in its process, before a fake at the level of its
-protocols, and the codec by itself. Nothing is timed."""
+"""The UR's driver before a fake at the level of its protocols, its codec by itself, and
+`embodied deploy robot=ur_sim` from end to end. Nothing is timed."""
 
 from __future__ import annotations
 
+import json
 import math
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, parse
-from embodied.real_robot.drivers.ur import rtde_codec as rtde
-from embodied.real_robot.drivers.ur import ur_rtde_driver
-from embodied.real_robot.drivers.ur.driver import UR, Config, program
-from embodied.real_robot.drivers.ur.ur_rtde_driver import UrRtde
-from embodied.real_robot.emulators.ur import controller
-from embodied.real_robot.emulators.ur.controller import PROTECTIVE, STOPPED, FakeUR
+from embodied.datasets.lerobot.reader import read_episodes
+from embodied.real_robot.drivers.ur.driver import (
+    DATA,
+    INPUTS,
+    OUTPUTS,
+    START,
+    TEXT,
+    UR,
+    VERSION,
+    Config,
+    Packet,
+    Recipe,
+    RtdeError,
+    message,
+    pack_packet,
+    program,
+    take_packet,
+)
+from embodied.real_robot.emulators.ur.controller import (
+    PROTECTIVE,
+    SPEED,
+    STOPPED,
+    FakeUR,
+    UrJoints,
+)
+from embodied.real_robot.emulators.ur.controller import Config as ArmConfig
 from embodied.real_robot.kernel.driver import DriverError, StopCategory
 from tests.builders import wait_until
-from tests.real_robot.test_daemon import gone
-from tests.tiers import only_all
+from tests.real_robot.test_deploy import said, start
 
 PATIENT = 60.0
 FRAMES = 100_000
-needs_ur_rtde = pytest.mark.skipif(
-    find_spec("rtde_control") is None, reason="ur_rtde is not installed"
-)
-BOTH = pytest.mark.parametrize("kind", [UR, pytest.param(UrRtde, marks=(needs_ur_rtde, only_all))])
 
 
 @pytest.fixture
@@ -43,34 +59,39 @@ def fake() -> Iterator[FakeUR]:
         yield fake
 
 
-def driver(fake: FakeUR, kind: type[UR] = UR, **more: Any) -> Any:
+def driver(fake: FakeUR, **more: Any) -> UR:
     calm = {"frequency": 125.0, "watchdog": 20.0, "silence": 20.0, "patience": PATIENT}
-    config = Config if kind is UR else ur_rtde_driver.Config
-    return kind(config(fake.host, **(calm | more)))
+    return UR(Config(fake.host, **(calm | more)))
+
+
+def follows(arm: UR, by: Any) -> None:
+    """Send it `by` (rad) further, and wait until it is there."""
+    to = arm.read().q + by
+    arm.write(to, 0.0)
+    wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "where it was sent")
 
 
 def test_by_hand() -> None:
     # Version 2: size 5, 'V', 2; start: size 3, 'S'.
-    assert rtde.pack(rtde.VERSION, b"\x00\x02").hex() == "0005560002"
-    assert rtde.pack(rtde.START).hex() == "000353"
-    recipe = rtde.Recipe(1, ("a", "b", "c"), ("DOUBLE", "INT32", "VECTOR3D"))
-    made = recipe.pack([1.0, -2, (0.0, 0.5, 2.0)])
-    assert made.hex() == (
-        "00285501" + " 3ff0000000000000 fffffffe00000000 000000003fe00000 0000000040000000 00000000"
-    ).replace(" ", "")
-    packet = rtde.take(bytearray(made))
+    assert pack_packet(VERSION, b"\x00\x02").hex() == "0005560002"
+    assert pack_packet(START).hex() == "000353"
+    recipe = Recipe(1, ("a", "b", "c"), ("DOUBLE", "INT32", "VECTOR6D"))
+    made = recipe.pack([1.0, -2, (0.0, 0.5, 2.0, 0.0, 0.0, 0.0)])
+    numbers = "3ff0000000000000 fffffffe 0000000000000000 3fe0000000000000 4000000000000000"
+    assert made.hex() == "00405501" + numbers.replace(" ", "") + 48 * "0"
+    packet = take_packet(bytearray(made))
     assert packet is not None
-    assert recipe.unpack(packet.payload) == {"a": 1.0, "b": -2, "c": (0.0, 0.5, 2.0)}
+    assert recipe.unpack(packet.payload) == {"a": 1.0, "b": -2, "c": [0.0, 0.5, 2.0, 0.0, 0.0, 0.0]}
     for bad in (packet.payload[:-1], b"\x02" + packet.payload[1:], b""):
-        with pytest.raises(rtde.RtdeError):
+        with pytest.raises(RtdeError):
             recipe.unpack(bad)
-    assert rtde.text(b"\x05hello\x04fake\x03") == "hello" and rtde.text(b"") == ""
+    assert message(b"\x05hello\x04fake\x03") == "hello" and message(b"") == ""
     buffer, found = bytearray(), []
-    for byte in rtde.pack(rtde.TEXT, b"abc") + rtde.pack(rtde.PAUSE):
+    for byte in pack_packet(TEXT, b"abc") + pack_packet(START):
         buffer.append(byte)
-        if (packet := rtde.take(buffer)) is not None:
+        if (packet := take_packet(buffer)) is not None:
             found.append(packet)
-    assert found == [rtde.Packet(rtde.TEXT, b"abc"), rtde.Packet(rtde.PAUSE, b"")], "in pieces"
+    assert found == [Packet(TEXT, b"abc"), Packet(START, b"")], "in pieces"
 
 
 def test_what_was_not_agreed() -> None:
@@ -79,14 +100,14 @@ def test_what_was_not_agreed() -> None:
         (b"\x01DOUBLE", "2 fields were asked for, 1 answered"),
         (b"", "without"),
     ):
-        with pytest.raises(rtde.RtdeError, match=words):
-            rtde.setup(data, ("a", "b"))
+        with pytest.raises(RtdeError, match=words):
+            Recipe.of(data, ("a", "b"))
 
 
 def noise(count: int) -> int:
     """Random bytes, flipped packets and cut ones into the codec: how many packets came of it."""
     draw, taken = random.Random(0), 0
-    recipe = rtde.Recipe(1, ("q", "n"), ("VECTOR6D", "INT32"))
+    recipe = Recipe(1, ("q", "n"), ("VECTOR6D", "INT32"))
     good = recipe.pack([(0.1,) * 6, 7])
     for k in range(count):
         data = bytearray(draw.randbytes(draw.randrange(64)) if k % 2 else good)
@@ -95,18 +116,18 @@ def noise(count: int) -> int:
             data = data[: draw.randrange(len(data) + 1)] + good
         for _ in range(len(data) // 3 + 1):  # each packet takes three bytes or more
             try:
-                if (packet := rtde.take(data)) is None:
+                if (packet := take_packet(data)) is None:
                     break
                 taken += 1
-                if packet.type == rtde.DATA:
+                if packet.type == DATA:
                     recipe.unpack(packet.payload)
-                elif packet.type in (rtde.OUTPUTS, rtde.INPUTS):
-                    rtde.setup(packet.payload, ("q", "n"))
-                rtde.text(packet.payload)
-            except rtde.RtdeError:
+                elif packet.type in (OUTPUTS, INPUTS):
+                    Recipe.of(packet.payload, ("q", "n"))
+                message(packet.payload)
+            except RtdeError:
                 break
         else:
-            assert rtde.take(data) is None
+            assert take_packet(data) is None
     return taken
 
 
@@ -114,15 +135,12 @@ def test_noise_is_survived() -> None:
     assert noise(FRAMES) > FRAMES // 4
 
 
-@BOTH
-def test_reads_and_follows(fake: FakeUR, kind: type[UR]) -> None:
-    with driver(fake, kind) as arm:
+def test_reads_and_follows(fake: FakeUR) -> None:
+    with driver(fake) as arm:
         here = arm.read()
         assert here.q.tolist() == fake.q and here.t <= time.monotonic()
         assert not here.dq.any() and not here.tau.any()
-        to = here.q + np.array([0.1, -0.1, 0.2, 0.0, 0.05, 0.1])
-        arm.write(to, 0.0)
-        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "where it was sent")
+        follows(arm, np.array([0.1, -0.1, 0.2, 0.0, 0.05, 0.1]))
         later = arm.read()
         assert later.t > here.t and arm.width == 0.0
         wait_until(lambda: arm.read().t > later.t, "a newer measurement")
@@ -132,12 +150,10 @@ def test_reads_and_follows(fake: FakeUR, kind: type[UR]) -> None:
                 arm.write(bad, 0.0)
     wait_until(lambda: fake.halted, "a program that was told to leave")
     assert fake.halted == "told" and fake.runtime == STOPPED
-    assert kind is UR or fake.code.startswith("def rtde_control():")
 
 
-@BOTH
-def test_stop_holds_and_it_can_go_on(fake: FakeUR, kind: type[UR]) -> None:
-    with driver(fake, kind) as arm:
+def test_stop_holds_and_it_can_go_on(fake: FakeUR) -> None:
+    with driver(fake) as arm:
         to = arm.read().q + 3.0
         arm.write(to, 0.0)
         wait_until(lambda: arm.read().q[0] > 0.1, "moving")
@@ -149,10 +165,9 @@ def test_stop_holds_and_it_can_go_on(fake: FakeUR, kind: type[UR]) -> None:
         wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "there after all")
 
 
-@BOTH
-def test_silent_hands_stop_it(fake: FakeUR, kind: type[UR]) -> None:
+def test_silent_hands_stop_it(fake: FakeUR) -> None:
     """A control process that stands still: its orders end, and no other process adds one."""
-    with driver(fake, kind, watchdog=0.1 if kind is UR else 0.5) as arm:
+    with driver(fake, watchdog=0.1) as arm:
         arm.write(arm.read().q + 4.0, 0.0)
         wait_until(lambda: fake.halted, "its own watchdog")
         assert fake.halted == "the watchdog" and fake.q[0] < 3.9
@@ -161,23 +176,14 @@ def test_silent_hands_stop_it(fake: FakeUR, kind: type[UR]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault", "said"),
-    [
-        (UR, "mute", "nothing heard for"),
-        (UR, "garble", "cannot be"),
-        (UR, "cut", "closed the connection"),
-        pytest.param(UrRtde, "garble", ".", marks=needs_ur_rtde),
-        pytest.param(UrRtde, "hang", "nothing heard for", marks=needs_ur_rtde),
-    ],
+    ("fault", "said"),
+    [("mute", "nothing heard for"), ("garble", "cannot be"), ("cut", "closed the connection")],
 )
-def test_faults_on_the_wire(fake: FakeUR, kind: type[UR], fault: str, said: str) -> None:
-    """`hang`: the process with ur_rtde does."""
+def test_faults_on_the_wire(fake: FakeUR, fault: str, said: str) -> None:
     calm = 5.0 if fault == "garble" else PATIENT
-    with driver(fake, kind, silence=0.3 if kind is UR else 2.0, patience=calm) as arm:
+    with driver(fake, silence=0.3, patience=calm) as arm:
         arm.read()
-        if fault == "hang":
-            os.kill(arm._process.pid, signal.SIGSTOP)
-        elif fault == "cut":
+        if fault == "cut":
             fake.cut()
         else:
             setattr(fake, fault, True)
@@ -186,11 +192,10 @@ def test_faults_on_the_wire(fake: FakeUR, kind: type[UR], fault: str, said: str)
         arm.stop()
 
 
-@BOTH
-def test_a_protective_stop_waits_for_an_operator(fake: FakeUR, kind: type[UR]) -> None:
-    with driver(fake, kind) as arm:
+def test_a_protective_stop_waits_for_an_operator(fake: FakeUR) -> None:
+    with driver(fake) as arm:
         fake.bits |= 0x4
-        said = r"clear the way, then reset" + (r" \(it said: hello\)$" if kind is UR else "$")
+        said = r"clear the way, then reset \(it said: hello\)$"
         with pytest.raises(DriverError, match=f"a protective stop: {said}"):
             wait_until(lambda: arm.read() is None, "said")
         arm.write(np.array(fake.q) + 1.0, 0.0)  # nothing to follow it
@@ -198,16 +203,11 @@ def test_a_protective_stop_waits_for_an_operator(fake: FakeUR, kind: type[UR]) -
         assert not set(asked) & set(fake.asked)
         arm.recover()
         assert [words for words in fake.asked if words in asked] == asked
-        to = arm.read().q + 0.05
-        arm.write(to, 0.0)
-        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
+        follows(arm, 0.05)
 
 
-@BOTH
-def test_where_the_chain_gives_up_the_controller_makes_a_protective_stop(
-    fake: FakeUR, kind: type[UR]
-) -> None:
-    with driver(fake, kind) as arm:
+def test_where_the_chain_gives_up_the_controller_makes_a_protective_stop(fake: FakeUR) -> None:
+    with driver(fake) as arm:
         to = arm.read().q + 3.0
         arm.write(to, 0.0)
         wait_until(lambda: arm.read().q[0] > 0.1, "moving")
@@ -218,14 +218,11 @@ def test_where_the_chain_gives_up_the_controller_makes_a_protective_stop(
             wait_until(lambda: arm.read() is None, "said")
         arm.halt()
         arm.recover()
-        to = arm.read().q + 0.05
-        arm.write(to, 0.0)
-        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
+        follows(arm, 0.05)
 
 
-@BOTH
-def test_freedrive_until_it_is_engaged(fake: FakeUR, kind: type[UR]) -> None:
-    with driver(fake, kind) as arm:
+def test_freedrive_until_it_is_engaged(fake: FakeUR) -> None:
+    with driver(fake) as arm:
         here = arm.read().q
         arm.write(here, 0.0)
         wait_until(lambda: fake.program is not None and arm.read() is not None, "it follows")
@@ -245,25 +242,26 @@ def test_freedrive_until_it_is_engaged(fake: FakeUR, kind: type[UR]) -> None:
         wait_until(lambda: (arm.read(), not fake.free)[1], "a stop holds it")
 
 
-@BOTH
-def test_what_does_not_start(fake: FakeUR, kind: type[UR]) -> None:
-    if kind is UR:
-        fake.protocol = 1
-        with pytest.raises(DriverError, match="does not speak RTDE protocol 2"):
-            driver(fake).connect()
-        fake.protocol = 2
+def test_what_does_not_start(fake: FakeUR) -> None:
+    fake.protocol = 1
+    with pytest.raises(DriverError, match="does not speak RTDE protocol 2"):
+        driver(fake).connect()
+    fake.protocol = 2
     fake.mode = 3
     with pytest.raises(DriverError, match="not switched on"):
-        driver(fake, kind).connect()
+        driver(fake).connect()
     fake.mode, fake.host = 7, "127.9.9.9"
     with pytest.raises(DriverError, match=r"127\.9\.9\.9: .*30004"):
-        driver(fake, kind).connect()
+        driver(fake).connect()
 
 
 def test_settings() -> None:
     for bad in ({"lookahead": 0.3}, {"gain": 10.0}, {"watchdog": 0.001}, {"joints": ["a"]}):
         with pytest.raises(ConfigError):
             parse(Config, {"host": "h", **bad}, "driver")
+    for bad in ({"q": HOME[:5]}, {"q": (7.0, *HOME[1:])}, {"q": HOME, "frequency": 1.0}):
+        with pytest.raises(ConfigError):
+            parse(ArmConfig, bad, "emulator")
     said = program(Config("h"))
     assert "still > 50" in said and "t=0.002, lookahead_time=0.1, gain=300" in said
     assert said.count("end\n") == 6  # of four ifs, a while and a def
@@ -273,7 +271,7 @@ def test_what_an_earlier_session_left_is_not_followed(fake: FakeUR) -> None:
     """Neither where packets arrive in pieces."""
     fake.split = True
     left = {f"input_double_register_{i}": 1.0 for i in range(24, 30)}
-    fake.registers.values.update(left, input_int_register_24=500)
+    fake.registers.update(left, input_int_register_24=500)
     with driver(fake) as arm:
         before = arm.read()
         wait_until(lambda: arm.read().t > before.t + 0.1, "later")
@@ -291,7 +289,7 @@ client.disconnect()
 """
 
 
-@needs_ur_rtde
+@pytest.mark.skipif(find_spec("rtde_receive") is None, reason="ur_rtde is not installed")
 def test_another_client_understands_the_fake(fake: FakeUR) -> None:
     # In a process of its own: it holds Python's lock while it waits.
     command = [sys.executable, "-c", RECEIVER, fake.host]
@@ -331,142 +329,49 @@ def test_freedrive_ends_where_nobody_is_heard_any_more(fake: FakeUR) -> None:
         assert not fake.free
 
 
-@needs_ur_rtde
-def test_nothing_moves_before_the_first_order(fake: FakeUR) -> None:
-    """And the watchdog is kept waiting until then."""
-    fake.registers.values.update({f"input_double_register_{i}": 1.0 for i in range(11)})
-    fake.registers.values.update(input_int_register_0=11)  # a servoj that an earlier session left
-    with driver(fake, UrRtde, watchdog=2.0) as arm:
-        before = arm.read()
-        wait_until(lambda: arm.read().t > before.t + 3.0, "later than the watchdog waits")
-        assert arm.read().q.tolist() == before.q.tolist() and not fake.halted
-
-
-CLIENT = """
-import sys, time
-from embodied.real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
-
-with UrRtde(Config(sys.argv[1], 125.0, watchdog=float(sys.argv[2]), patience=60.0)) as arm:
-    to = arm.read().q
-    to[0] = 6.0
-    print(arm._process.pid, flush=True)
-    while True:
-        arm.write(to, 0.0)
-        time.sleep(0.01)
-"""
-
-
-@needs_ur_rtde
-@pytest.mark.parametrize(("both", "halted"), [(True, "the watchdog"), (False, "told")])
-def test_a_killed_client_stops_it(fake: FakeUR, both: bool, halted: str) -> None:
-    """`both`: the process of ur_rtde too, as when the power goes: the arm is on its own."""
-    command = [sys.executable, "-c", CLIENT, fake.host, "1.0" if both else "20.0"]
-    client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert client.stdout is not None
-        other = int(client.stdout.readline())
-        wait_until(lambda: fake.joints.dq[0] > 0.5, "on its way")
-        client.kill()
-        if both:
-            os.kill(other, signal.SIGKILL)
-        wait_until(lambda: fake.halted and fake.joints.resting, "at rest")
-        assert fake.halted == halted and fake.q[0] < 5.9
-    finally:
-        client.kill()
-        client.communicate()
-
-
-ORPHAN = """
-import sys, time
-from embodied.real_robot.drivers.ur.ur_rtde_driver import BEGIN, Config, UrRtde
-
-arm = UrRtde(Config(sys.argv[1], 125.0, patience=5.0))
-arm._start()
-arm._wait(lambda: True, "send its state")
-print(arm._process.pid, flush=True)
-sys.stdin.readline()
-arm._order(BEGIN)
-print("begun", flush=True)
-time.sleep(600)
-"""
-
-
-@needs_ur_rtde
-def test_a_process_that_hangs_does_not_outlive_its_client(fake: FakeUR) -> None:
-    """An arm that answers and sends no data: ur_rtde waits for it for ever."""
-    command, pipe = [sys.executable, "-c", ORPHAN, fake.host], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as client:
-        assert client.stdin is not None and client.stdout is not None
-        other = int(client.stdout.readline())
-        fake.mute = True
-        client.stdin.write("\n")
-        client.stdin.flush()
-        assert client.stdout.readline() == "begun\n"
-        client.kill()
-    wait_until(lambda: gone(other), "the alarm ended it")
-
-
-@needs_ur_rtde
-def test_a_dead_process_is_told_of_and_recovered_from(fake: FakeUR) -> None:
-    with driver(fake, UrRtde) as arm:
-        os.kill(arm._process.pid, signal.SIGKILL)
-        with pytest.raises(DriverError, match=r"the process with ur_rtde died \(exit status -9\)"):
-            wait_until(lambda: arm.read() is None, "said")
-        arm.stop()
-        arm.recover()
-        to = arm.read().q + 0.05
-        arm.write(to, 0.0)
-        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
-
-
-@needs_ur_rtde
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        pytest.param("mute", "nothing heard for", marks=only_all),
-        ("cut", "the connection broke|its program has stopped"),  # whichever is seen first
-    ],
-)
-def test_ur_rtde_does_not_connect_again(fake: FakeUR, fault: str, said: str) -> None:
-    """Behind our back, without a watchdog."""
-    with driver(fake, UrRtde, silence=2.0, watchdog=4.0) as arm:
-        asked, program = list(fake.asked), fake.program
-        arm.write(arm.read().q + 0.1, 0.0)
-        if fault == "cut":
-            fake.cut()
-        else:
-            fake.mute = True
-        with pytest.raises(DriverError, match=said) as error:
-            wait_until(lambda: arm.read() is None, fault)
-        assert "\n" not in str(error.value)
-        arm.stop()
-        wait_until(lambda: fake.halted, "the arm stops by itself")
-        assert fake.asked == asked and fake.program is program
-        fake.mute = False
-        arm.recover()
-        arm.read()
-
-
-@needs_ur_rtde
-def test_what_does_not_start_with_ur_rtde(fake: FakeUR, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setitem(controller.SAID, "is in remote control", "false")
-        with pytest.raises(DriverError, match="enable remote control"):
-            driver(fake, UrRtde).connect()
-    fake.mute = True
-    mute = driver(fake, UrRtde, patience=3.0)
-    with pytest.raises(DriverError, match=r"did not (send its state|return) within 3 s"):
-        mute.connect()
-    assert mute._process is None
-    monkeypatch.setitem(sys.modules, "rtde_control", None)
-    with pytest.raises(DriverError, match=r"not installed; type: pip install 'ur-rtde>=1\.6"):
-        driver(fake, UrRtde).connect()
-
-
-@BOTH
-def test_force_and_currents_are_those_of_the_wire(fake: FakeUR, kind: type[UR]) -> None:
+def test_force_and_currents_are_those_of_the_wire(fake: FakeUR) -> None:
     fake.force, fake.current = (1.0, -2.0, 3.0, 0.1, 0.2, 0.3), (0.5, -1.0, 1.5, 0.0, 0.0, 0.25)
-    with driver(fake, kind, torque=(12.0, 12.0, 12.0, 9.0, 9.0, 9.0)) as arm:
+    with driver(fake, torque=(12.0, 12.0, 12.0, 9.0, 9.0, 9.0)) as arm:
         state = arm.read()
     assert state.force.tolist() == [1.0, -2.0, 3.0]
     assert state.tau.tolist() == [6.0, -12.0, 18.0, 0.0, 0.0, 2.25]
+
+
+HOME = (0.0, -1.5708, 1.5708, -1.5708, -1.5708, 0.0)
+# For a machine that does much else at the same time.
+SLOW_WIRE = tuple(f"robot.driver.{name}=10.0" for name in ("watchdog", "silence"))
+
+
+def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path) -> None:
+    deploy = start(tmp_path, folder, "robot=ur_sim", "demonstrator=reach", *SLOW_WIRE)
+    text = said(deploy)
+    assert deploy.returncode == 0, text
+    out = tmp_path / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["end"] for each in summary["episodes"]] == ["success"], text
+    assert json.loads((out / "deployment.json").read_text())["robot"] == "ur5e"
+    steps = read_episodes(out / "recording").episode(0)
+    assert bool(steps["success"][-1]) and steps["action"].shape[1] == 3
+    place = steps["obs/state"][:, 12:15].numpy()  # after q1 to q6 and dq1 to dq6
+    assert np.linalg.norm(place[0] - [-0.4919, -0.1333, 0.4879]) < 0.06, "it began at home"
+    assert np.linalg.norm(place[-1] - [-0.55, 0.1, 0.35]) < 0.06
+    sent = steps["action/sent"].numpy()
+    assert np.abs(np.diff(sent, axis=0)).max() <= 1.5 * 0.05 * 4, "within its speed"
+
+
+def test_a_played_servoj_by_hand() -> None:
+    """From rest, 1 rad away, lookahead 0.1 s, 100 Hz: it speeds up by 0.4 rad/s a tick to 2 rad/s,
+    keeps that, then falls behind as (target - q) / lookahead, and is there exactly."""
+    arm = UrJoints(100.0, (0.0,) * 6)
+    target = [1.0, *[0.0] * 5]
+    speeds = []
+    for _ in range(400):
+        arm.follow(target, 0.1)
+        speeds.append(arm.dq[0])
+    assert speeds[:6] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0, 2.0])
+    assert max(speeds) == SPEED == 2.0 and arm.q[0] == 1.0 and arm.dq[0] == 0.0
+    late = speeds[60:64]  # q' = (1 - q) / 0.1 s, in ticks of 0.01 s: falls by a tenth
+    assert [b / a for a, b in pairwise(late)] == pytest.approx([0.9] * 3)
+    arm.dq[0] = 0.1
+    arm.turn([0.0] * 6, 4.0)  # stopj: 0.04 rad/s a tick
+    assert arm.dq[0] == pytest.approx(0.06) and arm.q[0] == pytest.approx(1.0 + 0.0006)

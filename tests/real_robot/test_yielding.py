@@ -16,7 +16,7 @@ from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.crazyflie.driver import Crazyflie
-from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.driver import DryRunDriver
 from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.kernel.arm_state import ArmState

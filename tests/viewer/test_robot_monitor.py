@@ -24,8 +24,7 @@ from embodied.embodiments import fr3, so101
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.channels import Role
-from embodied.real_robot.ipc.messages import CHUNK
+from embodied.real_robot.ipc.channels import CHUNK, Role
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
 from embodied.real_robot.kernel.messages import VERSION, Mode, state_record
 from embodied.viewer.robot.app import (

@@ -19,7 +19,7 @@ from embodied.real_robot.daemon.client import ClientError, call
 from embodied.real_robot.daemon.requests import RequestError, Verb
 from embodied.real_robot.daemon.server import FolderError, find, robots_folder
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import CHUNK, DAEMON_GONE, TERMINATED
+from embodied.real_robot.ipc.channels import CHUNK, DAEMON_GONE, TERMINATED
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
 from embodied.real_robot.kernel.messages import VERSION, Mode, state_record
 

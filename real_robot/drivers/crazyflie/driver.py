@@ -32,11 +32,10 @@ from embodied.real_robot.drivers.crazyflie.link import (
     FLIGHT,
     HEALTH,
     Health,
+    Info,
     Link,
-    emergency_stop,
     full_state,
     hover,
-    landing,
     position,
     refusal,
     stopped,
@@ -130,7 +129,7 @@ class Crazyflie(Driver):
             self.link.log("health", HEALTH, 0.05)
             self._check_onboard()
             self._await(lambda: len(self.link.heard) == 2, "tell its state")
-            if self._health().flying:
+            if Info.FLYING in self._health().info:
                 raise self.link.error("it is in the air: bring it down first")
             known = "find its place: look at what measures it"
             self._await(lambda: self._health().variance <= self.config.certain, known)
@@ -138,7 +137,9 @@ class Crazyflie(Driver):
         except DriverError:
             self.close()
             raise
-        self.phase, self._held, self._fine = Phase.GROUND, None, self.clock()
+        self.phase = Phase.GROUND
+        self._held = None
+        self._fine = self.clock()
         self._told.clear()
 
     def check(self, limits: Limits) -> None:
@@ -185,10 +186,6 @@ class Crazyflie(Driver):
         self._follow(q)
         return True
 
-    @property
-    def width(self) -> float:
-        return 0.0
-
     def halt(self) -> StopCategory:
         self.stop()
         return StopCategory.BRAKED
@@ -210,7 +207,7 @@ class Crazyflie(Driver):
         if self.link.connected:
             self._enter(Phase.CUT)
             for _ in range(3):
-                self.link.tell(emergency_stop)
+                self.link.tell(lambda drone: drone.supervisor.send_emergency_stop())
 
     def recover(self) -> None:
         """Leave a drone that still flies alone, ask a crashed one to recover, connect to a lost
@@ -221,9 +218,9 @@ class Crazyflie(Driver):
             return
         if self.phase == Phase.LANDING:
             self._come_down()
-        if self._health().crashed:
+        if Info.CRASHED in self._health().info:
             self.link.tell(lambda drone: drone.supervisor.send_crash_recovery_request())
-            self._await(lambda: not self._health().crashed, "recover from its crash")
+            self._await(lambda: Info.CRASHED not in self._health().info, "recover from its crash")
         self._check_health()
         self._told.clear()
         self._fine = self.clock()
@@ -286,9 +283,11 @@ class Crazyflie(Driver):
 
     def _look(self) -> None:
         """DriverError, once each, for what is wrong with it."""
-        health, now = self._health(), self.clock()
+        health = self._health()
+        now = self.clock()
+        armed = Info.ARMED in health.info
         reason = stopped(health)
-        if not reason and self.phase == Phase.FLYING and now - self._since > 1 and not health.armed:
+        if not reason and self.phase == Phase.FLYING and now - self._since > 1 and not armed:
             reason = "it has disarmed itself in the air"
         if health.volts >= self.config.low:
             self._fine = now
@@ -300,29 +299,28 @@ class Crazyflie(Driver):
 
     def _advance(self) -> None:
         """Change the phase by what the drone did about its last command."""
-        health, now = self._health(), self.clock()
+        health = self._health()
+        now = self.clock()
         if self.phase == Phase.GROUND:
             self.ground = float(self._q[2])
         elif self.phase == Phase.ARMING:
-            self._await_arming(health, now)
+            if Info.ARMED | Info.CAN_FLY in health.info:
+                self._enter(Phase.FLYING)
+            elif now - self._since > self.config.arming:
+                self._enter(Phase.GROUND)
+                raise self.link.error(f"it refuses to arm: {refusal(health)}")
+            elif now - self._asked > ASK:
+                self._arm(True)
         elif self.phase == Phase.LANDING and now - self._asked > ASK:
-            if not health.flying:
+            if Info.FLYING not in health.info:
                 self._arm(False)
                 self._enter(Phase.GROUND)
-            elif not health.planning and self._q[2] > self.ground + LIFT:
+            elif Info.PLANNING not in health.info and self._q[2] > self.ground + LIFT:
                 self._order_landing()
 
-    def _await_arming(self, health: Health, now: float) -> None:
-        if health.armed and health.can_fly:
-            self._enter(Phase.FLYING)
-        elif now - self._since > self.config.arming:
-            self._enter(Phase.GROUND)
-            raise self.link.error(f"it refuses to arm: {refusal(health)}")
-        elif now - self._asked > ASK:
-            self._arm(True)
-
     def _enter(self, phase: Phase) -> None:
-        self.phase, self._since = phase, self.clock()
+        self.phase = phase
+        self._since = self.clock()
 
     def _arm(self, wanted: bool) -> None:
         self._asked = self.clock()
@@ -360,11 +358,19 @@ class Crazyflie(Driver):
 
     def _order_landing(self) -> None:
         seconds = max(1.5, (float(self._q[2]) - self.ground) / SPEED)
-        self._asked = self.clock()
+        ground = self.ground
         learned = self._learned
+        self._asked = self.clock()
         self._learned = False
         self._steady = 0
-        self.link.tell(landing(self.ground, seconds, learned))
+
+        def land(drone: Any) -> None:
+            if learned:  # where a policy on board flew, its own controller does from here on
+                drone.param.set_value("policy.enable", 0)
+            drone.commander.send_notify_setpoint_stop()  # from here on its planner may
+            drone.high_level_commander.land(ground, seconds, yaw=None)
+
+        self.link.tell(land)
 
     def _come_down(self) -> None:
         """Wait until the drone has landed; DriverError."""

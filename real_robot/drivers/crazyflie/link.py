@@ -12,15 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from enum import IntFlag
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.driver import DriverError
 
-Command = Callable[[Any], None]
-"""Does something with a `cflib.crazyflie.Crazyflie`."""
+Command = Callable[[Any], None]  # does something with a `cflib.crazyflie.Crazyflie`
 
 
 class Link:
@@ -188,24 +187,6 @@ def hover(place: list[float], yaw: float, rate: Floats, here: Floats, gain: floa
     return lambda drone: drone.commander.send_hover_setpoint(ahead, left, turn, place[2])
 
 
-def landing(ground: float, seconds: float, learned: bool) -> Command:
-    """Down to `ground` (m), by the planner on board; where a policy on board flew, its own
-    controller does from here on."""
-
-    def land(drone: Any) -> None:
-        if learned:
-            drone.param.set_value("policy.enable", 0)
-        drone.commander.send_notify_setpoint_stop()  # from here on its planner may
-        drone.high_level_commander.land(ground, seconds, yaw=None)
-
-    return land
-
-
-def emergency_stop(drone: Any) -> None:
-    """Motors off."""
-    drone.supervisor.send_emergency_stop()
-
-
 FLIGHT = {
     **{f"stateEstimate.{axis}": "float" for axis in "xyz"},
     "stateEstimate.yaw": "float",
@@ -218,54 +199,42 @@ HEALTH = {
     "pm.vbat": "float",
     **{f"kalman.varP{axis}": "float" for axis in "XYZ"},
 }
-CAN_ARM, ARMED, CAN_FLY, FLYING, TUMBLED, LOCKED, CRASHED, PLANNING = (
-    1 << bit for bit in (0, 1, 3, 4, 5, 6, 7, 8)
-)
 
 
-@dataclass(frozen=True)
-class Health:
-    """`info`: the supervisor's bits; `volts` of the battery; `variance` of its own estimate of its
-    place, of the worst axis (m^2)."""
+class Info(IntFlag):
+    """Bits of the drone's supervisor."""
 
-    info: int
+    CAN_ARM = 1 << 0
+    ARMED = 1 << 1
+    CAN_FLY = 1 << 3
+    FLYING = 1 << 4
+    TUMBLED = 1 << 5
+    LOCKED = 1 << 6
+    CRASHED = 1 << 7
+    PLANNING = 1 << 8  # the planner on board flies it
+
+
+class Health(NamedTuple):
+    """Supervisor, voltage of the battery, and variance of its own estimate of its place, of the
+    worst axis (m^2)."""
+
+    info: Info
     volts: float
     variance: float
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Health:
         worst = max(values[f"kalman.varP{axis}"] for axis in "XYZ")
-        return cls(int(values["supervisor.info"]), values["pm.vbat"], worst)
-
-    @property
-    def armed(self) -> bool:
-        return bool(self.info & ARMED)
-
-    @property
-    def can_fly(self) -> bool:
-        return bool(self.info & CAN_FLY)
-
-    @property
-    def flying(self) -> bool:
-        return bool(self.info & FLYING)
-
-    @property
-    def crashed(self) -> bool:
-        return bool(self.info & CRASHED)
-
-    @property
-    def planning(self) -> bool:
-        """Whether the planner on board flies it."""
-        return bool(self.info & PLANNING)
+        return cls(Info(int(values["supervisor.info"])), values["pm.vbat"], worst)
 
 
 def stopped(health: Health) -> str:
     """Why it does not fly until a person acts; empty where it may."""
-    if health.info & LOCKED:
+    if Info.LOCKED in health.info:
         return "it is locked, motors off: look at it, put it on the floor, switch it off and on"
-    if health.info & TUMBLED:
+    if Info.TUMBLED in health.info:
         return "it lies on its side or upside down: put it upright, then reset"
-    if health.info & CRASHED:
+    if Info.CRASHED in health.info:
         return "it has crashed: look at its propellers, put it on the floor, then reset"
     return ""
 
@@ -274,6 +243,6 @@ def refusal(health: Health) -> str:
     """Why it was not armed."""
     if reason := stopped(health):
         return reason
-    if not health.info & CAN_ARM:
+    if Info.CAN_ARM not in health.info:
         return "its supervisor says that it cannot be armed: look at its LEDs and its self test"
     return "it says that it can be armed, and does not arm"

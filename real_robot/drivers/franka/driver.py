@@ -26,10 +26,20 @@ import numpy as np
 from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
-from embodied.real_robot.drivers.driver import Driver, Wait
-from embodied.real_robot.drivers.franka.errors import FAILED, MODES, call, explain, franky, sever
-from embodied.real_robot.drivers.franka.impedance import JointSpring, Own, ToolSpring, misfit, own
-from embodied.real_robot.drivers.springs import Gain, Tool, check_stiffness, span
+from embodied.real_robot.drivers.driver import Driver, Gain, Tool, Wait, check_stiffness, span
+from embodied.real_robot.drivers.franka.library import (
+    FAILED,
+    MODES,
+    JointSpring,
+    Own,
+    ToolSpring,
+    call,
+    explain,
+    franky,
+    misfit,
+    own,
+    sever,
+)
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.driver import DriverError, Springs, StopCategory
@@ -37,9 +47,7 @@ from embodied.real_robot.kernel.driver import DriverError, Springs, StopCategory
 BAND = 0.004  # m off the wish that set the hand in motion
 LATENCY = 0.03  # s that a stop needs
 PAUSE = 0.02  # s between two looks
-OPEN = "open"
-CLOSE = "close"
-STILL = "still"
+OPEN, CLOSE, STILL = "open", "close", "still"
 HALT = 0.5  # s that the arm has to answer a stop of its motion
 LEAST_FORCE = 10.0  # N of a grasp
 
@@ -123,17 +131,19 @@ class Hand:
             self._halt()
         self._going = way
         self._busy = True
-        self._number = self._number + 1
-        threading.Thread(target=self._run, args=(do, self._number), daemon=True).start()
+        self._number += 1
+        number = self._number
 
-    def _run(self, do: Callable[[], bool], number: int) -> None:
-        try:
-            do()
-        except FAILED as error:
-            if number == self._number and not self._end.is_set():
-                self._failed(error)
-        if number == self._number:
-            self._busy = False
+        def run() -> None:
+            try:
+                do()
+            except FAILED as error:
+                if number == self._number and not self._end.is_set():
+                    self._failed(error)
+            if number == self._number:
+                self._busy = False
+
+        threading.Thread(target=run, daemon=True).start()
 
     def _halt(self) -> None:
         """End the motion that runs; its later answers are ignored."""

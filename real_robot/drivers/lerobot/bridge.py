@@ -93,8 +93,7 @@ def made(about: dict[str, Any]) -> Any:
 def buses(device: Any) -> list[Any]:
     """The motor buses of a device, and of the arms that it is made of."""
     found: list[Any] = []
-    parts: list[Any] = [getattr(device, name) for name in device.__dict__]
-    for part in parts:
+    for part in list(device.__dict__.values()):
         if all(hasattr(part, name) for name in ("enable_torque", "sync_read", "sync_write")):
             found.append(part)
         elif hasattr(part, "get_observation"):
@@ -139,12 +138,6 @@ def packets_sent_again(bus: Any) -> Generator[None]:
             delattr(bus, name)
 
 
-def reading(device: Any, role: str) -> dict[str, Any]:
-    """Read what LeRobot measures."""
-    found: dict[str, Any] = device.get_observation() if role == "robot" else device.get_action()
-    return found
-
-
 class Bridge:
     """`about`: the settings; `device`: LeRobot's object."""
 
@@ -170,7 +163,9 @@ class Bridge:
                     for bus in buses(self.device):
                         stack.enter_context(packets_sent_again(bus))
                     spent = self.attempt()
-                return self.ready(spent)
+                self.wire.send(READY + json.dumps({"spent": spent, **self.known()}).encode())
+                self.good = self.heard = time.monotonic()
+                return
             except LOST as error:
                 last = f"{type(error).__name__}: {error}"
             for bus in buses(self.device):
@@ -180,11 +175,6 @@ class Bridge:
             f"it did not connect in {CONNECTS} attempts (the last: {last}): look at its cable and "
             "power"
         )
-
-    def ready(self, spent: list[float]) -> None:
-        """Tell the driver that the device is connected; `spent`: how long measurements took, s."""
-        self.wire.send(READY + json.dumps({"spent": spent, **self.known()}).encode())
-        self.good = self.heard = time.monotonic()
 
     def attempt(self) -> list[float]:
         """Connect; how long measurements with their commands took, s."""
@@ -210,7 +200,8 @@ class Bridge:
     def measure(self) -> tuple[float, float]:
         """Measure into `values`; returns when that began and how long it took (s)."""
         began = time.monotonic()
-        found = reading(self.device, self.role)
+        robot = self.role == "robot"
+        found = self.device.get_observation() if robot else self.device.get_action()
         if missing := [key for key in self.keys if key not in found]:
             here = ", ".join(sorted(found))
             raise Refused(f"{self.about['type']} does not measure {missing[0]} (it has {here})")
@@ -247,9 +238,8 @@ class Bridge:
                 raise Refused(f"{type(error).__name__}: {error}") from error
             return
         self.good = now
-        state = STATE.pack(began, spent) + self.order.pack(*self.values)
         try:
-            self.wire.send(MEASURED + state)
+            self.wire.send(MEASURED + STATE.pack(began, spent) + self.order.pack(*self.values))
         except BlockingIOError:
             pass  # not read for long; the newest counts
         except OSError as error:

@@ -63,12 +63,9 @@ class Source:
 
     def about(self, role: str, keys: Sequence[str]) -> dict[str, Any]:
         """The settings that the process is sent."""
-        settings = {**self.settings, "port": self.port} if self.port else dict(self.settings)
-        return {
-            "role": role, "type": self.type, "settings": settings, "modules": list(self.modules),
-            "keys": list(keys), "period": 1 / self.hertz, "silence": self.silence,
-            "patience": self.patience,
-        }  # fmt: skip
+        port = {"port": self.port} if self.port else {}
+        more = {"settings": self.settings | port, "role": role, "keys": list(keys)}
+        return asdict(self) | more | {"period": 1 / self.hertz}
 
 
 class LeRobotProcess:
@@ -79,12 +76,9 @@ class LeRobotProcess:
         self.source = source
         self.role = role
         self.keys = tuple(keys)
-        self.values: tuple[float, ...] = ()
-        """The newest numbers [k], in LeRobot's units."""
-        self.seen = -float("inf")
-        """When their measurement began (s, monotonic clock)."""
-        self.ready: dict[str, Any] = {}
-        """Calibrated ranges by motor, and the time of the first measurements."""
+        self.values: tuple[float, ...] = ()  # the newest numbers [k], in LeRobot's units
+        self.seen = -math.inf  # when their measurement began, s, monotonic clock
+        self.ready: dict[str, Any] = {}  # calibrated ranges by motor, times of first measurements
         self._numbers = struct.Struct(f"={len(self.keys)}d")
         self._wire: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,7 +91,7 @@ class LeRobotProcess:
     def start(self) -> None:
         """Start the process, and wait until the first measurement is there."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        python = self.source.python if self.source.python else sys.executable
+        python = self.source.python or sys.executable
         with theirs, self._log.open("wb") as log:
             try:
                 self._process = subprocess.Popen(
@@ -110,9 +104,8 @@ class LeRobotProcess:
                 )
             except OSError as error:
                 ours.close()
-                raise self._error(
-                    f"{python} does not start ({error.strerror}): {INSTALL}"
-                ) from error
+                reason = f"{python} does not start ({error.strerror}): {INSTALL}"
+                raise self._error(reason) from error
         ours.send(json.dumps(self.source.about(self.role, self.keys)).encode())
         ours.setblocking(False)
         self._wire = ours
@@ -139,7 +132,16 @@ class LeRobotProcess:
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == READY:
             self.ready = json.loads(body)
-            self._require_fast(self.ready["spent"])
+            # 19 of 20 measurements with their command fit into the period.
+            spent = sorted(self.ready["spent"])
+            usual = spent[int(0.95 * len(spent))]
+            if usual > 1 / self.source.hertz:
+                slower = int(0.8 / usual)
+                raise self._error(
+                    f"reading and writing takes {1e3 * usual:.1f} ms, and a period is "
+                    f"{1e3 / self.source.hertz:.1f} ms: set robot.driver.hertz and robot.hertz to "
+                    f"{slower}, or use a faster wire"
+                )
         elif kind == MEASURED:
             self.seen = STATE.unpack_from(body)[0]
             self.values = self._numbers.unpack_from(body, STATE.size)
@@ -147,17 +149,6 @@ class LeRobotProcess:
             reason = body.decode(errors="replace")
             missing = "No module named 'lerobot'" in reason
             raise self._error(f"LeRobot is not installed there: {INSTALL}" if missing else reason)
-
-    def _require_fast(self, spent: Sequence[float]) -> None:
-        """19 of 20 measurements with their command fit into the period."""
-        usual = sorted(spent)[int(0.95 * len(spent))]
-        if usual > 1 / self.source.hertz:
-            slower = int(0.8 / usual)
-            raise self._error(
-                f"reading and writing takes {1e3 * usual:.1f} ms, and a period is "
-                f"{1e3 / self.source.hertz:.1f} ms: set robot.driver.hertz and robot.hertz to "
-                f"{slower}, or use a faster wire"
-            )
 
     def send(self, values: Sequence[float]) -> None:
         """Send the robot to `values` [k], in LeRobot's units."""
@@ -203,12 +194,6 @@ def motor(key: str) -> str:
     return key.removesuffix(".pos")
 
 
-def span_of(ready: Mapping[str, Any], key: str) -> float | None:
-    """Range of that motor at calibration, in turns; None where it is not known."""
-    found = ready.get("ranges", {}).get(motor(key))
-    return None if found is None else (found[1] - found[0]) / 4095
-
-
 @dataclass(frozen=True)
 class Joint:
     """A joint of LeRobot's and its unit. The unit `range` is from -100 to 100."""
@@ -251,32 +236,28 @@ class Units:
     ConfigError where a span is not known."""
 
     def __init__(self, joints: Sequence[Joint], ready: Mapping[str, Any]) -> None:
+        known = [self._of(joint, ready) for joint in joints]
         self.zero = np.array([joint.zero for joint in joints])
-        self.scale = np.array([joint.sign * self._rad(joint, ready) for joint in joints])
-        self.ends = [self._ends(joint, ready) for joint in joints]
+        self.scale = np.array(
+            [joint.sign * rad for joint, (rad, _) in zip(joints, known, strict=True)]
+        )
+        self.ends = np.array([[-end, end] for _, end in known]).T
 
-    def _rad(self, joint: Joint, ready: Mapping[str, Any]) -> float:
-        """Angle (rad) of one of the joint's units."""
+    def _of(self, joint: Joint, ready: Mapping[str, Any]) -> tuple[float, float]:
+        """Angle (rad) of one of the joint's units, and the largest of LeRobot's values (also the
+        other way) that calibration found reachable; infinite where nobody knows."""
+        ticks = ready.get("ranges", {}).get(motor(joint.key))
+        turns = None if ticks is None else (ticks[1] - ticks[0]) / 4095
         if joint.unit == "radians":
-            return 1.0
+            return 1.0, math.inf
         if joint.unit == "degrees":
-            return math.tau / 360
-        turns = span_of(ready, joint.key)
-        span = joint.span if joint.span else 0.0 if turns is None else turns * math.tau
+            return math.tau / 360, math.inf if turns is None else 180 * turns
+        span = joint.span if joint.span or turns is None else turns * math.tau
         if not span:
             raise ConfigError(
                 f"{joint.key}: how far it turns is not known; give span (rad) of -100 to 100"
             )
-        return span / FULL
-
-    def _ends(self, joint: Joint, ready: Mapping[str, Any]) -> tuple[float, float]:
-        """LeRobot's values that calibration found reachable; infinite where nobody knows."""
-        turns = span_of(ready, joint.key)
-        if joint.unit == "range":
-            return -FULL / 2, FULL / 2
-        if turns is None or joint.unit == "radians":
-            return -math.inf, math.inf
-        return -180 * turns, 180 * turns
+        return span / FULL, FULL / 2
 
     def rad(self, values: Floats) -> Floats:
         return (values - self.zero) * self.scale
@@ -286,7 +267,7 @@ class Units:
 
     def reach(self) -> tuple[Floats, Floats] | None:
         """Ours, low and high; None where no end is known."""
-        ends = self.rad(np.array(self.ends).T)
+        ends = self.rad(self.ends)
         low, high = ends.min(0), ends.max(0)
         return (low, high) if np.isfinite(ends).any() else None
 
@@ -336,27 +317,24 @@ class LeRobotDriver(RestDroop, Driver):
         self._last = None
 
     def read(self) -> ArmState:
+        assert self._units is not None
         self.process.drain()
         # Both clocks are the machine's monotonic one; `clock` is another in tests.
         age = time.monotonic() - self.process.seen
-        state = self._state(self.clock() - age)
+        t = self.clock() - age
+        last = self._last
+        if last is None or t - last.t >= 1e-4:  # else it is the same measurement
+            q = self._units.rad(np.array(self.process.values[: len(self.joints)]))
+            dq = np.zeros(len(q)) if last is None else (q - last.q) / (t - last.t)
+            last = ArmState(q, dq, np.zeros(len(q)), t)
+            self._last = last
         if age > self.config.silence:
             raise DriverError(
                 f"LeRobot's {self.config.type} gave no measurement for {age:.2f} s: look at "
                 "its cable and power, then reset",
-                state,
+                last,
             )
-        return state
-
-    def _state(self, t: float) -> ArmState:
-        assert self._units is not None
-        q = self._units.rad(np.array(self.process.values[: len(self.joints)]))
-        last = self._last
-        if last is not None and t - last.t < 1e-4:
-            return last  # the same measurement
-        dq = np.zeros(len(q)) if last is None else (q - last.q) / (t - last.t)
-        self._last = ArmState(q, dq, np.zeros(len(q)), t)
-        return self._last
+        return last
 
     def write(self, q: Floats, width: float) -> None:
         if self._units is None or not (np.isfinite(q).all() and math.isfinite(width)):
@@ -377,13 +355,11 @@ class LeRobotDriver(RestDroop, Driver):
         """LeRobot's own keys and values."""
         joints, hand = self.config.joints, self.config.hand
         units = self._units or Units(joints, {"ranges": self._ranges()})
-        hands = () if hand is None else (hand,)
-        return Outside(
-            self.config.keys,
-            (*units.zero.tolist(), *(each.closed for each in hands)),
-            (*units.scale.tolist(), *(each.width / (each.open - each.closed) for each in hands)),
-            len(joints),
-        )
+        zero, unit = units.zero.tolist(), units.scale.tolist()
+        if hand is not None:
+            zero.append(hand.closed)
+            unit.append(hand.width / (hand.open - hand.closed))
+        return Outside(self.config.keys, tuple(zero), tuple(unit), len(joints))
 
     def calibration(self) -> str:
         """Ours, and LeRobot's file of that robot."""

@@ -25,19 +25,10 @@ from typing import Annotated, Literal
 
 from embodied.core.bounds import Bound, Fraction, Positive
 from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.drivers.driver import Driver, DriverAround
 from embodied.real_robot.drivers.servos.bus import SerialPort
-from embodied.real_robot.drivers.springs import stiffness_of
-from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.kernel.driver import (
-    DriverError,
-    Springs,
-    StopCategory,
-    droop_of,
-    springs_of,
-    stiffen,
-    unloaded,
-)
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.driver import DriverError, droop_of, stiffen, unloaded
 
 SLAVE = 9
 OUTPUTS = 0x03E8
@@ -197,16 +188,15 @@ class Config:
             raise ConfigError("driver: speeds and forces should each grow")
 
 
-class WithRobotiq(Driver):
-    """The arm's driver in everything but the hand. Connecting activates the gripper: it moves."""
+class WithRobotiq(DriverAround):
+    """The arm's driver in everything but the hand. Connecting activates the gripper: it moves. A
+    stop keeps what it holds."""
 
     def __init__(self, config: Config) -> None:
+        super().__init__(build(config.arm, Driver))
         self.config = config
-        self.arm = build(config.arm, Driver)
-        self.joints = self.arm.joints
-        self.sensed = self.arm.sensed
         self.grip = config.forces[0]
-        self.falls_when_released = self.arm.falls_when_released  # type: ignore[misc]
+        self.falls_when_released = self.driver.falls_when_released  # type: ignore[misc]
         self.wire = (
             Modbus(config.port) if config.wire == "serial" else UrSocket(config.host, config.socket)
         )
@@ -220,12 +210,12 @@ class WithRobotiq(Driver):
         self._heard = 0.0
 
     def connect(self) -> None:
-        self.arm.connect()
+        self.driver.connect()
         try:
             self._begin()
         except DriverError:
-            self.arm.stop()
-            self.arm.close()
+            self.driver.stop()
+            self.driver.close()
             raise
 
     def _begin(self) -> None:
@@ -269,7 +259,7 @@ class WithRobotiq(Driver):
         self.wire.close()
 
     def read(self) -> ArmState:
-        state = self.arm.read()
+        state = self.driver.read()
         if self._problem:
             raise DriverError(self._problem, state)
         if time.monotonic() - self._heard > self.config.silence:
@@ -278,11 +268,11 @@ class WithRobotiq(Driver):
 
     def write(self, q: Floats, width: float) -> None:
         self._grip(width)
-        self.arm.write(q, width)
+        self.driver.write(q, width)
 
     def hold(self, q: Floats, width: float) -> bool:
         self._grip(width)
-        return self.arm.hold(q, width)
+        return self.driver.hold(q, width)
 
     def limit_hand(self, speed: float, force: float) -> None:
         config = self.config
@@ -299,58 +289,34 @@ class WithRobotiq(Driver):
         return (1 - self._position / CLOSED) * self.config.stroke
 
     def recover(self) -> None:
-        self.arm.recover()
+        self.driver.recover()
         self._begin()
 
     def close(self) -> None:
         with suppress(DriverError):
             self._end()
-        self.arm.close()
-
-    def stop(self) -> None:
-        """The arm stays; the gripper keeps what it holds."""
-        self.arm.stop()
-
-    def cut(self) -> None:
-        self.arm.cut()
-
-    def halt(self) -> StopCategory:
-        return self.arm.halt()
+        self.driver.close()
 
     def release(self) -> None:
-        self.arm.release()
+        self.driver.release()
 
     def engage(self) -> None:
-        self.arm.engage()
+        self.driver.engage()
 
     def droop(self, q: Floats) -> Floats:
-        return droop_of(self.arm)(q)
+        return droop_of(self.driver)(q)
 
     def unloaded(self, stretch: Floats) -> None:
-        unloaded(self.arm, stretch)
-
-    @property
-    def springs(self) -> Springs | None:
-        return springs_of(self.arm)
-
-    @property
-    def stiffness(self) -> tuple[Floats, Floats] | None:
-        return stiffness_of(self.arm)
+        unloaded(self.driver, stretch)
 
     def stiffen(self, stiffness: Floats) -> None:
-        stiffen(self.arm, stiffness)
-
-    def sense(self) -> Floats:
-        return self.arm.sense()
+        stiffen(self.driver, stiffness)
 
     def renew(self) -> None:
-        self.arm.renew()
+        self.driver.renew()
 
     def reach(self) -> tuple[Floats, Floats] | None:
-        return self.arm.reach()
-
-    def check(self, limits: Limits) -> None:
-        self.arm.check(limits)
+        return self.driver.reach()
 
 
 def _share(value: float, ends: tuple[float, float]) -> float:

@@ -8,7 +8,7 @@ off. Ours needs, beyond these ticks, where the kinematics' zero is and which way
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -16,20 +16,15 @@ from typing import Any, cast
 from embodied.core.bounds import CountOrZero, Whole
 from embodied.core.build import ConfigError, parse, printable
 from embodied.core.files import read_json
-from embodied.real_robot.drivers.servos.bus import MAKES, TICKS, SerialPort, ServoWire
-from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
+from embodied.real_robot.drivers.servos.bus import MAKES, TICKS, SerialPort, ServoWire, unsigned
 from embodied.real_robot.kernel.driver import DriverError
 
 MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
-# Registers of a Feetech STS servo.
-OFFSET = 31
-LOW = 9
-HIGH = 11
-LOCK = 55
+OFFSET, LOW, HIGH, LOCK = 31, 9, 11, 55  # registers of a Feetech STS servo
 MOST_OFFSET = 2047
+HAND = "gripper"  # LeRobot's name of it
 LEAST_RANGE = 40  # ticks: less is a joint that nobody moved
-Ask = Callable[[str], None]
-"""Shows a line, and returns when a person has done what it says."""
+Ask = Callable[[str], None]  # shows a line, and returns when a person has done what it says
 Step = Callable[[], bool]
 
 
@@ -78,15 +73,13 @@ def save_lerobot(motors: Mapping[str, Motor], path: Path) -> None:
 
 
 def driver_settings(
-    motors: Mapping[str, Motor],
-    hand: str | None = "gripper",
-    zeros: Mapping[str, int] | None = None,
+    motors: Mapping[str, Motor], zeros: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """`joints` and `hand` of the driver ServoBus. Without `zeros` a joint is at 0 rad in the middle
     of its range. ConfigError for a range of a whole turn."""
     joints: list[dict[str, Any]] = []
     for name, each in motors.items():
-        if name == hand:
+        if name == HAND:
             continue
         if each.range_max - each.range_min == TICKS - 1:
             raise ConfigError(
@@ -99,18 +92,15 @@ def driver_settings(
         about["zero"] = (zeros or {}).get(name, middle)
         joints.append({**about, "sign": -1 if each.drive_mode else 1})
     made: dict[str, Any] = {"joints": joints}
-    if hand in motors:
-        each = motors[cast(str, hand)]
-        ends = (
-            (each.range_max, each.range_min)
-            if each.drive_mode
-            else (each.range_min, each.range_max)
-        )
-        made["hand"] = {"id": each.id, "closed": ends[0], "open": ends[1]}
+    if HAND in motors:
+        each = motors[HAND]
+        low, high = each.range_min, each.range_max
+        closed, opened = (high, low) if each.drive_mode else (low, high)
+        made["hand"] = {"id": each.id, "closed": closed, "open": opened}
     return made
 
 
-def motors_of(settings: Mapping[str, Any], hand: str = "gripper") -> dict[str, Motor]:
+def motors_of(settings: Mapping[str, Any]) -> dict[str, Motor]:
     """LeRobot's motors of a driver's `joints` and `hand`; offsets are 0: those of the servos stay
     unknown to a file that does not have them."""
     motors = {
@@ -122,22 +112,14 @@ def motors_of(settings: Mapping[str, Any], hand: str = "gripper") -> dict[str, M
     if about := settings.get("hand"):
         closed, opened = int(about["closed"]), int(about["open"])
         ends = (min(closed, opened), max(closed, opened))
-        motors[hand] = Motor(int(about["id"]), int(opened < closed), 0, *ends)
+        motors[HAND] = Motor(int(about["id"]), int(opened < closed), 0, *ends)
     return motors
 
 
-@dataclass
-class Found:
-    """A servo that answered: its id, and where it is (ticks)."""
-
-    id: int
-    position: int
-
-
-def find_servos(path: str, protocol: str, baud: int, most: int = 30) -> list[Found]:
-    """The servos of ids up to `most` that answer on a port. DriverError where it cannot be
-    opened."""
-    ids = range(1, min(most, HIGHEST_ID) + 1)
+def find_servos(path: str, protocol: str, baud: int) -> dict[int, int]:
+    """Where the servos of ids up to 30 that answer on a port are (ticks), by id. DriverError where
+    it cannot be opened."""
+    ids = range(1, 31)
     make, port = MAKES[protocol], SerialPort(path, baud)
     wire = ServoWire(port, make, {id: f"servo {id}" for id in ids}, 0.05, 0)
     port.open()
@@ -146,7 +128,7 @@ def find_servos(path: str, protocol: str, baud: int, most: int = 30) -> list[Fou
         found: dict[int, bytes] = {}
         for id in ids:
             found |= wire.ask(*make.state, (id,))
-        return [Found(id, make.motion(data).position) for id, data in sorted(found.items())]
+        return {id: make.motion(data).position for id, data in found.items()}
     finally:
         port.close()
 
@@ -167,16 +149,10 @@ class Progress:
         said = read_json(path)
         if not isinstance(said, dict):
             raise ConfigError(f"{path} is no calibration that was interrupted: delete it")
-        settings = cast(dict[str, Any], said)
-        motors = _motors(settings.pop("motors", {}), path)
-        made = parse(cls, {**settings, "motors": {}}, f"{path}")
-        made.motors = motors
+        made = parse(cls, cast(dict[str, Any], said), str(path))
         if {name: motor.id for name, motor in made.motors.items()} != dict(ids):
             raise ConfigError(f"{path} is of other motors: delete it to begin anew")
         return made
-
-    def save(self, path: Path) -> None:
-        _write(path, asdict(self))
 
 
 class Calibration:
@@ -200,7 +176,7 @@ class Calibration:
         self.wait = wait
         self.progress = Progress.load(progress, ids)
 
-    def run(self, stages: Sequence[str] = ("middle", "range", "zero")) -> Progress:
+    def run(self) -> Progress:
         """All that is not done yet. DriverError where a servo does not answer or take a value."""
         self.port.open()
         try:
@@ -208,18 +184,19 @@ class Calibration:
             self.wire.get(self.make.mode, 1)
             self.ask("support the arm: its torque goes off")
             self._put(self.make.torque, dict.fromkeys(self.wire.names, b"\x00"))
-            for stage in stages:
+            stages = {"middle": self._middle, "range": self._range, "zero": self._zero}
+            for stage, do in stages.items():
                 if stage not in self.progress.done:
-                    getattr(self, f"_{stage}")()
+                    do()
                     self.progress.done.append(stage)
-                    self.progress.save(self.file)
+                    _write(self.file, asdict(self.progress))
         finally:
             self.port.close()
         return self.progress
 
     def _middle(self) -> None:
         """Offsets that make this pose tick 2047 of every servo."""
-        self._keep({OFFSET: dict.fromkeys(self.wire.names, _offset(0))})
+        self._keep({OFFSET: dict.fromkeys(self.wire.names, _word(0))})
         self._keep({LOW: dict.fromkeys(self.wire.names, _word(0))})
         self._keep({HIGH: dict.fromkeys(self.wire.names, _word(TICKS - 1))})
         self.ask("move every joint to the middle of its range")
@@ -230,7 +207,7 @@ class Calibration:
                     f"{self.wire.names[id]} is {abs(offset)} ticks from its middle, and at most "
                     f"{MOST_OFFSET} can be kept: mount its horn anew, nearer to the middle"
                 )
-        self._keep({OFFSET: {id: _offset(value) for id, value in offsets.items()}})
+        self._keep({OFFSET: {id: _word(unsigned(value, 11)) for id, value in offsets.items()}})
         for motor in self.progress.motors.values():
             motor.homing_offset = offsets[motor.id]
 
@@ -264,9 +241,8 @@ class Calibration:
 
     def _zero(self) -> None:
         """Ask for the pose where the kinematics' joints are at 0 rad."""
-        self.ask(
-            "move the arm to its kinematics' zero (SO-101: upper arm upright, the rest forwards)"
-        )
+        pose = "SO-101: upper arm upright, the rest forwards"
+        self.ask(f"move the arm to its kinematics' zero ({pose})")
         at = self._positions()
         self.progress.zeros = {name: at[motor.id] for name, motor in self.progress.motors.items()}
 
@@ -289,11 +265,6 @@ class Calibration:
 
 def _word(value: int) -> bytes:
     return value.to_bytes(2, "little")
-
-
-def _offset(value: int) -> bytes:
-    """Sign and magnitude: bit 11 is the sign."""
-    return _word(abs(value) | (0x800 if value < 0 else 0))
 
 
 def _write(path: Path, about: Any) -> None:

@@ -24,6 +24,7 @@ from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import Driver, Outside, RestDroop
 from embodied.real_robot.drivers.servos.bus import (
+    HIGHEST_ID,
     MAKES,
     TICKS,
     Motion,
@@ -31,7 +32,6 @@ from embodied.real_robot.drivers.servos.bus import (
     SerialPort,
     ServoWire,
 )
-from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.driver import DriverError
 
@@ -121,8 +121,7 @@ class ServoBus(RestDroop, Driver):
         self._torque = self._turns * [joint.torque * ampere for joint in config.joints]
         self.wire.limited = {hand.id: self.make.limits for hand in some(config.hand)}
         self._motion: dict[int, Motion] = {}
-        self._heard: dict[int, float] = {}
-        """Time (s) of each servo's newest motion."""
+        self._heard: dict[int, float] = {}  # time (s) of each servo's newest motion
         self._droop = np.zeros(len(config.joints))
         self._connected = False
 

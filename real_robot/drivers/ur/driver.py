@@ -6,6 +6,13 @@
 The program stops the arm by itself (stopj) when the heartbeat stands still: that is its watchdog.
 Where the safety chain gives up, it triggers the controller's protective stop. A protective stop is
 reported in one line and unlocked only by an operator's reset.
+
+RTDE, protocol version 2:
+
+    size (2, of all) | type (1) | payload          numbers are big-endian
+
+There is no checksum and no synchronisation mark: TCP carries the stream, and an impossible packet
+ends the connection.
 """
 
 from __future__ import annotations
@@ -14,17 +21,16 @@ import math
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from embodied.core.bounds import Bound, NonNegative
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import Driver, Wait
-from embodied.real_robot.drivers.ur import rtde_codec as rtde
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.driver import DriverError, StopCategory
 
@@ -66,7 +72,7 @@ class Config:
     lookahead: Annotated[float, Bound(0.03, 0.2)] = 0.1  # servoj's, s
     gain: Annotated[float, Bound(100.0, 2000.0)] = 300.0  # servoj's
     watchdog: Annotated[float, Bound(above=0.0, high=10.0)] = 0.1  # s; two periods or more
-    brake: Annotated[float, Bound(above=0.0, high=100.0)] = 4.0  # to stop, rad/s^2; UrRtde: m/s^2
+    brake: Annotated[float, Bound(above=0.0, high=100.0)] = 4.0  # to stop, rad/s^2
     silence: Wait = 0.1  # s without news after which the arm is lost
     patience: Wait = 10.0  # s for what is asked before anything moves
     joints: tuple[str, ...] = JOINTS  # names of the six joints
@@ -130,6 +136,91 @@ end
 """
 
 
+VERSION, TEXT, OUTPUTS, INPUTS, START, DATA = b"VMOISU"
+"""Types of packets."""
+KNOWN = b"VvMOISPU"
+LONGEST = 4096  # bytes of one packet
+HEAD = struct.Struct(">HB")
+FORMATS = {"DOUBLE": "d", "UINT32": "I", "INT32": "i", "VECTOR6D": "6d"}
+
+
+class RtdeError(ValueError):
+    """Bytes that are no packet, or not the one that was agreed on."""
+
+
+class Packet(NamedTuple):
+    """A whole packet."""
+
+    type: int
+    payload: bytes
+
+
+def pack_packet(type: int, payload: bytes = b"") -> bytes:
+    """The bytes of a packet."""
+    return HEAD.pack(HEAD.size + len(payload), type) + payload
+
+
+def take_packet(buffer: bytearray) -> Packet | None:
+    """The packet at the front of `buffer`, taken out of it; None while it is not whole."""
+    if len(buffer) < HEAD.size:
+        return None
+    size, type = HEAD.unpack_from(buffer)
+    if not HEAD.size <= size <= LONGEST or type not in KNOWN:
+        raise RtdeError(f"a packet of type {type} and {size} bytes cannot be")
+    if len(buffer) < size:
+        return None
+    payload = bytes(buffer[HEAD.size : size])
+    del buffer[:size]
+    return Packet(type, payload)
+
+
+class Recipe:
+    """The fields of a data packet, in their order, as both sides have agreed."""
+
+    def __init__(self, id: int, names: Sequence[str], types: Sequence[str]) -> None:
+        if len(names) != len(types):
+            raise RtdeError(f"{len(names)} fields were asked for, {len(types)} answered")
+        for name, type in zip(names, types, strict=True):
+            if type not in FORMATS:
+                raise RtdeError(f"field {name} is {type}")
+        self.id = id
+        self.names = tuple(names)
+        self._vectors = [type == "VECTOR6D" for type in types]
+        self._all = struct.Struct(">" + "".join(FORMATS[type] for type in types))
+
+    @classmethod
+    def of(cls, answer: bytes, names: Sequence[str]) -> Recipe:
+        """The recipe that the `answer` to a request to set one up describes."""
+        if not answer:
+            raise RtdeError("an answer without a recipe")
+        types = answer[1:].decode("ascii", errors="replace").split(",")
+        return cls(answer[0], names, types)
+
+    def pack(self, values: Sequence[Any]) -> bytes:
+        """A data packet of one value (or a sequence, for a vector) a field."""
+        flat: list[Any] = []
+        for vector, value in zip(self._vectors, values, strict=True):
+            flat += value if vector else [value]
+        return pack_packet(DATA, bytes((self.id,)) + self._all.pack(*flat))
+
+    def unpack(self, payload: bytes) -> dict[str, Any]:
+        """Field by field; vectors are lists. RtdeError for another recipe's, or a wrong length."""
+        if len(payload) != 1 + self._all.size or payload[0] != self.id:
+            raise RtdeError(f"a data packet of {len(payload)} bytes is not recipe {self.id}")
+        numbers = list(self._all.unpack(payload[1:]))
+        found: dict[str, Any] = {}
+        for name, vector in zip(self.names, self._vectors, strict=True):
+            found[name] = numbers[:6] if vector else numbers[0]
+            del numbers[: 6 if vector else 1]
+        return found
+
+
+def message(payload: bytes) -> str:
+    """A message of the controller's: length, words, length, where from, a level of warning."""
+    size = payload[0] if payload else 0
+    return payload[1 : 1 + size].decode(errors="replace")
+
+
 class UR(Driver):
     """Six joints and no hand: grippers of URs have wires of their own."""
 
@@ -167,7 +258,7 @@ class UR(Driver):
         if (silence := self.clock() - self._seen) > self.config.silence:
             raise self._error(f"nothing heard for {silence:.2f} s: look at its cable and power")
         if self._do == FREE:  # nothing is written, and its watchdog waits for a beat
-            self._follow(self._state["actual_q"])
+            self._follow()
         q, dq = np.array(self._state["actual_q"]), np.array(self._state["actual_qd"])
         torque = np.array(self._state["actual_current"]) * self.config.torque
         return ArmState(q, dq, torque, self._seen, np.array(self._state["actual_TCP_force"])[:3])
@@ -181,37 +272,39 @@ class UR(Driver):
         """Freedrive: the controller carries the arm, and ends it where nothing is heard of us."""
         self._drain()
         self._do = FREE
-        self._follow(self._state["actual_q"])
+        self._follow()
 
     def engage(self) -> None:
         self._drain()
         self._do = FOLLOW
-        self._follow(self._state["actual_q"])
+        self._follow()
 
-    def _follow(self, q: Any) -> None:
+    def _follow(self, q: Any = None) -> None:
+        """Beat, with `q` [6] (rad); None: where it is measured."""
         self._beat = self._beat % 0x7FFFFFFE + 1
-        self._send(q)
+        self._send(self._state["actual_q"] if q is None else q)
 
     @property
-    def width(self) -> float:
-        return 0.0
+    def _known(self) -> bool:
+        """Whether it is connected, and has said where it is."""
+        return self._wire is not None and "actual_q" in self._state
 
     def check(self, limits: Limits) -> None:
         if max(np.abs(limits.low).max(), np.abs(limits.high).max()) > WIDEST:
             raise self._error("limits.low and high should be within +-2 pi")
 
     def stop(self) -> None:
-        if self._wire is not None and "actual_q" in self._state:
+        if self._known:
             with suppress(DriverError):  # a wire that is gone: the program's own watchdog stops it
                 self.engage()
 
     def halt(self) -> StopCategory:
         """The controller's own protective stop (category 2). On a wire that is gone, the program's
         watchdog stops the arm."""
-        if self._wire is not None and "actual_q" in self._state:
+        if self._known:
             self._do = PROTECT
             with suppress(DriverError):
-                self._follow(self._state["actual_q"])
+                self._follow()
         return StopCategory.HELD
 
     def recover(self) -> None:
@@ -227,11 +320,11 @@ class UR(Driver):
         self.connect()
 
     def close(self) -> None:
+        if self._known:
+            with suppress(DriverError):
+                self._beat = -1
+                self._send(self._state["actual_q"])
         if self._wire is not None:
-            if "actual_q" in self._state:
-                with suppress(DriverError):
-                    self._beat = -1
-                    self._send(self._state["actual_q"])
             self._wire.close()
         self._wire = None
         self._state = {}
@@ -240,15 +333,15 @@ class UR(Driver):
 
     def _agree(self) -> None:
         """The protocol's version, and what goes back and forth."""
-        if self._ask(rtde.VERSION, struct.pack(">H", 2)) != b"\x01":
+        if self._ask(VERSION, struct.pack(">H", 2)) != b"\x01":
             raise self._error("it does not speak RTDE protocol 2: its software is too old")
         names = struct.pack(">d", self.config.frequency) + ",".join(SEEN).encode()
         try:
-            self._outputs = rtde.setup(self._ask(rtde.OUTPUTS, names), SEEN)
-            self._inputs = rtde.setup(self._ask(rtde.INPUTS, ",".join(SENT).encode()), SENT)
-        except rtde.RtdeError as error:
+            self._outputs = Recipe.of(self._ask(OUTPUTS, names), SEEN)
+            self._inputs = Recipe.of(self._ask(INPUTS, ",".join(SENT).encode()), SENT)
+        except RtdeError as error:
             raise self._error(f"RTDE: {error} (IN_USE: another program writes it)") from error
-        if self._ask(rtde.START) != b"\x01":
+        if self._ask(START) != b"\x01":
             raise self._error("it does not start to send")
 
     def _check_mode(self) -> None:
@@ -279,11 +372,11 @@ class UR(Driver):
 
     def _ask(self, type: int, payload: bytes = b"") -> bytes:
         """The payload of the answer to a request."""
-        self._put(rtde.pack(type, payload))
+        self._put(pack_packet(type, payload))
         answer: list[bytes] = []
 
         def heard() -> bool:
-            answer.extend(p.payload for p in self._packets() if p.type == type)
+            answer.extend(p.payload for p in self._drain() if p.type == type)
             return bool(answer)
 
         self._await(heard, f"answer request {chr(type)!r}")
@@ -305,17 +398,8 @@ class UR(Driver):
                 raise self._error(f"it did not {what} within {self.config.patience:.0f} s")
             time.sleep(0.001)
 
-    def _drain(self) -> None:
-        """All that has come; the newest state counts."""
-        try:
-            for packet in self._packets():
-                if packet.type == rtde.DATA:
-                    self._state, self._seen = self._outputs.unpack(packet.payload), self.clock()
-        except rtde.RtdeError as error:
-            raise self._error(f"RTDE: {error}") from error
-
-    def _packets(self) -> list[rtde.Packet]:
-        """Whole packets that are there by now."""
+    def _drain(self) -> list[Packet]:
+        """Whole packets that are there by now; the newest state counts."""
         if self._wire is None:
             raise self._error("not connected")
         try:
@@ -329,13 +413,16 @@ class UR(Driver):
             pass
         except OSError as error:
             raise self._error(f"the connection broke: {error}") from error
-        found: list[rtde.Packet] = []
+        found: list[Packet] = []
         try:
-            while (packet := rtde.take(self._buffer)) is not None:
+            while (packet := take_packet(self._buffer)) is not None:
                 found.append(packet)
-                if packet.type == rtde.TEXT:
-                    self._said = rtde.text(packet.payload)
-        except rtde.RtdeError as error:
+                if packet.type == TEXT:
+                    self._said = message(packet.payload)
+                elif packet.type == DATA:
+                    self._state = self._outputs.unpack(packet.payload)
+                    self._seen = self.clock()
+        except RtdeError as error:
             raise self._error(f"RTDE: {error}") from error
         return found
 
@@ -360,21 +447,17 @@ class UR(Driver):
         return wire
 
     def _ask_dashboard(self, words: str) -> str:
+        """The dashboard server's answer to `words`, on a connection of its own."""
         try:
-            return ask_dashboard(self._dial(DASHBOARD), words, self.config.patience)
+            with self._dial(DASHBOARD) as wire, wire.makefile("rw", newline="\n") as lines:
+                wire.settimeout(self.config.patience)
+                lines.readline()  # it says who it is
+                lines.write(words + "\n")
+                lines.flush()
+                return lines.readline().strip()
         except OSError as error:
             raise self._error(f"dashboard: {error}") from error
 
     def _error(self, text: str) -> DriverError:
         said = f" (it said: {self._said})" if self._said else ""
         return DriverError(f"the UR at {self.config.host}: {text}{said}")
-
-
-def ask_dashboard(wire: socket.socket, words: str, patience: float) -> str:
-    """The dashboard server's answer to `words`, on a connection of its own. OSError."""
-    with wire, wire.makefile("rw", newline="\n") as lines:
-        wire.settimeout(patience)
-        lines.readline()  # it says who it is
-        lines.write(words + "\n")
-        lines.flush()
-        return lines.readline().strip()

@@ -8,22 +8,18 @@ would. Motion is first order: a goal is approached with time constant `LAG`, at 
 from __future__ import annotations
 
 import math
-import os
-import pty
 import random
-import select
-import threading
 import time
-import tty
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative
 from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.servos import codecs
-from embodied.real_robot.drivers.servos.codecs import BROADCAST, Packet, signed, unsigned
-from embodied.real_robot.emulators.process import Process, answer, settings
+from embodied.real_robot.drivers.servos import bus as wire
+from embodied.real_robot.drivers.servos.bus import BROADCAST, Packet, signed, unsigned
+from embodied.real_robot.emulators.process import Process, PtyDevice, answer, settings
 
 LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
 SILENCE = 0.01  # s after which a frame that is still incomplete is none
@@ -46,61 +42,76 @@ class Faults:
     baud: NonNegative = 0.0  # bits a second, so that frames take time; 0: they take none
 
 
-class Servo:
-    """Registers and motion of one; subclasses know where things are."""
+class Servo(ABC):
+    """Registers and motion of one; subclasses know where things are. `sag`: ticks by which gravity
+    holds it below its goal; `wall`: a tick that something solid keeps it from going below; `moved`:
+    the largest step (ticks) that torque has made at once."""
 
-    codec: codecs.Codec
+    codec: wire.Codec
     GOAL: int
     TORQUE: int
 
     def __init__(self, id: int, tick: float) -> None:
-        self.id, self.at, self.speed = id, float(tick), 0.0
+        self.id = id
+        self.at = float(tick)
+        self.speed = 0.0
         self.table = bytearray(256)
         self.then = self.heard = time.monotonic()
         self.alert: int = 0
         self.fastest = FASTEST
-        self.sag = 0.0  # ticks by which gravity holds it below its goal
-        self.wall: float | None = None  # a tick that something solid keeps it from going below
-        self.moved = 0.0  # the largest step (ticks) that torque has made at once
-        self.begin()
+        self.sag = 0.0
+        self.wall: float | None = None
+        self.moved = 0.0
 
-    def begin(self) -> None:
-        raise NotImplementedError
-
-    def goal(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def goal(self) -> int: ...
 
     def target(self) -> float:
         """Where it turns to."""
         return self.goal()
 
+    @abstractmethod
     def measure(self) -> None:
         """Position, speed and current into the table."""
-        raise NotImplementedError
 
+    @abstractmethod
     def store(self, address: int, data: bytes) -> int:
         """An instruction to write; the error byte."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def error(self) -> int:
+        """The error byte of its answers."""
+
+    def put(self, address: int, value: int, size: int = 2) -> None:
+        """A number into the table."""
+        self.table[address : address + size] = value.to_bytes(size, "little", signed=value < 0)
+
+    def word(self, address: int) -> int:
+        """A number of two bytes from the table."""
+        return int.from_bytes(self.table[address : address + 2], "little")
 
     def move(self, now: float) -> None:
-        dt, self.then = now - self.then, now
+        dt = now - self.then
+        self.then = now
         self.speed = 0.0
         if self.table[self.TORQUE] & 1 and dt > 0:
             step = (self.target() - self.sag - self.at) * (1 - math.exp(-dt / LAG))
             step = max(-self.fastest * dt, min(self.fastest * dt, step))
             if self.wall is not None:
                 step = max(step, self.wall - self.at)
-            self.at, self.speed = self.at + step, step / dt
+            self.at += step
+            self.speed = step / dt
             self.moved = max(self.moved, abs(step))
         self.measure()
 
 
 class DynamixelServo(Servo):
-    codec, GOAL, TORQUE = codecs.DYNAMIXEL, 116, 64
+    codec, GOAL, TORQUE = wire.DYNAMIXEL, 116, 64
 
-    def begin(self) -> None:
-        self.table[0:2] = (1020).to_bytes(2, "little")
-        self.table[6], self.table[7], self.table[11] = 45, self.id, 3
+    def __init__(self, id: int, tick: float) -> None:
+        super().__init__(id, tick)
+        self.put(0, 1020)
+        self.table[6], self.table[7], self.table[11] = 45, id, 3
         self.table[68] = 2
         self.held = 0.0
 
@@ -124,9 +135,9 @@ class DynamixelServo(Servo):
     def measure(self) -> None:
         current = round(0.5 * (self.goal() - self.at)) if self.table[64] else 0
         velocity = round(self.speed / 4096 * 60 / 0.229)
-        self.table[126:128] = max(-1193, min(1193, current)).to_bytes(2, "little", signed=True)
-        self.table[128:132] = velocity.to_bytes(4, "little", signed=True)
-        self.table[132:136] = round(self.at).to_bytes(4, "little", signed=True)
+        self.put(126, max(-1193, min(1193, current)))
+        self.put(128, velocity, 4)
+        self.put(132, round(self.at), 4)
         self.table[70] = self.alert
 
     def store(self, address: int, data: bytes) -> int:
@@ -146,13 +157,13 @@ class DynamixelServo(Servo):
 
 
 class FeetechServo(Servo):
-    codec, GOAL, TORQUE = codecs.FEETECH, 42, 40
+    codec, GOAL, TORQUE = wire.FEETECH, 42, 40
 
-    def begin(self) -> None:
-        self.table[3:5] = (777).to_bytes(2, "little")
-        self.table[5], self.table[55] = self.id, 1
-        self.table[16:18] = self.table[48:50] = (1000).to_bytes(2, "little")
-        self.table[28:30] = (500).to_bytes(2, "little")
+    def __init__(self, id: int, tick: float) -> None:
+        super().__init__(id, tick)
+        self.table[5], self.table[55] = id, 1
+        for address, value in ((3, 777), (16, 1000), (48, 1000), (28, 500)):
+            self.put(address, value)
         self.table[34], self.table[35], self.table[36] = 20, 200, 80
         self.kept = 0  # how often its lasting memory was written
         self.overloaded = 0.0  # s
@@ -161,7 +172,7 @@ class FeetechServo(Servo):
     def force(self) -> float:
         """The share of its torque that it presses with, within Torque_Limit, and Protective_Torque
         once it is overloaded."""
-        limit = int.from_bytes(self.table[48:50], "little") / 1000
+        limit = self.word(48) / 1000
         if self.alert & OVERLOAD:
             limit = min(limit, self.table[34] / 100)
         return min(limit, abs(self.goal() - self.at) / STIFF) if self.table[40] else 0.0
@@ -180,21 +191,18 @@ class FeetechServo(Servo):
             self.alert &= ~OVERLOAD
 
     def goal(self) -> int:
-        return signed(int.from_bytes(self.table[42:44], "little"), 15) + self.offset
+        return signed(self.word(42), 15) + self.offset
 
     @property
     def offset(self) -> int:
         """Homing_Offset: positions are told, and goals taken, with it off (bit 11 is its sign)."""
-        return signed(int.from_bytes(self.table[31:33], "little"), 11)
+        return signed(self.word(31), 11)
 
     def measure(self) -> None:
         current = round(0.1 * (self.goal() - self.at)) if self.table[40] else 0
-        for at, value in (
-            (56, round(self.at) - self.offset),
-            (58, round(self.speed)),
-            (69, current),
-        ):
-            self.table[at : at + 2] = unsigned(value, 15).to_bytes(2, "little")
+        self.put(56, unsigned(round(self.at) - self.offset, 15))
+        self.put(58, unsigned(round(self.speed), 15))
+        self.put(69, unsigned(current, 15))
         self.table[65] = self.alert
 
     def store(self, address: int, data: bytes) -> int:
@@ -213,8 +221,10 @@ class FeetechServo(Servo):
 MAKES = {"dynamixel": DynamixelServo, "feetech": FeetechServo}
 
 
-class FakeBus:
+class FakeBus(PtyDevice):
     """`ticks` [n] are where servos 1 to n stand at first. As a context: the thread and the wire."""
+
+    pause = SILENCE
 
     def __init__(
         self, protocol: str, ticks: Sequence[float], faults: Faults | None = None, seed: int = 0
@@ -224,60 +234,29 @@ class FakeBus:
         self.servos = {id: make(id, tick) for id, tick in enumerate(ticks, 1)}
         self.faults = faults if faults is not None else Faults()
         self.random = random.Random(seed)
-        self.wide = protocol == "dynamixel"
         self.gone: set[int] = set()  # ids that no longer answer or listen
         self.frames = 0
         self._buffer = bytearray()
-        self._closed = threading.Event()
-
-    def __enter__(self) -> Self:
-        self._file, self._slave = pty.openpty()
-        tty.setraw(self._file)
-        tty.setraw(self._slave)
-        self.path = os.ttyname(self._slave)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.unplug()
-
-    def unplug(self) -> None:
-        """The cable is pulled: the client's port goes away. Safe to call twice."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._thread.join()
-            os.close(self._slave)
-            os.close(self._file)
 
     def clock(self) -> float:
         """Time (s) on the bus."""
         return time.monotonic()
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            ready = select.select([self._file], [], [], SILENCE)[0]
-            self._move()
-            if ready:
-                self._hear(os.read(self._file, 4096))
-            else:
-                self._forget()
-
-    def _forget(self) -> None:
-        """After a silence, what is still incomplete never was a frame."""
-        self._buffer.clear()
+    def turn(self, data: bytes) -> None:
+        self._move()
+        if data:
+            self._hear(data)
+        else:
+            self._buffer.clear()  # after a silence, what is incomplete never was a frame
 
     def _hear(self, data: bytes) -> None:
         """What a client has written."""
         if self.faults.echo:
-            self._send(data)
+            self.send(data)
         self._buffer += self._spoil(data)
         while (packet := self.codec.take(self._buffer)) is not None:
             self.frames += 1
             self._obey(packet)
-
-    def _send(self, data: bytes) -> None:
-        os.write(self._file, data)
 
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -294,26 +273,25 @@ class FakeBus:
             servo.heard = now
         if self.faults.turnaround:
             self._wait(self.faults.turnaround)
-        data, two = packet.data, 1 + self.wide
-        if packet.code == codecs.PING and not data:
-            about = bytes(self.servos[1].table[0:2]) + b"\x2d" if self.wide else b""
+        data, two = packet.data, self.codec.width
+        address, more = int.from_bytes(data[:two], "little"), data[two:]
+        size = int.from_bytes(more[:two], "little")
+        if packet.code == wire.PING and not data:
+            about = bytes(self.servos[1].table[0:2]) + b"\x2d" if two == 2 else b""
             self._answer([packet.id] if packet.id != BROADCAST else list(self.servos), about)
-        elif packet.code == codecs.READ and len(data) == 2 * two:
-            self._read([packet.id], _number(data[:two]), _number(data[two:]))
-        elif packet.code == codecs.SYNC_READ and len(data) > 2 * two:
-            self._read(list(data[2 * two :]), _number(data[:two]), _number(data[two : 2 * two]))
-        elif packet.code == codecs.WRITE and len(data) > two:
+        elif packet.code == wire.READ and len(more) == two:
+            self._read([packet.id], address, size)
+        elif packet.code == wire.SYNC_READ and len(more) > two:
+            self._read(list(more[two:]), address, size)
+        elif packet.code == wire.WRITE and more:
             if (servo := self._servo(packet.id)) is not None:
-                error = servo.store(_number(data[:two]), data[two:])
-                self._answer([packet.id], b"", error)
-        elif packet.code == codecs.SYNC_WRITE and len(data) > 2 * two:
-            size = _number(data[two : 2 * two]) + 1
-            entries = data[2 * two :]
-            for k in range(0, len(entries) - size + 1, size):
-                if (servo := self._servo(entries[k])) is not None:
-                    servo.store(_number(data[:two]), entries[k + 1 : k + size])
+                self._answer([packet.id], b"", servo.store(address, more))
+        elif packet.code == wire.SYNC_WRITE and len(more) > two:
+            for k in range(two, len(more) - size, size + 1):
+                if (servo := self._servo(more[k])) is not None:
+                    servo.store(address, more[k + 1 : k + 1 + size])
 
-    def _servo(self, id: int) -> DynamixelServo | FeetechServo | None:
+    def _servo(self, id: int) -> Servo | None:
         return None if id in self.gone else self.servos.get(id)
 
     def _read(self, ids: list[int], address: int, size: int) -> None:
@@ -337,10 +315,10 @@ class FakeBus:
         frame = self._spoil(frame)
         if chance() < faults.split and len(frame) > 1:
             cut = self.random.randrange(1, len(frame))
-            self._send(frame[:cut])
+            self.send(frame[:cut])
             frame = frame[cut:]
             self._wait(0.001)
-        self._send(frame)
+        self.send(frame)
 
     def _spoil(self, data: bytes) -> bytes:
         """`data` without the bytes that are lost, and maybe with a wrong bit."""
@@ -350,10 +328,6 @@ class FakeBus:
         if self.faults.drop:
             out = bytearray(byte for byte in out if self.random.random() >= self.faults.drop)
         return bytes(out)
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data, "little")
 
 
 @dataclass(frozen=True)

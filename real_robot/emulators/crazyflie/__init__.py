@@ -1,1 +1,0 @@
-"""A simulated Crazyflie: firmware and CRTP."""
