@@ -11,6 +11,9 @@ depend on where in a sequence they stand:
 
     weight(t, s) = softmax_s(q_t k_s / sqrt(d) + bias[t - s]),   0 <= t - s < window.
 
+With `sink`, each head has one more key and value that it learns, for a step that finds nothing of
+use in its past (ReLIC; Elawady et al., 2024).
+
 A step with the cache and a whole sequence are the same function to rounding.
 """
 
@@ -36,15 +39,17 @@ KNOWN = "known"
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention of T steps to the `window` steps before them and to themselves."""
+    """Multi-head attention of T steps to the `window` steps before them and to themselves; with
+    `sink`, also to one learned key and value."""
 
-    def __init__(self, width: int, heads: int, window: int) -> None:
+    def __init__(self, width: int, heads: int, window: int, sink: bool = False) -> None:
         super().__init__()
         self.heads = heads
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
         self.bias = nn.Parameter(torch.zeros(heads, window))
+        self.sink = nn.Parameter(torch.zeros(2, heads, 1, width // heads)) if sink else None
 
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
@@ -59,9 +64,14 @@ class CausalAttention(nn.Module):
         values = torch.cat([values, new_values], 1)
         bias = self.bias[:, age.clamp(0, self.bias.shape[1] - 1)]
         mask = bias.masked_fill(~seen[:, None], -torch.inf)
-        found = functional.scaled_dot_product_attention(
-            self._split(self.query(x)), self._split(keys), self._split(values), mask
-        )
+        parts = [self._split(keys), self._split(values)]
+        if self.sink is not None:
+            more = self.sink[:, None].expand(-1, len(x), -1, -1, -1)
+            parts = [
+                torch.cat([learned, part], 2) for learned, part in zip(more, parts, strict=True)
+            ]
+            mask = functional.pad(mask, (1, 0))
+        found = functional.scaled_dot_product_attention(self._split(self.query(x)), *parts, mask)
         return self.out(found.transpose(1, 2).flatten(2)), keys, values
 
     def _split(self, x: Tensor) -> Tensor:
@@ -71,10 +81,10 @@ class CausalAttention(nn.Module):
 class CausalLayer(nn.Module):
     """One pre-norm layer: causal attention, then an MLP on each step."""
 
-    def __init__(self, width: int, heads: int, window: int) -> None:
+    def __init__(self, width: int, heads: int, window: int, sink: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.attention = CausalAttention(width, heads, window)
+        self.attention = CausalAttention(width, heads, window, sink)
         self.last_norm = nn.LayerNorm(width)
         self.each = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
@@ -93,13 +103,15 @@ class CausalTransformer(nn.Module):
     """Layers over time. The cache has leaves `keys` and `values` [B, layers, window, width] and
     `known` [B, window] (bool), oldest step first."""
 
-    def __init__(self, width: int, heads: int, layers: int, window: int) -> None:
+    def __init__(
+        self, width: int, heads: int, layers: int, window: int, sink: bool = False
+    ) -> None:
         super().__init__()
         if width % heads:
             raise ConfigError(f"width={width} must be a multiple of heads={heads}")
         self.width = width
         self.window = window
-        self.layers = nn.ModuleList(CausalLayer(width, heads, window) for _ in range(layers))
+        self.layers = nn.ModuleList(CausalLayer(width, heads, window, sink) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
     def empty(self, n: int) -> Tensors:
@@ -150,6 +162,7 @@ class Config:
     heads: Count = 4  # attention heads of a layer
     layers: Count = 2  # layers
     window: Count = 64  # steps that a step sees, itself included
+    sink: bool = False  # a learned key and value in each head, for a step that needs no other
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
     points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
@@ -164,7 +177,8 @@ class Transformer(Policy):
         self.width = config.width
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.enter = nn.Linear(self.encoder.size, config.width)
-        self.past = CausalTransformer(config.width, config.heads, config.layers, config.window)
+        sizes = (config.width, config.heads, config.layers, config.window, config.sink)
+        self.past = CausalTransformer(*sizes)
         self.inner = build_inner(config.inner, config.chunk, config.width, spec)
 
     def initial(self, n: int) -> Tensors:
@@ -178,15 +192,19 @@ class Transformer(Policy):
         actions, kept = self.inner.act(inner_obs(self.inner, memory, obs), {}, noise)
         return actions, {**cache, **kept}
 
+    def along(self, obs: Tensors, carry: Tensors, first: Tensor) -> tuple[Tensor, Tensors]:
+        """Outputs [T, B, width] at observations [T, B, ...], and the cache after the last one."""
+        flat = each(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))
+        inputs = self.enter(self.encoder(flat)).view(*first.mT.shape, self.width)
+        memory, cache = self.past(inputs, carry, first.mT)
+        return memory.transpose(0, 1), cache
+
     def evaluate_sequence(
         self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [T, B] of sequences of actions [T, B, ...], from the `carry`
         [B, ...] before the first action."""
-        flat = each(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))
-        inputs = self.enter(self.encoder(flat)).view(*first.mT.shape, self.width)
-        memory, _ = self.past(inputs, carry, first.mT)
-        return evaluate_inner(self.inner, memory.transpose(0, 1), obs, action)
+        return evaluate_inner(self.inner, self.along(obs, carry, first)[0], obs, action)
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)

@@ -15,12 +15,14 @@ from embodied.core.config_fields import complete
 from embodied.core.env import REAL
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import extra_columns
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import BEST_ACTION, SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, under
 from embodied.learners.learner import Learner, RunPlan
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-CHOICE = SPEC.with_act(Leaf((), "int64", 0, 3))  # for learners of discrete actions only
+CHOICE = SPEC.with_act(Leaf((), "int64", 0, 3)).with_obs(
+    **{BEST_ACTION: Leaf((1,), "int64", 0, 3, SYMBOL)}
+)  # for learners of discrete actions only
 ROWS = 8  # transitions of one gradient step
 HORIZON = 6  # decisions of an on-policy batch, of each of 4 parallel envs
 EPOCHS = 2  # passes over such a batch
@@ -121,15 +123,18 @@ def segment(learner: Learner, generator: torch.Generator, rows: int = 4) -> Tens
         plan, carry = policy.act(*policy.observe(obs, policy.initial(len(noise)), noise), noise)
     stored = plan.flatten(1) if plan.ndim > 2 else plan.squeeze(1)
     kept = {"action": stored, **under(carry, "row")}
+    seen = {"state": states}
+    if BEST_ACTION in policy.spec.obs:
+        seen[BEST_ACTION] = torch.randint(4, (*times, 2, 1), generator=generator)
     ended = torch.rand(times, generator=generator) < 0.2
     over = ended & (torch.rand(times, generator=generator) < 0.5)
     first = torch.cat([torch.ones(1, rows, dtype=torch.bool), ended[:-1]])
     return {
-        "obs/state": states[:, :, 0],
+        **nest(each(seen, lambda leaf: leaf[:, :, 0]), "obs"),
+        **nest(each(seen, lambda leaf: leaf[:, :, 1]), "next_obs"),
         **{key: value.unflatten(0, times) for key, value in kept.items()},
         "reward": torch.randn(times, generator=generator),
         "discount": 0.99 * ~over,
-        "next_obs/state": states[:, :, 1],
         "ended": ended,
         "first": first,
         "valid": torch.ones(times, dtype=torch.bool),

@@ -23,6 +23,8 @@ SENTENCE = "sentence"  # unit of a sentence's vector (embodied.nn.sentences)
 NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
 MASK = "action_mask"
 """An observation that says which choices of the action are allowed now (`core.choices`)."""
+BEST_ACTION = "privileged/best_action"
+"""An observation: what an expert who knows the task would do now."""
 DEMONSTRATOR = "privileged/demonstrator"
 """An observation that only a demonstrator reads; it is left out of the dataset it makes."""
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")

@@ -103,6 +103,11 @@ class Learner(nn.Module):
         complete yet, and is empty or one of past decisions right after an update."""
         raise NotImplementedError(f"{type(self).__name__} does not implement adapt_behaviour")
 
+    def refreshed(self, carry: Tensors) -> Tensors:
+        """On-policy: with what the policy acts on after an update, in place of the `carry` [B, ...]
+        that older parameters made."""
+        return carry
+
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""
         raise NotImplementedError(f"{type(self).__name__} does not implement update")

@@ -139,6 +139,7 @@ class OnPolicyLoop:
         batch = self.buffer.batch(self.carry)
         metrics = self.rewards.on_policy_batch(batch, step)
         metrics = self.learner.update(batch) | metrics
+        self.collector.actor.carry = self.learner.refreshed(self.collector.actor.carry)
         self._update_teacher(batch)
         self._start_batch()
         return metrics

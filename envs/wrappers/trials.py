@@ -50,9 +50,9 @@ class Trials(Wrapper):
         super().__init__(env, spec)
         levels = find_protocol(env, HasLevels)
         described = find_protocol(env, HasTaskParameters)
-        self.levels = None if levels is None else levels.levels
+        self.level_space = None if levels is None else levels.levels
         numbers = len(described.parameters) if described is not None else 0
-        tasks = numbers if self.levels is None else self.levels.size
+        tasks = numbers if self.level_space is None else self.level_space.size
         if not tasks:
             raise ConfigError("Trials needs an environment with a task vector")
         self.episodes = config.episodes
@@ -116,10 +116,10 @@ class Trials(Wrapper):
     def _draw(self, index: Tensor) -> Tensor:
         """Random tasks [n, D] of the envs `index` [n], from their own generators."""
         self.streams.state = self.memory["generator"]
-        if self.levels is None:
+        if self.level_space is None:
             return self.streams.uniform(self.memory["task"].shape[1], index).mT
         seeds = self.streams.words(1, index)[0].abs().tolist()
-        drawn = [self.levels.random(1, np.random.default_rng(seed)) for seed in seeds]
+        drawn = [self.level_space.random(1, np.random.default_rng(seed)) for seed in seeds]
         return torch.as_tensor(np.concatenate(drawn), dtype=torch.float32, device=self.device)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
