@@ -33,7 +33,7 @@ from embodied.real_robot.drivers.driver import Outside
 from embodied.real_robot.kernel.arm_state import Limits
 from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
 from embodied.real_robot.kernel.hand import Config as HandConfig
-from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
+from embodied.real_robot.safety.energy import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Config as GeometryConfig
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig

@@ -43,7 +43,7 @@ from embodied.real_robot.policy.observer import (
     require_rate,
     with_real_time_chunking,
 )
-from embodied.real_robot.recording.recorder import recorded_spec
+from embodied.real_robot.recorder import recorded_spec
 from embodied.real_robot.safety.geometry import Geometry
 from embodied.real_robot.safety.workspace import Workspace
 

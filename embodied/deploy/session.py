@@ -24,8 +24,8 @@ from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION
 from embodied.real_robot.policy.observer import Success
+from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, Key
 from embodied.real_robot.teleop.teleop import Device
-from embodied.real_robot.teleop.terminal import EpisodeKeys, Key
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 ANSWER = 20.0  # s that a daemon has for an answer, on a busy machine
@@ -199,8 +199,8 @@ class Session:
 
     def _why_gone(self, error: ClientError) -> str:
         """The reason in a line, once the arm is at rest: the control process sees it as well."""
-        with suppress(DaemonEnded):
-            self.daemon.wait_until(lambda: False, 1.0, LOOK, lambda: error)
+        with suppress(DaemonEnded, ClientError):
+            self.daemon.wait_until(lambda: False, 1.0, LOOK, error)
         if self.daemon.returncode is None:
             return str(error)
         try:
@@ -306,7 +306,7 @@ class Session:
 
         late = Stopped(f"timed out after {patience:.0f} s waiting for {what}")
         try:
-            self.daemon.wait_until(reached, patience, LOOK, lambda: late)
+            self.daemon.wait_until(reached, patience, LOOK, late)
         except DaemonEnded as error:
             if not self.served:
                 raise ConfigError(str(error) or self.daemon.cause()) from error

@@ -49,22 +49,15 @@ from embodied.real_robot.safety.parameters import compared
 KILLED = "-of-a-killed-daemon"
 
 
-class BlackBoxFiles:
+class BlackBoxes:
     """Flight records of the daemon in `folder`; the newest `keep` files of the deployment stay."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder
         self.newest = deployment.keep
         self.place = Path(deployment.records) if deployment.records else folder / "blackbox"
-
-    def new_path(self, name: str = "") -> Path:
-        """A file that is named by the present time, with `name` behind it."""
-        return self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
-
-    def write(self, records: NDArray[Any], path: Path) -> None:
-        """BlackBoxError, OSError."""
-        write_records(records, path)
-        keep_newest(self.place, self.newest)
+        self._last: Thread | None = None
+        self._results: SimpleQueue[str] = SimpleQueue()
 
     def rescue(self) -> str:
         """Keep the black box of a daemon before this one that could not; what to note of it."""
@@ -75,33 +68,24 @@ class BlackBoxFiles:
             os.close(lock_arm(self.folder))
         try:
             ring = BlackBox.left(file)
-            records, path = ring.records(), self.new_path(KILLED)
-            self.write(records, path)
+            records, path = ring.records(), self._new_path(KILLED)
+            self._write(records, path)
             ring.close()
         except (MailboxError, BlackBoxError, OSError) as error:
             aside = file.rename(file.with_name(f"ring{KILLED}-{time.time_ns()}"))
             return f"a daemon before this one was killed; its black box stays in {aside}: {error}"
         return f"a daemon before this one was killed; its last {len(records)} records are in {path}"
 
-
-class BlackBoxSaver:
-    """`save` copies the ring at once and writes it when those before it are written; both happen in
-    a thread. `results` are one line each, in the order of `save`."""
-
-    def __init__(self, files: BlackBoxFiles) -> None:
-        self.files = files
-        self._last: Thread | None = None
-        self._results: SimpleQueue[str] = SimpleQueue()
-
     def save(self, ring: BlackBox) -> None:
-        """Begin; `ring` must not be closed."""
-        arguments = (ring, self.files.new_path(), self._last)
+        """Begin: a thread copies `ring` (not to be closed) at once, and writes it when those before
+        it are written."""
+        arguments = (ring, self._new_path(), self._last)
         # A thread each: a disk that hangs must not delay the copy of what the next fault left.
         self._last = Thread(target=self._save, args=arguments, daemon=True)
         self._last.start()
 
     def results(self) -> list[str]:
-        """Notes about the records that were saved since the last call."""
+        """Notes about the records that were saved since the last call, in the order of `save`."""
         found: list[str] = []
         while True:
             try:
@@ -115,12 +99,21 @@ class BlackBoxSaver:
             self._last.join(patience)
         return self._last is None or not self._last.is_alive()
 
+    def _new_path(self, name: str = "") -> Path:
+        """A file that is named by the present time, with `name` behind it."""
+        return self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
+
+    def _write(self, records: NDArray[Any], path: Path) -> None:
+        """BlackBoxError, OSError."""
+        write_records(records, path)
+        keep_newest(self.place, self.newest)
+
     def _save(self, ring: BlackBox, path: Path, before: Thread | None) -> None:
         try:
             records = ring.records()
             if before is not None:
                 before.join()
-            self.files.write(records, path)
+            self._write(records, path)
             self._results.put(f"the last {len(records)} records are in {path}")
         except (BlackBoxError, OSError, ValueError, MemoryError) as error:
             self._results.put(str(error) or f"the black box could not be saved to {path}")
@@ -257,11 +250,12 @@ class Daemon:
         self.clock = clock
         self.names = build_chain(deployment).names
         self.server = RpcServer(folder, clock, token)
-        self.processes = Processes(folder, deployment, clock)
-        self.records = BlackBoxFiles(folder, deployment)
-        self.saver = BlackBoxSaver(self.records)
+        self.processes = Processes(folder, deployment)
+        self.records = BlackBoxes(folder, deployment)
         self.save_at: float | None = None
-        self.restarts = Restarts(self.processes, self._answer, self._start, self._policy_started)
+        self.restarts = Restarts(
+            self.processes, self._answer, self._start, self._policy_started, clock
+        )
         self.notes: deque[str] = deque(maxlen=MOST_NOTES)
         self.done = False
         self.endpoint: Endpoint | None = None
@@ -304,9 +298,9 @@ class Daemon:
             self.server.close()
             if self.save_at is not None:
                 self.save()
-            if not self.saver.close(SAVING):
+            if not self.records.close(SAVING):
                 self.monitor.note(f"the black box could not be saved within {SAVING:.0f} s")
-            for line in self.saver.results():
+            for line in self.records.results():
                 self.monitor.note(line)
             if self.done:  # else there was a mistake of ours, and what is there says more of it
                 self._clear()
@@ -328,7 +322,7 @@ class Daemon:
     def save(self) -> None:
         """Save the black box; a note says where it is, or why that could not be done."""
         self.save_at = None
-        self.saver.save(self.ring)
+        self.records.save(self.ring)
 
     def _start(self) -> None:
         """All processes, on new mailboxes: one that died may have left the old ones half
@@ -362,7 +356,7 @@ class Daemon:
             self.save_at = now + AFTER
         if self.save_at is not None and now >= self.save_at:
             self.save()
-        for line in (*self.processes.died(), *self.saver.results()):
+        for line in (*self.processes.died(), *self.records.results()):
             self.monitor.note(line)
         self._watch_session(now)
 
@@ -382,7 +376,7 @@ class Daemon:
         if request.session:
             self.heard = self.clock()
         if verb == Verb.STATUS:
-            self._answer(client, request, True)
+            self._answer(client, request, True, "")
             return
         self.monitor.note(f"{'its session' if request.session else 'an operator'} asks: {verb}")
         if verb == Verb.ESTOP:
@@ -395,7 +389,7 @@ class Daemon:
         if not self.processes.control.alive:
             if request.verb == Verb.QUIT:
                 self.done = True
-                self._answer(client, request, True)
+                self._answer(client, request, True, "")
             elif request.verb == Verb.RESET:
                 self.restarts.restart_all(client, request)
             else:
@@ -435,7 +429,7 @@ class Daemon:
             "estop": self.channels.estop.number,
         }
 
-    def _answer(self, client: Client | None, request: Request, ok: bool, reason: str = "") -> None:
+    def _answer(self, client: Client | None, request: Request, ok: bool, reason: str) -> None:
         if ok and request.verb == Verb.START:
             self.monitor.stopped = ""
             self.needs_session = bool(request.session) and request.seconds is None

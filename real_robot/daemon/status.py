@@ -20,7 +20,6 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import Ended, Mode
 
 LOG = logging.getLogger("embodied.robot")
@@ -178,23 +177,6 @@ class StatusMonitor:
 def _finite(value: float) -> float | None:
     """None for what JSON has no number for."""
     return float(value) if math.isfinite(value) else None
-
-
-def recorder_status(recorder: Child, status: Mailbox) -> dict[str, Any]:
-    """The recorder's status: episodes that `ended`, `episodes` of them that are on the disk."""
-    status.receive()
-    fields = status.fields[0]
-    return {
-        "pid": recorder.pid,
-        "died": recorder.died,
-        "ready": bool(fields["alive"]),
-        "ended": int(fields["ended"]),
-        "episodes": int(fields["episodes"]),
-        "discarded": int(fields["discarded"]),
-        "steps": int(fields["steps"]),
-        "success": None if fields["success"] < 0 else bool(fields["success"]),
-        "problem": bytes(fields["problem"]).decode(errors="replace"),
-    }
 
 
 def render(status: dict[str, Any]) -> str:

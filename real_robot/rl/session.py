@@ -206,7 +206,7 @@ class RobotSession:
         has died; `what` names what was waited for."""
         late = RobotSessionError(f"timed out after {patience:.0f} s waiting for {what}")
         try:
-            self.daemon.wait_until(so, patience, LOOK if patience > 5 else 1e-3, lambda: late)
+            self.daemon.wait_until(so, patience, LOOK if patience > 5 else 1e-3, late)
         except DaemonEnded as error:
             raise RobotSessionError(
                 f"the robot's daemon is gone: {self._daemon_error()}"

@@ -2,8 +2,8 @@
 positions.
 
 A capsule is a segment with a radius. Each belongs to a body, each body moves with one joint of the
-arm or stays with its base. Model files are YAML; `embodied.real_robot.safety.fit_capsules` writes
-them from MJCF. For arms of this repository they are there: `embodied/embodiments/*_capsules.yaml`.
+arm or stays with its base. Model files are YAML: arm files of `embodied robot describe`, and for
+arms of this repository `embodied/embodiments/*_capsules.yaml`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,7 @@ def read_model(name: str) -> Model:
         known = sorted(f.name[:-14] for f in shipped.iterdir() if f.name.endswith("_capsules.yaml"))
         raise ConfigError(
             f"geometry.model={name} cannot be read ({type(error).__name__}); known are "
-            f"{', '.join(known)}, or a file that "
-            "`python -m embodied.real_robot.safety.fit_capsules arm.xml arm.yaml` wrote"
+            f"{', '.join(known)}, or an arm file that `embodied robot describe` wrote"
         ) from error
     if not isinstance(node, dict):
         raise ConfigError(f"geometry.model={name} should hold joints, bodies and pairs")

@@ -61,7 +61,7 @@ class Mounted:
 class Config:
     """The arm's shape, and what it is kept away from."""
 
-    model: str  # fr3, so101, ur5e, or a file that safety.fit_capsules or robot describe wrote
+    model: str  # fr3, so101, ur5e, or an arm file of `embodied robot describe`
     planes: tuple[Plane, ...] = ()  # half-spaces that the arm stays in
     boxes: tuple[Box, ...] = ()  # boxes that the arm stays out of
     mounted: tuple[Mounted, ...] = ()  # capsules that are added to bodies of the arm

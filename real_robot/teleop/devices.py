@@ -17,9 +17,16 @@ from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.drivers.servos.driver import ServoBus
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.driver import DriverError
-from embodied.real_robot.teleop.hold_to_run import LOOK, DeviceFile, HoldDevice
+from embodied.real_robot.teleop.hold_to_run import (
+    LOOK,
+    ONE,
+    DeviceFile,
+    HoldDevice,
+    Key,
+    Terminal,
+    keys,
+)
 from embodied.real_robot.teleop.teleop import NO_INPUT, Device, Held
-from embodied.real_robot.teleop.terminal import ONE, Key, Terminal, keys
 
 # Held keys: which of the six motions, which way.
 KEYS = {

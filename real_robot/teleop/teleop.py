@@ -22,7 +22,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, length
 from embodied.policies.scripted.intervener import Intervener
-from embodied.real_robot.teleop.terminal import Key
+from embodied.real_robot.teleop.hold_to_run import Key
 
 MOTION = ("dx", "dy", "dz", "roll", "pitch", "yaw")
 GRIPPER = "gripper"
@@ -54,7 +54,7 @@ class Device(Protocol):
         ...
 
     def pressed(self) -> Key:
-        """A key of the episode (`embodied.real_robot.teleop.terminal`) since the last call,
+        """A key of the episode (`embodied.real_robot.teleop.hold_to_run`) since the last call,
         where the device has such keys and not the terminal."""
         return ""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from embodied.real_robot.kernel.arm_state import Floats
-from embodied.real_robot.safety.energy_tank import SHARES, Held, Tank, TankConfig, stiffer
+from embodied.real_robot.safety.energy import SHARES, Held, Tank, TankConfig, stiffer
 
 
 class FilteredSprings:

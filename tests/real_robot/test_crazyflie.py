@@ -18,8 +18,7 @@ from embodied.core.build import ConfigError, parse
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
 from embodied.envs.hardware_sim.crazyflie_flight import PLACES
-from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import ChunkFollower, control_loop
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phase
 from embodied.real_robot.emulators.crazyflie.firmware import State

@@ -13,8 +13,7 @@ from embodied.embodiments import fr3
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.chain import Chain, Tick
 from embodied.real_robot.kernel.limiter import Limiter
-from embodied.real_robot.safety.energy_stage import Config, Energy, tool_error
-from embodied.real_robot.safety.energy_tank import Held, Tank, TankConfig
+from embodied.real_robot.safety.energy import Config, Energy, Held, Tank, TankConfig, tool_error
 from tests.real_robot.springs import FilteredSprings, TwoLink
 from tests.real_robot.test_control import LIMITS as FR3
 from tests.tiers import usually

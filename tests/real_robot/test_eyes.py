@@ -17,7 +17,7 @@ from embodied.real_robot.cameras.policy_images import PolicyImages
 from embodied.real_robot.cameras.sources import CameraError
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import Observer
-from embodied.real_robot.recording.recorder import recorded_spec
+from embodied.real_robot.recorder import recorded_spec
 from tests.builders import rendered
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_decide import GOAL, SPEC, tool

@@ -35,7 +35,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.kernel.checks import FreshConfig
 from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.policy.observer import Observer
-from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
+from embodied.real_robot.recorder import EpisodeBuilder, recorded_spec
 from tests.builders import node_of, rendered
 from tests.real_robot.test_daemon import Bridge, bridging, simulated, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool

@@ -24,8 +24,7 @@ from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION, Mode, state_record
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import Observer
-from embodied.real_robot.recording.main import Recorder
-from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
+from embodied.real_robot.recorder import EpisodeBuilder, Recorder, recorded_spec
 from tests.real_robot.test_daemon import Bridge, bridging, simulated, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 

@@ -21,8 +21,7 @@ from embodied.envs.fr3.contact_env import Fr3Contact
 from embodied.learners.off_policy.bresa import Bresa
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.assemble import build_chain
-from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import ChunkFollower, control_loop
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver

@@ -15,8 +15,7 @@ import pytest
 
 from embodied.core.build import ConfigError, parse
 from embodied.real_robot.teleop.devices import TerminalKeyboard, TerminalKeyboardConfig
-from embodied.real_robot.teleop.hold_to_run import TerminalKey, TerminalKeyConfig
-from embodied.real_robot.teleop.terminal import EpisodeKeys
+from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, TerminalKey, TerminalKeyConfig
 from embodied.training.logger import read_metrics
 from tests.tiers import only_all
 

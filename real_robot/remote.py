@@ -1,16 +1,28 @@
-"""Remote process: `python -m embodied.real_robot.remote.server FOLDER`, started by the daemon.
+"""Operators on other machines: CURVE keys, their client, and the process that relays their requests
+(`python -m embodied.real_robot.remote FOLDER`, started by the daemon).
 
-A ROUTER socket over TCP with CURVE encryption (rfc.zeromq.org/spec/26). A client without a key in
-`clients/` is not admitted (ZAP, spec/27). Each client gets its own connection to the daemon's Unix
-socket, and its requests are relayed unchanged: the daemon's server reads, checks and refuses them
-as any other client's. An emergency stop is also pressed in shared memory, and answered from here
-where the daemon hangs. This process does not control the arm and may die at any time.
+Keys (CurveZMQ, rfc.zeromq.org/spec/26): a folder DIR holds `server.key` and `server.key_secret`,
+`NAME.key_secret` of every client that was made there, and `clients/NAME.key`: who may connect. An
+operator's machine needs a folder with `server.key` and `NAME.key_secret`, and nothing else.
+
+Client: requests that move an arm must carry a recent time on the robot's clock. The client asks for
+that clock first: when `now` has arrived, the robot's clock is at least `now`, and the request says
+`now`. So a request looks too old by the round trip, and never too new.
+
+Relay: a ROUTER socket over TCP with CURVE encryption. A client without a key in `clients/` is not
+admitted (ZAP, spec/27). Each client gets its own connection to the daemon's Unix socket, and its
+requests are relayed unchanged: the daemon's server reads, checks and refuses them as any other
+client's. An emergency stop is also pressed in shared memory, and answered from here where the
+daemon hangs. This process does not control the arm and may die at any time.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import socket
+import stat
 import sys
 import threading
 import time
@@ -26,18 +38,217 @@ from zmq.utils.monitor import recv_monitor_message
 
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.main import DaemonWatch
-from embodied.real_robot.daemon.client import Stopped, latched_after, press
-from embodied.real_robot.daemon.requests import MOST_BYTES, Reply, RequestError, Verb, parse
+from embodied.real_robot.daemon.client import (
+    MAX_REPLY_BYTES,
+    ClientError,
+    Stopped,
+    latched_after,
+    press,
+)
+from embodied.real_robot.daemon.requests import (
+    ALWAYS,
+    MOST_BYTES,
+    Reply,
+    Request,
+    RequestError,
+    Verb,
+    parse,
+    parse_reply,
+)
 from embodied.real_robot.daemon.server import SOCKET
 from embodied.real_robot.deployment import Deployment, Remote
-from embodied.real_robot.remote.keys import (
-    CLIENTS,
-    SERVER,
-    KeyFileError,
-    Pair,
-    public_of,
-    secret_of,
-)
+
+try:
+    import zmq
+except ImportError as error:
+    raise ConfigError('remote operators need pyzmq: pip install "embodied-rl[robot]"') from error
+
+SERVER, CLIENT = "server", "client"
+PUBLIC, SECRET = 0o644, 0o600
+CLIENTS = "clients"
+
+
+class KeyFileError(RuntimeError):
+    """A key cannot be created or used: one line that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both halves, as 40 printable characters each."""
+
+    public: bytes
+    secret: bytes
+
+
+def make(folder: Path, name: str = CLIENT) -> list[Path]:
+    """Create a client's key pair, and the server's where there is none; the new files. KeyFileError
+    where a file of that name exists."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name) or name == SERVER:
+        raise KeyFileError(f"name={name} should be letters and digits, and not {SERVER!r}")
+    secret, public = folder / f"{name}.key_secret", folder / CLIENTS / f"{name}.key"
+    for path in (secret, public):
+        if path.exists():
+            raise KeyFileError(f"{path} exists already; name=OTHER makes another key")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    public.parent.mkdir(mode=0o700, exist_ok=True)
+    made: list[Path] = []
+    server, told = folder / f"{SERVER}.key_secret", folder / f"{SERVER}.key"
+    if server.exists() != told.exists():
+        raise KeyFileError(
+            f"{folder} has only one half of the server's keys; choose another folder"
+        )
+    if not server.exists():
+        made += _write(server, told)
+    return made + _write(secret, public)
+
+
+def secret_of(path: Path) -> Pair:
+    """The key pair in a file that only this user may read; KeyFileError."""
+    public, secret = _read(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise KeyFileError(f"other users may read {path}; type: chmod 600 {path}")
+    if secret is None:
+        raise KeyFileError(f"{path} holds no secret key")
+    return Pair(public, secret)
+
+
+def public_of(path: Path) -> bytes:
+    """The public key in a file; KeyFileError."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[bytes, bytes | None]:
+    try:
+        found = dict(re.findall(r'^ *(public|secret)-key = "([!-~]{40})"$', path.read_text(), re.M))
+        told = found["public"].encode()
+    except (OSError, ValueError, KeyError) as error:
+        raise KeyFileError(
+            f"{path} cannot be read as a key; make one on the robot's machine: embodied robot keys "
+            "folder=DIR"
+        ) from error
+    return told, found["secret"].encode() if "secret" in found else None
+
+
+def _write(secret: Path, public: Path) -> list[Path]:
+    told, kept = (key.decode() for key in zmq.curve_keypair())
+    both = f'curve\n    public-key = "{told}"\n    secret-key = "{kept}"\n'
+    _new(secret, SECRET, both)
+    _new(public, PUBLIC, f'curve\n    public-key = "{told}"\n')
+    return [secret, public]
+
+
+def _new(path: Path, mode: int, text: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), mode)
+
+
+BYE = b""  # either side says it to end a line
+GOING = 500  # ms that the last words may take
+HAPPENS = {
+    zmq.Event.HANDSHAKE_SUCCEEDED: "it accepted this key and then did not answer",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it broke the handshake off: is server.key that robot's?",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it is no CURVE server: is that the daemon's port?",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not know this key",
+}
+
+
+def call_remote(
+    host: str, keys: Path, verb: Verb | str, timeout: float = 10.0, policy: str = "", name: str = ""
+) -> Reply:
+    """Send `verb` to the daemon at `host` (ADDRESS:PORT) and return its reply, within `timeout` s.
+
+    `name` is the key in the folder `keys`; `policy` is a folder on the robot's machine.
+    ClientError, RequestError, KeyFileError.
+    """
+    if verb not in list(Verb):
+        raise RequestError(f"unknown verb {verb!r} (known: {', '.join(Verb)})")
+    own, server = secret_of(keys / f"{name or CLIENT}.key_secret"), keys / f"{SERVER}.key"
+    with RemoteClient(host, own, public_of(server), timeout) as client:
+        now = 0.0 if verb in ALWAYS else client.now()
+        return client.call(Verb(verb), now, policy)
+
+
+class RemoteClient:
+    """One connection to `host`, for `timeout` s. ClientError."""
+
+    def __init__(self, host: str, own: Pair, server: bytes, timeout: float) -> None:
+        self.host = host
+        self.timeout = timeout
+        self.number = 0
+        self.stop = 0
+        """Number of the newest press of the emergency stop, when the clock was asked for."""
+        self.deadline = time.monotonic() + timeout
+        self.happened = "no server answers there"
+        self.context = zmq.Context()
+        self.line = self.context.socket(zmq.DEALER)
+        self.line.curve_publickey = own.public
+        self.line.curve_secretkey = own.secret
+        self.line.curve_serverkey = server
+        self.line.immediate = 1
+        self.line.linger = GOING
+        self.line.maxmsgsize = MAX_REPLY_BYTES
+        self.events = self.line.get_monitor_socket(sum(HAPPENS))
+        try:
+            self.line.connect(f"tcp://{host}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise ClientError(f"host={host} should be ADDRESS:PORT ({error})") from error
+
+    def now(self) -> float:
+        """A lower bound of the robot's clock (s)."""
+        reply = self.call(Verb.STATUS)
+        self.stop = int(reply.status.get("estop", 0))
+        now = reply.status.get("now")
+        if not isinstance(now, float):
+            raise ClientError(f"{self.host} sends no clock ({reply.reason or 'another version'})")
+        return now
+
+    def call(self, verb: Verb, now: float = 0.0, policy: str = "") -> Reply:
+        """ClientError, RequestError."""
+        self.number += 1
+        self._wait(zmq.POLLOUT)
+        self.line.send(Request(self.number, now, verb, policy, stop=self.stop).line())
+        self._wait(zmq.POLLIN)
+        answer = self.line.recv()
+        if answer == BYE:
+            raise ClientError(f"the daemon at {self.host} closed the connection before it replied")
+        return parse_reply(answer)
+
+    def close(self) -> None:
+        """Send a goodbye if connected, and close."""
+        if self.line.poll(0, zmq.POLLOUT):
+            self.line.send(BYE)
+        self.line.disable_monitor()
+        self.events.close(0)
+        self.line.close()
+        self.context.term()
+
+    def __enter__(self) -> RemoteClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self, wanted: int) -> None:
+        poller = zmq.Poller()
+        poller.register(self.line, wanted)
+        poller.register(self.events, zmq.POLLIN)
+        while (left := self.deadline - time.monotonic()) > 0:
+            ready = dict(poller.poll(round(1e3 * left)))
+            if self.line in ready:
+                return
+            if self.events in ready:
+                event = zmq.Event(recv_monitor_message(self.events)["event"])
+                self.happened = HAPPENS[event]
+                if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+                    break
+        raise ClientError(
+            f"{self.host} did not answer ({self.happened}); if the arm moves, use the robot's "
+            "own stop"
+        )
+
 
 ZAP = "inproc://zeromq.zap.01"
 MAX_MESSAGE_BYTES = 16 * MOST_BYTES  # larger ones are not read at all: the connection is closed
@@ -139,7 +350,6 @@ MOST_WAITING = 8 * MOST_BYTES  # of a client, while the desk does not read
 MOST_REMEMBERED = 1024
 HUNG = 0.5  # s that the daemon has to answer an emergency stop
 BESIDE = "an arm is released by who stands beside it: type it on the robot's machine"
-BYE = b""  # either side says it to end a line
 
 
 @dataclass(eq=False)
