@@ -144,7 +144,6 @@ class EpisodeBuilder:
         return self._finish_episode(self.last, self.last)
 
     def _close_step(self, last: np.void | None) -> None:
-        """The step that was open ended with tick `last`."""
         if self.open is None or last is None:
             return
         begin, size = self.open, int(self.open["size"])
@@ -236,7 +235,6 @@ class Recorder:
         self.status.send()
 
     def update(self) -> None:
-        """Take what is new."""
         if self.discard.receive():
             self._discard(int(self.discard.fields["ended"][0]))
         if self.chunk.receive():
@@ -259,7 +257,6 @@ class Recorder:
                 self._write_episode(episode)
 
     def close(self) -> None:
-        """Keep what was under way, and let go of the dataset."""
         if self.builder is not None and (episode := self.builder.finish()) is not None:
             self._write_episode(episode)
         if self.writer is not None:
@@ -312,7 +309,6 @@ class Recorder:
         self.status.send()
 
     def _discard(self, number: int) -> None:
-        """The newest episode is removed again, if it is that one and on the disk."""
         fields = self.status.fields
         newest = int(fields["ended"][0]) == number != int(fields["discarded"][0])
         if not newest or fields["problem"][0]:

@@ -113,7 +113,6 @@ def secret_of(path: Path) -> Pair:
 
 
 def public_of(path: Path) -> bytes:
-    """The public key in a file; KeyFileError."""
     return _read(path)[0]
 
 
@@ -217,7 +216,6 @@ class RemoteClient:
         return parse_reply(answer)
 
     def close(self) -> None:
-        """Send a goodbye if connected, and close."""
         if self.line.poll(0, zmq.POLLOUT):
             self.line.send(BYE)
         self.line.disable_monitor()
@@ -305,14 +303,12 @@ class Authenticator:
         self.events = router.get_monitor_socket(sum(FAILED))
 
     def poll(self) -> None:
-        """Answer pending ZAP requests and log failed handshakes."""
         while self.requests.poll(0):
             self._admit(self.requests.recv_multipart())
         while self.events.poll(0):
             LOG.info(FAILED[zmq.Event(recv_monitor_message(self.events)["event"])])
 
     def close(self) -> None:
-        """Admit no more clients."""
         self.router.disable_monitor()
         self.events.close(0)
         self.requests.close()
@@ -396,11 +392,9 @@ class Relay:
 
     @property
     def place(self) -> str:
-        """The address that it listens at."""
         return self.router.get_string(zmq.LAST_ENDPOINT)
 
     def turn(self) -> None:
-        """Poll all sockets once."""
         ready = {each for each, _ in self.poller.poll(LOOK)}
         self.authenticator.poll()
         for line in list(self.lines.values()):
@@ -416,7 +410,6 @@ class Relay:
         time.sleep(PAUSE)
 
     def close(self) -> None:
-        """Disconnect all clients."""
         for line in list(self.lines.values()):
             self._end(line)
         self.authenticator.close()

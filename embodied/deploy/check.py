@@ -187,7 +187,6 @@ def _drawn_task(site: Site) -> str:
 
 
 def _word(camera: str, node: Node) -> str:
-    """The word of the command line that sets that camera."""
     return f"robot.cameras.{camera}={json.dumps(node)}".replace('"', "").replace(", ", ",")
 
 

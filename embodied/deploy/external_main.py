@@ -198,7 +198,6 @@ class External:
         return self._joint_numbers(*sent) if self.config.actions == "joints" else dict(action)
 
     def rest(self) -> None:
-        """Bring the arm to rest, and hold it."""
         session = self._connected()
         with session.lock:
             self.deadman.pause()
@@ -257,13 +256,10 @@ Reply = tuple[dict[str, Any], list[Frame]]
 
 
 class Server:
-    """Answers the requests of one program."""
-
     def __init__(self) -> None:
         self.robot: External | None = None
 
     def answer(self, request: dict[str, Any]) -> Reply:
-        """The reply; ConfigError, RobotError, DriverError."""
         verb = request.pop("do", "")
         if verb == "begin":
             self.robot = External(parse(Config, {"words": [], **request}, "robot"))
@@ -313,7 +309,6 @@ def _exactly(wire: socket.socket, size: int) -> bytes:
 
 
 def serve(wire: socket.socket) -> None:
-    """Until the other end closes."""
     server = Server()
     try:
         while True:

@@ -136,7 +136,6 @@ class Session:
             )
 
     def _play(self, seconds: float | None) -> None:
-        """One episode, from here."""
         self._do(Verb.ARM)
         try:
             first = self._start(seconds)
@@ -177,7 +176,6 @@ class Session:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The summary that is written to summary.json."""
         known = [each.success for each in self.episodes if each.success is not None]
         return {
             "robot": self.deployment.robot,
@@ -376,7 +374,6 @@ class RecordSession(Session):
             self._record(episodes, seconds, home)
 
     def pressed(self) -> Key:
-        """The newest key since the last call."""
         return self.keys.pressed() or self.device.pressed()
 
     def _record(self, episodes: int, seconds: float | None, home: bool) -> None:
@@ -409,7 +406,6 @@ class RecordSession(Session):
                 self._discard()
 
     def _discard(self) -> None:
-        """Let the recorder remove the newest episode."""
         number = int(self.status["recorder"]["ended"])
         box = Mailbox(self.folder / "discard", DISCARD, VERSION, create=False, write=True)
         box.fields["ended"] = number

@@ -72,7 +72,6 @@ def address(url: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
     if host == "localhost":
         return True
     try:

@@ -71,7 +71,6 @@ class Client:
         return answers
 
     def close(self) -> None:
-        """Close the connection without waiting for the server."""
         self._connection.close_timeout = 0.2
         self._connection.close()
 

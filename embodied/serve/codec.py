@@ -91,7 +91,6 @@ def _write_container(value: Any, parts: list[bytes | memoryview], depth: int) ->
 
 
 def _packed(value: np.ndarray[Any, Any] | np.generic) -> dict[bytes, Any]:
-    """The map that stands for an array or a scalar."""
     if value.dtype.kind not in KINDS:
         raise CodecError(f"an array of {value.dtype} cannot be sent (numbers and booleans can)")
     if isinstance(value, np.generic):
@@ -123,8 +122,6 @@ def _header(size: int, short: int, below: int, long: tuple[int | None, int, int]
 
 
 class _Reader:
-    """Reads values from `message`, beginning at `at`."""
-
     def __init__(self, message: bytes) -> None:
         self.message, self.view = message, memoryview(message)
         self.at, self.items = 0, 0

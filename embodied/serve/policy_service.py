@@ -157,7 +157,6 @@ class PolicyService:
 
 
 def _begins(request: Mapping[str, Any]) -> bool:
-    """Whether a request begins a new episode; RequestError."""
     value = request.get(RESET, False)
     if not isinstance(value, bool):
         raise RequestError(f"{RESET} is true or false, not {value!s:.20}")
@@ -188,7 +187,6 @@ def _noise_of(policy: Policy) -> tuple[tuple[int, ...] | None, bool]:
 
 
 def _hash(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors with their names."""
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         flat = value.detach().cpu().contiguous().reshape(-1)

@@ -38,9 +38,7 @@ class Service(Protocol):
     """What a server offers. `infer` is called from one thread, one request after the other."""
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
-        """What is sent to each client first."""
-        ...
+    def metadata(self) -> Mapping[str, Any]: ...
 
     def infer(self, request: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request; RequestError for one that cannot be answered. `memory`: of its
@@ -107,7 +105,6 @@ class Server:
         return self
 
     def close(self) -> None:
-        """Stop listening, and let the clients go."""
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             with contextlib.suppress(RuntimeError):  # it has ended already

@@ -39,8 +39,6 @@ from embodied.real_robot.kernel.source import SetPoint, Source
 
 @dataclass(slots=True)
 class Chunk:
-    """Actions of a policy, or of a person who has taken over."""
-
     actions: Floats
     """Actions [count, A], one a step."""
     start: float
@@ -126,7 +124,6 @@ class ChunkFollower:
         out += self.step_start
 
     def _pause(self, seconds: float) -> None:
-        """Put off what is still to be done."""
         self.paused += seconds
         self.origin += seconds
         for chunk in (self.chunk, self.previous):

@@ -63,7 +63,6 @@ class Homing(Source):
         )
 
     def listen(self, now: float) -> None:
-        """The way home depends on nothing that was seen."""
         self.point.seen = now
 
     def begin(self, q: Floats, width: float, now: float) -> None:

@@ -129,7 +129,6 @@ class Stopped:
         return self.latched is not None or (self.reply is not None and self.reply.ok)
 
     def line(self) -> str:
-        """One line about what happened."""
         if not self.done:
             said = self.problem if self.reply is None else self.reply.reason
             return f"{said}; {UNCONFIRMED}"
@@ -243,16 +242,13 @@ class DaemonProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status; None while it runs."""
         return self._process.poll()
 
     def cause(self) -> str:
-        """A few words about how the process ended, once it has."""
         how, last = how_ended(self.returncode), self.error().splitlines()[-1:]
         return f"the daemon died ({how}){': ' + last[0][:300] if last else ''}"
 
     def error(self) -> str:
-        """Text that the process wrote to its standard error."""
         size = os.fstat(self._errors.fileno()).st_size  # its own position is that of the writer
         return os.pread(self._errors.fileno(), size, 0).decode(errors="replace").strip()
 

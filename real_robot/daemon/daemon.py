@@ -104,7 +104,6 @@ class BlackBoxes:
         return self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
 
     def _write(self, records: NDArray[Any], path: Path) -> None:
-        """BlackBoxError, OSError."""
         write_records(records, path)
         keep_newest(self.place, self.newest)
 
@@ -163,7 +162,6 @@ class Commands:
         self._forward(client, request)
 
     def poll(self) -> None:
-        """Answer what the control process has answered, and send the next."""
         self._answer_pending()
         if self.pending is None and self.queue:
             self._forward(*self.queue.popleft())
@@ -268,7 +266,6 @@ class Daemon:
 
     @property
     def deployment(self) -> Deployment:
-        """The deployment with the policy that acts now."""
         return self.processes.deployment
 
     def serve(self) -> None:
@@ -306,7 +303,6 @@ class Daemon:
                 self._clear()
 
     def poll(self) -> None:
-        """Look once at everyone."""
         self.channels.beat(self.clock())
         asked = self.server.poll(SOON if self.commands.pending or self.restarts.busy else POLL)
         self._supervise()
@@ -320,7 +316,6 @@ class Daemon:
             self.endpoint.text = render(self._status())
 
     def save(self) -> None:
-        """Save the black box; a note says where it is, or why that could not be done."""
         self.save_at = None
         self.records.save(self.ring)
 

@@ -56,7 +56,6 @@ class Processes:
         return [child.died for child in children if child.has_died()]
 
     def restart_dead(self) -> None:
-        """Start cameras, recorder and remote access again where they died."""
         self.cameras.restart_failed()
         if self.recorder.died:
             self._record()
@@ -82,7 +81,6 @@ class Processes:
         self.remote.stop(patience=2.0)
 
     def status(self) -> dict[str, Any]:
-        """Status of the processes that a deployment may have."""
         about, found = self.deployment, dict[str, Any]()
         if about.recording:
             found["recorder"] = self._recorder_status()
@@ -160,11 +158,9 @@ class Restarts:
 
     @property
     def busy(self) -> bool:
-        """Whether a restart is under way."""
         return self._task is not None
 
     def poll(self) -> None:
-        """Go on with what is under way."""
         if self._task is not None:
             if next(self._task, self) is self:
                 self._task = None
@@ -172,8 +168,6 @@ class Restarts:
             self._loading = None
 
     def restart_all(self, client: Client, request: Request) -> None:
-        """The robot's processes anew, after the control process died."""
-
         def restart() -> Iterator[None]:
             yield from self.processes.end_all()
             self.start()

@@ -24,8 +24,6 @@ STALE = 2.0  # s after which a request that moves an arm is refused
 
 
 class Verb(StrEnum):
-    """An operator's requests."""
-
     STATUS = "status"
     ARM = "arm"
     START = "start"
@@ -74,13 +72,11 @@ class Request:
 
     @property
     def command(self) -> Command:
-        """The command of the control process."""
         if self.verb == Verb.RELEASE and self.supported:
             return Command.RELEASE_SUPPORTED
         return Command.__members__.get(self.verb.name, Command.NOTHING)
 
     def line(self) -> bytes:
-        """The encoded line."""
         about: dict[str, Any] = {
             "version": PROTOCOL,
             "number": self.number,
@@ -116,7 +112,6 @@ class Reply:
     status: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def line(self) -> bytes:
-        """The encoded line."""
         about = {"version": PROTOCOL, "number": self.number, "ok": self.ok, "reason": self.reason}
         return json.dumps({**about, "status": self.status}).encode() + b"\n"
 
@@ -203,6 +198,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """A value of unknown type and size, shortened for a log line."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

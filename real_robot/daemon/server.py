@@ -129,7 +129,6 @@ class RpcServer:
             self._drop(client, "it does not read its answers")
 
     def close(self) -> None:
-        """Disconnect all clients and remove the socket."""
         for client in list(self.clients):
             self._drop(client)
         self.selector.close()

@@ -65,7 +65,6 @@ class StatusMonitor:
         self.began = self.ticked = self.spoke = self.clock()
 
     def note(self, text: str) -> None:
-        """Note a line for the status and the log."""
         self.notes.append(f"{self.clock():.3f} {text}")
         LOG.info(text)
 
@@ -94,7 +93,6 @@ class StatusMonitor:
         return self.mode == Mode.ESTOP
 
     def policy_started(self) -> None:
-        """A new one was started: it has said nothing yet."""
         self.chunks, self.spoke, self.policy_silent = 0, self.clock(), False
 
     def answered(self, command: int) -> bool | None:
@@ -105,7 +103,6 @@ class StatusMonitor:
         return False if int(fields["refused"]) == command else None
 
     def why_not(self, verb: Verb) -> str:
-        """One line that says why a command was refused."""
         if reason := bytes(self.channels.state.fields[0]["reason"]).decode(errors="replace"):
             return reason
         return f"{WHEN.get(verb, 'it was refused')}; it is {self.mode.name}"
@@ -175,7 +172,6 @@ class StatusMonitor:
 
 
 def _finite(value: float) -> float | None:
-    """None for what JSON has no number for."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -243,7 +239,6 @@ class Endpoint:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Answer no more."""
         self.server.shutdown()
         self.server.server_close()
 
@@ -270,7 +265,6 @@ class Notifier:
         self.period = int(period) / 1e6 if period.isdecimal() else None
 
     def ready(self) -> None:
-        """The service is there."""
         self._say("READY=1")
 
     def alive(self) -> None:
@@ -282,7 +276,6 @@ class Notifier:
             self._say("WATCHDOG=1")
 
     def ending(self) -> None:
-        """Tell systemd that the daemon ends in order."""
         self._say("STOPPING=1")
 
     def _say(self, words: str) -> None:

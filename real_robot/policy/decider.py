@@ -107,7 +107,6 @@ class RtcAlignment:
         return min(int(max(self.latencies, default=0.0) / self.dt + 1.0), self.chunk - 1)
 
     def chunk_posted(self) -> None:
-        """Note that the newest plan was posted now."""
         self.latencies.append(self.clock() - self.start)
 
 
@@ -243,8 +242,6 @@ class Decider:
 
 
 class NoiseRecorder:
-    """Records the newest noise (flat) that a policy samples."""
-
     def __init__(self, policy: Policy) -> None:
         self._sample_noise = policy.sample_noise
         self.noise = np.zeros(0, np.float32)

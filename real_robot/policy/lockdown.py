@@ -130,7 +130,6 @@ def _forbid_files() -> str:
 
 
 def _devices() -> Iterator[str]:
-    """The devices of this machine that may be written."""
     for pattern in DEVICES:
         yield from glob(pattern)
 

@@ -156,7 +156,6 @@ class Success:
         self.known = SENSED in self.sensed or (self.within is not None and {*GOAL} <= has)
 
     def __call__(self, q: Floats, sensed: Iterable[float]) -> bool | None:
-        """Success at joints `q` [n] and the sensed numbers."""
         if not self.known:
             return None
         values = {**self.given, **dict(zip(self.sensed, sensed, strict=True))}

@@ -65,7 +65,6 @@ def require_rehearsed(deployment: Deployment) -> None:
 
 
 def remember(deployment: Deployment) -> None:
-    """Keep that the calibration was rehearsed."""
     file = _file(deployment)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as kept:
@@ -202,7 +201,6 @@ def _lead(session: RobotSession, begin: Floats, target: Floats) -> Floats:
 
 
 def _require_moved(names: tuple[str, ...], at: int, moved: Floats, asked: Floats) -> None:
-    """The joint went where it was sent, and no other moved."""
     off = np.abs(moved - asked)
     worst = int(np.argmax(off))
     if off[worst] > NEAR * abs(asked[at]):

@@ -149,7 +149,6 @@ class RealEnv(VecEnv):
             self.session.rest()
 
     def _apply_action(self, wish: np.ndarray[Any, Any]) -> None:
-        """Send one action and wait for its end."""
         session = self.session
         session.wait_until_held(self.config.patience)
         if session.mode != Mode.RUNNING:
@@ -165,7 +164,6 @@ class RealEnv(VecEnv):
         self.age += 1
 
     def _evaluate(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:
-        """Terminated and truncated, the reward, and what is logged."""
         fields = self.session.state
         won = self.success(fields["q"], fields["sensed"])
         counts = np.array(fields["counts"], float)
@@ -239,7 +237,6 @@ class RealEnv(VecEnv):
         return torch.tensor(fitted(self.images.reward_image(self.observed_at), height, width))
 
     def close(self) -> None:
-        """The arm comes to rest and is held."""
         self.images.close()
         self.deadman.close()
         self.session.close()

@@ -110,7 +110,6 @@ class RobotSession:
 
     @property
     def state(self) -> Any:
-        """The newest state message that `update` read."""
         return self.state_mailbox.fields[0]
 
     @property
@@ -122,7 +121,6 @@ class RobotSession:
         return bytes(self.state["fault"]).decode(errors="replace")
 
     def update(self) -> None:
-        """Wait for a newer state message."""
         self.wait_until(self.state_mailbox.receive, "a new state from the control process", 5.0)
 
     def send_action(self, action: Floats, seen: float) -> None:
@@ -256,11 +254,9 @@ class DeadmanTimer:
         self.thread.start()
 
     def feed(self) -> None:
-        """Restart the timer."""
         self.last = time.monotonic()
 
     def pause(self) -> None:
-        """Stop the timer until the next `feed`."""
         self.last = None
 
     def _run(self) -> None:

@@ -293,7 +293,6 @@ class Tank:
         return state | {name: getattr(self, name)[0].copy() for name in PENDING}
 
     def set_state(self, state: Mapping[str, Floats]) -> None:
-        """Continue with the books of `get_state`."""
         for name in BOOKS:
             setattr(self, name, np.array(state[name]))
         for name in PENDING:

@@ -142,7 +142,6 @@ def rounded(values: Any) -> list[float]:
 
 
 def point(values: Any) -> Any:
-    """A tuple of metres, to the micrometre."""
     return tuple(round(float(v), 6) + 0.0 for v in values)
 
 
@@ -271,7 +270,6 @@ class Arm:
                 yield one, two
 
     def _joined(self, a: int, b: int) -> bool:
-        """Whether nothing, or one joint, is between bodies `a` and `b`."""
         i, j = sorted((self.moves_with[a], self.moves_with[b]))
         if i == j:
             return True
@@ -301,7 +299,6 @@ def _subtree(mj: Any, base: int, joints: Sequence[int]) -> list[int]:
 
 
 def _root(mj: Any, body: int) -> int:
-    """The ancestor of `body` that stands on the world."""
     while mj.body_parentid[body]:
         body = int(mj.body_parentid[body])
     return body

@@ -155,7 +155,6 @@ class Geometry(Region):
         return distances
 
     def _require_body(self, name: str) -> None:
-        """ConfigError unless the model has a body `name`."""
         if name not in self.model.names:
             raise ConfigError(
                 f"geometry: the model has no body {name}{nearest(name, self.model.names)}"

@@ -221,7 +221,6 @@ class Reflex:
         np.clip(normal, -self._clip, self._clip, out=normal)
 
     def _recover(self, tick: Tick) -> None:
-        """Take the recovery's step and stiffness instead of the policy's."""
         n = len(self.stride)
         action = self._recovery(self._inputs[: 4 * n])
         np.tanh(action, out=action)
@@ -266,7 +265,6 @@ def _require_fit(
 
 
 def _sigmoid(x: float) -> float:
-    """The logistic function of `x`."""
     return 0.5 * (1.0 + float(np.tanh(0.5 * x)))
 
 
@@ -295,7 +293,6 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
 
 
 def _risk_layers(weights: dict[str, Floats], member: int) -> list[tuple[Floats, Floats]]:
-    """Layers of risk network number `member`."""
     depth = sum(name.startswith("risks.weights.") for name in weights)
     return [
         (
@@ -307,7 +304,6 @@ def _risk_layers(weights: dict[str, Floats], member: int) -> list[tuple[Floats, 
 
 
 def _recovery_layers(weights: dict[str, Floats]) -> list[tuple[Floats, Floats]]:
-    """Layers of the recovery's network."""
     names = [n for n in weights if n.startswith("recovery.") and n.endswith(".weight")]
     return [
         (np.ascontiguousarray(weights[f"recovery.{i}.weight"].T), weights[f"recovery.{i}.bias"])

@@ -88,7 +88,6 @@ class Keyboard(Device):
 
 
 def held_keys(names: set[str]) -> Held:
-    """The motion that pressed keys mean."""
     motion = [0.0] * 6
     for name in names & set(KEYS):
         axis, way = KEYS[name]
@@ -219,8 +218,6 @@ class LeaderConfig(Reach):
 
 
 class LeaderMotion:
-    """Actions towards the place of the leader's tool."""
-
     def __init__(self, reach: Reach, clock: Callable[[], float]) -> None:
         self.reach = reach
         self.clock = clock

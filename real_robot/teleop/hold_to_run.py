@@ -64,11 +64,9 @@ class Terminal:
 
     @property
     def foreground(self) -> bool:
-        """Whether this process is the one that is typed to."""
         return self.there and os.tcgetpgrp(self.file) == os.getpgrp()
 
     def begin(self) -> None:
-        """ConfigError where something else reads its keys."""
         if self.readers:
             raise ConfigError("two parts of this program want the terminal's keys: leave one out")
         self.readers.add(self.file)
@@ -88,12 +86,10 @@ class Terminal:
             return None
 
     def forget(self) -> None:
-        """Drop what was typed and not read."""
         with suppress(termios.error):
             termios.tcflush(self.file, termios.TCIFLUSH)
 
     def close(self) -> None:
-        """Set the terminal back to how it was before `begin`."""
         if self._restore is not None:
             self._restore()
             self._restore = None
@@ -104,7 +100,6 @@ class Terminal:
 
 
 def restore(file: int, before: list[Any]) -> None:
-    """Give the terminal its settings back, where it is still there."""
     Terminal.readers.discard(file)
     with suppress(termios.error):
         termios.tcsetattr(file, termios.TCSAFLUSH, before)

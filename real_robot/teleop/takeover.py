@@ -63,7 +63,6 @@ class Takeover(OperatorThread):
 
     @property
     def hint(self) -> str:
-        """Words for what the operator may do."""
         name, linger = type(self.device).__name__, self.person.config.linger
         if self.always:
             return f"{name}: it moves the arm from here on"
@@ -111,7 +110,6 @@ class Takeover(OperatorThread):
         out.send()
 
     def _close(self) -> None:
-        """The arm is given back."""
         self.device.close()
         self._send(np.zeros(len(self.spec.act.names)), False, 0.0)
         for box in (self.state, self.out):

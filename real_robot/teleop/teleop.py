@@ -116,7 +116,6 @@ class Teleoperator(Policy):
         return torch.tensor([self._look(obs)])
 
     def taken(self, obs: Tensors) -> Tensor:
-        """Actions [1, A] of the person now."""
         self._look(obs)
         return self._action()[None]
 
