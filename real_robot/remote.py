@@ -315,9 +315,9 @@ class Authenticator:
 
     def _admit(self, message: list[bytes]) -> None:
         _, number, _, address, _, mechanism, *credentials = message
-        name, where = None, address.decode(errors="replace")
-        if mechanism == b"CURVE" and len(credentials) == 1:
-            name = self._name(z85.encode(credentials[0]))
+        where = address.decode(errors="replace")
+        curve = mechanism == b"CURVE" and len(credentials) == 1
+        name = self._name(z85.encode(credentials[0])) if curve else None
         if name is None:
             LOG.warning("refused: a client at %s whose key is not in %s", where, self.clients)
             said = [b"400", b"this key is not known", b""]

@@ -100,7 +100,7 @@ class RealEnv(VecEnv):
         self.session = RobotSession.at(
             self.deployment, Path(config.folder) if config.folder else None, config.hold
         )
-        self.images.attach_state(self.session.folder_path, self.observer.given)
+        self.images.attach_state(self.session.folder, self.observer.given)
         self.rate = Rate(1 / self.spec.dt)
         self.still = np.zeros(self.spec.act.size)
         self.deadman = DeadmanTimer(0.4 * self.deployment.fresh.stop, self._rest, self.session.lock)
@@ -200,7 +200,7 @@ class RealEnv(VecEnv):
         session = self.session
         if session.mode != Mode.ESTOP:
             return
-        then = f"look at it, then: embodied robot reset folder={session.folder_path}"
+        then = f"look at it, then: embodied robot reset folder={session.folder}"
         print(f"the arm latched a fault: {session.fault}\n{then}", file=sys.stderr, flush=True)
         deadline = time.monotonic() + self.config.patience
         while session.mode == Mode.ESTOP:

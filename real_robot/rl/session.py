@@ -76,13 +76,11 @@ class RobotSession:
         self.shared = 0
         self.owner: object = None
         self.lock = threading.Lock()  # one user at a time
-        self._temporary_folder = (
-            None if folder is not None else tempfile.TemporaryDirectory(dir=memory_folder())
-        )
-        self.folder = (
-            Path(self._temporary_folder.name) if self._temporary_folder is not None else folder
-        )
-        assert self.folder is not None
+        self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            self._temporary_folder = tempfile.TemporaryDirectory(dir=memory_folder())
+            folder = Path(self._temporary_folder.name)
+        self.folder = folder
         try:
             self.daemon = DaemonProcess(self.folder, deployment)
         except RpcServerError as error:
@@ -92,7 +90,7 @@ class RobotSession:
         atexit.register(self._end)
         try:
             self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm to be held", PATIENCE)
-            channels = open_channels(self.deployment, self.folder_path, Role.POLICY)
+            channels = open_channels(self.deployment, self.folder, Role.POLICY)
             self.state_mailbox = channels.state
             self.chunk = channels.chunk
             self.number = 0
@@ -102,11 +100,6 @@ class RobotSession:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def folder_path(self) -> Path:
-        assert self.folder is not None
-        return self.folder
 
     @property
     def state(self) -> Any:

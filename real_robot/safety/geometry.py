@@ -17,6 +17,7 @@ import numpy as np
 
 from embodied.core.bounds import Bound, Number, Positive
 from embodied.core.build import ConfigError, nearest
+from embodied.embodiments.fr3 import rotation
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.safety.capsules import Body, Capsule, Kinematics, Model, Point, read_model
 from embodied.real_robot.safety.workspace import Region, unit_plane
@@ -251,7 +252,7 @@ class BoxDistances:
     def __init__(self, boxes: tuple[Box, ...]) -> None:
         self.centers = np.array([box.center for box in boxes])
         self.half = np.array([box.half for box in boxes])[:, None]
-        self.turns = np.stack([_rotation(np.array(box.turn)) for box in boxes])
+        self.turns = rotation(np.array([box.turn for box in boxes]))
 
     def __call__(self, ends: Floats) -> Floats:
         """Distances [k, boxes, C] (m) for starts and axes [k, 2, C, 3]."""
@@ -329,12 +330,3 @@ def _penetration(start: Floats, axis: Floats, half: Floats) -> Floats:
     shares = np.concatenate([shares, np.zeros((len(start), 1)), np.ones((len(start), 1))], 1)
     lines = offset[:, None] + shares[..., None] * rise[:, None]
     return np.minimum(lines.max(-1).min(-1), 0.0)
-
-
-def _rotation(vector: Floats) -> Floats:
-    """The rotation matrix [3, 3] of a rotation vector [3] (rad), by Rodrigues' formula."""
-    angle = float(np.linalg.norm(vector))
-    if angle < TINY:
-        return np.eye(3)
-    cross = np.cross(np.eye(3), vector / angle)
-    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross

@@ -68,12 +68,6 @@ class Keyboard(Device):
             pygame.K_LEFT: "discard",
             pygame.K_ESCAPE: "stop",
         }
-        self.key: Key = ""
-
-    def pressed(self) -> Key:
-        key = self.key
-        self.key = ""
-        return key
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         for event in self.pygame.event.get(self.pygame.KEYDOWN):
@@ -302,7 +296,6 @@ class TerminalKeyboard(Device):
         print(HINT, file=sys.stderr, flush=True)
         self.typed = dict[str, float]()
         self.looked = clock()
-        self.key: Key = ""
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         now, looked = self.clock(), self.looked
@@ -317,11 +310,6 @@ class TerminalKeyboard(Device):
         self.typed |= dict.fromkeys(names & {*KEYS, *GRIPS}, now)
         until = now - self.config.hold
         return held_keys({name for name, typed in self.typed.items() if typed > until})
-
-    def pressed(self) -> Key:
-        key = self.key
-        self.key = ""
-        return key
 
     def close(self) -> None:
         self.terminal.close()

@@ -206,20 +206,18 @@ class OperatorThread(ABC):
             self._opened.set()
         try:
             self._go.wait()
-            if self._folder is not None and not self._done.is_set() and self._begun(self._folder):
+            if self._folder is not None and not self._done.is_set():
+                try:
+                    self._begin(self._folder)
+                except Exception as error:
+                    self.problem = error
+                    return
+                finally:
+                    self._opened.set()
                 while not self._done.is_set():
                     self._look()
         finally:
             self._close()
-
-    def _begun(self, folder: Path) -> bool:
-        try:
-            self._begin(folder)
-        except Exception as error:
-            self.problem = error
-        finally:
-            self._opened.set()
-        return self.problem is None
 
     def close(self) -> None:
         """Safe to call twice."""
@@ -428,21 +426,12 @@ class InputKey(HoldDevice):
         self.file.close()
 
 
-class Beats:
-    """Writes into the mailbox `deadman` of `folder`. A daemon that starts again makes a new one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.there = DaemonMailbox(folder / DEADMAN, HEARTBEAT, write=True)
-
-    def beat(self, now: float) -> None:
-        """Send a beat of `now` (s, monotonic). Nothing happens where no daemon runs."""
-        if (mailbox := self.there.newest()) is not None:
-            mailbox.fields["count"] += 1
-            mailbox.fields["time"] = now
-            mailbox.send()
-
-    def close(self) -> None:
-        self.there.close()
+def beat(beats: DaemonMailbox, now: float) -> None:
+    """Send a beat of `now` (s, monotonic). Nothing happens where no daemon runs."""
+    if (mailbox := beats.newest()) is not None:
+        mailbox.fields["count"] += 1
+        mailbox.fields["time"] = now
+        mailbox.send()
 
 
 class HoldToRun(OperatorThread):
@@ -451,7 +440,7 @@ class HoldToRun(OperatorThread):
     def __init__(self, node: Node | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.node = SPACE if node is None else node
         self.last = -1e9
-        self.beats: Beats | None = None
+        self.beats: DaemonMailbox | None = None
         super().__init__(clock)
 
     @property
@@ -465,12 +454,13 @@ class HoldToRun(OperatorThread):
 
     def _begin(self, folder: Path) -> None:
         self.device.begin()
-        self.beats = Beats(folder)
+        self.beats = DaemonMailbox(folder / DEADMAN, HEARTBEAT, write=True)
 
     def _look(self) -> None:
-        if self.device.held() and self.beats is not None:
+        assert self.beats is not None
+        if self.device.held():
             self.last = self.clock()
-            self.beats.beat(self.last)
+            beat(self.beats, self.last)
 
     def _close(self) -> None:
         self.device.close()

@@ -47,6 +47,7 @@ class Device(Protocol):
     terminal's keys are its own, those of the episode among them."""
 
     reads_terminal = False
+    key: Key = ""
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         """The motion of the device now; `tool` (m) is the place of the arm's tool, where that is
@@ -56,7 +57,9 @@ class Device(Protocol):
     def pressed(self) -> Key:
         """A key of the episode (`embodied.real_robot.teleop.hold_to_run`) since the last call,
         where the device has such keys and not the terminal."""
-        return ""
+        key = self.key
+        self.key = ""
+        return key
 
     def close(self) -> None: ...
 

@@ -46,7 +46,7 @@ def env() -> Iterator[RealEnv]:
     made = RealEnv(Config(robot(), WORLD, horizon=60, patience=PATIENT))
     yield made
     made.close()
-    assert made.session.daemon.returncode == 0 and not made.session.folder_path.exists()
+    assert made.session.daemon.returncode == 0 and not made.session.folder.exists()
 
 
 @only_all

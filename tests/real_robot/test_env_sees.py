@@ -79,7 +79,7 @@ def test_a_camera_that_fails_is_waited_for(
         made.reset()
         assert not made.step(torch.zeros(1, 4)).log["stopped"].item()
         trouble.dark = 1
-        state = open_channels(made.deployment, made.session.folder_path).state
+        state = open_channels(made.deployment, made.session.folder).state
 
         def mend() -> None:
             while int(state.fields["mode"][0]) != Mode.IDLE:  # else this test never ends
