@@ -12,8 +12,8 @@ import mujoco
 import yaml
 
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from embodied.real_robot.safety.capsules import Model
 from embodied.real_robot.safety.fit_capsules import fit_model, shapes
+from embodied.real_robot.safety.geometry import Model
 
 
 def compile_arm(source: str) -> Any:

@@ -12,9 +12,16 @@ from typing import Any, Self, cast
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError, ServerLost
 from embodied.core.files import TEXT
-from embodied.serve.access import address
-from embodied.serve.codec import CodecError, decode, encode
-from embodied.serve.protocol import HEADER, MAX_MESSAGE, SCHEME, Message
+from embodied.serve.protocol import (
+    HEADER,
+    MAX_MESSAGE,
+    SCHEME,
+    CodecError,
+    Message,
+    address,
+    decode,
+    encode,
+)
 
 try:
     from websockets import exceptions as ws

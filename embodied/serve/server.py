@@ -16,9 +16,17 @@ from typing import Any, Protocol, Self
 
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError
-from embodied.serve.access import is_loopback
-from embodied.serve.codec import CodecError, decode, encode
-from embodied.serve.protocol import HEADER, MAX_MESSAGE, PORT, SCHEME, RequestError
+from embodied.serve.protocol import (
+    HEADER,
+    MAX_MESSAGE,
+    PORT,
+    SCHEME,
+    CodecError,
+    RequestError,
+    decode,
+    encode,
+    is_loopback,
+)
 
 try:
     from websockets.asyncio.server import ServerConnection, serve

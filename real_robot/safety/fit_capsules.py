@@ -16,8 +16,14 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.real_robot.kernel.arm_state import Floats
-from embodied.real_robot.safety.capsules import Body, Capsule, Joint, Kinematics, Model
-from embodied.real_robot.safety.geometry import SelfDistances
+from embodied.real_robot.safety.geometry import (
+    Body,
+    Capsule,
+    Joint,
+    Kinematics,
+    Model,
+    SelfDistances,
+)
 
 SLICES = 3
 WORTH = 0.85  # of the volume: what another slice has to come down to

@@ -28,15 +28,17 @@ from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.safety import fit_capsules
-from embodied.real_robot.safety.capsules import Kinematics, Model, read_model
 from embodied.real_robot.safety.geometry import (
     Box,
     BoxDistances,
     Config,
     Geometry,
+    Kinematics,
+    Model,
     Mounted,
     Plane,
     SelfDistances,
+    read_model,
 )
 from embodied.real_robot.safety.workspace import Config as Tool
 from embodied.real_robot.safety.workspace import Workspace
