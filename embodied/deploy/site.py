@@ -44,8 +44,7 @@ class Site:
 
     deployment: Deployment
     trained: Node | None
-    simulated: bool
-    """Whether the robot is simulated or emulated."""
+    simulated: bool  # whether the robot is simulated or emulated
     behind: Callable[[], float] = lambda: 0.0
     """s that the simulated robot has lost to real time so far. DriverError."""
 

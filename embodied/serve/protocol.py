@@ -47,12 +47,10 @@ from numpy.typing import NDArray
 from embodied.core.build import ConfigError
 
 VERSION = 1
-PORT = 8000
-"""Where openpi's servers listen by default, and ours."""
+PORT = 8000  # where openpi's servers listen by default, and ours
 MAX_MESSAGE = 64 * 2**20  # bytes
 MAX_NOISE = 2**22  # numbers of the noise of a decision
-OURS, NOISE, RESET = "embodied", "noise", "reset"
-"""Keys of a request that are no observations."""
+OURS, NOISE, RESET = "embodied", "noise", "reset"  # keys of a request that are no observations
 ACT, FEATURES = "act", "features"
 HEADER, SCHEME = "Authorization", "Api-Key"
 

@@ -39,14 +39,10 @@ from embodied.real_robot.kernel.source import SetPoint, Source
 
 @dataclass(slots=True)
 class Chunk:
-    actions: Floats
-    """Actions [count, A], one a step."""
-    start: float
-    """Time (s) of the first action."""
-    seen: float
-    """Time (s) of the observation that they were made from."""
-    person: bool = False
-    """Whether they are a person's."""
+    actions: Floats  # actions [count, A], one a step
+    start: float  # time (s) of the first action
+    seen: float  # time (s) of the observation that they were made from
+    person: bool = False  # whether they are a person's
 
 
 class ChunkFollower:
@@ -62,8 +58,7 @@ class ChunkFollower:
         self.chunk: Chunk | None = None
         self.previous: Chunk | None = None
         self.taken_over = False
-        self.paused = 0.0
-        """Time (s) for which the clock stood still."""
+        self.paused = 0.0  # time (s) for which the clock stood still
 
     def begin(self, q: Floats, width: float, now: float) -> None:
         """Begin at rest at `q` [n] with the hand `width` m open. The newest chunk stays."""
@@ -73,8 +68,7 @@ class ChunkFollower:
         self.width = width
         self.origin = self.last = now
         self.step = -1
-        self.steps_taken = 0
-        """Steps since the newest chunk came."""
+        self.steps_taken = 0  # steps since the newest chunk came
         self.starved = True
         self.intervened = False
         self.action = np.zeros(0)

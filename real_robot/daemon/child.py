@@ -30,8 +30,7 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         self._kill_at = float("inf")
         self._ending = False
-        self.died = ""
-        """How, once it did; empty while it lives, and after an `end` that was wanted."""
+        self.died = ""  # how, once it did; empty while it lives, and after an `end` that was wanted
 
     def start(self) -> None:
         """A new one; the one before should be dead."""

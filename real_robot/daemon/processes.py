@@ -37,8 +37,7 @@ class Processes:
         self.recorder = Child("recorder", "embodied.real_robot.recorder", folder)
         self.cameras = CameraProcesses(folder, deployment)
         self.remote = Child("remote", "embodied.real_robot.remote", folder, log="remote.out")
-        self.newcomer: Child | None = None
-        """A policy process that loads beside the one that acts."""
+        self.newcomer: Child | None = None  # A policy process that loads beside the one that acts
 
     def start(self) -> None:
         """Start all processes but `remote`, on new mailboxes."""

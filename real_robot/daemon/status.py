@@ -51,8 +51,7 @@ class StatusMonitor:
     clock: Callable[[], float]
     mode: Mode = Mode.DISCONNECTED
     fault: str = ""
-    stopped: str = ""
-    """Why the daemon itself stopped the newest episode; empty where it did not."""
+    stopped: str = ""  # why the daemon itself stopped the newest episode; empty where it did not
     first: float = 0.0  # when the first tick was
     ticks: int = 0
     chunks: int = 0

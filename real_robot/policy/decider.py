@@ -79,8 +79,7 @@ class RtcAlignment:
         self.dt = dt
         self.chunk = chunk
         self.clock = clock
-        self.start = 0.0
-        """Time (s) at which the first action of the newest plan begins."""
+        self.start = 0.0  # time (s) at which the first action of the newest plan begins
         self.paused = 0.0
         self.latencies: deque[float] = deque(maxlen=self.KEPT)
 

@@ -37,8 +37,7 @@ SEEN = 2e-3  # m: less of the tool's way is not seen
 AXES = (("forwards", "backwards"), ("to the left", "to the right"), ("up", "down"))
 Poses = Callable[[Floats, int], Floats]
 """Poses [k, 12] (m, rotation matrix) of the tool that joint `at` moves, at joints [k, n]."""
-Ask = Callable[[str], bool]
-"""Shows a question, and returns whether a person said yes."""
+Ask = Callable[[str], bool]  # shows a question, and returns whether a person said yes
 
 
 def known_folder() -> Path:

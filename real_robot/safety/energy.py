@@ -90,8 +90,7 @@ class Held:
 
     stiffness: Floats
     damping: Floats
-    stretch: Floats
-    """Stretch [m] (rad, m) beyond which the pull of a spring grows no more."""
+    stretch: Floats  # stretch [m] (rad, m) beyond which the pull of a spring grows no more
 
     def check(self, late: float) -> None:
         """ConfigError where springs that know the position `late` s late give energy away."""
@@ -382,8 +381,7 @@ class Energy:
         self.max_step = np.asarray(limits.velocity) * dt
         self.acceleration = np.asarray(limits.acceleration)
         self.jerk = np.asarray(limits.jerk)
-        self.share = 1.0
-        """Share of the newest step that was done."""
+        self.share = 1.0  # share of the newest step that was done
         self._shares = SHARES[:, None]
         self._last_sent = np.zeros(len(limits))
         self._last_rate = np.zeros(len(limits))

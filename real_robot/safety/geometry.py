@@ -314,8 +314,7 @@ class Geometry(Region):
         self.names = [self.model.names[b] for b in self.kinematics.bodies]
         pairs = self._pairs(config) if config.self_collision else []
         self._pair_distances = SelfDistances(self.kinematics, pairs) if pairs else None
-        self._planes = np.zeros((0, 4))
-        """Planes [p, 4]: unit normals and offsets (m)."""
+        self._planes = np.zeros((0, 4))  # planes [p, 4]: unit normals and offsets (m)
         if config.planes:
             planes = [unit_plane(each.plane, "geometry.planes") for each in config.planes]
             self._planes = np.stack(planes)

@@ -98,20 +98,17 @@ class Reflex:
     def _load(self, config: Config, joints: int, dt: float) -> None:
         node, spec, weights = _read(Path(config.run))
         _require_fit(config, node, spec, joints, dt)
-        self.threshold = float(node["threshold"])
-        """Risk from which on the recovery acts."""
+        self.threshold = float(node["threshold"])  # risk from which on the recovery acts
         self.release_threshold = self.threshold * float(node["release_ratio"])
         """Risk below which it stops to act."""
-        self.min_ticks = int(node["min_duration_steps"])
-        """Ticks for which it acts at least."""
+        self.min_ticks = int(node["min_duration_steps"])  # ticks for which it acts at least
         self.stride = np.asarray(config.stride)
         self.idle_stiffness = np.asarray(config.stiffness, float)
         """Elements [s] of the action for stiffness while the recovery does not act."""
         self.stiffness = self.idle_stiffness.copy()
         """Elements [s] of the action for stiffness that hold the arm now."""
         self._springs = np.asarray(config.springs)
-        self._min_stiffness = config.softest
-        """Lowest stiffness, as a share of the springs."""
+        self._min_stiffness = config.softest  # lowest stiffness, as a share of the springs
         self._mean = weights["encoder.norm.mean"]
         self._std = weights["encoder.norm.std"]
         self._clip = float(weights["encoder.norm.limit"])
@@ -153,12 +150,9 @@ class Reflex:
         self._forget()
 
     def _forget(self) -> None:
-        self.risk = 0.0
-        """Newest risk, 0 to 1."""
-        self.acting = False
-        """Whether the recovery's step was taken in the newest tick."""
-        self.acting_ticks = 0
-        """Ticks in a row in which it was taken."""
+        self.risk = 0.0  # newest risk, 0 to 1
+        self.acting = False  # whether the recovery's step was taken in the newest tick
+        self.acting_ticks = 0  # ticks in a row in which it was taken
         np.copyto(self.stiffness, self.idle_stiffness)
         self._sent_stiffness[:] = np.nan  # the driver's springs may have been changed meanwhile
 

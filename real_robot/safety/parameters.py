@@ -17,8 +17,7 @@ from typing import Any, cast
 from embodied.core.atomic_write import write_json
 from embodied.real_robot.deployment import Deployment
 
-VERSION = 1
-"""Version of what is counted; checksums of other versions cannot be compared."""
+VERSION = 1  # version of what is counted; checksums of other versions cannot be compared
 FILE = "safety.json"
 MOST_NAMES = 8
 OTHERS = frozenset(

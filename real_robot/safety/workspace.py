@@ -17,10 +17,8 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Place
 from embodied.real_robot.kernel.chain import Tick
 
-PARTS = 16
-"""Points of a line that are checked at once."""
-ROUNDS = 3
-"""Times that the line is divided: to PARTS^-ROUNDS = 1/4096 of its length."""
+PARTS = 16  # points of a line that are checked at once
+ROUNDS = 3  # times that the line is divided: to PARTS^-ROUNDS = 1/4096 of its length
 SHARES = np.arange(1, PARTS + 1) / PARTS
 
 

@@ -301,8 +301,7 @@ class DeviceFile:
 class HoldDevice(ABC):
     """A device that an operator holds. All calls come from one thread."""
 
-    hint: str
-    """Words for what the operator has to do: "hold ..."."""
+    hint: str  # words for what the operator has to do: "hold ..."
 
     @abstractmethod
     def begin(self) -> None:
