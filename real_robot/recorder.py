@@ -105,8 +105,7 @@ class EpisodeBuilder:
     def add_decision(
         self, seen: float, noise: NDArray[np.float32], taken_at: Floats | None = None
     ) -> None:
-        """The policy drew `noise` for what it saw at `seen` (s); its pictures were taken at
-        `taken_at` (s)."""
+        """The policy drew `noise` for what it saw at `seen` (s), with pictures `taken_at` (s)."""
         self.noises[seen] = noise.copy()
         if taken_at is not None:
             self.taken_at[seen] = dict(

@@ -81,8 +81,7 @@ class Pair:
 
 
 def make(folder: Path, name: str = CLIENT) -> list[Path]:
-    """Create a client's key pair, and the server's where there is none; the new files. KeyFileError
-    where a file of that name exists."""
+    """Create a client's key pair, and the server's where there is none. KeyFileError."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name) or name == SERVER:
         raise KeyFileError(f"name={name} should be letters and digits, and not {SERVER!r}")
     secret, public = folder / f"{name}.key_secret", folder / CLIENTS / f"{name}.key"
@@ -157,10 +156,7 @@ def call_remote(
     host: str, keys: Path, verb: Verb | str, timeout: float = 10.0, policy: str = "", name: str = ""
 ) -> Reply:
     """Send `verb` to the daemon at `host` (ADDRESS:PORT) and return its reply, within `timeout` s.
-
-    `name` is the key in the folder `keys`; `policy` is a folder on the robot's machine.
-    ClientError, RequestError, KeyFileError.
-    """
+    `name` is the key in the folder `keys`. ClientError, RequestError, KeyFileError."""
     if verb not in list(Verb):
         raise RequestError(f"unknown verb {verb!r} (known: {', '.join(Verb)})")
     own, server = secret_of(keys / f"{name or CLIENT}.key_secret"), keys / f"{SERVER}.key"
@@ -280,13 +276,10 @@ def guarded(context: zmq.Context[zmq.Socket[bytes]], keys: Pair) -> zmq.Socket[b
 
 class Authenticator:
     """Admits clients whose key is known (ZAP, rfc.zeromq.org/spec/27), and logs refusals. The
-    folder of public keys is read again for every new connection: adding or removing a file takes
-    effect at once.
+    folder of public keys is read again for every new connection.
 
-    `zmq.auth` is not used, for three reasons. Its callback gets the key without the client's
-    address, which the log of refusals names. It answers in a thread or an asyncio loop of its own,
-    while the relay polls all its sockets in one loop. It does not report failed handshakes, so the
-    socket monitor below would be needed beside it.
+    `zmq.auth` is not used: its callback does not get the client's address, it answers in a thread
+    or loop of its own, and it does not report failed handshakes.
 
     Call `poll` when `requests` or `events` is readable. Create it before binding the ROUTER.
     """

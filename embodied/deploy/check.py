@@ -277,8 +277,7 @@ def _measured(made: Deployment, names: Sequence[str], ends: torch.Tensor) -> Flo
 def _allowed(
     made: Deployment, controller: Controller, key: str, names: Sequence[str]
 ) -> tuple[Floats, Floats, Floats]:
-    """Low and high limits [k] of the elements `names`, infinite where there are none, and what may
-    be beyond."""
+    """Low and high limits [k] of the elements `names` (infinite: none), and what may be beyond."""
     least, most, slack = (np.full(len(names), end) for end in (-np.inf, np.inf, SLACK))
     places = {f"q{i}": i - 1 for i in range(1, made.joints + 1)}
     if made.outside is not None:
@@ -445,11 +444,7 @@ SEED = 7
 
 
 def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
-    """The largest differences of observations (in their units) and of actions, or why not.
-
-    The first observation of the run's environment goes to the policy as it is; its named numbers go
-    through the robot's kinematics and observer to the same policy, with the same noise.
-    """
+    """The largest differences of observations (in their units) and of actions, or why not."""
     assert site.trained is not None
     try:
         require_inside(site.trained["env"], "its run.yaml")

@@ -97,9 +97,8 @@ def summary(table: ArmFile) -> list[str]:
 
 
 def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = None) -> str:
-    """A robot's YAML for a simulation of `path`, or for the driver class `own`, with limits to
-    begin with. The velocity limit is half of the arm's own; what the file does not say is `???`,
-    and does not start."""
+    """A robot's YAML for a simulation of `path`, or for the driver class `own`. The velocity limit
+    is half of the arm's own; what the file does not say is `???`, and does not start."""
     low, high = _reach(table)
     arm, n = str(Path(config.out).resolve()), len(table.joints)
     driver: dict[str, Any] = {"_target_": own}

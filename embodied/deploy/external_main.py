@@ -10,13 +10,10 @@ is answered once, with `error` (one line) where it was not done:
     {"do": "act", "action": {...}}  sent
     {"do": "rest"}                  the arm comes to rest
 
-When the other end closes, the arm comes to rest and is held, and this process ends.
-
-Lends a robot to another program: measurements out, actions in, behind the daemon and its limits.
-
-The other program may have another interpreter (`embodied.deploy.external_main` speaks with it); it
-never speaks with a driver. When it falls silent the arm is brought to rest and held; the next
-action moves it again. After a latched fault nothing moves until an operator's reset.
+Measurements go out and actions come in, behind the daemon and its limits. The other program may
+have another interpreter; it never speaks with a driver. When it falls silent the arm is brought to
+rest and held; the next action moves it again. When it closes its end, this process ends too. After
+a latched fault nothing moves until an operator's reset.
 
 All names end in `.pos` or `.vel`: LeRobot's rollout command passes no others between a robot and a
 policy. `tool_x.pos` is the policies' `tool_x`, `dx.vel` the controller's `dx`.
@@ -153,8 +150,7 @@ class External:
         self.seen = float(self.session.state["measured"])
 
     def observe(self) -> tuple[Numbers, dict[str, Frame]]:
-        """The newest measurement, and the newest image of each camera. RobotSessionError after a
-        latched fault, CameraError."""
+        """The newest measurement and images. RobotSessionError (a latched fault), CameraError."""
         session = self._connected()
         with session.lock:
             session.update()
@@ -255,35 +251,20 @@ MOST = 1 << 20  # bytes of a request
 Reply = tuple[dict[str, Any], list[Frame]]
 
 
-class Server:
-    def __init__(self) -> None:
-        self.robot: External | None = None
-
-    def answer(self, request: dict[str, Any]) -> Reply:
-        verb = request.pop("do", "")
-        if verb == "begin":
-            self.robot = External(parse(Config, {"words": [], **request}, "robot"))
-            return self.robot.describe(), []
-        robot = self.robot
-        if robot is None:
-            raise ConfigError("begin first")
-        if verb == "connect":
-            robot.connect()
-        elif verb == "observe":
-            numbers, images = robot.observe()
-            shapes = {name: image.shape for name, image in images.items()}
-            return {"numbers": numbers, "images": shapes}, list(images.values())
-        elif verb == "act":
-            return {"sent": robot.act(request["action"])}, []
-        elif verb == "rest":
-            robot.rest()
-        else:
-            raise ConfigError(f"{verb!r} is not understood")
-        return {}, []
-
-    def close(self) -> None:
-        if self.robot is not None:
-            self.robot.close()
+def answer(robot: External, verb: str, request: dict[str, Any]) -> Reply:
+    if verb == "connect":
+        robot.connect()
+    elif verb == "observe":
+        numbers, images = robot.observe()
+        shapes = {name: image.shape for name, image in images.items()}
+        return {"numbers": numbers, "images": shapes}, list(images.values())
+    elif verb == "act":
+        return {"sent": robot.act(request["action"])}, []
+    elif verb == "rest":
+        robot.rest()
+    else:
+        raise ConfigError(f"{verb!r} is not understood")
+    return {}, []
 
 
 def receive(wire: socket.socket) -> bytes:
@@ -309,12 +290,19 @@ def _exactly(wire: socket.socket, size: int) -> bytes:
 
 
 def serve(wire: socket.socket) -> None:
-    server = Server()
+    robot: External | None = None
     try:
         while True:
             request = json.loads(receive(wire))
+            verb = request.pop("do", "")
             try:
-                reply, images = server.answer(request)
+                if verb == "begin":
+                    robot = External(parse(Config, {"words": [], **request}, "robot"))
+                    reply, images = robot.describe(), []
+                elif robot is None:
+                    raise ConfigError("begin first")
+                else:
+                    reply, images = answer(robot, verb, request)
             except (ConfigError, RobotError, DriverError) as error:
                 reply, images = {"error": str(error)}, []
             send(wire, json.dumps(reply).encode())
@@ -323,7 +311,8 @@ def serve(wire: socket.socket) -> None:
     except (EOFError, OSError):
         pass
     finally:
-        server.close()
+        if robot is not None:
+            robot.close()
 
 
 def main(handle: int) -> None:

@@ -163,8 +163,7 @@ class Session:
 
     @property
     def unrecorded(self) -> str:
-        """Which episode is not (completely) in the recording, why, and what is; empty where all are
-        that should be."""
+        """Which episodes are not (completely) in the recording, and why; empty where all are."""
         lost = [k for k, each in enumerate(self.episodes, 1) if each.unkept not in ("", DROPPED)]
         if not lost or not self.deployment.recording:
             return ""
@@ -261,8 +260,7 @@ class Session:
             return
 
         def done(status: Status) -> bool:
-            """Whether the recorder has finished the newest episode, or cannot before it closes. A
-            restarted recorder counts from 0."""
+            """Whether the newest episode is finished, or cannot be."""
             recorder = status["recorder"]
             gone = bool(recorder["died"]) or not status["control"]["pid"]
             return gone or recorder["ended"] != self.before
@@ -286,8 +284,7 @@ class Session:
         watch: bool = True,
         patience: float = PATIENCE,
     ) -> Status:
-        """The status once `so` is True of it. Stopped after `patience` s, and (`watch`) where a
-        process died or the arm stopped."""
+        """The status once `so` is True of it. Stopped where it is late or (`watch`) faulty."""
         found: list[Status] = []
 
         def reached() -> bool:
@@ -358,9 +355,8 @@ class TeleopSession(Session):
 @dataclass(kw_only=True)
 class RecordSession(Session):
     """Episodes are kept unless the operator discards them, until the dataset has as many as it
-    should. Keys come from the terminal (`keys`) and from the `device`; `there`: how many episodes
-    the dataset has already. `reset_seconds`: how long an operator has to put the scene back (None:
-    until they press a key)."""
+    should. Keys come from the terminal (`keys`) and from the `device`; `there`: episodes that the
+    dataset has already; `reset_seconds`: time to put the scene back (None: until a key)."""
 
     keys: EpisodeKeys
     device: Device

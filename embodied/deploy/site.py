@@ -122,8 +122,7 @@ def _with_onboard_policy(onboard: Onboard, robot: Node, policy: str, output: Pat
 
 
 def trained_with(policy: Path) -> Node | None:
-    """The run.yaml of the run that the policy comes from; None where there is none, or no
-    environment in it."""
+    """The run.yaml of the policy's run; None where there is none, or no environment in it."""
     file = checkpoint.find(policy).parent.parent / "run.yaml"
     node = read_run_settings(file) if file.exists() else {}
     return node if node.get("env") else None
@@ -204,12 +203,13 @@ def fitted(policy: Path, file: str | None, robot: Node, output: Path) -> tuple[N
     if file is None or (controller.physical and isinstance(mapping.action, str)):
         ends = (1.0,) * spec.act.size  # its numbers are taken as they are
         mapping = replace(mapping, action=Affine(tuple(-end for end in ends), ends))
-    return robot, mapped_checkpoint(policy, mapping, robot, output, file or "mapping")
+    base = checkpoint.load_policy(policy)
+    mapped = Mapped.of(base, robot_spec(base.spec, mapping, robot, file or "mapping"), mapping)
+    return robot, str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", mapped, 0))
 
 
 def _names_joints(spec: Spec, robot: Node) -> bool:
-    """Whether the policy acts in the driver's own names and units, or in as many physical numbers
-    without names, which are taken in the driver's order."""
+    """Whether the policy acts in the driver's own names and units, or in as many without names."""
     joints, act = len(robot["limits"]["low"]), spec.act
     if act.is_unit or act.dtype != "float32" or not joints <= act.size <= joints + 1:
         return False
@@ -248,18 +248,6 @@ def told_checkpoint(policy: Path, task: str | None, output: Path) -> str:
     if told is base:
         return str(policy)
     return str(checkpoint.save(output / "told" / "checkpoints" / "00000000", told, 0))
-
-
-def mapped_checkpoint(
-    policy: Path, mapping: Mapping, robot: Node, output: Path, where: str = "mapping"
-) -> str:
-    """Write the policy of the run `policy`, joined by `mapping` to the settings `robot`, below
-    `output`; returns the checkpoint's folder. ConfigError where they do not fit, in one line that
-    begins with `where`."""
-    base = checkpoint.load_policy(policy)
-    spec = robot_spec(base.spec, mapping, robot, where)
-    mapped = Mapped.of(base, spec, mapping)
-    return str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", mapped, 0))
 
 
 def robot_spec(there: Spec, mapping: Mapping, robot: Node, where: str) -> Spec:

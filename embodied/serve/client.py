@@ -39,9 +39,7 @@ class Client:
     """One connection, opened at once; `metadata` is what the server sent first.
 
     `timeout`: s, for connecting and for each answer. ServerLost if nothing listens there or it
-    falls silent; RemoteError if the server refuses the token or speaks something else. After a
-    ServerLost the connection is closed: make another `Client`.
-    """
+    falls silent (make another `Client`); RemoteError if it refuses the token or is none."""
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 10.0) -> None:
         self.url, self.timeout = url, timeout

@@ -174,8 +174,7 @@ def _start(policy: Policy) -> Tensors:
 
 
 def _noise_of(policy: Policy) -> tuple[tuple[int, ...] | None, bool]:
-    """The shape of a decision's noise and whether it is normal; None: neither normal nor zero, so
-    that only the policy itself can sample it."""
+    """The shape of a decision's noise and whether it is normal; None: only the policy can sample."""
     with forked(0):
         noise = policy.sample_noise(3)
         torch.manual_seed(0)

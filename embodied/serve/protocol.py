@@ -154,10 +154,8 @@ class CodecError(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """MessagePack of maps, lists, text, bytes, numbers, booleans, None and numpy arrays.
-
-    CodecError for anything else, also for arrays of objects, text or complex numbers.
-    """
+    """MessagePack of maps, lists, text, bytes, numbers, booleans, None and numpy arrays of numbers.
+    CodecError for anything else."""
     parts: list[bytes | memoryview] = []
     _write(value, parts, 0)
     return b"".join(parts)
@@ -403,9 +401,8 @@ def read_token(path: Path) -> str:
 
 
 def find_token(url: str, file: str | None) -> str | None:
-    """The token to send to the server at `url`: that of `file`, else of the variable
-    EMBODIED_TOKEN, else, for a server on this machine, that of its default file; None if there is
-    none."""
+    """The token for the server at `url`: of `file`, of the variable EMBODIED_TOKEN, or, on this
+    machine, of the server's default file; None if there is none."""
     if file is not None:
         return read_token(Path(file).expanduser())
     if os.environ.get(VARIABLE):

@@ -143,8 +143,7 @@ class ChunkFollower:
         self.width = float(width[0])
 
     def _action(self, middle: float) -> Floats | None:
-        """Action [A] of the step around time `middle` (s): the newest chunk's, blended with that
-        of the chunk before; None where the newest has none."""
+        """Action [A] of the step around time `middle` (s), blended with the chunk before."""
         newest = self._action_of(self.chunk, middle)
         previous = self._action_of(self.previous, middle)
         if newest is None or previous is None or self.steps_taken >= self.blend:
@@ -166,13 +165,12 @@ class ChunkCheck:
     """Call the object with a CHUNK record and the time (s), or `person` with a PERSON record: the
     answer says in one line why the record cannot be followed, and is empty where it can.
 
-    The policy and the operator's terminal are other processes, and what they write is not trusted:
-    a record that is refused never reaches the follower. Actions themselves are not looked at; the
-    safety chain refuses those that are not finite.
+    The policy and the operator's terminal are other processes, and what they write is not trusted.
+    Actions themselves are not looked at; the safety chain refuses those that are not finite.
 
     `names` are the controller's actions. Stamps must not be more than `ahead` s in the future
     (`start`: and a step of `dt` s, since real-time chunking begins on a grid). Stamps of long ago
-    are fine here: the chain says what is too old. Costs 8 us a chunk.
+    are fine here: the chain says what is too old.
     """
 
     def __init__(self, names: Sequence[str], dt: float, ahead: float) -> None:

@@ -77,8 +77,7 @@ class BlackBoxes:
         return f"a daemon before this one was killed; its last {len(records)} records are in {path}"
 
     def save(self, ring: BlackBox) -> None:
-        """Begin: a thread copies `ring` (not to be closed) at once, and writes it when those before
-        it are written."""
+        """A thread copies `ring` (not to be closed) at once, and writes it after the others."""
         arguments = (ring, self._new_path(), self._last)
         # A thread each: a disk that hangs must not delay the copy of what the next fault left.
         self._last = Thread(target=self._save, args=arguments, daemon=True)
@@ -320,8 +319,7 @@ class Daemon:
         self.records.save(self.ring)
 
     def _start(self) -> None:
-        """All processes, on new mailboxes: one that died may have left the old ones half
-        written."""
+        """All processes, on new mailboxes: who died may have left the old ones half written."""
         self._clear()
         # Only the daemon, which has the folder's lock, writes it; what another program wrote goes.
         self.deployment.write(self.folder)

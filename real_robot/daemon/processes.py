@@ -191,8 +191,7 @@ class Restarts:
         self._begin(restart(), client, request)
 
     def load(self, client: Client, request: Request) -> None:
-        """Start the policy that the request names beside the one that acts; it takes over when it
-        is ready."""
+        """Load the policy that the request names; it takes over when it is ready."""
         if self.processes.newcomer is not None:
             self.answer(client, request, False, "another policy is being loaded; wait for it")
         else:

@@ -55,11 +55,11 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """`number` counts up in a connection; `time` (s) is when it was sent, on the monotonic clock
-    that all processes of a machine share; `policy` is the run or checkpoint to `load`, `seconds`
-    the time limit of the episode to `start` (None: none). `session`: the token of the session that
-    asks; empty for an operator. `supported`: a person holds the arm that is to be released. `stop`:
-    number of the newest press of the emergency stop that the operator who resets has seen."""
+    """`number` counts up in a connection; `time` (s): when it was sent, on the monotonic clock that
+    all processes of a machine share; `policy`: run or checkpoint to `load`; `seconds`: limit of the
+    episode to `start` (None: none); `session`: token of the session that asks (empty: an
+    operator); `supported`: a person holds the arm that is to be released; `stop`: number of the
+    newest press of the emergency stop that the operator who resets has seen."""
 
     number: int
     time: float
@@ -103,8 +103,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply to request `number` (0: to a line without one): whether it was done, why not, and
-    the status."""
+    """The reply to request `number` (0: to a line without one): whether it was done, or why not."""
 
     number: int
     ok: bool

@@ -280,10 +280,8 @@ def listens(folder: Path) -> bool:
 
 
 def find(robot: str | None = None) -> Path:
-    """The folder of the daemon of `robot`; without a name, of the only one that there is.
-
-    FolderError where there are several. Where there is none, the folder where one was looked for.
-    """
+    """The folder of the daemon of `robot`; without a name, of the only one that there is (none: the
+    folder where one was looked for). FolderError where there are several."""
     if robot is not None:
         return default_folder(robot)
     found = running()

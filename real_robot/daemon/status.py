@@ -267,8 +267,7 @@ class Notifier:
         self._say("READY=1")
 
     def alive(self) -> None:
-        """Tell systemd that the loop runs. Call it often; a message goes out four times in the
-        time that systemd waits."""
+        """Tell systemd that the loop runs, four times in the time that it waits. Call it often."""
         now = self.clock()
         if self.period is not None and now >= self.next:
             self.next = now + self.period / 4

@@ -163,8 +163,7 @@ class Decider:
         )
 
     def turn(self) -> bool:
-        """Decide from the newest state; False where there is none that is new, or where the policy
-        is on a server that is lost."""
+        """Decide from the newest state; False: there is no new one, or no policy server."""
         if not self.state.receive():
             return False
         fields = self.state.fields[0]
@@ -266,8 +265,7 @@ PAUSE = 0.05  # s between them, at most
 
 
 def main(folder: Path, policy: str = "") -> None:
-    """Decide once a step of the policy, until the daemon is gone. CheckpointError, ConfigError,
-    MailboxError, CameraError, RemoteError."""
+    """Decide once a step of the policy, until the daemon is gone."""
     turn = threading.Event()
     # Also out of a policy that never comes back.
     watch = DaemonWatch(lambda reason: os._exit(0), turn.set)

@@ -122,8 +122,8 @@ def rehearse(deployment: Deployment, folder: Path, hold: Node | None, ask: Ask) 
 
 
 def tool_poses(kinematics: str) -> Poses:
-    """Poses of an arm's tool: of several arms, of the one that the joint belongs to. A function of
-    a user's own says nothing of rotation: zeros."""
+    """Poses of the tool of the arm that a joint belongs to; without rotation (zeros) where the
+    kinematics are a user's function."""
     several = read_arms_file(kinematics)
     if several is None:
         try:

@@ -228,8 +228,7 @@ class RealEnv(VecEnv):
         return self._obs
 
     def render_batch(self, rows: Tensor, size: int) -> Tensor:
-        """The middle of the camera's next picture, uint8 [n, size, size, 3]; CameraError where
-        none comes."""
+        """The middle of the camera's next picture, uint8 [n, size, size, 3]. CameraError."""
         picture = torch.tensor(fitted(self.images.reward_image(self.observed_at), size, size))
         return picture[None].expand(len(rows), -1, -1, -1).clone()
 

@@ -156,9 +156,7 @@ class RobotSession:
         self.update()
         if self.mode in (Mode.ARMED, Mode.RUNNING, Mode.HOMING):
             self.request(Verb.STOP)
-        self.wait_until(
-            lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to come to rest", PATIENCE
-        )
+        self._wait_for_rest("the arm to come to rest", PATIENCE)
 
     @property
     def held(self) -> bool:
@@ -166,8 +164,7 @@ class RobotSession:
         return self.hand is None or self.hand.held
 
     def wait_until_held(self, patience: float) -> None:
-        """Hold-to-run: the arm rests until an operator holds it. RobotSessionError after `patience`
-        s."""
+        """Hold-to-run: rest until an operator holds the arm, for `patience` s at most."""
         if self.hand is None or self.held:
             return
         self.rest()
@@ -184,13 +181,14 @@ class RobotSession:
             )
         # A hand may let go on the way for as long as it likes.
         patience = PATIENCE if self.hand is None else math.inf
-        self.wait_until(
-            lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to reach its home pose", patience
-        )
+        self._wait_for_rest("the arm to reach its home pose", patience)
 
-    def _is(self, *modes: Mode) -> bool:
-        self.update()
-        return self.mode in modes
+    def _wait_for_rest(self, what: str, patience: float) -> None:
+        def rests() -> bool:
+            self.update()
+            return self.mode in (Mode.IDLE, Mode.ESTOP)
+
+        self.wait_until(rests, what, patience)
 
     def wait_until(self, so: Callable[[], bool], what: str, patience: float) -> None:
         """Call `so` until it returns True. RobotSessionError after `patience` s, or when the daemon
@@ -231,11 +229,8 @@ class RobotSession:
 
 
 class DeadmanTimer:
-    """Dead-man timer: calls `callback` once when `feed` was not called for `patience` s.
-
-    It runs in a thread of this process. When the whole process hangs, the control process stops the
-    arm instead.
-    """
+    """Calls `callback` once, in a thread, when `feed` was not called for `patience` s. When the
+    whole process hangs, the control process stops the arm instead."""
 
     def __init__(self, patience: float, callback: Callable[[], None], lock: threading.Lock) -> None:
         self.patience = patience

@@ -134,8 +134,7 @@ class Held:
     def refilled(
         self, moved: Floats, min_stiffness: Floats, max_stiffness: Floats, late: float
     ) -> Floats:
-        """Least energy that dampers take while the arm moves by `moved` [..., m], times the time
-        that it takes: [...] J s."""
+        """Least energy times time (J s) that dampers take while the arm moves by `moved`."""
         damping = self.damping * np.sqrt(min_stiffness / self.stiffness) - late * max_stiffness
         return (np.maximum(damping, 0.0) * moved * moved).sum(-1)
 
@@ -262,8 +261,7 @@ class Tank:
         self.stiffness_after[slot] = self.stiffness
 
     def _refill(self, now: Floats | float, due: NDArray[np.bool_]) -> None:
-        """Close the windows of the arms `due` [...]: damping took at least what a steady motion
-        would have lost."""
+        """Close windows of arms `due` [...]: damping took what a steady motion loses, or more."""
         config = self.config
         distance = np.abs(self.error(self.x, self.window_place))
         moved = np.maximum(distance - self.least_motion, 0.0)

@@ -31,8 +31,7 @@ ROUNDS, TRIES = 60, 32
 
 
 def fit_body(triangles: Floats) -> list[Capsule]:
-    """Small capsules that hold all of `triangles` [m, 3, 3]: across one axis, in at most three
-    slices where that saves volume; a seeded search over direction, place and radius of each."""
+    """Small capsules that hold all of `triangles` [m, 3, 3]."""
     best = [fit_points(triangles.reshape(-1, 3))]
     axes = [*np.eye(3), *_main_axes(triangles.reshape(-1, 3))]
     for count in range(2, SLICES + 1):
@@ -80,8 +79,7 @@ def _slices(triangles: Floats, axis: Floats, cuts: Floats) -> list[Floats]:
 
 
 def fit_points(points: Floats, rounds: int = ROUNDS) -> Capsule:
-    """A small capsule around `points` [m, 3]; a seeded search over its direction, place and
-    radius."""
+    """A small capsule around `points` [m, 3], by a seeded search."""
     ways = np.random.default_rng(1).normal(0, 1, (400, 3))
     outer = points[np.unique(np.argmax(points @ ways.T, axis=0))]  # the furthest in many directions
     random = np.random.default_rng(0)
