@@ -174,7 +174,7 @@ def _start(policy: Policy) -> Tensors:
 
 
 def _noise_of(policy: Policy) -> tuple[tuple[int, ...] | None, bool]:
-    """The shape of a decision's noise and whether it is normal; None: only the policy can sample."""
+    """The shape of a decision's noise, and whether it is normal; None: it cannot be chosen."""
     with forked(0):
         noise = policy.sample_noise(3)
         torch.manual_seed(0)

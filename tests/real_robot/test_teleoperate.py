@@ -26,7 +26,7 @@ from tests.builders import recorded
 from tests.real_robot.operators import Hand, Operator, in_mode
 from tests.real_robot.test_daemon import PATIENT, until
 from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, robot, said
-from tests.real_robot.test_filmed import files
+from tests.real_robot.test_record import files
 from tests.tiers import only_all
 
 RIGHT, LEFT, ESCAPE = b"\x1b[C", b"\x1b[D", b"\x1b"
