@@ -1,5 +1,4 @@
-"""A policy made for the simulation moves an arm behind a driver, by the names of what it sees, and by
-pictures of cameras."""
+"""A policy made for the simulation moves an arm behind a driver, by the names of what it sees."""
 
 from __future__ import annotations
 

@@ -410,12 +410,7 @@ def test_the_cube_is_lifted_over_the_wire(tmp_path: Path, folder: Path) -> None:
     out = tmp_path / "out"
     watched = Watched(folder)
     watched.start()
-    words = [
-        "robot=franka_sim",
-        "demonstrator=fr3_lift_deploy",
-        f"seconds={LONGEST}",
-        *VERY_PATIENTLY,
-    ]
+    words = ["robot=franka_sim", "demonstrator=fr3_lift_deploy", f"seconds={LONGEST}"]
     deploy = start(tmp_path, folder, *words, *VERY_PATIENTLY)
     try:
         text = deploy.communicate(timeout=2 * LONGEST)[0]

@@ -1,5 +1,4 @@
-"""Policies of others in `embodied deploy`: of a user's own package, which only the command line allows,
-of a mapping, and of LeRobot's data on an SO-101."""
+"""Policies in `embodied deploy`: of a user's own package, of a mapping, of LeRobot's data."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the recorder makes of an arm's ticks and of cameras' pictures, and that nothing which befalls
-it touches the arm."""
+"""What the recorder makes of an arm's ticks and of pictures; nothing that befalls it touches the arm."""
 
 from __future__ import annotations
 

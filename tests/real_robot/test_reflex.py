@@ -1,5 +1,4 @@
-"""The reflex on a robot: the trained policy's numbers, in the chain, without torch; and that of a run
-in `robot=sim_channel`, before the walls that it was trained with."""
+"""The reflex on a robot: the trained policy's numbers, without torch, and before a simulated wall."""
 
 from __future__ import annotations
 
