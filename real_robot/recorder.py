@@ -18,7 +18,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,7 +54,7 @@ from embodied.real_robot.policy.observer import Observer, Success, observer
 from embodied.real_robot.safety.parameters import checksum
 
 SuccessFunction = Callable[[Floats, Floats], bool | None]
-KEPT = 4096  # ticks, and noises, that are taken_at back upon
+KEPT = 4096  # ticks and decisions that are looked back upon
 
 
 def recorded_spec(spec: Spec, filmed: Mapping[str, tuple[int, int]] | None = None) -> Spec:
@@ -91,13 +90,9 @@ class EpisodeBuilder:
     noise: int
     success: SuccessFunction
     frames: FrameHistory = field(default_factory=lambda: FrameHistory({}, {}, (), 0.0))
-    ticks: OrderedDict[float, np.void] = field(default_factory=OrderedDict[float, np.void])
-    noises: OrderedDict[float, NDArray[np.float32]] = field(
-        default_factory=OrderedDict[float, NDArray[np.float32]]
-    )
-    taken_at: OrderedDict[float, dict[str, float]] = field(
-        default_factory=OrderedDict[float, dict[str, float]]
-    )
+    ticks: dict[float, np.void] = field(default_factory=dict[float, np.void])
+    noises: dict[float, NDArray[np.float32]] = field(default_factory=dict[float, Any])
+    taken_at: dict[float, dict[str, float]] = field(default_factory=dict[float, Any])
     steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     open: np.void | None = None
     last: np.void | None = None
@@ -108,9 +103,8 @@ class EpisodeBuilder:
         """The policy drew `noise` for what it saw at `seen` (s), with pictures `taken_at` (s)."""
         self.noises[seen] = noise.copy()
         if taken_at is not None:
-            self.taken_at[seen] = dict(
-                zip(self.frames.policy_names, taken_at.tolist(), strict=True)
-            )
+            names = self.frames.policy_names
+            self.taken_at[seen] = dict(zip(names, taken_at.tolist(), strict=True))
         _shorten(self.noises)
         _shorten(self.taken_at)
 
@@ -202,9 +196,9 @@ class EpisodeBuilder:
         return Episode(made, fault, success, words)
 
 
-def _shorten(kept: OrderedDict[float, Any]) -> None:
+def _shorten(kept: dict[float, Any]) -> None:
     while len(kept) > KEPT:
-        kept.popitem(last=False)
+        del kept[next(iter(kept))]
 
 
 PER_STEP = 4  # looks in a step of the policy

@@ -64,7 +64,6 @@ except ImportError as error:
     raise ConfigError('remote operators need pyzmq: pip install "embodied-rl[robot]"') from error
 
 SERVER, CLIENT = "server", "client"
-PUBLIC, SECRET = 0o644, 0o600
 CLIENTS = "clients"
 
 
@@ -90,14 +89,12 @@ def make(folder: Path, name: str = CLIENT) -> list[Path]:
             raise KeyFileError(f"{path} exists already; name=OTHER makes another key")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     public.parent.mkdir(mode=0o700, exist_ok=True)
-    made: list[Path] = []
     server, told = folder / f"{SERVER}.key_secret", folder / f"{SERVER}.key"
     if server.exists() != told.exists():
         raise KeyFileError(
             f"{folder} has only one half of the server's keys; choose another folder"
         )
-    if not server.exists():
-        made += _write(server, told)
+    made = [] if server.exists() else _write(server, told)
     return made + _write(secret, public)
 
 
@@ -129,17 +126,14 @@ def _read(path: Path) -> tuple[bytes, bytes | None]:
 
 def _write(secret: Path, public: Path) -> list[Path]:
     told, kept = (key.decode() for key in zmq.curve_keypair())
-    both = f'curve\n    public-key = "{told}"\n    secret-key = "{kept}"\n'
-    _new(secret, SECRET, both)
-    _new(public, PUBLIC, f'curve\n    public-key = "{told}"\n')
+    head = f'curve\n    public-key = "{told}"\n'
+    texts = {secret: (0o600, f'{head}    secret-key = "{kept}"\n'), public: (0o644, head)}
+    for path, (mode, text) in texts.items():
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), mode)
     return [secret, public]
-
-
-def _new(path: Path, mode: int, text: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-        os.fchmod(file.fileno(), mode)
 
 
 BYE = b""  # either side says it to end a line

@@ -71,11 +71,11 @@ def serving(policy: Policy, settings: Settings) -> Server:
     """The server of `policy`, which does not listen yet."""
     from embodied.serve.policy_service import PolicyService
     from embodied.serve.protocol import make_token
-    from embodied.serve.server import Limits, Server
+    from embodied.serve.server import Server
 
     token = make_token(token_path(settings)) if settings.token else None
-    limits = Limits(int(settings.message_mb * 2**20), settings.connections)
-    return Server(PolicyService(policy), settings.host, settings.port, token, limits)
+    limits = (int(settings.message_mb * 2**20), settings.connections)
+    return Server(PolicyService(policy), settings.host, settings.port, token, *limits)
 
 
 def token_path(settings: Settings) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.build import ConfigError, build, nearest
 from embodied.core.checkpoint import CheckpointError, find, load_policy, read_about
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
@@ -162,7 +162,9 @@ def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
     if missing and task:
         node = {"_target_": RENDERED, "fps": 15, "scene": {"_target_": SCENE, "task": task}}
         node["scene"]["camera"] = missing[0]
-        return False, f"{missing[0]} has no camera; to draw it: '{_word(missing[0], node)}'"
+        word = f"robot.cameras.{missing[0]}={json.dumps(node)}"
+        word = word.replace('"', "").replace(", ", ",")
+        return False, f"{missing[0]} has no camera; to draw it: '{word}'"
     PolicyImages(policy.spec, cameras, site.deployment.picture)
     filmed = {name: size for name, size in site.deployment.filmed.items() if name not in images}
     if spare := [name for name in cameras if name not in {**images, **filmed}]:
@@ -184,10 +186,6 @@ def _drawn_task(site: Site) -> str:
     simulation: Any = site.deployment.driver.get("world")
     simulated = isinstance(simulation, Mapping) and "task" in simulation
     return str(simulation["task"]) if simulated else ""
-
-
-def _word(camera: str, node: Node) -> str:
-    return f"robot.cameras.{camera}={json.dumps(node)}".replace('"', "").replace(", ", ",")
 
 
 def _pictures(site: Site, policy: Policy) -> tuple[bool | None, str]:

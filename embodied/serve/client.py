@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
@@ -59,10 +58,9 @@ class Client:
     def request_many(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The answers to several requests, which are sent without waiting for each answer."""
         answers: list[dict[str, Any]] = []
-        waiting: deque[None] = deque()
-        for message in messages:
-            if len(waiting) == IN_FLIGHT:
-                answers.append(self._answer(waiting))
+        for sent, message in enumerate(messages):
+            if sent - len(answers) == IN_FLIGHT:
+                answers.append(self._answer(last=False))
             data = encode(message)
             if len(data) > MAX_MESSAGE:
                 raise RemoteError(f"a request of {len(data):,} bytes is too large: fewer num_envs")
@@ -70,9 +68,8 @@ class Client:
                 self._connection.send(data)
             except LOST as error:
                 raise self._lost(error) from error
-            waiting.append(None)
-        while waiting:
-            answers.append(self._answer(waiting))
+        while len(answers) < len(messages):
+            answers.append(self._answer(last=len(answers) == len(messages) - 1))
         return answers
 
     def close(self) -> None:
@@ -85,15 +82,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, waiting: deque[None]) -> dict[str, Any]:
-        waiting.popleft()
+    def _answer(self, last: bool) -> dict[str, Any]:
         try:
             return self._receive("answer")
         except CodecError as error:
             self.close()
             raise RemoteError(f"{self.url} sent an answer that cannot be read: {error}") from error
         except RemoteError:
-            if waiting:  # answers that belong to no later request
+            if not last:  # answers that belong to no later request
                 self.close()
             raise
 

@@ -58,8 +58,12 @@ class PolicyService:
             return {"features": _out(self.policy.features(obs), batch)}
         noise = self._noise(request.get(NOISE), n, batch is not None)
         own = None if OURS in request else memory
-        if own is not None and _begins(request):
-            own.clear()
+        if own is not None:
+            begins = request.get(RESET, False)
+            if not isinstance(begins, bool):
+                raise RequestError(f"{RESET} is true or false, not {begins!s:.20}")
+            if begins:
+                own.clear()
         carry = (own or {}).get("carry") or self._carry(extra.get("carry"), n, batch is not None)
         if own is not None and "executed_steps" in carry:
             raise RequestError(
@@ -154,13 +158,6 @@ class PolicyService:
                 raise RequestError(f"{name} is {value.dtype}, and should be {start.dtype}")
             found[name] = _finite(value, name).to(self.device)
         return found
-
-
-def _begins(request: Mapping[str, Any]) -> bool:
-    value = request.get(RESET, False)
-    if not isinstance(value, bool):
-        raise RequestError(f"{RESET} is true or false, not {value!s:.20}")
-    return value
 
 
 def _start(policy: Policy) -> Tensors:

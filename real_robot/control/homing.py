@@ -7,7 +7,6 @@ q(s) = q_0 + (3 s^2 - 2 s^3) (q_1 - q_0), s from 0 to 1. The peak speed is at s 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -69,7 +68,7 @@ class Homing(Source):
         """Begin from rest at `q` [n]: straight (and the chain stops it) where no way is free."""
         poses = [q.copy(), *(self.route(q) or [self.home])]
         self.starts = poses[:-1]
-        self.ways = [b - a for a, b in itertools.pairwise(poses)]
+        self.ways = [b - a for a, b in pairwise(poses)]
         times = [self._time(start, way) for start, way in zip(self.starts, self.ways, strict=True)]
         times[-1] = max(LEAST, times[-1])
         self.ends = now + np.cumsum(times)

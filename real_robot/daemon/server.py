@@ -142,12 +142,13 @@ class RpcServer:
         except OSError as error:
             LOG.warning("a client could not be accepted: %s", error)
             return
-        # The peer is the same user; without SO_PEERCRED the socket's mode decides.
-        if hasattr(socket, "SO_PEERCRED") and _user_of(line) != os.geteuid():
-            self.refused += 1
-            LOG.warning("refused: a client of another user")
-            line.close()
-            return
+        if hasattr(socket, "SO_PEERCRED"):  # elsewhere the socket's mode decides
+            told = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if struct.unpack("3i", told)[1] != os.geteuid():
+                self.refused += 1
+                LOG.warning("refused: a client of another user")
+                line.close()
+                return
         line.setblocking(False)
         if len(self.clients) >= MOST_CLIENTS:
             self._drop(min(self.clients, key=lambda c: c.heard), "there are too many clients")
@@ -231,11 +232,6 @@ class RpcServer:
         self.clients.remove(client)
         self.selector.unregister(client.line)
         client.line.close()
-
-
-def _user_of(line: socket.socket) -> int:
-    told = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", told)[1]
 
 
 class FolderError(RuntimeError):

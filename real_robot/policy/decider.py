@@ -143,8 +143,15 @@ class Decider:
         self.state = state
         self.chunk = chunk
         self.dt = spec.dt
-        self.noise_recorder = NoiseRecorder(policy)
-        policy.sample_noise = self.noise_recorder
+        self.noise = np.zeros(0, np.float32)  # the newest that the policy drew, flat
+        draw = policy.sample_noise
+
+        def drawn(n: int, explore: bool = False) -> Tensor:
+            noise = draw(n, explore)
+            self.noise = noise.detach().reshape(-1).numpy().astype(np.float32)
+            return noise
+
+        policy.sample_noise = drawn
         self.actor = Actor(policy, 1, execute=1)
         if "executed_steps" in self.actor.carry and "delay" not in self.actor.carry:
             raise ConfigError(
@@ -229,7 +236,7 @@ class Decider:
         message["steps"] = steps
         message["size"] = size
         message["actions"][:steps, :size] = plan
-        noise = self.noise_recorder.noise
+        noise = self.noise
         message["noise_size"] = len(noise) if len(noise) <= MOST_NOISE else 0
         message["noise"][: message["noise_size"]] = noise[:MOST_NOISE]
         if self.images is not None:
@@ -237,17 +244,6 @@ class Decider:
         self.chunk.send()
         if self.alignment is not None:
             self.alignment.chunk_posted()
-
-
-class NoiseRecorder:
-    def __init__(self, policy: Policy) -> None:
-        self._sample_noise = policy.sample_noise
-        self.noise = np.zeros(0, np.float32)
-
-    def __call__(self, n: int, explore: bool = False) -> Tensor:
-        noise = self._sample_noise(n, explore)
-        self.noise = noise.detach().reshape(-1).numpy().astype(np.float32)
-        return noise
 
 
 def observe_state(

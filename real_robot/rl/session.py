@@ -89,7 +89,7 @@ class RobotSession:
             raise RobotSessionError(str(error)) from error
         atexit.register(self._end)
         try:
-            self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm to be held", PATIENCE)
+            self.wait_until(self._is_idle, "the arm to be held", PATIENCE)
             channels = open_channels(self.deployment, self.folder, Role.POLICY)
             self.state_mailbox = channels.state
             self.chunk = channels.chunk
@@ -201,10 +201,10 @@ class RobotSession:
                 f"the robot's daemon is gone: {self._daemon_error()}"
             ) from error
 
-    def _daemon_mode(self) -> str:
+    def _is_idle(self) -> bool:
         with suppress(ClientError, RequestError, MailboxError):
-            return str(self.daemon.call(Verb.STATUS).status["mode"])
-        return ""
+            return self.daemon.call(Verb.STATUS).status["mode"] == "IDLE"
+        return False
 
     def _daemon_error(self) -> str:
         return self.daemon.error()[-300:] or "no error message"

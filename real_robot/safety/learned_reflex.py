@@ -112,8 +112,7 @@ class Reflex:
         self._mean = weights["encoder.norm.mean"]
         self._std = weights["encoder.norm.std"]
         self._clip = float(weights["encoder.norm.limit"])
-        self._risks = [Layers(_risk_layers(weights, member)) for member in range(2)]
-        self._recovery = Layers(_recovery_layers(weights))
+        self._risks, self._recovery = _networks(weights)
         state_size = 4 * joints
         self._state = np.zeros(state_size)
         self._inputs = np.zeros(state_size + joints + len(config.stiffness))
@@ -180,7 +179,8 @@ class Reflex:
         np.clip(step, -self.stride, self.stride, out=step)
         step /= self.stride
         self._inputs[5 * n :] = self.idle_stiffness
-        self.risk = max(_sigmoid(float(network(self._inputs)[0])) for network in self._risks)
+        logit = max(float(network(self._inputs)[0]) for network in self._risks)
+        self.risk = 0.5 * (1.0 + float(np.tanh(0.5 * logit)))
         if not np.isfinite(self.risk):
             tick.fail("the reflex's risk is not a finite number")
             return
@@ -258,10 +258,6 @@ def _require_fit(
         )
 
 
-def _sigmoid(x: float) -> float:
-    return 0.5 * (1.0 + float(np.tanh(0.5 * x)))
-
-
 def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]:
     """Settings, spec and weights of the newest checkpoint of `run`; ConfigError in one line."""
     folders = sorted(file.parent for file in run.glob("checkpoints/[0-9]*/about.json"))
@@ -286,20 +282,14 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
     return node, cast(dict[str, Any], spec), exact
 
 
-def _risk_layers(weights: dict[str, Floats], member: int) -> list[tuple[Floats, Floats]]:
+def _networks(weights: dict[str, Floats]) -> tuple[list[Layers], Layers]:
+    """The two risk networks, and the recovery's."""
     depth = sum(name.startswith("risks.weights.") for name in weights)
-    return [
-        (
-            np.ascontiguousarray(weights[f"risks.weights.{i}"][member]),
-            weights[f"risks.biases.{i}"][member, 0],
-        )
-        for i in range(depth)
-    ]
-
-
-def _recovery_layers(weights: dict[str, Floats]) -> list[tuple[Floats, Floats]]:
+    pairs = [(weights[f"risks.weights.{i}"], weights[f"risks.biases.{i}"]) for i in range(depth)]
+    risks = [[(np.ascontiguousarray(w[k]), b[k, 0]) for w, b in pairs] for k in range(2)]
     names = [n for n in weights if n.startswith("recovery.") and n.endswith(".weight")]
-    return [
+    recovery = [
         (np.ascontiguousarray(weights[f"recovery.{i}.weight"].T), weights[f"recovery.{i}.bias"])
         for i in sorted(int(name.split(".")[1]) for name in names)
     ]
+    return [Layers(layers) for layers in risks], Layers(recovery)

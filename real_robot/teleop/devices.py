@@ -190,9 +190,6 @@ class SpaceMouse(Device):
         self.file.close()
 
 
-HALF_SECOND = 0.5
-
-
 @dataclass(frozen=True)
 class Reach:
     """How a leader's tool leads the follower's."""
@@ -229,7 +226,7 @@ class LeaderMotion:
         if np.linalg.norm(place - self.last) > reach.still:
             self.moved = now if np.isfinite(self.last).all() else self.moved
             self.last = place
-        if tool is None or now > self.moved + HALF_SECOND:
+        if tool is None or now > self.moved + 0.5:
             return NO_INPUT
         x, y, z = ((place - np.asarray(tool)) / reach.step).tolist()
         return Held((x, y, z, 0.0, 0.0, 0.0), grip, True)

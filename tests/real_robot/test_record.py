@@ -1,4 +1,4 @@
-"""What the recorder makes of an arm's ticks and of pictures; nothing that befalls it touches the arm."""
+"""What the recorder makes of ticks and of pictures; nothing that befalls it touches the arm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reflex on a robot: the trained policy's numbers, without torch, and before a simulated wall."""
+"""The reflex on a robot: the trained policy's numbers, without torch, and before a wall."""
 
 from __future__ import annotations
 

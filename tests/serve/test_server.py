@@ -33,7 +33,7 @@ from embodied.policies.remote.address import allow_typed
 from embodied.serve import protocol
 from embodied.serve.client import Client
 from embodied.serve.protocol import RequestError, decode, encode
-from embodied.serve.server import Limits, Server
+from embodied.serve.server import Server
 from tests.builders import make_policy
 from tests.policies.remote.servers import free_port
 
@@ -58,7 +58,7 @@ class Double:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(Double(), port=0, token=TOKEN, limits=Limits(message=100_000, connections=2)) as it:
+    with Server(Double(), port=0, token=TOKEN, message=100_000, connections=2) as it:
         yield it
 
 
