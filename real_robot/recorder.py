@@ -42,7 +42,7 @@ from embodied.real_robot.assemble import (
 from embodied.real_robot.cameras.policy_images import image_sizes
 from embodied.real_robot.cameras.shared_frames import FrameHistory, FrameReader
 from embodied.real_robot.control.main import DaemonWatch
-from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.deployment import Deployment, checksum
 from embodied.real_robot.ipc.messages import DISCARD, RECORDED
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.arm_state import Floats
@@ -51,7 +51,6 @@ from embodied.real_robot.kernel.messages import VERSION, Mode
 from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.policy.decider import Target, observe_state
 from embodied.real_robot.policy.observer import Observer, Success, observer
-from embodied.real_robot.safety.parameters import checksum
 
 SuccessFunction = Callable[[Floats, Floats], bool | None]
 KEPT = 4096  # ticks and decisions that are looked back upon

@@ -42,13 +42,13 @@ from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.errors import RobotError
 from embodied.core.spec import Leaf, Spec
-from embodied.deploy.site import as_trained, emulated, opening_of, outside_of
+from embodied.deploy.site import as_trained, emulated, opening_of, outside_of, robot_of
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import tool_target
 from embodied.real_robot.cameras.shared_frames import FrameReader
 from embodied.real_robot.cameras.sources import FIRST_IMAGE, Frame, fitted
 from embodied.real_robot.daemon.server import default_folder
-from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
+from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver, in_degrees
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.messages import Mode
@@ -85,9 +85,7 @@ class External:
         node = compose("deploy", list(config.words), list(config.config_dir)).node
         if node.get("teleop") is not None:
             raise ConfigError("teleop: another program moves this arm; it has devices of its own")
-        robot = with_allowed(controller_settings(node["robot"]))
-        if robot.pop("_target_", "") != TARGET:
-            raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+        robot = robot_of(node)
         self.config, self.robot, self.hold = config, as_trained(robot, None), node["hold"]
         self.folder = Path(node["folder"]) if node["folder"] else default_folder(robot["robot"])
         driver = build(self.robot["driver"], Driver)

@@ -49,6 +49,14 @@ class Site:
     """s that the simulated robot has lost to real time so far. DriverError."""
 
 
+def robot_of(node: Node) -> Node:
+    """The robot's settings of a composed `deploy` node, with the packages that are allowed."""
+    robot = controller_settings(node["robot"])
+    if robot.pop("_target_", "") != TARGET:
+        raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+    return with_allowed(robot)
+
+
 @contextmanager
 def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     """The site of a composed `deploy` node, with its emulator running; ConfigError.
@@ -56,10 +64,7 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     Without `policy`, the script `node["demonstrator"]` is saved as a policy below `output`, and so
     is the address of a policy server (ws://HOST:PORT), which the robot's policy process asks.
     """
-    robot = controller_settings(node["robot"])
-    if robot.pop("_target_", "") != TARGET:
-        raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
-    robot = with_allowed(robot)
+    robot = robot_of(node)
     served = is_address(policy)
     task: str | None = node.get("task")
     if policy is not None and served:

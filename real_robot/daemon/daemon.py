@@ -36,7 +36,7 @@ from embodied.real_robot.daemon.processes import Answer, Processes, Restarts
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
 from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError, make_private
 from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor, render
-from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.deployment import Deployment, compared
 from embodied.real_robot.ipc.channels import Channels, Role
 from embodied.real_robot.ipc.messages import READY, TAKEOVER
 from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
@@ -44,7 +44,6 @@ from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import MailboxError
 from embodied.real_robot.kernel.messages import DEADMAN, PRESSED_AGAIN, Mode
 from embodied.real_robot.policy.lockdown import missing
-from embodied.real_robot.safety.parameters import compared
 
 KILLED = "-of-a-killed-daemon"
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
+from embodied.core.bounds import Bound, CountOrZero, Number, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.drivers.servos.driver import ServoBus
@@ -46,21 +46,15 @@ def _pygame() -> Any:
     return pygame
 
 
-@dataclass(frozen=True)
-class KeyboardConfig:
-    """Settings of a keyboard. Its window has to be in front: without it no key is held."""
-
-    size: tuple[Count, Count] = (360, 120)  # of the window, pixels
-
-
 class Keyboard(Device):
     """wasd, r and f move (x, y, z), u/o i/k j/l turn, z closes and x opens the hand. While its
-    window is in front the terminal hears nothing, so it has the keys of the episode, too."""
+    window is in front the terminal hears nothing, so it has the keys of the episode, too; without
+    it no key is held."""
 
-    def __init__(self, config: KeyboardConfig) -> None:
+    def __init__(self) -> None:
         self.pygame = pygame = _pygame()
         pygame.display.init()
-        pygame.display.set_mode(config.size)
+        pygame.display.set_mode((360, 120))
         pygame.display.set_caption("arm: wasd rf, uo ik jl, z x; keep this window in front")
         self.codes = {name: pygame.key.key_code(name) for name in (*KEYS, *GRIPS)}
         self.episode: dict[int, Key] = {

@@ -50,12 +50,17 @@ from embodied.real_robot.daemon.server import (
     running,
 )
 from embodied.real_robot.daemon.status import Notifier, StatusMonitor
-from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.deployment import (
+    OTHERS,
+    SAFETY_FILE,
+    Deployment,
+    acting,
+    checksum,
+    compared,
+)
 from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.mailbox import memory_folder
 from embodied.real_robot.kernel.messages import Command
-from embodied.real_robot.safety import parameters
-from embodied.real_robot.safety.parameters import OTHERS, acting, checksum, compared
 from embodied.real_robot.watchdog.client import Config as WatchdogConfig
 from embodied.viewer.robot.app import monitor
 from embodied.viewer.robot.monitor import RobotMonitor
@@ -408,5 +413,5 @@ def test_the_next_session_in_the_folder_says_what_changed(tmp_path: Path) -> Non
     line = compared(faster, tmp_path)
     assert line.startswith(f"safety parameters {checksum(faster)}: CHANGED since the last session")
     assert line.endswith(": limits.velocity, torque_rate") and "\n" not in line
-    (tmp_path / parameters.FILE).write_text("{")
+    (tmp_path / SAFETY_FILE).write_text("{")
     assert "nothing to compare with" in compared(made, tmp_path)

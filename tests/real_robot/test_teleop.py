@@ -32,7 +32,6 @@ from embodied.real_robot.teleop.devices import (
     Gamepad,
     GamepadConfig,
     Keyboard,
-    KeyboardConfig,
     Leader,
     LeaderConfig,
     SpaceMouse,
@@ -194,7 +193,7 @@ def test_a_keyboard_without_its_window_in_front_moves_nothing(
 ) -> None:
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    board = Keyboard(KeyboardConfig())
+    board = Keyboard()
     assert board.read(None) == NO_INPUT
     monkeypatch.setattr(board.pygame.key, "get_focused", lambda: True)
     down = dict.fromkeys(board.codes.values(), False) | {board.codes["r"]: True}
