@@ -3,14 +3,12 @@
     tick     . . . . . . . . . . . .      ring buffer of states, 100 to 1000 Hz
     step     |   k   |  k+1  |            the follower's grid, one frame each
 
-It turns ticks of the control process into the frames of an episode, as a dataset keeps them. A
-frame holds the observation at the start of step k, the action that was executed in it, and at its
-end the target that the action meant (`action/proposed`), the target after the safety chain
-(`action/filtered`) and the joint positions that were sent (`action/sent`).
+A frame of the dataset holds the observation at the start of step k, the action that was executed in
+it, and at its end the target that the action meant (`action/proposed`), the target after the safety
+chain (`action/filtered`) and the joint positions that were sent (`action/sent`).
 
-It reads the shared memory of the other processes and controls nothing: it may stall or die, or find
-the disk full, without effect on the arm. Every finished episode is on the disk before the next is
-processed.
+The recorder reads shared memory and controls nothing: it may stall or die, or find the disk full,
+without effect on the arm. Every finished episode is on the disk before the next is processed.
 """
 
 from __future__ import annotations

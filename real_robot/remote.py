@@ -1,19 +1,17 @@
 """Operators on other machines: CURVE keys, their client, and the process that relays their requests
 (`python -m embodied.real_robot.remote FOLDER`, started by the daemon).
 
-Keys (CurveZMQ, rfc.zeromq.org/spec/26): a folder DIR holds `server.key` and `server.key_secret`,
-`NAME.key_secret` of every client that was made there, and `clients/NAME.key`: who may connect. An
-operator's machine needs a folder with `server.key` and `NAME.key_secret`, and nothing else.
+A folder of keys (CurveZMQ, rfc.zeromq.org/spec/26) holds `server.key` and `server.key_secret`,
+`NAME.key_secret` of every client that was made there, and `clients/NAME.key`: who may connect (ZAP,
+spec/27). An operator's machine needs `server.key` and `NAME.key_secret`, and nothing else.
 
-Client: requests that move an arm must carry a recent time on the robot's clock. The client asks for
-that clock first: when `now` has arrived, the robot's clock is at least `now`, and the request says
+Requests that move an arm must carry a recent time on the robot's clock. The client asks for that
+clock first: when `now` has arrived, the robot's clock is at least `now`, and the request says
 `now`. So a request looks too old by the round trip, and never too new.
 
-Relay: a ROUTER socket over TCP with CURVE encryption. A client without a key in `clients/` is not
-admitted (ZAP, spec/27). Each client gets its own connection to the daemon's Unix socket, and its
-requests are relayed unchanged: the daemon's server reads, checks and refuses them as any other
-client's. An emergency stop is also pressed in shared memory, and answered from here where the
-daemon hangs. This process does not control the arm and may die at any time.
+Each client gets its own connection to the daemon's Unix socket, and its requests are relayed
+unchanged. An emergency stop is also pressed in shared memory, and answered from here where the
+daemon hangs. The relay does not control the arm and may die at any time.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -342,9 +340,7 @@ class Line:
     who: bytes
     user: str
     heard: float
-    wire: socket.socket = field(
-        default_factory=lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    )
+    wire: socket.socket
     connected: bool = False
     goes: bytes = b""
     came: bytes = b""
@@ -452,8 +448,9 @@ class Relay:
             has = Counter(line.user for line in self.lines.values())
             crowd = [each for each in self.lines.values() if has[each.user] == max(has.values())]
             self._refuse(min(crowd, key=lambda each: each.heard), "there are too many clients")
-        line = Line(who, user, self.clock())
-        line.wire.setblocking(False)
+        wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        wire.setblocking(False)
+        line = Line(who, user, self.clock(), wire)
         self.lines[who] = line
         return line
 

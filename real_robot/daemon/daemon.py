@@ -398,7 +398,7 @@ class Daemon:
 
     def _policy_restarted(self, client: Client, request: Request) -> None:
         """An arm that latched meanwhile is reset as well."""
-        if self.monitor.latched:
+        if self.monitor.mode == Mode.ESTOP:
             self.commands.put(client, request)
         else:
             self._answer(client, request, True, "starting the policy again")

@@ -86,11 +86,6 @@ class StatusMonitor:
         self.policy_silent = policy_silent
         return bool(self.fault) and self.fault != before
 
-    @property
-    def latched(self) -> bool:
-        """Whether only a reset leads on."""
-        return self.mode == Mode.ESTOP
-
     def policy_started(self) -> None:
         self.chunks, self.spoke, self.policy_silent = 0, self.clock(), False
 

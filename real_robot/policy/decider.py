@@ -1,14 +1,11 @@
 """Policy process: `python -m embodied.real_robot.policy.decider FOLDER [POLICY]`, started by the
-daemon. Observations in, action chunks out; it may stall, die and be started again without moving
-the arm.
+daemon. Observations in, action chunks out; it may stall or die without moving the arm.
 
 Each turn reads the newest state, runs the policy, and posts the chunk with the time of the
-observation. The control process decides what to do with it.
-
-The process loads, runs a few decisions without posting them, and locks itself (`lockdown`): what it
-posts is of a process that can write nothing else. With POLICY it takes over from another policy
-process (`embodied.real_robot.daemon.processes`): it writes a file when it is ready, and posts once
-the daemon has stopped the other.
+observation. Before that it runs a few decisions without posting them, and locks itself
+(`lockdown`): what it posts is of a process that can write nothing else. With POLICY it takes over
+from another policy process: it writes a file when it is ready, and posts once the daemon has
+stopped the other.
 """
 
 from __future__ import annotations
