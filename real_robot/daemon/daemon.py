@@ -34,7 +34,7 @@ from embodied.real_robot.assemble import build_chain, open_channels, open_flight
 from embodied.real_robot.control.main import lock_arm
 from embodied.real_robot.daemon.processes import Answer, Processes, Restarts
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
-from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError, make_private
+from embodied.real_robot.daemon.server import Asked, RpcServer, RpcServerError, make_private
 from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor, render
 from embodied.real_robot.deployment import Deployment, compared
 from embodied.real_robot.ipc.channels import Channels, Role
@@ -122,16 +122,6 @@ STOPS = (Verb.STOP, Verb.ESTOP, Verb.QUIT)
 
 
 @dataclass
-class Pending:
-    """A command that the control process was told and has not answered."""
-
-    client: Client | None
-    request: Request
-    number: int
-    deadline: float
-
-
-@dataclass
 class Commands:
     """Commands on their way to the control process: one at a time, in order; a stop overtakes them.
     `put` and `overtake`, and `poll` often. `quit`: the control process agreed to quit."""
@@ -140,40 +130,38 @@ class Commands:
     monitor: StatusMonitor
     answer: Answer
     clock: Callable[[], float]
-    queue: deque[tuple[Client | None, Request]] = field(
-        default_factory=deque[tuple["Client | None", Request]]
-    )
-    pending: Pending | None = None
+    queue: deque[Asked] = field(default_factory=deque[Asked])
+    pending: Asked | None = None  # the control process was told and has not answered
+    deadline: float = 0.0  # of its answer
     sent: int = 0
     quit: bool = False
 
-    def put(self, client: Client | None, request: Request) -> None:
+    def put(self, asked: Asked) -> None:
         """Behind the others; refused where too many wait."""
         if len(self.queue) >= MOST_QUEUED:
-            self.answer(client, request, False, "too many requests are waiting")
+            self.answer(asked, False, "too many requests are waiting")
         else:
-            self.queue.append((client, request))
+            self.queue.append(asked)
 
-    def overtake(self, client: Client | None, request: Request) -> None:
+    def overtake(self, asked: Asked) -> None:
         """Before all others, of which nothing comes."""
         self.drop_all("overtaken by a stop")
-        self._forward(client, request)
+        self._forward(asked)
 
     def poll(self) -> None:
         self._answer_pending()
         if self.pending is None and self.queue:
-            self._forward(*self.queue.popleft())
+            self._forward(self.queue.popleft())
 
     def drop_all(self, reason: str) -> None:
         """Tell all clients that wait that nothing came of it."""
-        if self.pending is not None:
-            self.answer(self.pending.client, self.pending.request, False, reason)
-        for client, request in self.queue:
-            self.answer(client, request, False, reason)
+        for asked in (*([] if self.pending is None else [self.pending]), *self.queue):
+            self.answer(asked, False, reason)
         self.pending = None
         self.queue.clear()
 
-    def _forward(self, client: Client | None, request: Request) -> None:
+    def _forward(self, asked: Asked) -> None:
+        request, client = asked.request, asked.client
         if client is not None and client.gone and request.verb in (Verb.ARM, Verb.START):
             return  # who asked for it no longer looks
         self.sent += 1
@@ -183,24 +171,25 @@ class Commands:
         fields["seconds"] = 0.0 if request.seconds is None else request.seconds
         fields["stop"] = request.stop
         self.channels.request.send()
-        self.pending = Pending(client, request, self.sent, self.clock() + ANSWER)
+        self.pending = asked
+        self.deadline = self.clock() + ANSWER
 
     def _answer_pending(self) -> None:
         pending = self.pending
         if pending is None:
             return
-        done = self.monitor.answered(pending.number)
-        if done is None and self.clock() < pending.deadline:
+        done = self.monitor.answered(self.sent)
+        if done is None and self.clock() < self.deadline:
             return
         self.pending = None
         verb = pending.request.verb
         reason = "" if done else self.monitor.why_not(verb)
         if done is None:
             reason = f"no answer within {ANSWER:.0f} s; use the robot's own stop"
-        self.answer(pending.client, pending.request, bool(done), reason)
+        self.answer(pending, bool(done), reason)
         if done is None and verb not in STOPS:
             # Obeyed later, it would move an arm of which its operator was told that it does not.
-            self._forward(None, Request(1, self.clock(), Verb.STOP))
+            self._forward(Asked(Request(1, self.clock(), Verb.STOP)))
         self.quit = self.quit or (bool(done) and verb == Verb.QUIT)
 
 
@@ -304,8 +293,8 @@ class Daemon:
         self.channels.beat(self.clock())
         asked = self.server.poll(SOON if self.commands.pending or self.restarts.busy else POLL)
         self._supervise()
-        for client, request in asked:
-            self._handle_request(client, request)
+        for each in asked:
+            self._handle(each)
         self.commands.poll()
         self.done = self.done or self.commands.quit
         self.restarts.poll()
@@ -361,47 +350,48 @@ class Daemon:
             self.needs_session = False
             self.monitor.stopped = f"the session that started it was silent for {UNHEARD:.0f} s"
             self.monitor.note(f"stopping: {self.monitor.stopped}")
-            self.commands.overtake(None, Request(1, now, Verb.STOP))
+            self.commands.overtake(Asked(Request(1, now, Verb.STOP)))
 
-    def _handle_request(self, client: Client, request: Request) -> None:
-        verb, policy = request.verb, self.processes.policy
+    def _handle(self, asked: Asked) -> None:
+        request, policy = asked.request, self.processes.policy
+        verb = request.verb
         if request.session:
             self.heard = self.clock()
         if verb == Verb.STATUS:
-            self._answer(client, request, True, "")
+            self._answer(asked, True, "")
             return
         self.monitor.note(f"{'its session' if request.session else 'an operator'} asks: {verb}")
         if verb == Verb.ESTOP:
             self.channels.estop.press()  # a number of its own, as every press has
         if verb == Verb.RESET and request.stop != self.channels.estop.number:
-            self._answer(client, request, False, PRESSED_AGAIN)
+            self._answer(asked, False, PRESSED_AGAIN)
             return
         if verb == Verb.RESET:
             self.processes.restart_dead()
         if not self.processes.control.alive:
-            if request.verb == Verb.QUIT:
+            if verb == Verb.QUIT:
                 self.done = True
-                self._answer(client, request, True, "")
-            elif request.verb == Verb.RESET:
-                self.restarts.restart_all(client, request)
+                self._answer(asked, True, "")
+            elif verb == Verb.RESET:
+                self.restarts.restart_all(asked)
             else:
                 died = self.processes.control.died or "no control process"
-                self._answer(client, request, False, died + LOST)
+                self._answer(asked, False, died + LOST)
         elif verb == Verb.LOAD:
-            self.restarts.load(client, request)
+            self.restarts.load(asked)
         elif verb == Verb.RESET and (self.monitor.policy_silent or not policy.alive):
-            self.restarts.restart_policy(client, request, self._policy_restarted)
+            self.restarts.restart_policy(asked, self._policy_restarted)
         elif verb == Verb.ESTOP:
-            self.commands.overtake(client, request)
+            self.commands.overtake(asked)
         else:
-            self.commands.put(client, request)
+            self.commands.put(asked)
 
-    def _policy_restarted(self, client: Client, request: Request) -> None:
+    def _policy_restarted(self, asked: Asked) -> None:
         """An arm that latched meanwhile is reset as well."""
         if self.monitor.mode == Mode.ESTOP:
-            self.commands.put(client, request)
+            self.commands.put(asked)
         else:
-            self._answer(client, request, True, "starting the policy again")
+            self._answer(asked, True, "starting the policy again")
 
     def _policy_started(self, note: str) -> None:
         self.monitor.policy_started()
@@ -421,12 +411,13 @@ class Daemon:
             "estop": self.channels.estop.number,
         }
 
-    def _answer(self, client: Client | None, request: Request, ok: bool, reason: str) -> None:
+    def _answer(self, asked: Asked, ok: bool, reason: str) -> None:
+        request = asked.request
         if ok and request.verb == Verb.START:
             self.monitor.stopped = ""
             self.needs_session = bool(request.session) and request.seconds is None
-        if client is not None:
-            self.server.answer(client, Reply(request.number, ok, reason, self._status()))
+        if asked.client is not None:
+            self.server.answer(asked.client, Reply(request.number, ok, reason, self._status()))
 
 
 def serve(folder: Path, deployment: Deployment, token: str = "", tied: bool = False) -> None:

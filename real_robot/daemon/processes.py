@@ -15,8 +15,7 @@ import numpy as np
 
 from embodied.real_robot.cameras.processes import CameraProcesses
 from embodied.real_robot.daemon.child import Child
-from embodied.real_robot.daemon.requests import Request
-from embodied.real_robot.daemon.server import Client
+from embodied.real_robot.daemon.server import Asked
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.messages import DISCARD, READY, RECORDED
 from embodied.real_robot.kernel.mailbox import Mailbox
@@ -132,8 +131,8 @@ class Processes:
         self.newcomer = None
 
 
-Answer = Callable[[Client | None, Request, bool, str], None]
-"""Tells a client (None: the daemon itself asked) what came of its request, and why not."""
+Answer = Callable[[Asked, bool, str], None]
+"""Tells who asked whether it was done, and why not."""
 
 
 @dataclass
@@ -166,17 +165,15 @@ class Restarts:
         elif self._loading is not None and next(self._loading, self) is self:
             self._loading = None
 
-    def restart_all(self, client: Client, request: Request) -> None:
+    def restart_all(self, asked: Asked) -> None:
         def restart() -> Iterator[None]:
             yield from self.processes.end_all()
             self.start()
-            self.answer(client, request, True, "starting the arm's processes again")
+            self.answer(asked, True, "starting the arm's processes again")
 
-        self._begin(restart(), client, request)
+        self._begin(restart(), asked)
 
-    def restart_policy(
-        self, client: Client, request: Request, then: Callable[[Client, Request], None]
-    ) -> None:
+    def restart_policy(self, asked: Asked, then: Callable[[Asked], None]) -> None:
         """The policy process anew; `then` answers."""
 
         def restart() -> Iterator[None]:
@@ -186,44 +183,44 @@ class Restarts:
                 yield
             policy.start()
             self.policy_started("")
-            then(client, request)
+            then(asked)
 
-        self._begin(restart(), client, request)
+        self._begin(restart(), asked)
 
-    def load(self, client: Client, request: Request) -> None:
+    def load(self, asked: Asked) -> None:
         """Load the policy that the request names; it takes over when it is ready."""
         if self.processes.newcomer is not None:
-            self.answer(client, request, False, "another policy is being loaded; wait for it")
+            self.answer(asked, False, "another policy is being loaded; wait for it")
         else:
-            newcomer = self.processes.start_newcomer(request.policy)
-            self._loading = self._load(newcomer, client, request)
+            newcomer = self.processes.start_newcomer(asked.request.policy)
+            self._loading = self._load(newcomer, asked)
 
-    def _begin(self, restart: Iterator[None], client: Client, request: Request) -> None:
+    def _begin(self, restart: Iterator[None], asked: Asked) -> None:
         if self._task is not None:
-            self.answer(client, request, False, "processes are being started; wait for them")
+            self.answer(asked, False, "processes are being started; wait for them")
         else:
             self._task = restart
 
-    def _load(self, newcomer: Child, client: Client, request: Request) -> Iterator[None]:
+    def _load(self, newcomer: Child, asked: Asked) -> Iterator[None]:
         deadline = self.clock() + LOADING
         while not self.processes.is_ready(newcomer):
             problem = newcomer.died if newcomer.has_died() else ""
             if not problem and self.clock() > deadline:
                 problem = f"it was not ready within {LOADING:.0f} s"
             if problem:
-                self._keep_old(client, request, problem)
+                self._keep_old(asked, problem)
                 return
             yield
-        self._task = self._swap(newcomer, client, request)
+        self._task = self._swap(newcomer, asked)
 
-    def _swap(self, newcomer: Child, client: Client, request: Request) -> Iterator[None]:
+    def _swap(self, newcomer: Child, asked: Asked) -> Iterator[None]:
         """Let the newcomer act; two never post."""
-        processes = self.processes
-        made = replace(processes.deployment, policy=request.policy)
+        processes, policy = self.processes, asked.request.policy
+        made = replace(processes.deployment, policy=policy)
         try:
             made.write(processes.folder)
         except OSError as error:
-            self._keep_old(client, request, str(error))
+            self._keep_old(asked, str(error))
             return
         processes.deployment = made
         processes.policy.end(0.0)
@@ -233,9 +230,9 @@ class Restarts:
         newcomer.send(b"g")
         processes.policy = newcomer
         processes.newcomer = None
-        self.policy_started(f"the policy is now {request.policy}")
-        self.answer(client, request, True, "")
+        self.policy_started(f"the policy is now {policy}")
+        self.answer(asked, True, "")
 
-    def _keep_old(self, client: Client, request: Request, problem: str) -> None:
+    def _keep_old(self, asked: Asked, problem: str) -> None:
         self.processes.abandon_newcomer()
-        self.answer(client, request, False, f"{problem}; the one before goes on")
+        self.answer(asked, False, f"{problem}; the one before goes on")

@@ -56,6 +56,14 @@ class Client:
     gone: bool = False
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A request, and who waits for its answer (None: the daemon itself asked)."""
+
+    request: Request
+    client: Client | None = None
+
+
 def private(folder: Path) -> Path:
     """Create `folder` for this user alone. RpcServerError where it belongs to others or is open."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,9 +113,9 @@ class RpcServer:
         self.server.listen(128)
         self.server.setblocking(False)
 
-    def poll(self, timeout: float) -> list[tuple[Client, Request]]:
+    def poll(self, timeout: float) -> list[Asked]:
         """The requests of the next `timeout` s, in the order of arrival."""
-        asked: list[tuple[Client, Request]] = []
+        asked: list[Asked] = []
         for key, events in self.selector.select(timeout):
             client: Client | None = key.data
             if client is None:
@@ -156,7 +164,7 @@ class RpcServer:
         self.clients.append(client)
         self.selector.register(line, selectors.EVENT_READ, client)
 
-    def _receive(self, client: Client, asked: list[tuple[Client, Request]]) -> None:
+    def _receive(self, client: Client, asked: list[Asked]) -> None:
         try:
             came = client.line.recv(MOST_BYTES)
         except BlockingIOError:
@@ -175,7 +183,7 @@ class RpcServer:
             self._refuse(client, 0, f"a line should have at most {MOST_BYTES} bytes")
             self._drop(client, "it sent a line without an end")
 
-    def _parse_line(self, client: Client, line: bytes, asked: list[tuple[Client, Request]]) -> None:
+    def _parse_line(self, client: Client, line: bytes, asked: list[Asked]) -> None:
         try:
             request = parse(line)
         except RequestError as error:
@@ -193,7 +201,7 @@ class RpcServer:
         if why := why or request.late(self.clock()):
             self._refuse(client, request.number, why)
         else:
-            asked.append((client, request))
+            asked.append(Asked(request, client))
 
     def _floods(self, client: Client) -> bool:
         if client.heard - client.since > 1.0:

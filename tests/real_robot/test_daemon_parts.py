@@ -41,6 +41,7 @@ from embodied.real_robot.daemon.requests import (
 )
 from embodied.real_robot.daemon.server import (
     SOCKET,
+    Asked,
     FolderError,
     RpcServer,
     RpcServerError,
@@ -164,10 +165,10 @@ def test_a_command_without_an_answer_is_withdrawn(folder: Path, deployment: Depl
     monitor = StatusMonitor(channels, ("q",), deque(), deployment.step, lambda: now[0])
     heard: list[tuple[Verb, bool]] = []
     commands = Commands(
-        channels, monitor, lambda _, it, ok, why="": heard.append((it.verb, ok)), lambda: now[0]
+        channels, monitor, lambda it, ok, _: heard.append((it.request.verb, ok)), lambda: now[0]
     )
     for verb, then in ((Verb.START, Command.STOP), (Verb.ESTOP, Command.ESTOP)):
-        commands.put(None, Request(1, now[0], verb))
+        commands.put(Asked(Request(1, now[0], verb)))
         commands.poll()
         assert told.receive() and told.fields["command"] == Command[verb.name]
         now[0] += ANSWER
