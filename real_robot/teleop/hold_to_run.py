@@ -20,8 +20,8 @@ import threading
 import time
 import tty
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -154,8 +154,8 @@ def keys(typed: bytes) -> Key:
 class OperatorThread(ABC):
     """A thread of the operator's terminal: looks at a device, writes into the daemon's folder.
 
-    The device is opened at once (the error of `_open` is raised), and looked at from `start` on. As
-    a context: until its end. One thread opens and reads it: a gamepad's library insists on that.
+    The device is opened at once (an error is raised), and looked at from `start` on. As a context:
+    until its end. One thread opens and reads it: a gamepad's library insists on that.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -172,7 +172,7 @@ class OperatorThread(ABC):
             raise self.problem
 
     def start(self, folder: Path) -> None:
-        """Start for the daemon in `folder`; raises the error of `_begin`."""
+        """Start for the daemon in `folder`; an error is raised."""
         self._folder = folder
         self._opened.clear()
         self._go.set()
@@ -181,43 +181,32 @@ class OperatorThread(ABC):
             raise self.problem
 
     @abstractmethod
-    def _open(self) -> None:
-        """Open the device. ConfigError."""
-
-    @abstractmethod
-    def _begin(self, folder: Path) -> None:
-        """Begin to read the device. ConfigError."""
-
-    @abstractmethod
-    def _look(self) -> None:
-        """Look once, and wait a moment."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close what `_open` opened."""
+    def _work(self) -> Generator[None, Path]:
+        """Open the device; yield for the daemon's folder, begin to read the device, and yield again
+        before each look, which waits a moment. Closed at the end. ConfigError before the looks."""
 
     def _run(self) -> None:
+        work = self._work()
         try:
-            self._open()
+            next(work)
         except Exception as error:  # it is raised in the thread that waits
             self.problem = error
             return
         finally:
             self._opened.set()
-        try:
+        with closing(work):
             self._go.wait()
-            if self._folder is not None and not self._done.is_set():
-                try:
-                    self._begin(self._folder)
-                except Exception as error:
-                    self.problem = error
-                    return
-                finally:
-                    self._opened.set()
-                while not self._done.is_set():
-                    self._look()
-        finally:
-            self._close()
+            if self._folder is None or self._done.is_set():
+                return
+            try:
+                work.send(self._folder)
+            except Exception as error:
+                self.problem = error
+                return
+            finally:
+                self._opened.set()
+            while not self._done.is_set():
+                next(work)
 
     def close(self) -> None:
         """Safe to call twice."""
@@ -439,7 +428,6 @@ class HoldToRun(OperatorThread):
     def __init__(self, node: Node | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.node = SPACE if node is None else node
         self.last = -1e9
-        self.beats: DaemonMailbox | None = None
         super().__init__(clock)
 
     @property
@@ -447,21 +435,14 @@ class HoldToRun(OperatorThread):
         """Whether a beat was written in the last quarter of a second."""
         return self.clock() - self.last <= 0.25
 
-    def _open(self) -> None:
-        self.device = build(self.node, HoldDevice)
-        self.hint = self.device.hint
-
-    def _begin(self, folder: Path) -> None:
-        self.device.begin()
-        self.beats = DaemonMailbox(folder / DEADMAN, HEARTBEAT, write=True)
-
-    def _look(self) -> None:
-        assert self.beats is not None
-        if self.device.held():
-            self.last = self.clock()
-            beat(self.beats, self.last)
-
-    def _close(self) -> None:
-        self.device.close()
-        if self.beats is not None:
-            self.beats.close()
+    def _work(self) -> Generator[None, Path]:
+        with closing(build(self.node, HoldDevice)) as device:
+            self.hint = device.hint
+            folder = yield
+            device.begin()
+            with closing(DaemonMailbox(folder / DEADMAN, HEARTBEAT, write=True)) as beats:
+                while True:
+                    yield
+                    if device.held():
+                        self.last = self.clock()
+                        beat(beats, self.last)
