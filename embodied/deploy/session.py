@@ -367,27 +367,24 @@ class RecordSession(Session):
     def run(self, episodes: int, seconds: float | None, home: bool) -> None:
         """Record until the dataset has `episodes`. Stopped as in a session."""
         with self.keys:
-            self._record(episodes, seconds, home)
+            while self.there < episodes and not self.stopping:
+                if home:
+                    self._go_home()
+                print(f"episode {self.there + 1} of {episodes}", flush=True)
+                self.pressed()  # what was typed before does not count
+                self._play(seconds)
+                episode = self.episodes[-1]
+                if episode.end == DISCARDED:
+                    self._discard()
+                elif episode.recorded:
+                    self.there += 1
+                else:
+                    raise Stopped(f"the episode is not on the disk: {episode.unkept}")
+                if not self.stopping and (self.there < episodes or self.reset_seconds is None):
+                    self._wait_for_reset(self.there < episodes)
 
     def pressed(self) -> Key:
         return self.keys.pressed() or self.device.pressed()
-
-    def _record(self, episodes: int, seconds: float | None, home: bool) -> None:
-        while self.there < episodes and not self.stopping:
-            if home:
-                self._go_home()
-            print(f"episode {self.there + 1} of {episodes}", flush=True)
-            self.pressed()  # what was typed before does not count
-            self._play(seconds)
-            episode = self.episodes[-1]
-            if episode.end == DISCARDED:
-                self._discard()
-            elif episode.recorded:
-                self.there += 1
-            else:
-                raise Stopped(f"the episode is not on the disk: {episode.unkept}")
-            if not self.stopping and (self.there < episodes or self.reset_seconds is None):
-                self._wait_for_reset(self.there < episodes)
 
     def asked(self) -> str:
         key = self.pressed()
