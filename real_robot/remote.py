@@ -30,10 +30,6 @@ from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-import zmq
-from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
-
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.main import DaemonWatch
 from embodied.real_robot.daemon.client import (
@@ -58,6 +54,8 @@ from embodied.real_robot.deployment import Deployment, Remote
 
 try:
     import zmq
+    from zmq.utils import z85
+    from zmq.utils.monitor import recv_monitor_message
 except ImportError as error:
     raise ConfigError('remote operators need pyzmq: pip install "embodied-rl[robot]"') from error
 
