@@ -34,7 +34,7 @@ from embodied.real_robot.assemble import build_chain, open_channels, open_flight
 from embodied.real_robot.control.main import lock_arm
 from embodied.real_robot.daemon.processes import Answer, Processes, Restarts
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
-from embodied.real_robot.daemon.server import Asked, RpcServer, RpcServerError, make_private
+from embodied.real_robot.daemon.server import Asked, RpcServer, RpcServerError
 from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor, render
 from embodied.real_robot.deployment import Deployment, compared
 from embodied.real_robot.ipc.channels import Channels, Role
@@ -231,7 +231,7 @@ class Daemon:
         token: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder = make_private(folder)
+        self.folder = folder
         self.clock = clock
         self.names = build_chain(deployment).names
         self.server = RpcServer(folder, clock, token)

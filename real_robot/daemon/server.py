@@ -64,8 +64,10 @@ class Asked:
     client: Client | None = None
 
 
-def private(folder: Path) -> Path:
+def make_private(folder: Path) -> Path:
     """Create `folder` for this user alone. RpcServerError where it belongs to others or is open."""
+    if folder.parent == robots_folder():
+        make_private(folder.parent)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
@@ -82,7 +84,7 @@ class RpcServer:
     def __init__(
         self, folder: Path, clock: Callable[[], float] = time.monotonic, token: str = ""
     ) -> None:
-        self.path = private(folder) / SOCKET
+        self.path = make_private(folder) / SOCKET
         self.clock = clock
         self.refused = 0
         self.token = token
@@ -254,13 +256,6 @@ def robots_folder() -> Path:
 def default_folder(robot: str) -> Path:
     """The default folder of the daemon of `robot`, by the name that `deploy robot=` got."""
     return robots_folder() / robot.replace(os.sep, ".").lstrip(".")
-
-
-def make_private(folder: Path) -> Path:
-    """Create the folder of a daemon, for this user alone. RpcServerError."""
-    if folder.parent == robots_folder():
-        private(folder.parent)
-    return private(folder)
 
 
 def running() -> list[Path]:
