@@ -241,8 +241,7 @@ class Tank:
             self._refill(now, due)
 
     def cost(self, setpoint: Floats, stiffness: Floats) -> Floats:
-        """Largest energy [G, ...] (J) of changes to `setpoint` [G, ..., p] and `stiffness`
-        [G, ..., m]."""
+        """Largest energy [G, ...] (J) of changes to `setpoint` and `stiffness` [G, ..., p or m]."""
         error_before = self.error(self.setpoint, self.x)
         error_after = self.error(setpoint, self.x)
         return self.held.cost(

@@ -62,8 +62,7 @@ def fit_slices(triangles: Floats, axis: Floats, count: int) -> list[Capsule]:
 
 
 def _slices(triangles: Floats, axis: Floats, cuts: Floats) -> list[Floats]:
-    """Points [m, 3] whose hull holds the triangles between two cuts each: corners in between, and
-    where edges cross the cuts."""
+    """Points [m, 3] whose hull holds the triangles between two cuts each."""
     along = triangles @ axis
     found: list[Floats] = []
     for low, high in pairwise(cuts):

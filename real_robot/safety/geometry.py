@@ -189,8 +189,7 @@ class Kinematics:
             self._cos[i, 0, :3, :3] = -frame @ cross @ cross
 
     def _ends(self, joints: list[int], starts: Floats, ends: Floats, n: int) -> Floats:
-        """[(n + 1) 12, 2 C 3]: takes the frames (the base's first), flat, to all starts, and then
-        to all ways from start to end."""
+        """[(n + 1) 12, 2 C 3]: takes the frames (the base's first), flat, to starts and ways."""
         spread = np.zeros((n + 1, 3, 4, 2, len(joints), 3))
         for c, joint in enumerate(joints):
             for i in range(3):
@@ -209,9 +208,8 @@ class Kinematics:
         return self._newest_ends
 
     def frames(self, q: Floats) -> Floats:
-        """Frames [n + 1, k, 4, 4] of the base and of all joints in the base frame, at `q` [k,
-        n]; valid until the next call. The newest are kept: the tool and the capsules are asked for
-        at the same positions."""
+        """Frames [n + 1, k, 4, 4] of the base and of all joints in the base frame, at `q` [k, n];
+        valid until the next call. The newest are kept for the tool and the capsules."""
         if self._newest is not None and np.array_equal(self._newest[0], q):
             return self._newest[1]
         k, n = q.shape
@@ -230,8 +228,8 @@ class Kinematics:
         return frames
 
     def point(self, forward: Callable[[Floats], Floats]) -> Callable[[Floats], Floats] | None:
-        """The same function as `forward`, of positions [k, 3] (m) at `q` [k, n], from these frames;
-        None where that is no point of any joint's frame (to 10 um)."""
+        """The function `forward` (positions [k, 3] at `q` [k, n]) from these frames; None where that
+        is no point of any joint's frame (to 10 um)."""
         q = np.random.default_rng(0).uniform(-1, 1, (16, len(self.parents)))
         places = forward(q)
         for at, frames in reversed(list(enumerate(self.frames(q)))):

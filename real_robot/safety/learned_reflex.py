@@ -226,8 +226,7 @@ class Reflex:
 def _require_fit(
     config: Config, node: dict[str, Any], spec: dict[str, Any], joints: int, dt: float
 ) -> None:
-    """ConfigError where the run was trained at another rate, or with other observations or
-    actions."""
+    """ConfigError where the run has another rate, or other observations or actions."""
     if abs(spec["dt"] - dt) > 1e-6 * dt:
         raise ConfigError(
             f"safety.reflex: {config.run} was learned at {1 / spec['dt']:.0f} Hz, the control "

@@ -36,8 +36,7 @@ class Region(ABC):
 
     @abstractmethod
     def depths(self, q: Floats) -> Floats:
-        """Distance [k] (m) of each of the positions `q` [k, n] from the region's border; negative:
-        outside."""
+        """Distance [k] (m) of positions `q` [k, n] from the border; negative: outside."""
 
     def depth(self, q: Floats) -> float:
         """Smallest depth (m) of the positions `q` [k, n]; negative: outside."""

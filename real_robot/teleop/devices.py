@@ -211,8 +211,7 @@ class LeaderMotion:
         self.last = np.full(3, np.inf)
 
     def __call__(self, q: Floats, grip: float, tool: tuple[float, float, float] | None) -> Held:
-        """The motion for a leader at joints `q` [n] with its hand at `grip`, and a follower's
-        tool at `tool` (m)."""
+        """The motion for a leader at joints `q` [n], and a follower's tool at `tool` (m)."""
         reach = self.reach
         origin = np.asarray(reach.origin)
         place = origin + reach.scale * (self.forward(q[None])[0][0] - origin)
@@ -257,8 +256,7 @@ HINT = (
 
 @dataclass(frozen=True)
 class TerminalKeyboardConfig:
-    """A terminal does not tell when a key is let go; one that is kept down is typed again and again
-    (autorepeat)."""
+    """A terminal does not tell when a key is let go; one that is kept down is typed again."""
 
     hold: Annotated[float, Bound(above=0.0, high=0.5)] = 0.2  # s that a typed key counts as held
 

@@ -76,8 +76,7 @@ class Terminal:
         tty.setcbreak(self.file, termios.TCSAFLUSH)
 
     def read(self, wait: float = 0.0) -> bytes | None:
-        """Read the typed keys, after up to `wait` s for a first one; None where the terminal is
-        gone."""
+        """The typed keys, after up to `wait` s for a first one; None: the terminal is gone."""
         if not select.select([self.file], [], [], wait)[0]:
             return b""
         try:
@@ -119,8 +118,7 @@ ONE = re.compile(rb"\x1b(?:\[[0-9;]*[ -~]|O[ -~])?|.", re.DOTALL)
 
 class EpisodeKeys:
     """Keys of this process's terminal, as a context; without one (or in its background) none is
-    ever pressed. Ctrl-C works as before. `used` is False where the device reads the terminal
-    itself."""
+    ever pressed. `used` is False where the device reads the terminal itself."""
 
     def __init__(self, file: int | None = None, used: bool = True) -> None:
         self.terminal = Terminal(file)
@@ -258,8 +256,7 @@ SPACE: Node = {"_target_": "embodied.real_robot.teleop.hold_to_run.TerminalKey"}
 
 
 class DeviceFile:
-    """A file of the kernel's that a device writes to. ConfigError with `hint` where it cannot be
-    read."""
+    """A file that a device writes to. ConfigError with `hint` where it cannot be read."""
 
     def __init__(self, path: str, what: str, hint: str) -> None:
         try:

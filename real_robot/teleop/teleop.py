@@ -50,13 +50,11 @@ class Device(Protocol):
     key: Key = ""
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
-        """The motion of the device now; `tool` (m) is the place of the arm's tool, where that is
-        known."""
+        """The motion of the device now; `tool` (m): the place of the arm's tool, if known."""
         ...
 
     def pressed(self) -> Key:
-        """A key of the episode (`embodied.real_robot.teleop.hold_to_run`) since the last call,
-        where the device has such keys and not the terminal."""
+        """The newest key of the episode since the last call, where the device has such keys."""
         key = self.key
         self.key = ""
         return key
@@ -114,8 +112,7 @@ class Teleoperator(Policy):
         return self._action()[None, None], {"row/intervened": torch.tensor([over])}
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
-        """Whether the arm is in the person's hand [1], for
-        embodied.policies.scripted.intervener."""
+        """Whether the arm is in the person's hand [1]."""
         return torch.tensor([self._look(obs)])
 
     def taken(self, obs: Tensors) -> Tensor:
