@@ -228,7 +228,7 @@ class Kinematics:
         return frames
 
     def point(self, forward: Callable[[Floats], Floats]) -> Callable[[Floats], Floats] | None:
-        """The function `forward` (positions [k, 3] at `q` [k, n]) from these frames; None where that
+        """The function `forward` (positions [k, 3] at `q` [k, n]) by these frames; None where that
         is no point of any joint's frame (to 10 um)."""
         q = np.random.default_rng(0).uniform(-1, 1, (16, len(self.parents)))
         places = forward(q)

@@ -31,8 +31,8 @@ LOOKS = 2  # in a step of the policy
 
 
 class Takeover(OperatorThread):
-    """`node`: of a Teleoperator. `always`: the person has the arm all the time. While the policy has
-    it, the hand's command is the policy's, so that taking over neither opens nor closes it."""
+    """`node`: of a Teleoperator. `always`: the person has the arm all the time. While the policy
+    has it, the hand's command is the policy's, so that taking over neither opens nor closes it."""
 
     def __init__(
         self,
