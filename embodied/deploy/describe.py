@@ -143,8 +143,8 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     if table.hand is not None:
         hand = table.hand
         node["home_width"] = hand.open
-        node["hand"] = {"high": hand.open, "speed": hand.speed, "force": HAND_FORCE}
-        node["hand"]["at_stop"] = "hold"
+        most = {"high": hand.open, "speed": hand.speed, "force": HAND_FORCE}
+        node["hand"] = {**most, "at_stop": "hold"}
     if table.bodies:
         # A table at z = 0 that whatever stays with the base may touch.
         still = [body["name"] for body in table.bodies if body["joint"] <= 0]
