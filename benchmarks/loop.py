@@ -212,7 +212,7 @@ def bridge(hertz: int) -> Iterator[tuple[ControlLoop, Channels]]:
         open_flight_recorder(settings, folder, create=True)
         control, policy = (
             build_control(settings, folder),
-            Child("policy", "embodied.real_robot.policy.main", folder),
+            Child("policy", "embodied.real_robot.policy.decider", folder),
         )
         control.connect()
         policy.start()

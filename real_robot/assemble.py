@@ -11,8 +11,7 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build, printable, shown
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import forward_of
-from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import ChunkFollower, control_loop
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver, DryRunDriver
@@ -37,7 +36,7 @@ from embodied.real_robot.kernel.limiter import Limiter
 from embodied.real_robot.kernel.loop import ControlLoop
 from embodied.real_robot.kernel.measured import Force, Outside, Overspeed, ToolJacobian
 from embodied.real_robot.kernel.messages import state_record
-from embodied.real_robot.safety.energy_stage import Energy
+from embodied.real_robot.safety.energy import Energy
 from embodied.real_robot.safety.geometry import Geometry
 from embodied.real_robot.safety.learned_reflex import Reflex
 from embodied.real_robot.safety.workspace import Region, Workspace

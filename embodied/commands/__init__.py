@@ -33,7 +33,7 @@ ERRORS = {
     "RequestError": "embodied.real_robot.daemon.requests",
     "RpcServerError": "embodied.real_robot.daemon.server",
     "DriverError": "embodied.real_robot.kernel.driver",
-    "KeyFileError": "embodied.real_robot.remote.keys",
+    "KeyFileError": "embodied.real_robot.remote",
 }
 """Errors that say in one line what to do, and the modules that define them."""
 

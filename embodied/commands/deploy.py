@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from embodied.deploy.session import Session, Status
     from embodied.deploy.site import Site
     from embodied.real_robot.deployment import Deployment
-    from embodied.real_robot.teleop.hold_to_run import HoldToRun
+    from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, HoldToRun
     from embodied.real_robot.teleop.takeover import Takeover
     from embodied.real_robot.teleop.teleop import Device
-    from embodied.real_robot.teleop.terminal import EpisodeKeys
 
 PLAIN = 2.0  # s between two lines where there is no terminal
 SLOW = 0.95  # of real time; below it, results say more about this machine than about the policy
@@ -402,7 +401,7 @@ def teleop_command(args: argparse.Namespace) -> None:
 def record_command(args: argparse.Namespace) -> None:
     """Each episode is in the dataset before the next begins."""
     from embodied.deploy.session import RecordSession
-    from embodied.real_robot.teleop.terminal import HINT, EpisodeKeys
+    from embodied.real_robot.teleop.hold_to_run import HINT, EpisodeKeys
 
     node = _composed("record", args)
     node["robot"] = filming(node["robot"])
@@ -468,7 +467,7 @@ def _episodes_in(dataset: Path, made: Deployment, wanted: int) -> int:
     """How many the dataset has by now. ConfigError where it has enough, or is of another kind."""
     from embodied.core.checkpoint import load_spec
     from embodied.datasets.lerobot.writer import EpisodeWriter
-    from embodied.real_robot.recording.recorder import recorded_spec
+    from embodied.real_robot.recorder import recorded_spec
 
     spec = recorded_spec(load_spec(made.policy), made.filmed)
     with EpisodeWriter(dataset, spec, made.robot, made.images or "png") as writer:

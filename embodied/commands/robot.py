@@ -90,7 +90,7 @@ def daemon_folder(folder: str | None, words: list[str]) -> Path:
 
 def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str) -> Reply:
     """From a daemon on another machine; `policy` is a folder there."""
-    from embodied.real_robot.remote.client import call_remote
+    from embodied.real_robot.remote import call_remote
 
     keys, words = take(words, "keys")
     name, words = take(words, "name")
@@ -103,7 +103,7 @@ def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str)
 
 
 def keys(args: argparse.Namespace) -> None:
-    from embodied.real_robot.remote.keys import CLIENT, SERVER, make
+    from embodied.real_robot.remote import CLIENT, SERVER, make
 
     folder, words = take(args.words, "folder")
     name, words = take(words, "name")

@@ -69,18 +69,18 @@ def parsed(words: list[str]) -> tuple[Path, Settings]:
 
 def serving(policy: Policy, settings: Settings) -> Server:
     """The server of `policy`, which does not listen yet."""
-    from embodied.serve.access import make_token
     from embodied.serve.policy_service import PolicyService
-    from embodied.serve.server import Limits, Server
+    from embodied.serve.protocol import make_token
+    from embodied.serve.server import Server
 
     token = make_token(token_path(settings)) if settings.token else None
-    limits = Limits(int(settings.message_mb * 2**20), settings.connections)
-    return Server(PolicyService(policy), settings.host, settings.port, token, limits)
+    limits = (int(settings.message_mb * 2**20), settings.connections)
+    return Server(PolicyService(policy), settings.host, settings.port, token, *limits)
 
 
 def token_path(settings: Settings) -> Path:
     """The file of the access token."""
-    from embodied.serve.access import token_file
+    from embodied.serve.protocol import token_file
 
     given = settings.token_file
     return token_file(settings.port) if given is None else Path(given).expanduser()
@@ -88,8 +88,8 @@ def token_path(settings: Settings) -> Path:
 
 def lines(policy: Policy, saved: Path, server: Server, settings: Settings) -> list[str]:
     """What is served, where, and what to type next."""
-    from embodied.serve.access import is_loopback
     from embodied.serve.policy_service import PolicyService
+    from embodied.serve.protocol import is_loopback
 
     assert isinstance(server.service, PolicyService)
     said = [

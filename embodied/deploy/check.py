@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.build import ConfigError, build, nearest
 from embodied.core.checkpoint import CheckpointError, find, load_policy, read_about
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
@@ -43,7 +43,7 @@ from embodied.real_robot.policy.observer import (
     require_rate,
     with_real_time_chunking,
 )
-from embodied.real_robot.recording.recorder import recorded_spec
+from embodied.real_robot.recorder import recorded_spec
 from embodied.real_robot.safety.geometry import Geometry
 from embodied.real_robot.safety.workspace import Workspace
 
@@ -162,7 +162,9 @@ def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
     if missing and task:
         node = {"_target_": RENDERED, "fps": 15, "scene": {"_target_": SCENE, "task": task}}
         node["scene"]["camera"] = missing[0]
-        return False, f"{missing[0]} has no camera; to draw it: '{_word(missing[0], node)}'"
+        word = f"robot.cameras.{missing[0]}={json.dumps(node)}"
+        word = word.replace('"', "").replace(", ", ",")
+        return False, f"{missing[0]} has no camera; to draw it: '{word}'"
     PolicyImages(policy.spec, cameras, site.deployment.picture)
     filmed = {name: size for name, size in site.deployment.filmed.items() if name not in images}
     if spare := [name for name in cameras if name not in {**images, **filmed}]:
@@ -184,11 +186,6 @@ def _drawn_task(site: Site) -> str:
     simulation: Any = site.deployment.driver.get("world")
     simulated = isinstance(simulation, Mapping) and "task" in simulation
     return str(simulation["task"]) if simulated else ""
-
-
-def _word(camera: str, node: Node) -> str:
-    """The word of the command line that sets that camera."""
-    return f"robot.cameras.{camera}={json.dumps(node)}".replace('"', "").replace(", ", ",")
 
 
 def _pictures(site: Site, policy: Policy) -> tuple[bool | None, str]:
@@ -278,8 +275,7 @@ def _measured(made: Deployment, names: Sequence[str], ends: torch.Tensor) -> Flo
 def _allowed(
     made: Deployment, controller: Controller, key: str, names: Sequence[str]
 ) -> tuple[Floats, Floats, Floats]:
-    """Low and high limits [k] of the elements `names`, infinite where there are none, and what may
-    be beyond."""
+    """Low and high limits [k] of the elements `names` (infinite: none), and what may be beyond."""
     least, most, slack = (np.full(len(names), end) for end in (-np.inf, np.inf, SLACK))
     places = {f"q{i}": i - 1 for i in range(1, made.joints + 1)}
     if made.outside is not None:
@@ -446,11 +442,7 @@ SEED = 7
 
 
 def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
-    """The largest differences of observations (in their units) and of actions, or why not.
-
-    The first observation of the run's environment goes to the policy as it is; its named numbers go
-    through the robot's kinematics and observer to the same policy, with the same noise.
-    """
+    """The largest differences of observations (in their units) and of actions, or why not."""
     assert site.trained is not None
     try:
         require_inside(site.trained["env"], "its run.yaml")

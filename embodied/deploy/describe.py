@@ -11,7 +11,7 @@ import yaml
 
 from embodied.core.bounds import Bound, Count, Number, Positive
 from embodied.core.build import ConfigError
-from embodied.embodiments.kinematics.arm import ArmFile, Hand
+from embodied.embodiments.kinematics.arm import ArmFile
 from embodied.embodiments.kinematics.chain import Chain, Frame
 from embodied.embodiments.kinematics.from_mujoco import (
     compile_spec,
@@ -97,9 +97,8 @@ def summary(table: ArmFile) -> list[str]:
 
 
 def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = None) -> str:
-    """A robot's YAML for a simulation of `path`, or for the driver class `own`, with limits to
-    begin with. The velocity limit is half of the arm's own; what the file does not say is `???`,
-    and does not start."""
+    """A robot's YAML for a simulation of `path`, or for the driver class `own`. The velocity limit
+    is half of the arm's own; what the file does not say is `???`, and does not start."""
     low, high = _reach(table)
     arm, n = str(Path(config.out).resolve()), len(table.joints)
     driver: dict[str, Any] = {"_target_": own}
@@ -144,7 +143,8 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     if table.hand is not None:
         hand = table.hand
         node["home_width"] = hand.open
-        node["hand"] = _hand_limits(hand)
+        most = {"high": hand.open, "speed": hand.speed, "force": HAND_FORCE}
+        node["hand"] = {**most, "at_stop": "hold"}
     if table.bodies:
         # A table at z = 0 that whatever stays with the base may touch.
         still = [body["name"] for body in table.bodies if body["joint"] <= 0]
@@ -152,10 +152,6 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     what = f"simulated from {path.name}" if own is None else f"through {own}"
     head = f"# {table.name}, {what}: docs/own_robot.md\n"
     return head + yaml.safe_dump(node, sort_keys=False, default_flow_style=None, width=99)
-
-
-def _hand_limits(hand: Hand) -> dict[str, Any]:
-    return {"high": hand.open, "speed": hand.speed, "force": HAND_FORCE, "at_stop": "hold"}
 
 
 def _reach(table: ArmFile) -> tuple[list[float], list[float]]:

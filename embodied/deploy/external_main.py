@@ -10,13 +10,10 @@ is answered once, with `error` (one line) where it was not done:
     {"do": "act", "action": {...}}  sent
     {"do": "rest"}                  the arm comes to rest
 
-When the other end closes, the arm comes to rest and is held, and this process ends.
-
-Lends a robot to another program: measurements out, actions in, behind the daemon and its limits.
-
-The other program may have another interpreter (`embodied.deploy.external_main` speaks with it); it
-never speaks with a driver. When it falls silent the arm is brought to rest and held; the next
-action moves it again. After a latched fault nothing moves until an operator's reset.
+Measurements go out and actions come in, behind the daemon and its limits. The other program may
+have another interpreter; it never speaks with a driver. When it falls silent the arm is brought to
+rest and held; the next action moves it again. When it closes its end, this process ends too. After
+a latched fault nothing moves until an operator's reset.
 
 All names end in `.pos` or `.vel`: LeRobot's rollout command passes no others between a robot and a
 policy. `tool_x.pos` is the policies' `tool_x`, `dx.vel` the controller's `dx`.
@@ -45,13 +42,13 @@ from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.errors import RobotError
 from embodied.core.spec import Leaf, Spec
-from embodied.deploy.site import as_trained, emulated, opening_of, outside_of
+from embodied.deploy.site import as_trained, emulated, opening_of, outside_of, robot_of
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import tool_target
 from embodied.real_robot.cameras.shared_frames import FrameReader
 from embodied.real_robot.cameras.sources import FIRST_IMAGE, Frame, fitted
 from embodied.real_robot.daemon.server import default_folder
-from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
+from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver, in_degrees
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.messages import Mode
@@ -88,9 +85,7 @@ class External:
         node = compose("deploy", list(config.words), list(config.config_dir)).node
         if node.get("teleop") is not None:
             raise ConfigError("teleop: another program moves this arm; it has devices of its own")
-        robot = with_allowed(controller_settings(node["robot"]))
-        if robot.pop("_target_", "") != TARGET:
-            raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+        robot = robot_of(node)
         self.config, self.robot, self.hold = config, as_trained(robot, None), node["hold"]
         self.folder = Path(node["folder"]) if node["folder"] else default_folder(robot["robot"])
         driver = build(self.robot["driver"], Driver)
@@ -153,8 +148,7 @@ class External:
         self.seen = float(self.session.state["measured"])
 
     def observe(self) -> tuple[Numbers, dict[str, Frame]]:
-        """The newest measurement, and the newest image of each camera. RobotSessionError after a
-        latched fault, CameraError."""
+        """The newest measurement and images. RobotSessionError (a latched fault), CameraError."""
         session = self._connected()
         with session.lock:
             session.update()
@@ -198,7 +192,6 @@ class External:
         return self._joint_numbers(*sent) if self.config.actions == "joints" else dict(action)
 
     def rest(self) -> None:
-        """Bring the arm to rest, and hold it."""
         session = self._connected()
         with session.lock:
             self.deadman.pause()
@@ -256,38 +249,20 @@ MOST = 1 << 20  # bytes of a request
 Reply = tuple[dict[str, Any], list[Frame]]
 
 
-class Server:
-    """Answers the requests of one program."""
-
-    def __init__(self) -> None:
-        self.robot: External | None = None
-
-    def answer(self, request: dict[str, Any]) -> Reply:
-        """The reply; ConfigError, RobotError, DriverError."""
-        verb = request.pop("do", "")
-        if verb == "begin":
-            self.robot = External(parse(Config, {"words": [], **request}, "robot"))
-            return self.robot.describe(), []
-        robot = self.robot
-        if robot is None:
-            raise ConfigError("begin first")
-        if verb == "connect":
-            robot.connect()
-        elif verb == "observe":
-            numbers, images = robot.observe()
-            shapes = {name: image.shape for name, image in images.items()}
-            return {"numbers": numbers, "images": shapes}, list(images.values())
-        elif verb == "act":
-            return {"sent": robot.act(request["action"])}, []
-        elif verb == "rest":
-            robot.rest()
-        else:
-            raise ConfigError(f"{verb!r} is not understood")
-        return {}, []
-
-    def close(self) -> None:
-        if self.robot is not None:
-            self.robot.close()
+def answer(robot: External, verb: str, request: dict[str, Any]) -> Reply:
+    if verb == "connect":
+        robot.connect()
+    elif verb == "observe":
+        numbers, images = robot.observe()
+        shapes = {name: image.shape for name, image in images.items()}
+        return {"numbers": numbers, "images": shapes}, list(images.values())
+    elif verb == "act":
+        return {"sent": robot.act(request["action"])}, []
+    elif verb == "rest":
+        robot.rest()
+    else:
+        raise ConfigError(f"{verb!r} is not understood")
+    return {}, []
 
 
 def receive(wire: socket.socket) -> bytes:
@@ -313,13 +288,19 @@ def _exactly(wire: socket.socket, size: int) -> bytes:
 
 
 def serve(wire: socket.socket) -> None:
-    """Until the other end closes."""
-    server = Server()
+    robot: External | None = None
     try:
         while True:
             request = json.loads(receive(wire))
+            verb = request.pop("do", "")
             try:
-                reply, images = server.answer(request)
+                if verb == "begin":
+                    robot = External(parse(Config, {"words": [], **request}, "robot"))
+                    reply, images = robot.describe(), []
+                elif robot is None:
+                    raise ConfigError("begin first")
+                else:
+                    reply, images = answer(robot, verb, request)
             except (ConfigError, RobotError, DriverError) as error:
                 reply, images = {"error": str(error)}, []
             send(wire, json.dumps(reply).encode())
@@ -328,7 +309,8 @@ def serve(wire: socket.socket) -> None:
     except (EOFError, OSError):
         pass
     finally:
-        server.close()
+        if robot is not None:
+            robot.close()
 
 
 def main(handle: int) -> None:

@@ -24,8 +24,8 @@ from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION
 from embodied.real_robot.policy.observer import Success
+from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, Key
 from embodied.real_robot.teleop.teleop import Device
-from embodied.real_robot.teleop.terminal import EpisodeKeys, Key
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 ANSWER = 20.0  # s that a daemon has for an answer, on a busy machine
@@ -136,7 +136,6 @@ class Session:
             )
 
     def _play(self, seconds: float | None) -> None:
-        """One episode, from here."""
         self._do(Verb.ARM)
         try:
             first = self._start(seconds)
@@ -164,8 +163,7 @@ class Session:
 
     @property
     def unrecorded(self) -> str:
-        """Which episode is not (completely) in the recording, why, and what is; empty where all are
-        that should be."""
+        """Which episodes are not (completely) in the recording, and why; empty where all are."""
         lost = [k for k, each in enumerate(self.episodes, 1) if each.unkept not in ("", DROPPED)]
         if not lost or not self.deployment.recording:
             return ""
@@ -177,7 +175,6 @@ class Session:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The summary that is written to summary.json."""
         known = [each.success for each in self.episodes if each.success is not None]
         return {
             "robot": self.deployment.robot,
@@ -199,8 +196,8 @@ class Session:
 
     def _why_gone(self, error: ClientError) -> str:
         """The reason in a line, once the arm is at rest: the control process sees it as well."""
-        with suppress(DaemonEnded):
-            self.daemon.wait_until(lambda: False, 1.0, LOOK, lambda: error)
+        with suppress(DaemonEnded, ClientError):
+            self.daemon.wait_until(lambda: False, 1.0, LOOK, error)
         if self.daemon.returncode is None:
             return str(error)
         try:
@@ -263,8 +260,7 @@ class Session:
             return
 
         def done(status: Status) -> bool:
-            """Whether the recorder has finished the newest episode, or cannot before it closes. A
-            restarted recorder counts from 0."""
+            """Whether the newest episode is finished, or cannot be."""
             recorder = status["recorder"]
             gone = bool(recorder["died"]) or not status["control"]["pid"]
             return gone or recorder["ended"] != self.before
@@ -288,8 +284,7 @@ class Session:
         watch: bool = True,
         patience: float = PATIENCE,
     ) -> Status:
-        """The status once `so` is True of it. Stopped after `patience` s, and (`watch`) where a
-        process died or the arm stopped."""
+        """The status once `so` is True of it. Stopped where it is late or (`watch`) faulty."""
         found: list[Status] = []
 
         def reached() -> bool:
@@ -306,7 +301,7 @@ class Session:
 
         late = Stopped(f"timed out after {patience:.0f} s waiting for {what}")
         try:
-            self.daemon.wait_until(reached, patience, LOOK, lambda: late)
+            self.daemon.wait_until(reached, patience, LOOK, late)
         except DaemonEnded as error:
             if not self.served:
                 raise ConfigError(str(error) or self.daemon.cause()) from error
@@ -360,9 +355,8 @@ class TeleopSession(Session):
 @dataclass(kw_only=True)
 class RecordSession(Session):
     """Episodes are kept unless the operator discards them, until the dataset has as many as it
-    should. Keys come from the terminal (`keys`) and from the `device`; `there`: how many episodes
-    the dataset has already. `reset_seconds`: how long an operator has to put the scene back (None:
-    until they press a key)."""
+    should. Keys come from the terminal (`keys`) and from the `device`; `there`: episodes that the
+    dataset has already; `reset_seconds`: time to put the scene back (None: until a key)."""
 
     keys: EpisodeKeys
     device: Device
@@ -373,28 +367,24 @@ class RecordSession(Session):
     def run(self, episodes: int, seconds: float | None, home: bool) -> None:
         """Record until the dataset has `episodes`. Stopped as in a session."""
         with self.keys:
-            self._record(episodes, seconds, home)
+            while self.there < episodes and not self.stopping:
+                if home:
+                    self._go_home()
+                print(f"episode {self.there + 1} of {episodes}", flush=True)
+                self.pressed()  # what was typed before does not count
+                self._play(seconds)
+                episode = self.episodes[-1]
+                if episode.end == DISCARDED:
+                    self._discard()
+                elif episode.recorded:
+                    self.there += 1
+                else:
+                    raise Stopped(f"the episode is not on the disk: {episode.unkept}")
+                if not self.stopping and (self.there < episodes or self.reset_seconds is None):
+                    self._wait_for_reset(self.there < episodes)
 
     def pressed(self) -> Key:
-        """The newest key since the last call."""
         return self.keys.pressed() or self.device.pressed()
-
-    def _record(self, episodes: int, seconds: float | None, home: bool) -> None:
-        while self.there < episodes and not self.stopping:
-            if home:
-                self._go_home()
-            print(f"episode {self.there + 1} of {episodes}", flush=True)
-            self.pressed()  # what was typed before does not count
-            self._play(seconds)
-            episode = self.episodes[-1]
-            if episode.end == DISCARDED:
-                self._discard()
-            elif episode.recorded:
-                self.there += 1
-            else:
-                raise Stopped(f"the episode is not on the disk: {episode.unkept}")
-            if not self.stopping and (self.there < episodes or self.reset_seconds is None):
-                self._wait_for_reset(self.there < episodes)
 
     def asked(self) -> str:
         key = self.pressed()
@@ -409,7 +399,6 @@ class RecordSession(Session):
                 self._discard()
 
     def _discard(self) -> None:
-        """Let the recorder remove the newest episode."""
         number = int(self.status["recorder"]["ended"])
         box = Mailbox(self.folder / "discard", DISCARD, VERSION, create=False, write=True)
         box.fields["ended"] = number

@@ -44,10 +44,17 @@ class Site:
 
     deployment: Deployment
     trained: Node | None
-    simulated: bool
-    """Whether the robot is simulated or emulated."""
+    simulated: bool  # whether the robot is simulated or emulated
     behind: Callable[[], float] = lambda: 0.0
     """s that the simulated robot has lost to real time so far. DriverError."""
+
+
+def robot_of(node: Node) -> Node:
+    """The robot's settings of a composed `deploy` node, with the packages that are allowed."""
+    robot = controller_settings(node["robot"])
+    if robot.pop("_target_", "") != TARGET:
+        raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+    return with_allowed(robot)
 
 
 @contextmanager
@@ -57,10 +64,7 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     Without `policy`, the script `node["demonstrator"]` is saved as a policy below `output`, and so
     is the address of a policy server (ws://HOST:PORT), which the robot's policy process asks.
     """
-    robot = controller_settings(node["robot"])
-    if robot.pop("_target_", "") != TARGET:
-        raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
-    robot = with_allowed(robot)
+    robot = robot_of(node)
     served = is_address(policy)
     task: str | None = node.get("task")
     if policy is not None and served:
@@ -123,8 +127,7 @@ def _with_onboard_policy(onboard: Onboard, robot: Node, policy: str, output: Pat
 
 
 def trained_with(policy: Path) -> Node | None:
-    """The run.yaml of the run that the policy comes from; None where there is none, or no
-    environment in it."""
+    """The run.yaml of the policy's run; None where there is none, or no environment in it."""
     file = checkpoint.find(policy).parent.parent / "run.yaml"
     node = read_run_settings(file) if file.exists() else {}
     return node if node.get("env") else None
@@ -205,12 +208,13 @@ def fitted(policy: Path, file: str | None, robot: Node, output: Path) -> tuple[N
     if file is None or (controller.physical and isinstance(mapping.action, str)):
         ends = (1.0,) * spec.act.size  # its numbers are taken as they are
         mapping = replace(mapping, action=Affine(tuple(-end for end in ends), ends))
-    return robot, mapped_checkpoint(policy, mapping, robot, output, file or "mapping")
+    base = checkpoint.load_policy(policy)
+    mapped = Mapped.of(base, robot_spec(base.spec, mapping, robot, file or "mapping"), mapping)
+    return robot, str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", mapped, 0))
 
 
 def _names_joints(spec: Spec, robot: Node) -> bool:
-    """Whether the policy acts in the driver's own names and units, or in as many physical numbers
-    without names, which are taken in the driver's order."""
+    """Whether the policy acts in the driver's own names and units, or in as many without names."""
     joints, act = len(robot["limits"]["low"]), spec.act
     if act.is_unit or act.dtype != "float32" or not joints <= act.size <= joints + 1:
         return False
@@ -249,18 +253,6 @@ def told_checkpoint(policy: Path, task: str | None, output: Path) -> str:
     if told is base:
         return str(policy)
     return str(checkpoint.save(output / "told" / "checkpoints" / "00000000", told, 0))
-
-
-def mapped_checkpoint(
-    policy: Path, mapping: Mapping, robot: Node, output: Path, where: str = "mapping"
-) -> str:
-    """Write the policy of the run `policy`, joined by `mapping` to the settings `robot`, below
-    `output`; returns the checkpoint's folder. ConfigError where they do not fit, in one line that
-    begins with `where`."""
-    base = checkpoint.load_policy(policy)
-    spec = robot_spec(base.spec, mapping, robot, where)
-    mapped = Mapped.of(base, spec, mapping)
-    return str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", mapped, 0))
 
 
 def robot_spec(there: Spec, mapping: Mapping, robot: Node, where: str) -> Spec:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError, ServerLost
 from embodied.core.files import TEXT
-from embodied.serve.access import address
-from embodied.serve.codec import CodecError, decode, encode
-from embodied.serve.protocol import HEADER, MAX_MESSAGE, SCHEME, Message
+from embodied.serve.protocol import (
+    HEADER,
+    MAX_MESSAGE,
+    SCHEME,
+    CodecError,
+    Message,
+    address,
+    decode,
+    encode,
+)
 
 try:
     from websockets import exceptions as ws
@@ -32,9 +38,7 @@ class Client:
     """One connection, opened at once; `metadata` is what the server sent first.
 
     `timeout`: s, for connecting and for each answer. ServerLost if nothing listens there or it
-    falls silent; RemoteError if the server refuses the token or speaks something else. After a
-    ServerLost the connection is closed: make another `Client`.
-    """
+    falls silent (make another `Client`); RemoteError if it refuses the token or is none."""
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 10.0) -> None:
         self.url, self.timeout = url, timeout
@@ -54,10 +58,9 @@ class Client:
     def request_many(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The answers to several requests, which are sent without waiting for each answer."""
         answers: list[dict[str, Any]] = []
-        waiting: deque[None] = deque()
-        for message in messages:
-            if len(waiting) == IN_FLIGHT:
-                answers.append(self._answer(waiting))
+        for sent, message in enumerate(messages):
+            if sent - len(answers) == IN_FLIGHT:
+                answers.append(self._answer(last=False))
             data = encode(message)
             if len(data) > MAX_MESSAGE:
                 raise RemoteError(f"a request of {len(data):,} bytes is too large: fewer num_envs")
@@ -65,13 +68,11 @@ class Client:
                 self._connection.send(data)
             except LOST as error:
                 raise self._lost(error) from error
-            waiting.append(None)
-        while waiting:
-            answers.append(self._answer(waiting))
+        while len(answers) < len(messages):
+            answers.append(self._answer(last=len(answers) == len(messages) - 1))
         return answers
 
     def close(self) -> None:
-        """Close the connection without waiting for the server."""
         self._connection.close_timeout = 0.2
         self._connection.close()
 
@@ -81,15 +82,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, waiting: deque[None]) -> dict[str, Any]:
-        waiting.popleft()
+    def _answer(self, last: bool) -> dict[str, Any]:
         try:
             return self._receive("answer")
         except CodecError as error:
             self.close()
             raise RemoteError(f"{self.url} sent an answer that cannot be read: {error}") from error
         except RemoteError:
-            if waiting:  # answers that belong to no later request
+            if not last:  # answers that belong to no later request
                 self.close()
             raise
 

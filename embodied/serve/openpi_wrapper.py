@@ -43,7 +43,6 @@ class Steerable:
         self.metadata = {**getattr(policy, "metadata", {}), "embodied": offer}
 
     def infer(self, obs: dict[str, Any]) -> dict[str, Any]:
-        """The policy's answer; with the noise of `obs`, where there is one."""
         noise = obs.get("noise")
         obs = {key: value for key, value in obs.items() if key != "noise"}
         if noise is None:
@@ -52,7 +51,6 @@ class Steerable:
         return self.policy.infer(obs, noise=chosen)
 
     def reset(self) -> None:
-        """Reset the policy, where it can be."""
         getattr(self.policy, "reset", lambda: None)()
 
 

@@ -58,8 +58,12 @@ class PolicyService:
             return {"features": _out(self.policy.features(obs), batch)}
         noise = self._noise(request.get(NOISE), n, batch is not None)
         own = None if OURS in request else memory
-        if own is not None and _begins(request):
-            own.clear()
+        if own is not None:
+            begins = request.get(RESET, False)
+            if not isinstance(begins, bool):
+                raise RequestError(f"{RESET} is true or false, not {begins!s:.20}")
+            if begins:
+                own.clear()
         carry = (own or {}).get("carry") or self._carry(extra.get("carry"), n, batch is not None)
         if own is not None and "executed_steps" in carry:
             raise RequestError(
@@ -156,14 +160,6 @@ class PolicyService:
         return found
 
 
-def _begins(request: Mapping[str, Any]) -> bool:
-    """Whether a request begins a new episode; RequestError."""
-    value = request.get(RESET, False)
-    if not isinstance(value, bool):
-        raise RequestError(f"{RESET} is true or false, not {value!s:.20}")
-    return value
-
-
 def _start(policy: Policy) -> Tensors:
     """The carry [1, ...] at the start of an episode; ConfigError if it depends on the row."""
     carry = policy.initial(2)
@@ -175,8 +171,7 @@ def _start(policy: Policy) -> Tensors:
 
 
 def _noise_of(policy: Policy) -> tuple[tuple[int, ...] | None, bool]:
-    """The shape of a decision's noise and whether it is normal; None: neither normal nor zero, so
-    that only the policy itself can sample it."""
+    """The shape of a decision's noise, and whether it is normal; None: it cannot be chosen."""
     with forked(0):
         noise = policy.sample_noise(3)
         torch.manual_seed(0)
@@ -188,7 +183,6 @@ def _noise_of(policy: Policy) -> tuple[tuple[int, ...] | None, bool]:
 
 
 def _hash(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors with their names."""
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         flat = value.detach().cpu().contiguous().reshape(-1)

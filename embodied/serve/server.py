@@ -11,14 +11,21 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError
-from embodied.serve.access import is_loopback
-from embodied.serve.codec import CodecError, decode, encode
-from embodied.serve.protocol import HEADER, MAX_MESSAGE, PORT, SCHEME, RequestError
+from embodied.serve.protocol import (
+    HEADER,
+    MAX_MESSAGE,
+    PORT,
+    SCHEME,
+    CodecError,
+    RequestError,
+    decode,
+    encode,
+    is_loopback,
+)
 
 try:
     from websockets.asyncio.server import ServerConnection, serve
@@ -38,9 +45,7 @@ class Service(Protocol):
     """What a server offers. `infer` is called from one thread, one request after the other."""
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
-        """What is sent to each client first."""
-        ...
+    def metadata(self) -> Mapping[str, Any]: ...
 
     def infer(self, request: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request; RequestError for one that cannot be answered. `memory`: of its
@@ -48,20 +53,13 @@ class Service(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Limits:
-    """`message`: bytes of a request; `connections`: clients at a time."""
-
-    message: int = MAX_MESSAGE
-    connections: int = 16
-
-
 class Server:
     """A websocket server in a thread of its own, from `start` to `close` (or as a context).
 
     `token`: what clients have to show (None: nothing, on a loopback address only). `port` 0: any
     that is free; `url` says which. A client without the token, a web page, and one client more
-    than `limits` allow are refused before anything that they sent is read.
+    than `connections` are refused before anything that they sent is read. `message`: bytes of a
+    request at most.
     """
 
     def __init__(
@@ -70,12 +68,17 @@ class Server:
         host: str = "127.0.0.1",
         port: int = PORT,
         token: str | None = None,
-        limits: Limits | None = None,
+        message: int = MAX_MESSAGE,
+        connections: int = 16,
     ) -> None:
         if token is None and not is_loopback(host):
             raise ConfigError(f"a server at {host} needs a token: other machines reach it")
-        self.service, self.host, self.port, self.token = service, host, port, token
-        self.limits = Limits() if limits is None else limits
+        self.service = service
+        self.host = host
+        self.port = port
+        self.token = token
+        self.message = message
+        self.connections = connections
         self.connected = 0
         self._worker = ThreadPoolExecutor(1, "policy")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,7 +110,6 @@ class Server:
         return self
 
     def close(self) -> None:
-        """Stop listening, and let the clients go."""
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             with contextlib.suppress(RuntimeError):  # it has ended already
@@ -130,7 +132,7 @@ class Server:
             self.host,
             self.port,
             compression=None,
-            max_size=self.limits.message,
+            max_size=self.message,
             max_queue=4,
             process_request=self._admit,
             ping_interval=SILENT,
@@ -153,7 +155,7 @@ class Server:
         wanted = None if self.token is None else f"{SCHEME} {self.token}".encode()
         if wanted is not None and not hmac.compare_digest(shown, wanted):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "unknown token\n")
-        if self.connected >= self.limits.connections:
+        if self.connected >= self.connections:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
         return None
 

@@ -1,7 +1,7 @@
 """EnergyTank: the passivity filter of a real arm in front of an impedance-controlled environment.
 
 Set-point and stiffness that the policy commands are done by a share a in [0, 1] that the tank can
-pay for (`embodied.real_robot.safety.energy_tank`). A policy that is trained with it sees the tank,
+pay for (`embodied.real_robot.safety.energy`). A policy that is trained with it sees the tank,
 and pays
 
     reward - price (cost of what was wanted - cost of what was done)        (price per J)
@@ -25,7 +25,7 @@ from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.real_robot.kernel.arm_state import Floats
-from embodied.real_robot.safety.energy_tank import SHARES, Held, Tank, TankConfig, stiffer
+from embodied.real_robot.safety.energy import SHARES, Held, Tank, TankConfig, stiffer
 
 FROZEN = 0.05  # of what was wanted: less than that is done
 

@@ -12,8 +12,7 @@ from weakref import WeakValueDictionary
 
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError, ServerLost
-from embodied.serve.access import find_token
-from embodied.serve.protocol import Message, Offer, RequestError
+from embodied.serve.protocol import Message, Offer, RequestError, find_token
 
 if TYPE_CHECKING:
     from embodied.serve.client import Client

@@ -18,28 +18,30 @@ again from the first chunk on that it made of what it saw after their last actio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from embodied.embodiments.controller import Controller
-from embodied.real_robot.ipc.channels import MOST_NOISE, MOST_STEPS
-from embodied.real_robot.kernel.arm_state import Floats
+from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.ipc.channels import MOST_NOISE, MOST_STEPS, Channels
+from embodied.real_robot.kernel.arm_state import ArmState, Floats
+from embodied.real_robot.kernel.chain import Chain
+from embodied.real_robot.kernel.checks import Fresh
+from embodied.real_robot.kernel.driver import ArmDriver
+from embodied.real_robot.kernel.loop import ControlLoop
+from embodied.real_robot.kernel.report import Recorder
+from embodied.real_robot.kernel.source import SetPoint, Source
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Actions of a policy, or of a person who has taken over."""
-
-    actions: Floats
-    """Actions [count, A], one a step."""
-    start: float
-    """Time (s) of the first action."""
-    seen: float
-    """Time (s) of the observation that they were made from."""
-    person: bool = False
-    """Whether they are a person's."""
+    actions: Floats  # actions [count, A], one a step
+    start: float  # time (s) of the first action
+    seen: float  # time (s) of the observation that they were made from
+    person: bool = False  # whether they are a person's
 
 
 class ChunkFollower:
@@ -55,8 +57,7 @@ class ChunkFollower:
         self.chunk: Chunk | None = None
         self.previous: Chunk | None = None
         self.taken_over = False
-        self.paused = 0.0
-        """Time (s) for which the clock stood still."""
+        self.paused = 0.0  # time (s) for which the clock stood still
 
     def begin(self, q: Floats, width: float, now: float) -> None:
         """Begin at rest at `q` [n] with the hand `width` m open. The newest chunk stays."""
@@ -66,8 +67,7 @@ class ChunkFollower:
         self.width = width
         self.origin = self.last = now
         self.step = -1
-        self.steps_taken = 0
-        """Steps since the newest chunk came."""
+        self.steps_taken = 0  # steps since the newest chunk came
         self.starved = True
         self.intervened = False
         self.action = np.zeros(0)
@@ -117,7 +117,6 @@ class ChunkFollower:
         out += self.step_start
 
     def _pause(self, seconds: float) -> None:
-        """Put off what is still to be done."""
         self.paused += seconds
         self.origin += seconds
         for chunk in (self.chunk, self.previous):
@@ -143,8 +142,7 @@ class ChunkFollower:
         self.width = float(width[0])
 
     def _action(self, middle: float) -> Floats | None:
-        """Action [A] of the step around time `middle` (s): the newest chunk's, blended with that
-        of the chunk before; None where the newest has none."""
+        """Action [A] of the step around time `middle` (s), blended with the chunk before."""
         newest = self._action_of(self.chunk, middle)
         previous = self._action_of(self.previous, middle)
         if newest is None or previous is None or self.steps_taken >= self.blend:
@@ -166,13 +164,12 @@ class ChunkCheck:
     """Call the object with a CHUNK record and the time (s), or `person` with a PERSON record: the
     answer says in one line why the record cannot be followed, and is empty where it can.
 
-    The policy and the operator's terminal are other processes, and what they write is not trusted:
-    a record that is refused never reaches the follower. Actions themselves are not looked at; the
-    safety chain refuses those that are not finite.
+    The policy and the operator's terminal are other processes, and what they write is not trusted.
+    Actions themselves are not looked at; the safety chain refuses those that are not finite.
 
     `names` are the controller's actions. Stamps must not be more than `ahead` s in the future
     (`start`: and a step of `dt` s, since real-time chunking begins on a grid). Stamps of long ago
-    are fine here: the chain says what is too old. Costs 8 us a chunk.
+    are fine here: the chain says what is too old.
     """
 
     def __init__(self, names: Sequence[str], dt: float, ahead: float) -> None:
@@ -212,3 +209,78 @@ class ChunkCheck:
         if start > now + self.ahead + self.dt:
             return f"{whose} {what} starts {start - now:.3f} s from now, in the future"
         return ""
+
+
+class PolicySource(Source):
+    """Gives the newest chunks of the policy process, and the actions of an operator's terminal, to
+    the `follower`. Stamps may be `ahead` s in the future."""
+
+    def __init__(self, follower: ChunkFollower, channels: Channels, ahead: float) -> None:
+        self.follower = follower
+        self.channels = channels
+        self.check = ChunkCheck(follower.controller.names, follower.dt, ahead)
+        self.point = SetPoint(np.zeros(0))
+
+    def listen(self, now: float) -> None:
+        """`point.problem`: why a record that came just now cannot be followed; it is dropped."""
+        self.point.problem = ""
+        if self.channels.chunk.receive():
+            self._receive_chunk(now)
+        if self.channels.takeover.receive():
+            self._receive_person(now)
+        self.point.seen = self.follower.seen
+
+    def begin(self, q: Floats, width: float, now: float) -> None:
+        self.follower.begin(q, width, now)
+        self.point = SetPoint(q.copy(), width, self.follower.seen)
+
+    def move(self, arm: ArmState, sent: Floats, now: float, slowed: bool) -> None:
+        follower, point = self.follower, self.point
+        follower(arm.q, now, point.q, slowed)
+        point.width = follower.width
+        point.seen = follower.seen
+        point.starved = follower.starved
+        point.step = follower.step
+        point.action = follower.action
+        point.intervened = follower.intervened
+        point.reference = follower.step_end
+        point.paused = follower.paused
+
+    def forget(self) -> None:
+        self.follower.forget()
+        self.point.seen = self.follower.seen
+
+    def _receive_chunk(self, now: float) -> None:
+        fields = self.channels.chunk.fields[0]
+        if problem := self.check(fields, now):
+            self.point.problem = problem
+            return
+        actions = fields["actions"][: fields["steps"], : fields["size"]].astype(np.float64)
+        self.follower.take(Chunk(actions, float(fields["start"]), float(fields["seen"])))
+
+    def _receive_person(self, now: float) -> None:
+        """Give a person's newest action to the follower, or the arm back to the policy."""
+        fields = self.channels.takeover.fields[0]
+        if not fields["over"]:
+            self.follower.give_back()
+            return
+        if problem := self.check.person(fields, now):
+            self.point.problem = self.point.problem or problem
+            return
+        action = fields["action"][None, : fields["size"]].astype(np.float64)
+        seen, start = float(fields["seen"]), float(fields["start"])
+        self.follower.take(Chunk(action, start, seen, person=True))
+
+
+def control_loop(
+    driver: ArmDriver,
+    chain: Chain,
+    follower: ChunkFollower,
+    channels: Channels,
+    clock: Callable[[], float] = time.monotonic,
+    ring: Recorder | None = None,
+    homing: Homing | None = None,
+) -> ControlLoop:
+    """A control loop that follows what comes through `channels`; nothing is connected yet."""
+    source = PolicySource(follower, channels, chain.required(Fresh).config.state)
+    return ControlLoop(driver, chain, source, channels, clock, ring, homing)

@@ -7,7 +7,6 @@ q(s) = q_0 + (3 s^2 - 2 s^3) (q_1 - q_0), s from 0 to 1. The peak speed is at s 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -63,15 +62,13 @@ class Homing(Source):
         )
 
     def listen(self, now: float) -> None:
-        """The way home depends on nothing that was seen."""
         self.point.seen = now
 
     def begin(self, q: Floats, width: float, now: float) -> None:
-        """Begin from rest at `q` [n]. Where no way is free the way is straight, and the chain
-        stops it."""
+        """Begin from rest at `q` [n]: straight (and the chain stops it) where no way is free."""
         poses = [q.copy(), *(self.route(q) or [self.home])]
         self.starts = poses[:-1]
-        self.ways = [b - a for a, b in itertools.pairwise(poses)]
+        self.ways = [b - a for a, b in pairwise(poses)]
         times = [self._time(start, way) for start, way in zip(self.starts, self.ways, strict=True)]
         times[-1] = max(LEAST, times[-1])
         self.ends = now + np.cumsum(times)
@@ -131,8 +128,7 @@ class HomeRoute:
         self._found: list[Floats] = []
 
     def __call__(self, q: Floats) -> list[Floats] | None:
-        """The poses [n] to go through from rest at `q` [n], the last one being home; None where
-        no way is free."""
+        """The poses [n] to go through from rest at `q` [n], home last; None: no way is free."""
         for between in ([], self._found, *([pose] for pose in self.retreat)):
             if self._free([q, *between, self.home]):
                 self._found = list(between)
@@ -151,8 +147,7 @@ class HomeRoute:
         return ""
 
     def _aside(self, q: Floats) -> list[Floats] | None:
-        """The shortest free way over one pose near `q`, or near home, or both, each with one joint
-        moved; None where there is none."""
+        """The shortest free way over poses near `q` or home with one joint moved."""
         starts = self._reached(q, self._moved(q))
         ends = self._reached(self.home, self._moved(self.home))
         ways: list[list[Floats]] = [[one] for one in [*starts, *ends]]
@@ -200,7 +195,6 @@ def _samples(poses: Sequence[Floats]) -> Floats:
 
 
 def _leads_out(depths: Floats) -> NDArray[np.bool_]:
-    """Whether each of the depths [k, ...] along a way is outside, or further outside than one
-    before."""
+    """Whether each of the depths [k, ...] along a way is outside, and further than one before."""
     inside = np.maximum.accumulate(np.minimum(depths, 0.0), axis=0)
     return depths < inside - 1e-6

@@ -30,8 +30,7 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         self._kill_at = float("inf")
         self._ending = False
-        self.died = ""
-        """How, once it did; empty while it lives, and after an `end` that was wanted."""
+        self.died = ""  # how, once it did; empty while it lives, and after an `end` that was wanted
 
     def start(self) -> None:
         """A new one; the one before should be dead."""
@@ -52,7 +51,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """0 where it does not live."""
         return self.process.pid if self.process is not None and self.alive else 0
 
     def has_died(self) -> bool:
@@ -94,14 +92,12 @@ class Child:
         return True
 
     def abandon(self) -> None:
-        """Kill it; a thread waits for its end."""
         if self.process is not None:
             self.process.kill()
             threading.Thread(target=self.process.wait, daemon=True).start()
         self.process = None
 
     def stop(self, patience: float) -> None:
-        """Ask it to go, kill it after `patience` s, and wait until it is gone."""
         self.end(patience)
         while not self.ended():
             time.sleep(LOOK)
@@ -117,7 +113,6 @@ def last_words(path: Path) -> str:
 
 
 def how_ended(code: int | None) -> str:
-    """A few words about the exit status of a process."""
     if code is None or code >= 0:
         return f"exit status {code}"
     try:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from embodied.core.children import module_command
@@ -129,7 +129,6 @@ class Stopped:
         return self.latched is not None or (self.reply is not None and self.reply.ok)
 
     def line(self) -> str:
-        """One line about what happened."""
         if not self.done:
             said = self.problem if self.reply is None else self.reply.reason
             return f"{said}; {UNCONFIRMED}"
@@ -139,37 +138,29 @@ class Stopped:
         return f"pressed{took}"
 
 
-@dataclass
-class _Asked:
-    """The daemon is asked by a thread: it may hang."""
-
-    folder: Path
-    timeout: float
-    replies: list[Reply] = field(default_factory=list[Reply])
-    problem: str = "the daemon does not answer"
-
-    def __call__(self) -> None:
-        try:
-            self.replies.append(call(self.folder, Verb.ESTOP, self.timeout))
-        except (ClientError, RequestError) as error:
-            self.problem = str(error)
-
-
 def emergency_stop(folder: Path, patience: float) -> Stopped:
     """Stop the arm of the daemon in `folder`, in shared memory and by asking the daemon as well,
     which need not answer: the control process looks at the flag in every tick.
 
     Wait for the daemon's answer for `patience` s at most, and no longer than it takes to see that
     the arm has latched. ClientError: no daemon is there."""
+    stopped = Stopped(None, None, "the daemon does not answer")
+
+    def ask() -> None:  # in a thread: the daemon may hang
+        try:
+            stopped.reply = call(folder, Verb.ESTOP, patience)
+        except (ClientError, RequestError) as error:
+            stopped.problem = str(error)
+
     pressed = press(folder)
-    asked = _Asked(folder, patience)
-    thread = threading.Thread(target=asked, daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    latched = None if pressed is None else latched_after(folder, pressed, CONFIRM)
-    thread.join(CONFIRM if latched is not None else patience + LOOK)
-    if pressed is None and not asked.replies:
-        raise ClientError(asked.problem)
-    return Stopped(latched, asked.replies[0] if asked.replies else None, asked.problem)
+    if pressed is not None:
+        stopped.latched = latched_after(folder, pressed, CONFIRM)
+    thread.join(CONFIRM if stopped.latched is not None else patience + LOOK)
+    if pressed is None and stopped.reply is None:
+        raise ClientError(stopped.problem)
+    return Stopped(stopped.latched, stopped.reply, stopped.problem)
 
 
 def press(folder: Path) -> float | None:
@@ -251,24 +242,21 @@ class DaemonProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status; None while it runs."""
         return self._process.poll()
 
     def cause(self) -> str:
-        """A few words about how the process ended, once it has."""
         how, last = how_ended(self.returncode), self.error().splitlines()[-1:]
         return f"the daemon died ({how}){': ' + last[0][:300] if last else ''}"
 
     def error(self) -> str:
-        """Text that the process wrote to its standard error."""
         size = os.fstat(self._errors.fileno()).st_size  # its own position is that of the writer
         return os.pread(self._errors.fileno(), size, 0).decode(errors="replace").strip()
 
     def wait_until(
-        self, so: Callable[[], bool], patience: float, look: float, late: Callable[[], Exception]
+        self, so: Callable[[], bool], patience: float, look: float, late: Exception
     ) -> None:
         """Call `so` every `look` s until it returns True. DaemonEnded where the daemon has ended;
-        the error that `late` makes where it takes longer than `patience` s."""
+        `late` where it takes longer than `patience` s."""
         deadline = time.monotonic() + patience
         while True:
             if so():
@@ -276,7 +264,7 @@ class DaemonProcess:
             if self.returncode is not None:
                 raise DaemonEnded(self.error())
             if time.monotonic() > deadline:
-                raise late()
+                raise late
             time.sleep(look)
 
     def stop(self, patience: float) -> None:

@@ -34,36 +34,28 @@ from embodied.real_robot.assemble import build_chain, open_channels, open_flight
 from embodied.real_robot.control.main import lock_arm
 from embodied.real_robot.daemon.processes import Answer, Processes, Restarts
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
-from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError, make_private
+from embodied.real_robot.daemon.server import Asked, RpcServer, RpcServerError
 from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor, render
-from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.deployment import Deployment, compared
 from embodied.real_robot.ipc.channels import READY, TAKEOVER, Channels, Role
 from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.mailbox import MailboxError
 from embodied.real_robot.kernel.messages import DEADMAN, PRESSED_AGAIN, Mode
 from embodied.real_robot.policy.lockdown import missing
-from embodied.real_robot.safety.parameters import compared
 
 KILLED = "-of-a-killed-daemon"
 
 
-class BlackBoxFiles:
+class BlackBoxes:
     """Flight records of the daemon in `folder`; the newest `keep` files of the deployment stay."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder
         self.newest = deployment.keep
         self.place = Path(deployment.records) if deployment.records else folder / "blackbox"
-
-    def new_path(self, name: str = "") -> Path:
-        """A file that is named by the present time, with `name` behind it."""
-        return self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
-
-    def write(self, records: NDArray[Any], path: Path) -> None:
-        """BlackBoxError, OSError."""
-        write_records(records, path)
-        keep_newest(self.place, self.newest)
+        self._last: Thread | None = None
+        self._results: SimpleQueue[str] = SimpleQueue()
 
     def rescue(self) -> str:
         """Keep the black box of a daemon before this one that could not; what to note of it."""
@@ -74,33 +66,23 @@ class BlackBoxFiles:
             os.close(lock_arm(self.folder))
         try:
             ring = BlackBox.left(file)
-            records, path = ring.records(), self.new_path(KILLED)
-            self.write(records, path)
+            records, path = ring.records(), self._new_path(KILLED)
+            self._write(records, path)
             ring.close()
         except (MailboxError, BlackBoxError, OSError) as error:
             aside = file.rename(file.with_name(f"ring{KILLED}-{time.time_ns()}"))
             return f"a daemon before this one was killed; its black box stays in {aside}: {error}"
         return f"a daemon before this one was killed; its last {len(records)} records are in {path}"
 
-
-class BlackBoxSaver:
-    """`save` copies the ring at once and writes it when those before it are written; both happen in
-    a thread. `results` are one line each, in the order of `save`."""
-
-    def __init__(self, files: BlackBoxFiles) -> None:
-        self.files = files
-        self._last: Thread | None = None
-        self._results: SimpleQueue[str] = SimpleQueue()
-
     def save(self, ring: BlackBox) -> None:
-        """Begin; `ring` must not be closed."""
-        arguments = (ring, self.files.new_path(), self._last)
+        """A thread copies `ring` (not to be closed) at once, and writes it after the others."""
+        arguments = (ring, self._new_path(), self._last)
         # A thread each: a disk that hangs must not delay the copy of what the next fault left.
         self._last = Thread(target=self._save, args=arguments, daemon=True)
         self._last.start()
 
     def results(self) -> list[str]:
-        """Notes about the records that were saved since the last call."""
+        """Notes about the records that were saved since the last call, in the order of `save`."""
         found: list[str] = []
         while True:
             try:
@@ -114,12 +96,20 @@ class BlackBoxSaver:
             self._last.join(patience)
         return self._last is None or not self._last.is_alive()
 
+    def _new_path(self, name: str = "") -> Path:
+        """A file that is named by the present time, with `name` behind it."""
+        return self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
+
+    def _write(self, records: NDArray[Any], path: Path) -> None:
+        write_records(records, path)
+        keep_newest(self.place, self.newest)
+
     def _save(self, ring: BlackBox, path: Path, before: Thread | None) -> None:
         try:
             records = ring.records()
             if before is not None:
                 before.join()
-            self.files.write(records, path)
+            self._write(records, path)
             self._results.put(f"the last {len(records)} records are in {path}")
         except (BlackBoxError, OSError, ValueError, MemoryError) as error:
             self._results.put(str(error) or f"the black box could not be saved to {path}")
@@ -131,16 +121,6 @@ STOPS = (Verb.STOP, Verb.ESTOP, Verb.QUIT)
 
 
 @dataclass
-class Pending:
-    """A command that the control process was told and has not answered."""
-
-    client: Client | None
-    request: Request
-    number: int
-    deadline: float
-
-
-@dataclass
 class Commands:
     """Commands on their way to the control process: one at a time, in order; a stop overtakes them.
     `put` and `overtake`, and `poll` often. `quit`: the control process agreed to quit."""
@@ -149,41 +129,38 @@ class Commands:
     monitor: StatusMonitor
     answer: Answer
     clock: Callable[[], float]
-    queue: deque[tuple[Client | None, Request]] = field(
-        default_factory=deque[tuple["Client | None", Request]]
-    )
-    pending: Pending | None = None
+    queue: deque[Asked] = field(default_factory=deque[Asked])
+    pending: Asked | None = None  # the control process was told and has not answered
+    deadline: float = 0.0  # of its answer
     sent: int = 0
     quit: bool = False
 
-    def put(self, client: Client | None, request: Request) -> None:
+    def put(self, asked: Asked) -> None:
         """Behind the others; refused where too many wait."""
         if len(self.queue) >= MOST_QUEUED:
-            self.answer(client, request, False, "too many requests are waiting")
+            self.answer(asked, False, "too many requests are waiting")
         else:
-            self.queue.append((client, request))
+            self.queue.append(asked)
 
-    def overtake(self, client: Client | None, request: Request) -> None:
+    def overtake(self, asked: Asked) -> None:
         """Before all others, of which nothing comes."""
         self.drop_all("overtaken by a stop")
-        self._forward(client, request)
+        self._forward(asked)
 
     def poll(self) -> None:
-        """Answer what the control process has answered, and send the next."""
         self._answer_pending()
         if self.pending is None and self.queue:
-            self._forward(*self.queue.popleft())
+            self._forward(self.queue.popleft())
 
     def drop_all(self, reason: str) -> None:
         """Tell all clients that wait that nothing came of it."""
-        if self.pending is not None:
-            self.answer(self.pending.client, self.pending.request, False, reason)
-        for client, request in self.queue:
-            self.answer(client, request, False, reason)
+        for asked in (*([] if self.pending is None else [self.pending]), *self.queue):
+            self.answer(asked, False, reason)
         self.pending = None
         self.queue.clear()
 
-    def _forward(self, client: Client | None, request: Request) -> None:
+    def _forward(self, asked: Asked) -> None:
+        request, client = asked.request, asked.client
         if client is not None and client.gone and request.verb in (Verb.ARM, Verb.START):
             return  # who asked for it no longer looks
         self.sent += 1
@@ -193,24 +170,25 @@ class Commands:
         fields["seconds"] = 0.0 if request.seconds is None else request.seconds
         fields["stop"] = request.stop
         self.channels.request.send()
-        self.pending = Pending(client, request, self.sent, self.clock() + ANSWER)
+        self.pending = asked
+        self.deadline = self.clock() + ANSWER
 
     def _answer_pending(self) -> None:
         pending = self.pending
         if pending is None:
             return
-        done = self.monitor.answered(pending.number)
-        if done is None and self.clock() < pending.deadline:
+        done = self.monitor.answered(self.sent)
+        if done is None and self.clock() < self.deadline:
             return
         self.pending = None
         verb = pending.request.verb
         reason = "" if done else self.monitor.why_not(verb)
         if done is None:
             reason = f"no answer within {ANSWER:.0f} s; use the robot's own stop"
-        self.answer(pending.client, pending.request, bool(done), reason)
+        self.answer(pending, bool(done), reason)
         if done is None and verb not in STOPS:
             # Obeyed later, it would move an arm of which its operator was told that it does not.
-            self._forward(None, Request(1, self.clock(), Verb.STOP))
+            self._forward(Asked(Request(1, self.clock(), Verb.STOP)))
         self.quit = self.quit or (bool(done) and verb == Verb.QUIT)
 
 
@@ -252,15 +230,16 @@ class Daemon:
         token: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder = make_private(folder)
+        self.folder = folder
         self.clock = clock
         self.names = build_chain(deployment).names
         self.server = RpcServer(folder, clock, token)
-        self.processes = Processes(folder, deployment, clock)
-        self.records = BlackBoxFiles(folder, deployment)
-        self.saver = BlackBoxSaver(self.records)
+        self.processes = Processes(folder, deployment)
+        self.records = BlackBoxes(folder, deployment)
         self.save_at: float | None = None
-        self.restarts = Restarts(self.processes, self._answer, self._start, self._policy_started)
+        self.restarts = Restarts(
+            self.processes, self._answer, self._start, self._policy_started, clock
+        )
         self.notes: deque[str] = deque(maxlen=MOST_NOTES)
         self.done = False
         self.endpoint: Endpoint | None = None
@@ -273,7 +252,6 @@ class Daemon:
 
     @property
     def deployment(self) -> Deployment:
-        """The deployment with the policy that acts now."""
         return self.processes.deployment
 
     def serve(self) -> None:
@@ -303,20 +281,19 @@ class Daemon:
             self.server.close()
             if self.save_at is not None:
                 self.save()
-            if not self.saver.close(SAVING):
+            if not self.records.close(SAVING):
                 self.monitor.note(f"the black box could not be saved within {SAVING:.0f} s")
-            for line in self.saver.results():
+            for line in self.records.results():
                 self.monitor.note(line)
             if self.done:  # else there was a mistake of ours, and what is there says more of it
                 self._clear()
 
     def poll(self) -> None:
-        """Look once at everyone."""
         self.channels.beat(self.clock())
         asked = self.server.poll(SOON if self.commands.pending or self.restarts.busy else POLL)
         self._supervise()
-        for client, request in asked:
-            self._handle_request(client, request)
+        for each in asked:
+            self._handle(each)
         self.commands.poll()
         self.done = self.done or self.commands.quit
         self.restarts.poll()
@@ -325,13 +302,11 @@ class Daemon:
             self.endpoint.text = render(self._status())
 
     def save(self) -> None:
-        """Save the black box; a note says where it is, or why that could not be done."""
         self.save_at = None
-        self.saver.save(self.ring)
+        self.records.save(self.ring)
 
     def _start(self) -> None:
-        """All processes, on new mailboxes: one that died may have left the old ones half
-        written."""
+        """All processes, on new mailboxes: who died may have left the old ones half written."""
         self._clear()
         # Only the daemon, which has the folder's lock, writes it; what another program wrote goes.
         self.deployment.write(self.folder)
@@ -361,7 +336,7 @@ class Daemon:
             self.save_at = now + AFTER
         if self.save_at is not None and now >= self.save_at:
             self.save()
-        for line in (*self.processes.died(), *self.saver.results()):
+        for line in (*self.processes.died(), *self.records.results()):
             self.monitor.note(line)
         self._watch_session(now)
 
@@ -374,47 +349,48 @@ class Daemon:
             self.needs_session = False
             self.monitor.stopped = f"the session that started it was silent for {UNHEARD:.0f} s"
             self.monitor.note(f"stopping: {self.monitor.stopped}")
-            self.commands.overtake(None, Request(1, now, Verb.STOP))
+            self.commands.overtake(Asked(Request(1, now, Verb.STOP)))
 
-    def _handle_request(self, client: Client, request: Request) -> None:
-        verb, policy = request.verb, self.processes.policy
+    def _handle(self, asked: Asked) -> None:
+        request, policy = asked.request, self.processes.policy
+        verb = request.verb
         if request.session:
             self.heard = self.clock()
         if verb == Verb.STATUS:
-            self._answer(client, request, True)
+            self._answer(asked, True, "")
             return
         self.monitor.note(f"{'its session' if request.session else 'an operator'} asks: {verb}")
         if verb == Verb.ESTOP:
             self.channels.estop.press()  # a number of its own, as every press has
         if verb == Verb.RESET and request.stop != self.channels.estop.number:
-            self._answer(client, request, False, PRESSED_AGAIN)
+            self._answer(asked, False, PRESSED_AGAIN)
             return
         if verb == Verb.RESET:
             self.processes.restart_dead()
         if not self.processes.control.alive:
-            if request.verb == Verb.QUIT:
+            if verb == Verb.QUIT:
                 self.done = True
-                self._answer(client, request, True)
-            elif request.verb == Verb.RESET:
-                self.restarts.restart_all(client, request)
+                self._answer(asked, True, "")
+            elif verb == Verb.RESET:
+                self.restarts.restart_all(asked)
             else:
                 died = self.processes.control.died or "no control process"
-                self._answer(client, request, False, died + LOST)
+                self._answer(asked, False, died + LOST)
         elif verb == Verb.LOAD:
-            self.restarts.load(client, request)
+            self.restarts.load(asked)
         elif verb == Verb.RESET and (self.monitor.policy_silent or not policy.alive):
-            self.restarts.restart_policy(client, request, self._policy_restarted)
+            self.restarts.restart_policy(asked, self._policy_restarted)
         elif verb == Verb.ESTOP:
-            self.commands.overtake(client, request)
+            self.commands.overtake(asked)
         else:
-            self.commands.put(client, request)
+            self.commands.put(asked)
 
-    def _policy_restarted(self, client: Client, request: Request) -> None:
+    def _policy_restarted(self, asked: Asked) -> None:
         """An arm that latched meanwhile is reset as well."""
-        if self.monitor.latched:
-            self.commands.put(client, request)
+        if self.monitor.mode == Mode.ESTOP:
+            self.commands.put(asked)
         else:
-            self._answer(client, request, True, "starting the policy again")
+            self._answer(asked, True, "starting the policy again")
 
     def _policy_started(self, note: str) -> None:
         self.monitor.policy_started()
@@ -434,12 +410,13 @@ class Daemon:
             "estop": self.channels.estop.number,
         }
 
-    def _answer(self, client: Client | None, request: Request, ok: bool, reason: str = "") -> None:
+    def _answer(self, asked: Asked, ok: bool, reason: str) -> None:
+        request = asked.request
         if ok and request.verb == Verb.START:
             self.monitor.stopped = ""
             self.needs_session = bool(request.session) and request.seconds is None
-        if client is not None:
-            self.server.answer(client, Reply(request.number, ok, reason, self._status()))
+        if asked.client is not None:
+            self.server.answer(asked.client, Reply(request.number, ok, reason, self._status()))
 
 
 def serve(folder: Path, deployment: Deployment, token: str = "", tied: bool = False) -> None:

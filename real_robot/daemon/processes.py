@@ -6,96 +6,37 @@ loop never waits, because the control process watches its heartbeat.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from embodied.real_robot.cameras.processes import CameraProcesses
 from embodied.real_robot.daemon.child import Child
-from embodied.real_robot.daemon.requests import Request
-from embodied.real_robot.daemon.server import Client
-from embodied.real_robot.daemon.status import recorder_status
+from embodied.real_robot.daemon.server import Asked
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.channels import DISCARD, READY, RECORDED
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import VERSION
 
 LOADING = 120.0  # s that a newcomer has to get ready
-
-
-class HotSwap:
-    """Swaps to one new policy at a time: `start`, `poll` until it is ready, then `begin` and
-    `finish`. The new process loads, runs a few decisions without posting them, and writes a file
-    that says it is ready. Then the old one is stopped, and only then the new one may post."""
-
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.folder = folder
-        self.clock = clock
-        self.child: Child | None = None
-
-    def start(self, policy: str, acting: Child) -> None:
-        """Start a newcomer with the checkpoint or run `policy`."""
-        (self.folder / READY).unlink(missing_ok=True)
-        log = "policy.next" if acting.log.stem == "policy" else "policy"
-        self.child = Child("policy", "embodied.real_robot.policy.main", self.folder, (policy,), log)
-        self.policy, self.deadline = policy, self.clock() + LOADING
-        self.child.start()
-
-    def poll(self) -> str | None:
-        """None: not yet; a reason: it will not come, the old one goes on; "": it is ready."""
-        assert self.child is not None
-        problem = self.child.died if self.child.has_died() else ""
-        if not problem and self.clock() > self.deadline:
-            problem = f"it was not ready within {LOADING:.0f} s"
-        if problem:
-            self.cancel()
-            return f"{problem}; the one before goes on"
-        file = self.folder / READY
-        ready = self.child.pid != 0 and file.exists() and file.read_text() == str(self.child.pid)
-        return "" if ready else None
-
-    def begin(self, acting: Child, deployment: Deployment) -> Deployment:
-        """The deployment from now on; `finish` follows when `acting` has ended. OSError: it cannot
-        be written down, and nothing has changed."""
-        deployment = replace(deployment, policy=self.policy)
-        deployment.write(self.folder)
-        acting.end(0.0)
-        return deployment
-
-    def finish(self) -> Child:
-        """Let the newcomer act, and return its process."""
-        assert self.child is not None
-        newcomer = self.child
-        self.child = None
-        newcomer.words = ()  # should it have to be started again
-        newcomer.send(b"g")
-        return newcomer
-
-    def cancel(self) -> None:
-        """Abandon the newcomer. It posts nothing, so its end is not waited for."""
-        if self.child is not None:
-            self.child.abandon()
-        self.child = None
+POLICY = "embodied.real_robot.policy.decider"
 
 
 class Processes:
     """The processes of the deployment in `folder`; `deployment` names the policy that acts."""
 
-    def __init__(
-        self, folder: Path, deployment: Deployment, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder
         self.deployment = deployment
         self.control = Child("control", "embodied.real_robot.control.main", folder)
-        self.policy = Child("policy", "embodied.real_robot.policy.main", folder)
-        self.recorder = Child("recorder", "embodied.real_robot.recording.main", folder)
+        self.policy = Child("policy", POLICY, folder)
+        self.recorder = Child("recorder", "embodied.real_robot.recorder", folder)
         self.cameras = CameraProcesses(folder, deployment)
-        self.remote = Child("remote", "embodied.real_robot.remote.server", folder, log="remote.out")
-        self.hot_swap = HotSwap(folder, clock)
+        self.remote = Child("remote", "embodied.real_robot.remote", folder, log="remote.out")
+        self.newcomer: Child | None = None  # A policy process that loads beside the one that acts
 
     def start(self) -> None:
         """Start all processes but `remote`, on new mailboxes."""
@@ -113,7 +54,6 @@ class Processes:
         return [child.died for child in children if child.has_died()]
 
     def restart_dead(self) -> None:
-        """Start cameras, recorder and remote access again where they died."""
         self.cameras.restart_failed()
         if self.recorder.died:
             self._record()
@@ -129,37 +69,19 @@ class Processes:
         while not all([child.ended() for child in (*others, self.recorder)]):
             yield
 
-    def restart_policy(self) -> Iterator[None]:
-        """End the policy process, wait until it is gone, and start a new one."""
-        self.policy.end(0.0)
-        while not self.policy.ended():
-            yield
-        self.policy.start()
-
-    def swap_policy(self) -> Iterator[None]:
-        """Let the newcomer of `hot_swap` act; two never post. OSError, and nothing changed."""
-        self.deployment = self.hot_swap.begin(self.policy, self.deployment)
-        return self._take_over()
-
-    def _take_over(self) -> Iterator[None]:
-        while not self.policy.ended():
-            yield
-        self.policy = self.hot_swap.finish()
-
     def stop(self) -> None:
         """Wait for the end of all. The control process brings the arm to rest before it goes."""
         self.control.stop(patience=10.0)
-        self.hot_swap.cancel()
+        self.abandon_newcomer()
         self.policy.stop(patience=2.0)
         self.recorder.stop(patience=30.0)  # it has an episode to write, and files to join
         self.cameras.stop()
         self.remote.stop(patience=2.0)
 
     def status(self) -> dict[str, Any]:
-        """Status of the processes that a deployment may have."""
         about, found = self.deployment, dict[str, Any]()
         if about.recording:
-            found["recorder"] = recorder_status(self.recorder, self.recorded)
+            found["recorder"] = self._recorder_status()
         if about.cameras:
             found["cameras"] = self.cameras.status()
         if about.remote is not None:
@@ -173,20 +95,52 @@ class Processes:
             self.recorded.send()
             self.recorder.start()
 
+    def _recorder_status(self) -> dict[str, Any]:
+        """Episodes that `ended`, and `episodes` of them that are on the disk."""
+        self.recorded.receive()
+        fields = self.recorded.fields[0]
+        return {
+            "pid": self.recorder.pid,
+            "died": self.recorder.died,
+            "ready": bool(fields["alive"]),
+            "ended": int(fields["ended"]),
+            "episodes": int(fields["episodes"]),
+            "discarded": int(fields["discarded"]),
+            "steps": int(fields["steps"]),
+            "success": None if fields["success"] < 0 else bool(fields["success"]),
+            "problem": bytes(fields["problem"]).decode(errors="replace"),
+        }
 
-class Answer(Protocol):
-    """Tells a client (None: the daemon itself asked) what came of its request."""
+    def start_newcomer(self, policy: str) -> Child:
+        """Start a policy process with the checkpoint or run `policy` beside the one that acts."""
+        (self.folder / READY).unlink(missing_ok=True)
+        log = "policy.next" if self.policy.log.stem == "policy" else "policy"
+        self.newcomer = Child("policy", POLICY, self.folder, (policy,), log)
+        self.newcomer.start()
+        return self.newcomer
 
-    def __call__(
-        self, client: Client | None, request: Request, ok: bool, reason: str = ""
-    ) -> None: ...
+    def is_ready(self, newcomer: Child) -> bool:
+        """Whether it has loaded, and decided without posting."""
+        file = self.folder / READY
+        return newcomer.pid != 0 and file.exists() and file.read_text() == str(newcomer.pid)
+
+    def abandon_newcomer(self) -> None:
+        """It posts nothing, so its end is not waited for."""
+        if self.newcomer is not None:
+            self.newcomer.abandon()
+        self.newcomer = None
+
+
+Answer = Callable[[Asked, bool, str], None]
+"""Tells who asked whether it was done, and why not."""
 
 
 @dataclass
 class Restarts:
     """Restarts and replaces processes beside the main loop of the daemon: each takes several polls.
 
-    `poll` often. One at a time; who asks meanwhile is refused.
+    `poll` often. One at a time; who asks meanwhile is refused. A policy loads beside the one that
+    acts. When it is ready the old one is stopped, and only then the new one may post.
 
     `start`: starts all processes. `policy_started`: called with a note (empty: none) when another
     policy process is there.
@@ -196,80 +150,89 @@ class Restarts:
     answer: Answer
     start: Callable[[], None]
     policy_started: Callable[[str], None]
+    clock: Callable[[], float]
     _task: Iterator[None] | None = None
-    _loading: tuple[Client, Request] | None = None
+    _loading: Iterator[None] | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a restart is under way."""
         return self._task is not None
 
     def poll(self) -> None:
-        """Go on with what is under way."""
-        if self._task is None:
-            self._poll_hot_swap()
-        elif next(self._task, self) is self:
-            self._task = None
+        if self._task is not None:
+            if next(self._task, self) is self:
+                self._task = None
+        elif self._loading is not None and next(self._loading, self) is self:
+            self._loading = None
 
-    def restart_all(self, client: Client, request: Request) -> None:
-        """The robot's processes anew, after the control process died."""
-        self._begin(self._restart_all, client, request)
+    def restart_all(self, asked: Asked) -> None:
+        def restart() -> Iterator[None]:
+            yield from self.processes.end_all()
+            self.start()
+            self.answer(asked, True, "starting the arm's processes again")
 
-    def restart_policy(
-        self, client: Client, request: Request, then: Callable[[Client, Request], None]
-    ) -> None:
+        self._begin(restart(), asked)
+
+    def restart_policy(self, asked: Asked, then: Callable[[Asked], None]) -> None:
         """The policy process anew; `then` answers."""
 
-        def restart(client: Client, request: Request) -> Iterator[None]:
-            yield from self.processes.restart_policy()
+        def restart() -> Iterator[None]:
+            policy = self.processes.policy
+            policy.end(0.0)
+            while not policy.ended():
+                yield
+            policy.start()
             self.policy_started("")
-            then(client, request)
+            then(asked)
 
-        self._begin(restart, client, request)
+        self._begin(restart(), asked)
 
-    def load(self, client: Client, request: Request) -> None:
-        """Start the policy that the request names beside the one that acts; it takes over when it
-        is ready."""
-        if self.processes.hot_swap.child is not None:
-            self.answer(client, request, False, "another policy is being loaded; wait for it")
-            return
-        self.processes.hot_swap.start(request.policy, self.processes.policy)
-        self._loading = (client, request)
-
-    def _begin(
-        self, restart: Callable[[Client, Request], Iterator[None]], client: Client, request: Request
-    ) -> None:
-        if self._task is not None:
-            self.answer(client, request, False, "processes are being started; wait for them")
+    def load(self, asked: Asked) -> None:
+        """Load the policy that the request names; it takes over when it is ready."""
+        if self.processes.newcomer is not None:
+            self.answer(asked, False, "another policy is being loaded; wait for it")
         else:
-            self._task = restart(client, request)
+            newcomer = self.processes.start_newcomer(asked.request.policy)
+            self._loading = self._load(newcomer, asked)
 
-    def _restart_all(self, client: Client, request: Request) -> Iterator[None]:
-        yield from self.processes.end_all()
-        self.start()
-        self.answer(client, request, True, "starting the arm's processes again")
+    def _begin(self, restart: Iterator[None], asked: Asked) -> None:
+        if self._task is not None:
+            self.answer(asked, False, "processes are being started; wait for them")
+        else:
+            self._task = restart
 
-    def _poll_hot_swap(self) -> None:
-        """Swap to the policy that should take over, once it is ready."""
-        if self.processes.hot_swap.child is None:
-            return
-        problem = self.processes.hot_swap.poll()
-        if problem == "":
-            self._task = self._swap_policy()
-        elif problem is not None:
-            self._loaded(problem)
+    def _load(self, newcomer: Child, asked: Asked) -> Iterator[None]:
+        deadline = self.clock() + LOADING
+        while not self.processes.is_ready(newcomer):
+            problem = newcomer.died if newcomer.has_died() else ""
+            if not problem and self.clock() > deadline:
+                problem = f"it was not ready within {LOADING:.0f} s"
+            if problem:
+                self._keep_old(asked, problem)
+                return
+            yield
+        self._task = self._swap(newcomer, asked)
 
-    def _swap_policy(self) -> Iterator[None]:
+    def _swap(self, newcomer: Child, asked: Asked) -> Iterator[None]:
+        """Let the newcomer act; two never post."""
+        processes, policy = self.processes, asked.request.policy
+        made = replace(processes.deployment, policy=policy)
         try:
-            yield from self.processes.swap_policy()
+            made.write(processes.folder)
         except OSError as error:
-            self.processes.hot_swap.cancel()
-            self._loaded(f"{error}; the one before goes on")
+            self._keep_old(asked, str(error))
             return
-        self.policy_started(f"the policy is now {self.processes.deployment.policy}")
-        self._loaded("")
+        processes.deployment = made
+        processes.policy.end(0.0)
+        while not processes.policy.ended():
+            yield
+        newcomer.words = ()  # should it have to be started again
+        newcomer.send(b"g")
+        processes.policy = newcomer
+        processes.newcomer = None
+        self.policy_started(f"the policy is now {policy}")
+        self.answer(asked, True, "")
 
-    def _loaded(self, problem: str) -> None:
-        if self._loading is not None:
-            self.answer(*self._loading, not problem, problem)
-        self._loading = None
+    def _keep_old(self, asked: Asked, problem: str) -> None:
+        self.processes.abandon_newcomer()
+        self.answer(asked, False, f"{problem}; the one before goes on")

@@ -24,8 +24,6 @@ STALE = 2.0  # s after which a request that moves an arm is refused
 
 
 class Verb(StrEnum):
-    """An operator's requests."""
-
     STATUS = "status"
     ARM = "arm"
     START = "start"
@@ -57,11 +55,11 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """`number` counts up in a connection; `time` (s) is when it was sent, on the monotonic clock
-    that all processes of a machine share; `policy` is the run or checkpoint to `load`, `seconds`
-    the time limit of the episode to `start` (None: none). `session`: the token of the session that
-    asks; empty for an operator. `supported`: a person holds the arm that is to be released. `stop`:
-    number of the newest press of the emergency stop that the operator who resets has seen."""
+    """`number` counts up in a connection; `time` (s): when it was sent, on the monotonic clock that
+    all processes of a machine share; `policy`: run or checkpoint to `load`; `seconds`: limit of the
+    episode to `start` (None: none); `session`: token of the session that asks (empty: an
+    operator); `supported`: a person holds the arm that is to be released; `stop`: number of the
+    newest press of the emergency stop that the operator who resets has seen."""
 
     number: int
     time: float
@@ -74,13 +72,11 @@ class Request:
 
     @property
     def command(self) -> Command:
-        """The command of the control process."""
         if self.verb == Verb.RELEASE and self.supported:
             return Command.RELEASE_SUPPORTED
         return Command.__members__.get(self.verb.name, Command.NOTHING)
 
     def line(self) -> bytes:
-        """The encoded line."""
         about: dict[str, Any] = {
             "version": PROTOCOL,
             "number": self.number,
@@ -107,8 +103,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply to request `number` (0: to a line without one): whether it was done, why not, and
-    the status."""
+    """The reply to request `number` (0: to a line without one): whether it was done, or why not."""
 
     number: int
     ok: bool
@@ -116,7 +111,6 @@ class Reply:
     status: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def line(self) -> bytes:
-        """The encoded line."""
         about = {"version": PROTOCOL, "number": self.number, "ok": self.ok, "reason": self.reason}
         return json.dumps({**about, "status": self.status}).encode() + b"\n"
 
@@ -203,6 +197,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """A value of unknown type and size, shortened for a log line."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

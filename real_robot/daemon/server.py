@@ -56,8 +56,18 @@ class Client:
     gone: bool = False
 
 
-def private(folder: Path) -> Path:
+@dataclass(frozen=True)
+class Asked:
+    """A request, and who waits for its answer (None: the daemon itself asked)."""
+
+    request: Request
+    client: Client | None = None
+
+
+def make_private(folder: Path) -> Path:
     """Create `folder` for this user alone. RpcServerError where it belongs to others or is open."""
+    if folder.parent == robots_folder():
+        make_private(folder.parent)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
@@ -74,7 +84,7 @@ class RpcServer:
     def __init__(
         self, folder: Path, clock: Callable[[], float] = time.monotonic, token: str = ""
     ) -> None:
-        self.path = private(folder) / SOCKET
+        self.path = make_private(folder) / SOCKET
         self.clock = clock
         self.refused = 0
         self.token = token
@@ -105,9 +115,9 @@ class RpcServer:
         self.server.listen(128)
         self.server.setblocking(False)
 
-    def poll(self, timeout: float) -> list[tuple[Client, Request]]:
+    def poll(self, timeout: float) -> list[Asked]:
         """The requests of the next `timeout` s, in the order of arrival."""
-        asked: list[tuple[Client, Request]] = []
+        asked: list[Asked] = []
         for key, events in self.selector.select(timeout):
             client: Client | None = key.data
             if client is None:
@@ -129,7 +139,6 @@ class RpcServer:
             self._drop(client, "it does not read its answers")
 
     def close(self) -> None:
-        """Disconnect all clients and remove the socket."""
         for client in list(self.clients):
             self._drop(client)
         self.selector.close()
@@ -143,12 +152,13 @@ class RpcServer:
         except OSError as error:
             LOG.warning("a client could not be accepted: %s", error)
             return
-        # The peer is the same user; without SO_PEERCRED the socket's mode decides.
-        if hasattr(socket, "SO_PEERCRED") and _user_of(line) != os.geteuid():
-            self.refused += 1
-            LOG.warning("refused: a client of another user")
-            line.close()
-            return
+        if hasattr(socket, "SO_PEERCRED"):  # elsewhere the socket's mode decides
+            told = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if struct.unpack("3i", told)[1] != os.geteuid():
+                self.refused += 1
+                LOG.warning("refused: a client of another user")
+                line.close()
+                return
         line.setblocking(False)
         if len(self.clients) >= MOST_CLIENTS:
             self._drop(min(self.clients, key=lambda c: c.heard), "there are too many clients")
@@ -156,7 +166,7 @@ class RpcServer:
         self.clients.append(client)
         self.selector.register(line, selectors.EVENT_READ, client)
 
-    def _receive(self, client: Client, asked: list[tuple[Client, Request]]) -> None:
+    def _receive(self, client: Client, asked: list[Asked]) -> None:
         try:
             came = client.line.recv(MOST_BYTES)
         except BlockingIOError:
@@ -175,7 +185,7 @@ class RpcServer:
             self._refuse(client, 0, f"a line should have at most {MOST_BYTES} bytes")
             self._drop(client, "it sent a line without an end")
 
-    def _parse_line(self, client: Client, line: bytes, asked: list[tuple[Client, Request]]) -> None:
+    def _parse_line(self, client: Client, line: bytes, asked: list[Asked]) -> None:
         try:
             request = parse(line)
         except RequestError as error:
@@ -193,7 +203,7 @@ class RpcServer:
         if why := why or request.late(self.clock()):
             self._refuse(client, request.number, why)
         else:
-            asked.append((client, request))
+            asked.append(Asked(request, client))
 
     def _floods(self, client: Client) -> bool:
         if client.heard - client.since > 1.0:
@@ -234,11 +244,6 @@ class RpcServer:
         client.line.close()
 
 
-def _user_of(line: socket.socket) -> int:
-    told = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", told)[1]
-
-
 class FolderError(RuntimeError):
     """Several daemons may be meant: one line that lists them."""
 
@@ -251,13 +256,6 @@ def robots_folder() -> Path:
 def default_folder(robot: str) -> Path:
     """The default folder of the daemon of `robot`, by the name that `deploy robot=` got."""
     return robots_folder() / robot.replace(os.sep, ".").lstrip(".")
-
-
-def make_private(folder: Path) -> Path:
-    """Create the folder of a daemon, for this user alone. RpcServerError."""
-    if folder.parent == robots_folder():
-        private(folder.parent)
-    return private(folder)
 
 
 def running() -> list[Path]:
@@ -281,10 +279,8 @@ def listens(folder: Path) -> bool:
 
 
 def find(robot: str | None = None) -> Path:
-    """The folder of the daemon of `robot`; without a name, of the only one that there is.
-
-    FolderError where there are several. Where there is none, the folder where one was looked for.
-    """
+    """The folder of the daemon of `robot`; without a name, of the only one that there is (none: the
+    folder where one was looked for). FolderError where there are several."""
     if robot is not None:
         return default_folder(robot)
     found = running()

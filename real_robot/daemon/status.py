@@ -20,7 +20,6 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import Ended, Mode
 
 LOG = logging.getLogger("embodied.robot")
@@ -52,8 +51,7 @@ class StatusMonitor:
     clock: Callable[[], float]
     mode: Mode = Mode.DISCONNECTED
     fault: str = ""
-    stopped: str = ""
-    """Why the daemon itself stopped the newest episode; empty where it did not."""
+    stopped: str = ""  # why the daemon itself stopped the newest episode; empty where it did not
     first: float = 0.0  # when the first tick was
     ticks: int = 0
     chunks: int = 0
@@ -66,7 +64,6 @@ class StatusMonitor:
         self.began = self.ticked = self.spoke = self.clock()
 
     def note(self, text: str) -> None:
-        """Note a line for the status and the log."""
         self.notes.append(f"{self.clock():.3f} {text}")
         LOG.info(text)
 
@@ -89,13 +86,7 @@ class StatusMonitor:
         self.policy_silent = policy_silent
         return bool(self.fault) and self.fault != before
 
-    @property
-    def latched(self) -> bool:
-        """Whether only a reset leads on."""
-        return self.mode == Mode.ESTOP
-
     def policy_started(self) -> None:
-        """A new one was started: it has said nothing yet."""
         self.chunks, self.spoke, self.policy_silent = 0, self.clock(), False
 
     def answered(self, command: int) -> bool | None:
@@ -106,7 +97,6 @@ class StatusMonitor:
         return False if int(fields["refused"]) == command else None
 
     def why_not(self, verb: Verb) -> str:
-        """One line that says why a command was refused."""
         if reason := bytes(self.channels.state.fields[0]["reason"]).decode(errors="replace"):
             return reason
         return f"{WHEN.get(verb, 'it was refused')}; it is {self.mode.name}"
@@ -176,25 +166,7 @@ class StatusMonitor:
 
 
 def _finite(value: float) -> float | None:
-    """None for what JSON has no number for."""
     return float(value) if math.isfinite(value) else None
-
-
-def recorder_status(recorder: Child, status: Mailbox) -> dict[str, Any]:
-    """The recorder's status: episodes that `ended`, `episodes` of them that are on the disk."""
-    status.receive()
-    fields = status.fields[0]
-    return {
-        "pid": recorder.pid,
-        "died": recorder.died,
-        "ready": bool(fields["alive"]),
-        "ended": int(fields["ended"]),
-        "episodes": int(fields["episodes"]),
-        "discarded": int(fields["discarded"]),
-        "steps": int(fields["steps"]),
-        "success": None if fields["success"] < 0 else bool(fields["success"]),
-        "problem": bytes(fields["problem"]).decode(errors="replace"),
-    }
 
 
 def render(status: dict[str, Any]) -> str:
@@ -261,7 +233,6 @@ class Endpoint:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Answer no more."""
         self.server.shutdown()
         self.server.server_close()
 
@@ -288,19 +259,16 @@ class Notifier:
         self.period = int(period) / 1e6 if period.isdecimal() else None
 
     def ready(self) -> None:
-        """The service is there."""
         self._say("READY=1")
 
     def alive(self) -> None:
-        """Tell systemd that the loop runs. Call it often; a message goes out four times in the
-        time that systemd waits."""
+        """Tell systemd that the loop runs, four times in the time that it waits. Call it often."""
         now = self.clock()
         if self.period is not None and now >= self.next:
             self.next = now + self.period / 4
             self._say("WATCHDOG=1")
 
     def ending(self) -> None:
-        """Tell systemd that the daemon ends in order."""
         self._say("STOPPING=1")
 
     def _say(self, words: str) -> None:

@@ -1,14 +1,22 @@
-"""Policy inference: observations in, action chunks out. It may stall or die without moving the arm.
+"""Policy process: `python -m embodied.real_robot.policy.decider FOLDER [POLICY]`, started by the
+daemon. Observations in, action chunks out; it may stall or die without moving the arm.
 
 Each turn reads the newest state, runs the policy, and posts the chunk with the time of the
-observation. The control process decides what to do with it.
+observation. Before that it runs a few decisions without posting them, and locks itself
+(`lockdown`): what it posts is of a process that can write nothing else. With POLICY it takes over
+from another policy process: it writes a file when it is ready, and posts once the daemon has
+stopped the other.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +25,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError
-from embodied.core.errors import ServerLost
+from embodied.core.build import ConfigError, allow
+from embodied.core.checkpoint import CheckpointError, load_policy
+from embodied.core.errors import RemoteError, ServerLost
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from embodied.policies.abilities import without_reflex
+from embodied.policies.remote.address import PACKAGE
+from embodied.real_robot.assemble import open_channels, tool_target
 from embodied.real_robot.cameras.policy_images import PolicyImages
-from embodied.real_robot.ipc.channels import MOST_NOISE, MOST_STEPS
+from embodied.real_robot.cameras.sources import CameraError
+from embodied.real_robot.control.main import DaemonWatch
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import MOST_NOISE, MOST_STEPS, READY, Role
 from embodied.real_robot.kernel.arm_state import Floats
-from embodied.real_robot.kernel.mailbox import Mailbox
+from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
 from embodied.real_robot.kernel.messages import MOST_ACTION, Mode
-from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.kernel.rate import Rate
+from embodied.real_robot.policy.lockdown import lock
+from embodied.real_robot.policy.observer import (
+    Observer,
+    observer,
+    require_actions,
+    require_rate,
+    with_real_time_chunking,
+)
 
 
 class RtcAlignment:
@@ -52,8 +75,7 @@ class RtcAlignment:
         self.dt = dt
         self.chunk = chunk
         self.clock = clock
-        self.start = 0.0
-        """Time (s) at which the first action of the newest plan begins."""
+        self.start = 0.0  # time (s) at which the first action of the newest plan begins
         self.paused = 0.0
         self.latencies: deque[float] = deque(maxlen=self.KEPT)
 
@@ -80,7 +102,6 @@ class RtcAlignment:
         return min(int(max(self.latencies, default=0.0) / self.dt + 1.0), self.chunk - 1)
 
     def chunk_posted(self) -> None:
-        """Note that the newest plan was posted now."""
         self.latencies.append(self.clock() - self.start)
 
 
@@ -118,8 +139,15 @@ class Decider:
         self.state = state
         self.chunk = chunk
         self.dt = spec.dt
-        self.noise_recorder = NoiseRecorder(policy)
-        policy.sample_noise = self.noise_recorder
+        self.noise = np.zeros(0, np.float32)  # the newest that the policy drew, flat
+        draw = policy.sample_noise
+
+        def drawn(n: int, explore: bool = False) -> Tensor:
+            noise = draw(n, explore)
+            self.noise = noise.detach().reshape(-1).numpy().astype(np.float32)
+            return noise
+
+        policy.sample_noise = drawn
         self.actor = Actor(policy, 1, execute=1)
         if "executed_steps" in self.actor.carry and "delay" not in self.actor.carry:
             raise ConfigError(
@@ -138,8 +166,7 @@ class Decider:
         )
 
     def turn(self) -> bool:
-        """Decide from the newest state; False where there is none that is new, or where the policy
-        is on a server that is lost."""
+        """Decide from the newest state; False: there is no new one, or no policy server."""
         if not self.state.receive():
             return False
         fields = self.state.fields[0]
@@ -205,7 +232,7 @@ class Decider:
         message["steps"] = steps
         message["size"] = size
         message["actions"][:steps, :size] = plan
-        noise = self.noise_recorder.noise
+        noise = self.noise
         message["noise_size"] = len(noise) if len(noise) <= MOST_NOISE else 0
         message["noise"][: message["noise_size"]] = noise[:MOST_NOISE]
         if self.images is not None:
@@ -213,19 +240,6 @@ class Decider:
         self.chunk.send()
         if self.alignment is not None:
             self.alignment.chunk_posted()
-
-
-class NoiseRecorder:
-    """Records the newest noise (flat) that a policy samples."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._sample_noise = policy.sample_noise
-        self.noise = np.zeros(0, np.float32)
-
-    def __call__(self, n: int, explore: bool = False) -> Tensor:
-        noise = self._sample_noise(n, explore)
-        self.noise = noise.detach().reshape(-1).numpy().astype(np.float32)
-        return noise
 
 
 def observe_state(
@@ -236,3 +250,54 @@ def observe_state(
     place = target(np.array(fields["reference"]))
     width, sensed = float(fields["width"]), fields["sensed"]
     return observer(fields["q"], fields["dq"], place, width, sensed)
+
+
+WARM_UP_DECISIONS = 3
+PAUSE = 0.05  # s between them, at most
+
+
+def main(folder: Path, policy: str = "") -> None:
+    """Decide once a step of the policy, until the daemon is gone."""
+    turn = threading.Event()
+    # Also out of a policy that never comes back.
+    watch = DaemonWatch(lambda reason: os._exit(0), turn.set)
+    torch.set_num_threads(1)
+    deployment = Deployment.read(folder).allow_packages()
+    if not policy and not deployment.policy:  # a guest decides (embodied.real_robot.rl.session)
+        threading.Event().wait()
+    if deployment.served and not policy:  # an operator typed the server's address
+        allow(PACKAGE)
+    acting = without_reflex(load_policy(policy if policy else deployment.policy))
+    require_rate(acting.spec, deployment)
+    require_actions(acting.spec, deployment)
+    acting = with_real_time_chunking(acting, deployment)
+    channels = open_channels(deployment, folder, Role.POLICY)
+    observations = observer(acting.spec, deployment)
+    with PolicyImages(acting.spec, deployment.cameras, deployment.picture, folder) as images:
+        decider = Decider(
+            acting, observations, channels.state, channels.chunk, tool_target(deployment), images
+        )
+        rate, decided = Rate(1 / min(acting.spec.dt, PAUSE)), 0
+        while decided < WARM_UP_DECISIONS:
+            rate.wait()
+            decided += decider.warm_up(patient=not policy)
+        if policy:
+            (folder / READY).write_text(str(os.getpid()))
+        # A server that an operator named, or a person's own code, may need connections.
+        network = (deployment.served and not policy) or bool(deployment.allow)
+        if missing := lock(network):
+            print(f"policy: not locked: {missing}", flush=True)
+        watch.renew()
+        if policy:
+            turn.wait()
+        rate = Rate(1 / acting.spec.dt)
+        while True:
+            rate.wait()
+            decider.turn()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), *sys.argv[2:3])
+    except (CheckpointError, MailboxError, ConfigError, CameraError, RemoteError) as error:
+        sys.exit(f"policy: {error}")

@@ -18,7 +18,6 @@ import os
 import platform
 import socket
 import struct
-from collections.abc import Iterator
 from glob import glob
 
 from embodied.core import seccomp
@@ -114,7 +113,7 @@ def _forbid_files() -> str:
     if rules < 0:
         return f"refused: {os.strerror(ctypes.get_errno())}"
     try:
-        for name in _devices():
+        for name in (found for pattern in DEVICES for found in glob(pattern)):
             device = os.open(name, os.O_PATH)
             rule = struct.pack("=Qi", handled & OPENED, device)
             failed = _call(ADD_RULE, rules, PATH_BENEATH, rule, 0)
@@ -127,12 +126,6 @@ def _forbid_files() -> str:
     finally:
         os.close(rules)
     return ""
-
-
-def _devices() -> Iterator[str]:
-    """The devices of this machine that may be written."""
-    for pattern in DEVICES:
-        yield from glob(pattern)
 
 
 def _filter(network: bool) -> list[seccomp.Line]:

@@ -106,7 +106,7 @@ class Observer:
         known |= {f"lead_{axis}": float(value) for axis, value in ahead}
         given = {*self.given}
         pairs = zip(self.sensed, sensed, strict=True)
-        known |= {name: float(value) for name, value in pairs if not _follows(name, given)}
+        known |= {name: float(value) for name, value in pairs if given.isdisjoint(_apart(name))}
         if self.outside is not None:
             values = self.outside.values(q, width).tolist()
             known |= dict(zip(self.outside.names, values, strict=True))
@@ -115,28 +115,23 @@ class Observer:
 
 def names_of(joints: int, given: Iterable[str], sensed: Iterable[str]) -> tuple[str, ...]:
     """All that can be seen of an arm of so many joints, by name."""
-    robot = [f"q{i}" for i in range(1, joints + 1)] + [f"dq{i}" for i in range(1, joints + 1)]
-    robot += [f"{what}_{axis}" for what in ("tool", "lead") for axis in AXES] + ["width"]
-    return tuple(dict.fromkeys([*robot, *given, *sensed]))
+    robot = [f"{what}{i}" for what in ("q", "dq") for i in range(1, joints + 1)]
+    robot += [f"{what}_{axis}" for what in ("tool", "lead") for axis in AXES]
+    return tuple(dict.fromkeys([*robot, "width", *given, *sensed]))
 
 
-def _follows(name: str, given: set[str]) -> bool:
-    """Whether the number of that name is a difference to something that is given."""
-    if (apart := APART.fullmatch(name)) is None:
-        return False
-    one, other, axis = apart.groups()
-    return bool({f"{one}_{axis}", f"{other}_{axis}"} & given)
+def _apart(name: str) -> tuple[str, ...]:
+    """The two whose difference the name says; none where it says no difference."""
+    found = APART.fullmatch(name)
+    return () if found is None else (f"{found[1]}_{found[3]}", f"{found[2]}_{found[3]}")
 
 
 def _made(name: str, known: Mapping[str, float]) -> float | None:
     """The number of that name, or the difference that it names; None where it is not known."""
     if name in known:
         return known[name]
-    if (apart := APART.fullmatch(name)) is None:
-        return None
-    one, other, axis = apart.groups()
-    a, b = known.get(f"{one}_{axis}"), known.get(f"{other}_{axis}")
-    return None if a is None or b is None else a - b
+    parts = [known[each] for each in _apart(name) if each in known]
+    return parts[0] - parts[1] if len(parts) == 2 else None
 
 
 SENSED = "success"
@@ -156,7 +151,6 @@ class Success:
         self.known = SENSED in self.sensed or (self.within is not None and {*GOAL} <= has)
 
     def __call__(self, q: Floats, sensed: Iterable[float]) -> bool | None:
-        """Success at joints `q` [n] and the sensed numbers."""
         if not self.known:
             return None
         values = {**self.given, **dict(zip(self.sensed, sensed, strict=True))}
@@ -168,19 +162,10 @@ class Success:
 
 
 def observer(spec: Spec, deployment: Deployment) -> Observer:
-    """The object that fills the policy's observations; ConfigError for one that is not measured
-    here, or for a picture without a camera."""
-    forward, given = forward_kinematics(deployment), deployment.given
-    images = tuple(deployment.cameras)
-    return Observer(
-        spec,
-        deployment.joints,
-        forward,
-        given,
-        deployment.sensed,
-        images,
-        outside=deployment.outside,
-    )
+    """The `Observer` of a deployment."""
+    forward, images = forward_kinematics(deployment), tuple(deployment.cameras)
+    known = (deployment.given, deployment.sensed, images, deployment.outside)
+    return Observer(spec, deployment.joints, forward, *known)
 
 
 def require_rate(spec: Spec, deployment: Deployment) -> None:
@@ -215,8 +200,7 @@ def require_actions(spec: Spec, deployment: Deployment) -> None:
 
 
 def with_real_time_chunking(policy: Policy, deployment: Deployment) -> Policy:
-    """`policy`, with real-time chunking where `deployment.chunks` asks for it. ConfigError for a
-    policy that cannot do it."""
+    """`policy`, with real-time chunking where the deployment asks for it. ConfigError."""
     if deployment.chunks is None:
         return policy
     made = abilities.with_real_time_chunking(policy, deployment.chunks)

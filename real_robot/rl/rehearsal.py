@@ -37,8 +37,7 @@ SEEN = 2e-3  # m: less of the tool's way is not seen
 AXES = (("forwards", "backwards"), ("to the left", "to the right"), ("up", "down"))
 Poses = Callable[[Floats, int], Floats]
 """Poses [k, 12] (m, rotation matrix) of the tool that joint `at` moves, at joints [k, n]."""
-Ask = Callable[[str], bool]
-"""Shows a question, and returns whether a person said yes."""
+Ask = Callable[[str], bool]  # shows a question, and returns whether a person said yes
 
 
 def known_folder() -> Path:
@@ -65,7 +64,6 @@ def require_rehearsed(deployment: Deployment) -> None:
 
 
 def remember(deployment: Deployment) -> None:
-    """Keep that the calibration was rehearsed."""
     file = _file(deployment)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as kept:
@@ -124,8 +122,8 @@ def rehearse(deployment: Deployment, folder: Path, hold: Node | None, ask: Ask) 
 
 
 def tool_poses(kinematics: str) -> Poses:
-    """Poses of an arm's tool: of several arms, of the one that the joint belongs to. A function of
-    a user's own says nothing of rotation: zeros."""
+    """Poses of the tool of the arm that a joint belongs to; without rotation (zeros) where the
+    kinematics are a user's function."""
     several = read_arms_file(kinematics)
     if several is None:
         try:
@@ -202,7 +200,6 @@ def _lead(session: RobotSession, begin: Floats, target: Floats) -> Floats:
 
 
 def _require_moved(names: tuple[str, ...], at: int, moved: Floats, asked: Floats) -> None:
-    """The joint went where it was sent, and no other moved."""
     off = np.abs(moved - asked)
     worst = int(np.argmax(off))
     if off[worst] > NEAR * abs(asked[at]):

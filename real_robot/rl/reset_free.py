@@ -84,7 +84,6 @@ class ResetFreeRobotEnv(robot_env.RealEnv):
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        """Where the object is out of reach, wait until a person has put it back."""
         obs = super().reset(seed, task, mask)
         deadline = time.monotonic() + self.practice.patience
         said = False
@@ -113,7 +112,6 @@ class ResetFreeRobotEnv(robot_env.RealEnv):
         return Facts(shown, torch.tensor([near and not lost]), never, torch.tensor([lost]))
 
     def advance(self, rows: Tensor) -> None:
-        """On to the next goal."""
         if bool(rows[0]):
             self.goal = (self.goal + 1) % len(self.practice.goals)
             self._aim()

@@ -100,7 +100,7 @@ class RealEnv(VecEnv):
         self.session = RobotSession.at(
             self.deployment, Path(config.folder) if config.folder else None, config.hold
         )
-        self.images.attach_state(self.session.folder_path, self.observer.given)
+        self.images.attach_state(self.session.folder, self.observer.given)
         self.rate = Rate(1 / self.spec.dt)
         self.still = np.zeros(self.spec.act.size)
         self.deadman = DeadmanTimer(0.4 * self.deployment.fresh.stop, self._rest, self.session.lock)
@@ -149,7 +149,6 @@ class RealEnv(VecEnv):
             self.session.rest()
 
     def _apply_action(self, wish: np.ndarray[Any, Any]) -> None:
-        """Send one action and wait for its end."""
         session = self.session
         session.wait_until_held(self.config.patience)
         if session.mode != Mode.RUNNING:
@@ -165,7 +164,6 @@ class RealEnv(VecEnv):
         self.age += 1
 
     def _evaluate(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:
-        """Terminated and truncated, the reward, and what is logged."""
         fields = self.session.state
         won = self.success(fields["q"], fields["sensed"])
         counts = np.array(fields["counts"], float)
@@ -202,7 +200,7 @@ class RealEnv(VecEnv):
         session = self.session
         if session.mode != Mode.ESTOP:
             return
-        then = f"look at it, then: embodied robot reset folder={session.folder_path}"
+        then = f"look at it, then: embodied robot reset folder={session.folder}"
         print(f"the arm latched a fault: {session.fault}\n{then}", file=sys.stderr, flush=True)
         deadline = time.monotonic() + self.config.patience
         while session.mode == Mode.ESTOP:
@@ -230,8 +228,7 @@ class RealEnv(VecEnv):
         return self._obs
 
     def render_batch(self, rows: Tensor, size: int) -> Tensor:
-        """The middle of the camera's next picture, uint8 [n, size, size, 3]; CameraError where
-        none comes."""
+        """The middle of the camera's next picture, uint8 [n, size, size, 3]. CameraError."""
         picture = torch.tensor(fitted(self.images.reward_image(self.observed_at), size, size))
         return picture[None].expand(len(rows), -1, -1, -1).clone()
 
@@ -239,7 +236,6 @@ class RealEnv(VecEnv):
         return torch.tensor(fitted(self.images.reward_image(self.observed_at), height, width))
 
     def close(self) -> None:
-        """The arm comes to rest and is held."""
         self.images.close()
         self.deadman.close()
         self.session.close()

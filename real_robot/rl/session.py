@@ -76,13 +76,11 @@ class RobotSession:
         self.shared = 0
         self.owner: object = None
         self.lock = threading.Lock()  # one user at a time
-        self._temporary_folder = (
-            None if folder is not None else tempfile.TemporaryDirectory(dir=memory_folder())
-        )
-        self.folder = (
-            Path(self._temporary_folder.name) if self._temporary_folder is not None else folder
-        )
-        assert self.folder is not None
+        self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            self._temporary_folder = tempfile.TemporaryDirectory(dir=memory_folder())
+            folder = Path(self._temporary_folder.name)
+        self.folder = folder
         try:
             self.daemon = DaemonProcess(self.folder, deployment)
         except RpcServerError as error:
@@ -91,8 +89,8 @@ class RobotSession:
             raise RobotSessionError(str(error)) from error
         atexit.register(self._end)
         try:
-            self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm to be held", PATIENCE)
-            channels = open_channels(self.deployment, self.folder_path, Role.POLICY)
+            self.wait_until(self._is_idle, "the arm to be held", PATIENCE)
+            channels = open_channels(self.deployment, self.folder, Role.POLICY)
             self.state_mailbox = channels.state
             self.chunk = channels.chunk
             self.number = 0
@@ -104,13 +102,7 @@ class RobotSession:
             raise
 
     @property
-    def folder_path(self) -> Path:
-        assert self.folder is not None
-        return self.folder
-
-    @property
     def state(self) -> Any:
-        """The newest state message that `update` read."""
         return self.state_mailbox.fields[0]
 
     @property
@@ -122,7 +114,6 @@ class RobotSession:
         return bytes(self.state["fault"]).decode(errors="replace")
 
     def update(self) -> None:
-        """Wait for a newer state message."""
         self.wait_until(self.state_mailbox.receive, "a new state from the control process", 5.0)
 
     def send_action(self, action: Floats, seen: float) -> None:
@@ -165,9 +156,7 @@ class RobotSession:
         self.update()
         if self.mode in (Mode.ARMED, Mode.RUNNING, Mode.HOMING):
             self.request(Verb.STOP)
-        self.wait_until(
-            lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to come to rest", PATIENCE
-        )
+        self._wait_for_rest("the arm to come to rest", PATIENCE)
 
     @property
     def held(self) -> bool:
@@ -175,8 +164,7 @@ class RobotSession:
         return self.hand is None or self.hand.held
 
     def wait_until_held(self, patience: float) -> None:
-        """Hold-to-run: the arm rests until an operator holds it. RobotSessionError after `patience`
-        s."""
+        """Hold-to-run: rest until an operator holds the arm, for `patience` s at most."""
         if self.hand is None or self.held:
             return
         self.rest()
@@ -193,29 +181,30 @@ class RobotSession:
             )
         # A hand may let go on the way for as long as it likes.
         patience = PATIENCE if self.hand is None else math.inf
-        self.wait_until(
-            lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to reach its home pose", patience
-        )
+        self._wait_for_rest("the arm to reach its home pose", patience)
 
-    def _is(self, *modes: Mode) -> bool:
-        self.update()
-        return self.mode in modes
+    def _wait_for_rest(self, what: str, patience: float) -> None:
+        def rests() -> bool:
+            self.update()
+            return self.mode in (Mode.IDLE, Mode.ESTOP)
+
+        self.wait_until(rests, what, patience)
 
     def wait_until(self, so: Callable[[], bool], what: str, patience: float) -> None:
         """Call `so` until it returns True. RobotSessionError after `patience` s, or when the daemon
         has died; `what` names what was waited for."""
         late = RobotSessionError(f"timed out after {patience:.0f} s waiting for {what}")
         try:
-            self.daemon.wait_until(so, patience, LOOK if patience > 5 else 1e-3, lambda: late)
+            self.daemon.wait_until(so, patience, LOOK if patience > 5 else 1e-3, late)
         except DaemonEnded as error:
             raise RobotSessionError(
                 f"the robot's daemon is gone: {self._daemon_error()}"
             ) from error
 
-    def _daemon_mode(self) -> str:
+    def _is_idle(self) -> bool:
         with suppress(ClientError, RequestError, MailboxError):
-            return str(self.daemon.call(Verb.STATUS).status["mode"])
-        return ""
+            return self.daemon.call(Verb.STATUS).status["mode"] == "IDLE"
+        return False
 
     def _daemon_error(self) -> str:
         return self.daemon.error()[-300:] or "no error message"
@@ -240,11 +229,8 @@ class RobotSession:
 
 
 class DeadmanTimer:
-    """Dead-man timer: calls `callback` once when `feed` was not called for `patience` s.
-
-    It runs in a thread of this process. When the whole process hangs, the control process stops the
-    arm instead.
-    """
+    """Calls `callback` once, in a thread, when `feed` was not called for `patience` s. When the
+    whole process hangs, the control process stops the arm instead."""
 
     def __init__(self, patience: float, callback: Callable[[], None], lock: threading.Lock) -> None:
         self.patience = patience
@@ -256,11 +242,9 @@ class DeadmanTimer:
         self.thread.start()
 
     def feed(self) -> None:
-        """Restart the timer."""
         self.last = time.monotonic()
 
     def pause(self) -> None:
-        """Stop the timer until the next `feed`."""
         self.last = None
 
     def _run(self) -> None:

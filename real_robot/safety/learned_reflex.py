@@ -98,25 +98,21 @@ class Reflex:
     def _load(self, config: Config, joints: int, dt: float) -> None:
         node, spec, weights = _read(Path(config.run))
         _require_fit(config, node, spec, joints, dt)
-        self.threshold = float(node["threshold"])
-        """Risk from which on the recovery acts."""
+        self.threshold = float(node["threshold"])  # risk from which on the recovery acts
         self.release_threshold = self.threshold * float(node["release_ratio"])
         """Risk below which it stops to act."""
-        self.min_ticks = int(node["min_duration_steps"])
-        """Ticks for which it acts at least."""
+        self.min_ticks = int(node["min_duration_steps"])  # ticks for which it acts at least
         self.stride = np.asarray(config.stride)
         self.idle_stiffness = np.asarray(config.stiffness, float)
         """Elements [s] of the action for stiffness while the recovery does not act."""
         self.stiffness = self.idle_stiffness.copy()
         """Elements [s] of the action for stiffness that hold the arm now."""
         self._springs = np.asarray(config.springs)
-        self._min_stiffness = config.softest
-        """Lowest stiffness, as a share of the springs."""
+        self._min_stiffness = config.softest  # lowest stiffness, as a share of the springs
         self._mean = weights["encoder.norm.mean"]
         self._std = weights["encoder.norm.std"]
         self._clip = float(weights["encoder.norm.limit"])
-        self._risks = [Layers(_risk_layers(weights, member)) for member in range(2)]
-        self._recovery = Layers(_recovery_layers(weights))
+        self._risks, self._recovery = _networks(weights)
         state_size = 4 * joints
         self._state = np.zeros(state_size)
         self._inputs = np.zeros(state_size + joints + len(config.stiffness))
@@ -153,12 +149,9 @@ class Reflex:
         self._forget()
 
     def _forget(self) -> None:
-        self.risk = 0.0
-        """Newest risk, 0 to 1."""
-        self.acting = False
-        """Whether the recovery's step was taken in the newest tick."""
-        self.acting_ticks = 0
-        """Ticks in a row in which it was taken."""
+        self.risk = 0.0  # newest risk, 0 to 1
+        self.acting = False  # whether the recovery's step was taken in the newest tick
+        self.acting_ticks = 0  # ticks in a row in which it was taken
         np.copyto(self.stiffness, self.idle_stiffness)
         self._sent_stiffness[:] = np.nan  # the driver's springs may have been changed meanwhile
 
@@ -186,7 +179,8 @@ class Reflex:
         np.clip(step, -self.stride, self.stride, out=step)
         step /= self.stride
         self._inputs[5 * n :] = self.idle_stiffness
-        self.risk = max(_sigmoid(float(network(self._inputs)[0])) for network in self._risks)
+        logit = max(float(network(self._inputs)[0]) for network in self._risks)
+        self.risk = 0.5 * (1.0 + float(np.tanh(0.5 * logit)))
         if not np.isfinite(self.risk):
             tick.fail("the reflex's risk is not a finite number")
             return
@@ -221,7 +215,6 @@ class Reflex:
         np.clip(normal, -self._clip, self._clip, out=normal)
 
     def _recover(self, tick: Tick) -> None:
-        """Take the recovery's step and stiffness instead of the policy's."""
         n = len(self.stride)
         action = self._recovery(self._inputs[: 4 * n])
         np.tanh(action, out=action)
@@ -233,8 +226,7 @@ class Reflex:
 def _require_fit(
     config: Config, node: dict[str, Any], spec: dict[str, Any], joints: int, dt: float
 ) -> None:
-    """ConfigError where the run was trained at another rate, or with other observations or
-    actions."""
+    """ConfigError where the run has another rate, or other observations or actions."""
     if abs(spec["dt"] - dt) > 1e-6 * dt:
         raise ConfigError(
             f"safety.reflex: {config.run} was learned at {1 / spec['dt']:.0f} Hz, the control "
@@ -265,11 +257,6 @@ def _require_fit(
         )
 
 
-def _sigmoid(x: float) -> float:
-    """The logistic function of `x`."""
-    return 0.5 * (1.0 + float(np.tanh(0.5 * x)))
-
-
 def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]:
     """Settings, spec and weights of the newest checkpoint of `run`; ConfigError in one line."""
     folders = sorted(file.parent for file in run.glob("checkpoints/[0-9]*/about.json"))
@@ -294,22 +281,14 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
     return node, cast(dict[str, Any], spec), exact
 
 
-def _risk_layers(weights: dict[str, Floats], member: int) -> list[tuple[Floats, Floats]]:
-    """Layers of risk network number `member`."""
+def _networks(weights: dict[str, Floats]) -> tuple[list[Layers], Layers]:
+    """The two risk networks, and the recovery's."""
     depth = sum(name.startswith("risks.weights.") for name in weights)
-    return [
-        (
-            np.ascontiguousarray(weights[f"risks.weights.{i}"][member]),
-            weights[f"risks.biases.{i}"][member, 0],
-        )
-        for i in range(depth)
-    ]
-
-
-def _recovery_layers(weights: dict[str, Floats]) -> list[tuple[Floats, Floats]]:
-    """Layers of the recovery's network."""
+    pairs = [(weights[f"risks.weights.{i}"], weights[f"risks.biases.{i}"]) for i in range(depth)]
+    risks = [[(np.ascontiguousarray(w[k]), b[k, 0]) for w, b in pairs] for k in range(2)]
     names = [n for n in weights if n.startswith("recovery.") and n.endswith(".weight")]
-    return [
+    recovery = [
         (np.ascontiguousarray(weights[f"recovery.{i}.weight"].T), weights[f"recovery.{i}.bias"])
         for i in sorted(int(name.split(".")[1]) for name in names)
     ]
+    return [Layers(layers) for layers in risks], Layers(recovery)

@@ -17,10 +17,8 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Place
 from embodied.real_robot.kernel.chain import Tick
 
-PARTS = 16
-"""Points of a line that are checked at once."""
-ROUNDS = 3
-"""Times that the line is divided: to PARTS^-ROUNDS = 1/4096 of its length."""
+PARTS = 16  # points of a line that are checked at once
+ROUNDS = 3  # times that the line is divided: to PARTS^-ROUNDS = 1/4096 of its length
 SHARES = np.arange(1, PARTS + 1) / PARTS
 
 
@@ -38,8 +36,7 @@ class Region(ABC):
 
     @abstractmethod
     def depths(self, q: Floats) -> Floats:
-        """Distance [k] (m) of each of the positions `q` [k, n] from the region's border; negative:
-        outside."""
+        """Distance [k] (m) of positions `q` [k, n] from the border; negative: outside."""
 
     def depth(self, q: Floats) -> float:
         """Smallest depth (m) of the positions `q` [k, n]; negative: outside."""

@@ -11,15 +11,22 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
+from embodied.core.bounds import Bound, CountOrZero, Number, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.drivers.servos.driver import ServoBus
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.driver import DriverError
-from embodied.real_robot.teleop.hold_to_run import LOOK, DeviceFile, HoldDevice
+from embodied.real_robot.teleop.hold_to_run import (
+    LOOK,
+    ONE,
+    DeviceFile,
+    HoldDevice,
+    Key,
+    Terminal,
+    keys,
+)
 from embodied.real_robot.teleop.teleop import NO_INPUT, Device, Held
-from embodied.real_robot.teleop.terminal import ONE, Key, Terminal, keys
 
 # Held keys: which of the six motions, which way.
 KEYS = {
@@ -39,21 +46,15 @@ def _pygame() -> Any:
     return pygame
 
 
-@dataclass(frozen=True)
-class KeyboardConfig:
-    """Settings of a keyboard. Its window has to be in front: without it no key is held."""
-
-    size: tuple[Count, Count] = (360, 120)  # of the window, pixels
-
-
 class Keyboard(Device):
     """wasd, r and f move (x, y, z), u/o i/k j/l turn, z closes and x opens the hand. While its
-    window is in front the terminal hears nothing, so it has the keys of the episode, too."""
+    window is in front the terminal hears nothing, so it has the keys of the episode, too; without
+    it no key is held."""
 
-    def __init__(self, config: KeyboardConfig) -> None:
+    def __init__(self) -> None:
         self.pygame = pygame = _pygame()
         pygame.display.init()
-        pygame.display.set_mode(config.size)
+        pygame.display.set_mode((360, 120))
         pygame.display.set_caption("arm: wasd rf, uo ik jl, z x; keep this window in front")
         self.codes = {name: pygame.key.key_code(name) for name in (*KEYS, *GRIPS)}
         self.episode: dict[int, Key] = {
@@ -61,12 +62,6 @@ class Keyboard(Device):
             pygame.K_LEFT: "discard",
             pygame.K_ESCAPE: "stop",
         }
-        self.key: Key = ""
-
-    def pressed(self) -> Key:
-        key = self.key
-        self.key = ""
-        return key
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         for event in self.pygame.event.get(self.pygame.KEYDOWN):
@@ -81,7 +76,6 @@ class Keyboard(Device):
 
 
 def held_keys(names: set[str]) -> Held:
-    """The motion that pressed keys mean."""
     motion = [0.0] * 6
     for name in names & set(KEYS):
         axis, way = KEYS[name]
@@ -190,9 +184,6 @@ class SpaceMouse(Device):
         self.file.close()
 
 
-HALF_SECOND = 0.5
-
-
 @dataclass(frozen=True)
 class Reach:
     """How a leader's tool leads the follower's."""
@@ -212,8 +203,6 @@ class LeaderConfig(Reach):
 
 
 class LeaderMotion:
-    """Actions towards the place of the leader's tool."""
-
     def __init__(self, reach: Reach, clock: Callable[[], float]) -> None:
         self.reach = reach
         self.clock = clock
@@ -222,8 +211,7 @@ class LeaderMotion:
         self.last = np.full(3, np.inf)
 
     def __call__(self, q: Floats, grip: float, tool: tuple[float, float, float] | None) -> Held:
-        """The motion for a leader at joints `q` [n] with its hand at `grip`, and a follower's
-        tool at `tool` (m)."""
+        """The motion for a leader at joints `q` [n], and a follower's tool at `tool` (m)."""
         reach = self.reach
         origin = np.asarray(reach.origin)
         place = origin + reach.scale * (self.forward(q[None])[0][0] - origin)
@@ -231,7 +219,7 @@ class LeaderMotion:
         if np.linalg.norm(place - self.last) > reach.still:
             self.moved = now if np.isfinite(self.last).all() else self.moved
             self.last = place
-        if tool is None or now > self.moved + HALF_SECOND:
+        if tool is None or now > self.moved + 0.5:
             return NO_INPUT
         x, y, z = ((place - np.asarray(tool)) / reach.step).tolist()
         return Held((x, y, z, 0.0, 0.0, 0.0), grip, True)
@@ -268,8 +256,7 @@ HINT = (
 
 @dataclass(frozen=True)
 class TerminalKeyboardConfig:
-    """A terminal does not tell when a key is let go; one that is kept down is typed again and again
-    (autorepeat)."""
+    """A terminal does not tell when a key is let go; one that is kept down is typed again."""
 
     hold: Annotated[float, Bound(above=0.0, high=0.5)] = 0.2  # s that a typed key counts as held
 
@@ -298,7 +285,6 @@ class TerminalKeyboard(Device):
         print(HINT, file=sys.stderr, flush=True)
         self.typed = dict[str, float]()
         self.looked = clock()
-        self.key: Key = ""
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         now, looked = self.clock(), self.looked
@@ -313,11 +299,6 @@ class TerminalKeyboard(Device):
         self.typed |= dict.fromkeys(names & {*KEYS, *GRIPS}, now)
         until = now - self.config.hold
         return held_keys({name for name, typed in self.typed.items() if typed > until})
-
-    def pressed(self) -> Key:
-        key = self.key
-        self.key = ""
-        return key
 
     def close(self) -> None:
         self.terminal.close()

@@ -1,4 +1,5 @@
-"""Hold-to-run: the arm moves only while an operator holds a key, a button or a pedal.
+"""Hold-to-run: the arm moves only while an operator holds a key, a button or a pedal; and the keys
+of the terminal.
 
 A thread of the operator's terminal looks at the device and writes a beat into the mailbox `deadman`
 of the daemon's folder each time it finds it held. The control process brings the arm to rest when
@@ -8,17 +9,23 @@ device unplugged, the terminal stopped or closed.
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import os
+import re
 import select
 import struct
+import sys
+import termios
 import threading
 import time
+import tty
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -26,14 +33,127 @@ from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError
 from embodied.real_robot.kernel.messages import DEADMAN, HEARTBEAT, VERSION
-from embodied.real_robot.teleop.terminal import Terminal
+
+TERMINAL = "/dev/tty"
+
+
+class Terminal:
+    """Opened by `begin`: keys come at once from then on, and are not shown; Ctrl-C works as before.
+
+    `file`: of the terminal (None: this process's own). An actor process, whose standard input is
+    empty, has the terminal of its learner.
+    """
+
+    readers: ClassVar[set[int]] = set()  # files that are read at present
+
+    def __init__(self, file: int | None = None) -> None:
+        self.ours: int | None = None  # a file that `close` closes
+        self.file = self._own() if file is None else file
+        self._restore: Finalize | None = None
+
+    def _own(self) -> int:
+        if mp.parent_process() is None:
+            return sys.stdin.fileno()
+        with suppress(OSError):  # there is none
+            self.ours = os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY)
+        return -1 if self.ours is None else self.ours
+
+    @property
+    def there(self) -> bool:
+        return self.file >= 0 and os.isatty(self.file)
+
+    @property
+    def foreground(self) -> bool:
+        return self.there and os.tcgetpgrp(self.file) == os.getpgrp()
+
+    def begin(self) -> None:
+        if self.readers:
+            raise ConfigError("two parts of this program want the terminal's keys: leave one out")
+        self.readers.add(self.file)
+        before = termios.tcgetattr(self.file)
+        # Also at the end of this process, be it an actor's.
+        self._restore = Finalize(self, restore, (self.file, before), exitpriority=0)
+        tty.setcbreak(self.file, termios.TCSAFLUSH)
+
+    def read(self, wait: float = 0.0) -> bytes | None:
+        """The typed keys, after up to `wait` s for a first one; None: the terminal is gone."""
+        if not select.select([self.file], [], [], wait)[0]:
+            return b""
+        try:
+            return os.read(self.file, 1024) or None
+        except OSError:
+            return None
+
+    def forget(self) -> None:
+        with suppress(termios.error):
+            termios.tcflush(self.file, termios.TCIFLUSH)
+
+    def close(self) -> None:
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+        if self.ours is not None:
+            os.close(self.ours)
+            self.file = -1
+            self.ours = None
+
+
+def restore(file: int, before: list[Any]) -> None:
+    Terminal.readers.discard(file)
+    with suppress(termios.error):
+        termios.tcsetattr(file, termios.TCSAFLUSH, before)
+
+
+Key = Literal["", "next", "discard", "stop"]
+HINT = "right arrow: end and keep; left arrow: discard; Esc: keep, and stop recording"
+KEYS: dict[bytes, Key] = {
+    b"\x1b[C": "next",
+    b"\x1bOC": "next",
+    b"\x1b[D": "discard",
+    b"\x1bOD": "discard",
+    b"\x1b": "stop",
+}
+ONE = re.compile(rb"\x1b(?:\[[0-9;]*[ -~]|O[ -~])?|.", re.DOTALL)
+
+
+class EpisodeKeys:
+    """Keys of this process's terminal, as a context; without one (or in its background) none is
+    ever pressed. `used` is False where the device reads the terminal itself."""
+
+    def __init__(self, file: int | None = None, used: bool = True) -> None:
+        self.terminal = Terminal(file)
+        self.there = used and self.terminal.foreground
+
+    def __enter__(self) -> Self:
+        if self.there:
+            self.terminal.begin()
+        return self
+
+    def pressed(self) -> Key:
+        """The newest key since the last call; never waits."""
+        key: Key = ""
+        while self.there and (typed := self.terminal.read()) != b"":
+            self.there = typed is not None
+            key = keys(typed or b"") or key
+        return key
+
+    def __exit__(self, *_: object) -> None:
+        self.terminal.close()
+
+
+def keys(typed: bytes) -> Key:
+    """The last of the keys in what a terminal sent: an escape alone, or an arrow, which is an
+    escape with more behind it, as other keys are that mean nothing here."""
+    found: list[bytes] = ONE.findall(typed)
+    known: list[Key] = [KEYS[each] for each in found if each in KEYS]
+    return known[-1] if known else ""
 
 
 class OperatorThread(ABC):
     """A thread of the operator's terminal: looks at a device, writes into the daemon's folder.
 
-    The device is opened at once (the error of `_open` is raised), and looked at from `start` on. As
-    a context: until its end. One thread opens and reads it: a gamepad's library insists on that.
+    The device is opened at once (an error is raised), and looked at from `start` on. As a context:
+    until its end. One thread opens and reads it: a gamepad's library insists on that.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +170,7 @@ class OperatorThread(ABC):
             raise self.problem
 
     def start(self, folder: Path) -> None:
-        """Start for the daemon in `folder`; raises the error of `_begin`."""
+        """Start for the daemon in `folder`; an error is raised."""
         self._folder = folder
         self._opened.clear()
         self._go.set()
@@ -59,45 +179,32 @@ class OperatorThread(ABC):
             raise self.problem
 
     @abstractmethod
-    def _open(self) -> None:
-        """Open the device. ConfigError."""
-
-    @abstractmethod
-    def _begin(self, folder: Path) -> None:
-        """Begin to read the device. ConfigError."""
-
-    @abstractmethod
-    def _look(self) -> None:
-        """Look once, and wait a moment."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close what `_open` opened."""
+    def _work(self) -> Generator[None, Path]:
+        """Open the device; yield for the daemon's folder, begin to read the device, and yield again
+        before each look, which waits a moment. Closed at the end. ConfigError before the looks."""
 
     def _run(self) -> None:
+        work = self._work()
         try:
-            self._open()
+            next(work)
         except Exception as error:  # it is raised in the thread that waits
             self.problem = error
             return
         finally:
             self._opened.set()
-        try:
+        with closing(work):
             self._go.wait()
-            if self._folder is not None and not self._done.is_set() and self._begun(self._folder):
-                while not self._done.is_set():
-                    self._look()
-        finally:
-            self._close()
-
-    def _begun(self, folder: Path) -> bool:
-        try:
-            self._begin(folder)
-        except Exception as error:
-            self.problem = error
-        finally:
-            self._opened.set()
-        return self.problem is None
+            if self._folder is None or self._done.is_set():
+                return
+            try:
+                work.send(self._folder)
+            except Exception as error:
+                self.problem = error
+                return
+            finally:
+                self._opened.set()
+            while not self._done.is_set():
+                next(work)
 
     def close(self) -> None:
         """Safe to call twice."""
@@ -149,8 +256,7 @@ SPACE: Node = {"_target_": "embodied.real_robot.teleop.hold_to_run.TerminalKey"}
 
 
 class DeviceFile:
-    """A file of the kernel's that a device writes to. ConfigError with `hint` where it cannot be
-    read."""
+    """A file that a device writes to. ConfigError with `hint` where it cannot be read."""
 
     def __init__(self, path: str, what: str, hint: str) -> None:
         try:
@@ -181,8 +287,7 @@ class DeviceFile:
 class HoldDevice(ABC):
     """A device that an operator holds. All calls come from one thread."""
 
-    hint: str
-    """Words for what the operator has to do: "hold ..."."""
+    hint: str  # words for what the operator has to do: "hold ..."
 
     @abstractmethod
     def begin(self) -> None:
@@ -306,21 +411,12 @@ class InputKey(HoldDevice):
         self.file.close()
 
 
-class Beats:
-    """Writes into the mailbox `deadman` of `folder`. A daemon that starts again makes a new one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.there = DaemonMailbox(folder / DEADMAN, HEARTBEAT, write=True)
-
-    def beat(self, now: float) -> None:
-        """Send a beat of `now` (s, monotonic). Nothing happens where no daemon runs."""
-        if (mailbox := self.there.newest()) is not None:
-            mailbox.fields["count"] += 1
-            mailbox.fields["time"] = now
-            mailbox.send()
-
-    def close(self) -> None:
-        self.there.close()
+def beat(beats: DaemonMailbox, now: float) -> None:
+    """Send a beat of `now` (s, monotonic). Nothing happens where no daemon runs."""
+    if (mailbox := beats.newest()) is not None:
+        mailbox.fields["count"] += 1
+        mailbox.fields["time"] = now
+        mailbox.send()
 
 
 class HoldToRun(OperatorThread):
@@ -329,7 +425,6 @@ class HoldToRun(OperatorThread):
     def __init__(self, node: Node | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.node = SPACE if node is None else node
         self.last = -1e9
-        self.beats: Beats | None = None
         super().__init__(clock)
 
     @property
@@ -337,20 +432,14 @@ class HoldToRun(OperatorThread):
         """Whether a beat was written in the last quarter of a second."""
         return self.clock() - self.last <= 0.25
 
-    def _open(self) -> None:
-        self.device = build(self.node, HoldDevice)
-        self.hint = self.device.hint
-
-    def _begin(self, folder: Path) -> None:
-        self.device.begin()
-        self.beats = Beats(folder)
-
-    def _look(self) -> None:
-        if self.device.held() and self.beats is not None:
-            self.last = self.clock()
-            self.beats.beat(self.last)
-
-    def _close(self) -> None:
-        self.device.close()
-        if self.beats is not None:
-            self.beats.close()
+    def _work(self) -> Generator[None, Path]:
+        with closing(build(self.node, HoldDevice)) as device:
+            self.hint = device.hint
+            folder = yield
+            device.begin()
+            with closing(DaemonMailbox(folder / DEADMAN, HEARTBEAT, write=True)) as beats:
+                while True:
+                    yield
+                    if device.held():
+                        self.last = self.clock()
+                        beat(beats, self.last)

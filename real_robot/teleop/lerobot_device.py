@@ -44,7 +44,6 @@ class Config(Source):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of LeRobot's action."""
         if self.joints:
             hand = () if self.hand is None else (self.hand.key,)
             return (*(joint.key for joint in self.joints), *hand)

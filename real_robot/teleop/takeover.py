@@ -9,7 +9,8 @@ then leaves an arm that is held and latched, as a policy does (`fresh`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,8 @@ LOOKS = 2  # in a step of the policy
 
 
 class Takeover(OperatorThread):
-    """`node`: of a Teleoperator. `always`: the person has the arm all the time, and the policy
-    never. While the policy has it, the hand's command is the policy's, so that taking over neither
-    opens nor closes it."""
+    """`node`: of a Teleoperator. `always`: the person has the arm all the time. While the policy
+    has it, the hand's command is the policy's, so that taking over neither opens nor closes it."""
 
     def __init__(
         self,
@@ -53,8 +53,6 @@ class Takeover(OperatorThread):
         self.hand = names.index(GRIPPER) if GRIPPER in names else None
         self.number = 0
         self.due = 0.0
-        self.state: DaemonMailbox | None = None
-        self.out: DaemonMailbox | None = None
         super().__init__(clock)
 
     @property
@@ -63,24 +61,28 @@ class Takeover(OperatorThread):
 
     @property
     def hint(self) -> str:
-        """Words for what the operator may do."""
         name, linger = type(self.device).__name__, self.person.config.linger
         if self.always:
             return f"{name}: it moves the arm from here on"
         return f"{name}: take over by moving it; the policy goes on {linger:g} s after you let go"
 
-    def _open(self) -> None:
+    def _work(self) -> Generator[None, Path]:
         self.person = build(self.node, Teleoperator, spec=self.spec)
+        with closing(self.device):
+            folder = yield
+            out = DaemonMailbox(folder / TAKEOVER, PERSON, write=True)
+            with closing(out), closing(DaemonMailbox(folder / "state", self.record)) as state:
+                try:
+                    while True:
+                        yield
+                        self._look(state, out)
+                finally:  # the arm is given back
+                    self._send(out, np.zeros(len(self.spec.act.names)), False, 0.0)
 
-    def _begin(self, folder: Path) -> None:
-        self.state = DaemonMailbox(folder / "state", self.record)
-        self.out = DaemonMailbox(folder / TAKEOVER, PERSON, write=True)
-
-    def _look(self) -> None:
+    def _look(self, states: DaemonMailbox, out: DaemonMailbox) -> None:
         self.due = max(self.due + self.deployment.step / LOOKS, self.clock())
         time.sleep(max(0.0, self.due - self.clock()))
-        assert self.state is not None
-        if (state := self.state.newest()) is None:
+        if (state := states.newest()) is None:
             return
         state.receive()
         fields = state.fields[0]
@@ -96,24 +98,16 @@ class Takeover(OperatorThread):
         seen = {"state": torch.as_tensor(tool, dtype=torch.float32)[None]}
         action, carry = self.person.act(seen, {}, torch.zeros(1, 0))
         over = self.always or bool(carry["row/intervened"])
-        self._send(action[0, 0].numpy(), over, float(fields["measured"]))
+        self._send(out, action[0, 0].numpy(), over, float(fields["measured"]))
 
-    def _send(self, action: np.ndarray, over: bool, seen: float) -> None:
-        if self.out is None or (out := self.out.newest()) is None:
+    def _send(self, out: DaemonMailbox, action: np.ndarray, over: bool, seen: float) -> None:
+        if (mailbox := out.newest()) is None:
             return
         self.number += 1
-        message = out.fields[0]
+        message = mailbox.fields[0]
         message["number"] = self.number
         message["over"] = over
         message["seen"] = seen
         message["start"], message["size"] = self.clock(), min(len(action), MOST_ACTION)
         message["action"][: message["size"]] = action[:MOST_ACTION]
-        out.send()
-
-    def _close(self) -> None:
-        """The arm is given back."""
-        self.device.close()
-        self._send(np.zeros(len(self.spec.act.names)), False, 0.0)
-        for box in (self.state, self.out):
-            if box is not None:
-                box.close()
+        mailbox.send()

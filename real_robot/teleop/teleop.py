@@ -22,7 +22,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, length
 from embodied.policies.scripted.intervener import Intervener
-from embodied.real_robot.teleop.terminal import Key
+from embodied.real_robot.teleop.hold_to_run import Key
 
 MOTION = ("dx", "dy", "dz", "roll", "pitch", "yaw")
 GRIPPER = "gripper"
@@ -47,16 +47,17 @@ class Device(Protocol):
     terminal's keys are its own, those of the episode among them."""
 
     reads_terminal = False
+    key: Key = ""
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
-        """The motion of the device now; `tool` (m) is the place of the arm's tool, where that is
-        known."""
+        """The motion of the device now; `tool` (m): the place of the arm's tool, if known."""
         ...
 
     def pressed(self) -> Key:
-        """A key of the episode (`embodied.real_robot.teleop.terminal`) since the last call,
-        where the device has such keys and not the terminal."""
-        return ""
+        """The newest key of the episode since the last call, where the device has such keys."""
+        key = self.key
+        self.key = ""
+        return key
 
     def close(self) -> None: ...
 
@@ -111,12 +112,10 @@ class Teleoperator(Policy):
         return self._action()[None, None], {"row/intervened": torch.tensor([over])}
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
-        """Whether the arm is in the person's hand [1], for
-        embodied.policies.scripted.intervener."""
+        """Whether the arm is in the person's hand [1]."""
         return torch.tensor([self._look(obs)])
 
     def taken(self, obs: Tensors) -> Tensor:
-        """Actions [1, A] of the person now."""
         self._look(obs)
         return self._action()[None]
 

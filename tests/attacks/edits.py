@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 
-from embodied.serve import codec
+from embodied.serve import protocol
 
 Tree = Any
 Edit = list[Any]
@@ -183,7 +183,7 @@ FORMATS: dict[str, tuple[Callable[[bytes], Tree], Callable[[Tree, bytes], bytes]
     ".pt": (lambda data: torch.load(io.BytesIO(data)), _write_tensors),
     ".xml": (_read_xml, _write_xml),
     ".urdf": (_read_xml, _write_xml),
-    ".msgpack": (codec.decode, lambda tree, _: codec.encode(tree)),
+    ".msgpack": (protocol.decode, lambda tree, _: protocol.encode(tree)),
     ".zarray": (json.loads, lambda tree, _: _text(json.dumps(tree))),
 }
 ARRAYS = (".hdf5", ".h5", ".npz", ".pt", ".msgpack")

@@ -40,14 +40,13 @@ from embodied.real_robot.drivers.servos.calibration import (
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError, memory_folder
 from embodied.real_robot.kernel.messages import REQUEST, VERSION, Command, Mode, state_record
-from embodied.real_robot.safety.capsules import read_model
+from embodied.real_robot.safety.geometry import read_model
 from embodied.real_robot.watchdog.client import take_status
 from embodied.sandbox.program import Rejected
 from embodied.sandbox.program import read as read_program
 from embodied.sandbox.worker import HEADER, pack, unpack
-from embodied.serve.codec import CodecError, decode, encode
 from embodied.serve.policy_service import PolicyService
-from embodied.serve.protocol import Offer
+from embodied.serve.protocol import CodecError, Offer, decode, encode
 from embodied.serve.protocol import RequestError as ServedError
 from tests.attacks.doors import DOORS, Door
 from tests.builders import ROOT, make_policy

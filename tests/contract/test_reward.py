@@ -66,7 +66,7 @@ def node(name: str, folder: Path, records: Path) -> Node:
     if name in FITTED:
         reward["updates"] = FEW
     if "TerminalKeyboard" in str(reward):
-        pytest.skip("is a person at a terminal (tests/real_robot/test_terminal_keyboard.py)")
+        pytest.skip("is a person at a terminal (tests/real_robot/test_teleop.py)")
     if (unmet := _server(reward)) is not None:
         pytest.skip(NEEDS_A_SERVER.format(unmet))
     for key, which in RECORDED.items():

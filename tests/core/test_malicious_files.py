@@ -22,7 +22,7 @@ from embodied.envs.toy import two_gap
 from embodied.policies.gaussian import Config, Gaussian
 from embodied.policies.scripted.checkpoint import CheckpointDemonstrator
 from embodied.policies.scripted.checkpoint import Config as Trained
-from embodied.real_robot.policy import main
+from embodied.real_robot.policy import decider
 from embodied.viewer.launch import open_session
 from tests.builders import node_of
 
@@ -117,7 +117,7 @@ DOORS: dict[str, Callable[[Path], str]] = {
     "export": lambda run: command("export", str(run), "--to", str(run / "exported"), "--header"),
     "eval": lambda run: command("eval", str(run), "episodes=1", "num_envs=1"),
     "view": refused(open_session),
-    "robot load": refused(lambda run: main.load_policy(str(checkpoint.find(run).resolve()))),
+    "robot load": refused(lambda run: decider.load_policy(str(checkpoint.find(run).resolve()))),
     "demonstrator": refused(lambda run: CheckpointDemonstrator(Trained(str(run)), SPEC)),
 }
 

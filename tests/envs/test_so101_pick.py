@@ -19,7 +19,7 @@ from embodied.policies.scripted.so101 import ScriptedPick
 from embodied.real_robot.drivers.driver import Driver
 from tests.builders import make_policy
 from tests.real_robot.test_deploy import robot as command
-from tests.real_robot.test_so101_policies import settings
+from tests.real_robot.test_deploy_policies import settings
 
 CUBE = {"cube_x": 0.22, "cube_y": 0.05, "cube_z": 0.016, "cube_half": 0.016}
 GIVEN = {**CUBE, "cube_cos_4yaw": 1.0, "cube_sin_4yaw": 0.0}

@@ -29,8 +29,7 @@ import yaml
 from embodied.core.build import build
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import build_chain, forward_kinematics
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower, control_loop
 from embodied.real_robot.deployment import Deployment, controller_settings
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.servos.bus import MAKES

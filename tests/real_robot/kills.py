@@ -190,10 +190,9 @@ def named(command: str) -> str:
         "emulators": "emulator",
         "hardware_sim": "emulator",
         "real_robot.daemon.daemon": "daemon",
-        "daemon_process": "daemon",
         "control.main": "control",
-        "policy.main": "policy",
-        "recording.main": "recorder",
+        "policy.decider": "policy",
+        "real_robot.recorder": "recorder",
         "embodied.cli": "deploy",
     }
     return next((name for part, name in parts.items() if part in command), command)

@@ -35,7 +35,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.checks import DaemonAlive, Enabled, HoldToRun
 from embodied.real_robot.kernel.measured import Force
-from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
+from embodied.real_robot.safety.energy import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Box
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
 from tests.real_robot.oracle import Oracle

@@ -39,7 +39,7 @@ from embodied.real_robot.cameras.sources import (
 )
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import Observer
-from embodied.real_robot.recording.recorder import recorded_spec
+from embodied.real_robot.recorder import recorded_spec
 from tests.builders import Clock, rendered, wait_until
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_decide import GOAL, SPEC, tool

@@ -12,8 +12,7 @@ from embodied.embodiments import fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.cartesian_delta import Config as CartesianConfig
 from embodied.embodiments.controller import Reference
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower, control_loop
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.ipc.channels import Channels, Role

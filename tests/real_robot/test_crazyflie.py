@@ -25,8 +25,7 @@ from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
 from embodied.envs.hardware_sim.crazyflie import Config as SimConfig
 from embodied.envs.hardware_sim.crazyflie_flight import PLACES, STEP, Flown
-from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import ChunkFollower, control_loop
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phase
 from embodied.real_robot.emulators import crazyflie as crtp

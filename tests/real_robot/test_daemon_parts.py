@@ -1,4 +1,5 @@
-"""Parts of the daemon: folders of robots, systemd, what is kept of a log, requests as bytes."""
+"""Parts of the daemon: folders of robots, systemd, what is kept of a log, requests as bytes, the
+checksum of the safety parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,6 +41,7 @@ from embodied.real_robot.daemon.requests import (
 )
 from embodied.real_robot.daemon.server import (
     SOCKET,
+    Asked,
     FolderError,
     RpcServer,
     RpcServerError,
@@ -49,12 +51,21 @@ from embodied.real_robot.daemon.server import (
     running,
 )
 from embodied.real_robot.daemon.status import Notifier, StatusMonitor
-from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.deployment import (
+    OTHERS,
+    SAFETY_FILE,
+    Deployment,
+    acting,
+    checksum,
+    compared,
+)
 from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.mailbox import memory_folder
 from embodied.real_robot.kernel.messages import Command
+from embodied.real_robot.watchdog.client import Config as WatchdogConfig
 from embodied.viewer.robot.app import monitor
 from embodied.viewer.robot.monitor import RobotMonitor
+from tests.real_robot.deployment_fuzz import bases
 from tests.real_robot.test_daemon import PATIENT, deployment, simulated
 from tests.real_robot.test_daemon_hangs import quiet
 from tests.real_robot.test_deploy import robot
@@ -154,10 +165,10 @@ def test_a_command_without_an_answer_is_withdrawn(folder: Path, deployment: Depl
     monitor = StatusMonitor(channels, ("q",), deque(), deployment.step, lambda: now[0])
     heard: list[tuple[Verb, bool]] = []
     commands = Commands(
-        channels, monitor, lambda _, it, ok, why="": heard.append((it.verb, ok)), lambda: now[0]
+        channels, monitor, lambda it, ok, _: heard.append((it.request.verb, ok)), lambda: now[0]
     )
     for verb, then in ((Verb.START, Command.STOP), (Verb.ESTOP, Command.ESTOP)):
-        commands.put(None, Request(1, now[0], verb))
+        commands.put(Asked(Request(1, now[0], verb)))
         commands.poll()
         assert told.receive() and told.fields["command"] == Command[verb.name]
         now[0] += ANSWER
@@ -364,3 +375,44 @@ def test_a_reply_comes_back_as_it_was() -> None:
         with pytest.raises(RequestError):
             parse_reply(bad)
     assert PROTOCOL == 1
+
+
+def test_what_limits_an_arm_counts_and_nothing_else(tmp_path: Path) -> None:
+    assert {field.name for field in fields(Deployment)} >= OTHERS
+    made = Deployment.parse(bases()[-1])
+    said = checksum(made)
+    elsewhere = {**made.driver, "host": "10.0.0.2", "port": "/dev/ttyUSB1"}
+    for same in (
+        replace(made, policy="another", recording="there", given={"goal_x": 1.0}),
+        replace(made, driver=elsewhere, dry=True),
+    ):
+        assert checksum(same) == said
+    limits = replace(made.limits, velocity=(0.5,) * 7)
+    for other in (
+        replace(made, limits=limits),
+        replace(made, fresh=replace(made.fresh, stop=0.9)),
+        replace(made, workspace=None),
+        replace(made, hold_to_run=not made.hold_to_run),
+        replace(made, watchdog=WatchdogConfig("/dev/ttyACM0")),
+        replace(made, driver={**made.driver, "noise": 0.5}),
+    ):
+        assert checksum(other) != said
+    arm = tmp_path / "arm.yaml"
+    arm.write_text("one")
+    named = replace(made, kinematics=str(arm))
+    before = checksum(named)
+    arm.write_text("two")
+    assert checksum(named) != before, "the content of a file that is named counts"
+    assert "driver.host" not in acting(replace(made, driver=elsewhere))
+
+
+def test_the_next_session_in_the_folder_says_what_changed(tmp_path: Path) -> None:
+    made = Deployment.parse(bases()[-1])
+    assert "nothing to compare with" in compared(made, tmp_path)
+    assert "unchanged since the last session" in compared(replace(made, policy="x"), tmp_path)
+    faster = replace(made, limits=replace(made.limits, velocity=(0.5,) * 7), torque_rate=None)
+    line = compared(faster, tmp_path)
+    assert line.startswith(f"safety parameters {checksum(faster)}: CHANGED since the last session")
+    assert line.endswith(": limits.velocity, torque_rate") and "\n" not in line
+    (tmp_path / SAFETY_FILE).write_text("{")
+    assert "nothing to compare with" in compared(made, tmp_path)

@@ -8,18 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
-from embodied.core.spec import DEPTH, POINTS, Leaf
+from embodied.core.spec import DEPTH, POINTS, Leaf, Spec
 from embodied.embodiments import fr3
+from embodied.embodiments.controller import Controller
+from embodied.embodiments.named_controllers import NAMES
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
+from embodied.envs.mujoco.batch_env import MujocoVecEnv
+from embodied.envs.so101 import Config as So101Config
+from embodied.envs.so101 import So101
+from embodied.real_robot.assemble import tool_target
+from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.cameras.sources import CameraError
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
+from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.policy.decider import Decider
-from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.policy.observer import Observer, observer, require_actions
+from embodied.real_robot.recorder import recorded_spec
+from tests.builders import rendered
 from tests.real_robot.test_control import DT, STEP, Bench
+from tests.real_robot.trouble import Trouble
 
 GOAL = {"goal_x": 0.5, "goal_y": 0.15, "goal_z": 0.2}
 SPEC = Fr3(Fr3Config(task="reach", num_envs=1)).spec
@@ -115,3 +129,146 @@ def test_what_nobody_measures_is_one_line() -> None:
         Observer(SPEC.with_obs(seen=Leaf((8, 3), unit=POINTS)), 7, tool, GOAL)
     with pytest.raises(ConfigError, match="the depth picture front, and no camera here measures"):
         Observer(SPEC.with_obs(front=Leaf((8, 8, 1), unit=DEPTH)), 7, tool, GOAL)
+
+
+PATIENT = 60.0
+SEEING = SPEC.with_obs(front=Leaf((4, 6, 3), "uint8", 0, 255))
+pytest.importorskip("cv2", reason="OpenCV is not installed")
+
+
+@pytest.fixture
+def camera(tmp_path: Path) -> dict[str, Any]:
+    allow("tests")
+    Trouble(tmp_path / "trouble", create=True)
+    target = "tests.real_robot.troubled.TroubledCamera"
+    return {"_target_": target, "trouble": str(tmp_path / "trouble")}
+
+
+def test_pictures_reach_the_policy_as_large_as_it_wants_them(
+    tmp_path: Path, camera: dict[str, Any]
+) -> None:
+    bench = Bench(tmp_path)
+    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    observer = Observer(SEEING, 7, tool, GOAL, pictures=("front",))
+    with PolicyImages(SEEING, {"front": camera}, PATIENT) as eyes:
+        boxes = bench.there.state, bench.there.chunk
+        policy = build(node, Policy, spec=SEEING)
+        decider = Decider(policy, observer, *boxes, lambda sent: tool(sent[None])[0], eyes)
+        bench.control.turn()
+        assert decider.turn()
+        seen = decider.seen["front"]
+        assert seen.shape == (1, 4, 6, 3) and seen.float().std() == 0 and int(seen.max()) > 0
+        Trouble(tmp_path / "trouble").dark = 1
+        with pytest.raises(CameraError, match="gives no more pictures"):
+            while True:
+                bench.control.turn()
+                decider.turn()
+
+
+def test_rendered_scenes_show_what_was_measured() -> None:
+    """The same picture as the world draws of itself, with the same joints and the same cube."""
+    settings = {"objects": "privileged", "cameras": ("front",), "image_size": 32, "threads": 1}
+    world = Fr3(Fr3Config("lift", 1, drawing="light", **settings))  # pyright: ignore[reportArgumentType]
+    obs = world.reset(4)
+    names = world.spec.obs["privileged/state"].names
+    values = dict(zip(names, obs["privileged/state"][0].double().tolist(), strict=True))
+    with PolicyImages(world.spec, {"front": rendered("lift", 32, 20.0)}, PATIENT) as eyes:
+        assert len(eyes.scenes) == 1
+        with pytest.raises(RuntimeError, match="show"):
+            eyes.scenes[0].picture()
+        q = np.array([values[f"q{i}"] for i in range(1, 8)])
+        eyes.scenes[0].show(q, values["width"], values)
+        ours, theirs = eyes.read()["front"], obs["front"][0].numpy()
+    world.close()
+    assert np.abs(ours.astype(int) - theirs).mean() < 0.2 and np.ptp(ours) > 100
+
+
+def test_what_no_camera_takes_is_one_line(camera: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"observations \(front\): name a camera for it \(robot"):
+        PolicyImages(SEEING, {"wrist": camera}, 1.0)
+    stack = SPEC.with_obs(front=Leaf((4, 6, 9), "uint8", 0, 255))
+    with pytest.raises(ConfigError, match="9 channels"):
+        PolicyImages(stack, {"front": camera}, 1.0)
+    assert PolicyImages(SPEC, {"front": camera}, 1.0).read() == {}, "nobody wants it: closed"
+    recorded = recorded_spec(SEEING, {"side": (6, 4), "front": (9, 9)}).obs
+    assert [*recorded] == ["state", "front", "side"]
+    assert recorded["front"].shape == (4, 6, 3), "as it is seen"
+
+
+ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
+
+
+def deployment(robot: str, controller: Any, **settings: Any) -> Deployment:
+    node = yaml.safe_load((ROBOTS / f"{robot}.yaml").read_text())
+    del node["_target_"]
+    return Deployment.parse({**node, "policy": "", "controller": controller, **settings})
+
+
+def environment(robot: str, controller: str) -> MujocoVecEnv:
+    if robot == "so101_sim":
+        return So101(So101Config(num_envs=1, controller=controller))
+    return Fr3(Fr3Config(task="reach", num_envs=1, controller=controller))
+
+
+@pytest.mark.parametrize("controller", NAMES)
+@pytest.mark.parametrize("robot", ["sim", "so101_sim"])
+def test_parity(robot: str, controller: str) -> None:
+    """Thirty random actions: joint targets and hand to 1e-9, what a policy sees to 1e-6."""
+    env = environment(robot, controller)
+    obs = env.reset(0)["state"][0]
+    names = env.spec.obs["state"].names
+    shown = {n: float(v) for n, v in zip(names, obs, strict=True)}
+    goal = {n: shown[n] for n in ("goal_x", "goal_y", "goal_z")}
+    made = deployment(robot, controller, given=goal)
+    require_actions(env.spec, made)
+    n, seen, target = made.joints, observer(env.spec, made), tool_target(made)
+    follower = ChunkFollower(build(made.controller, Controller), made.step)
+    q, width = env.batch.qpos[0, :n].copy(), float(env.memory["width"][0])
+    follower.begin(q, width, 0.0)
+    random, out = np.random.default_rng(0), np.zeros(n)
+    for k in range(30):
+        action = random.uniform(-1, 1, (1, len(env.spec.act.names))).astype(np.float32)
+        follower.take(Chunk(action.astype(float), k * made.step, k * made.step))
+        follower.previous = None  # one step is one chunk here: nothing is blended
+        follower(env.batch.qpos[0, :n].copy(), (k + 0.01) * made.step, out)
+        step = env.step(torch.from_numpy(action))
+        if bool(step.terminated[0]):
+            break
+        assert follower.step_end == pytest.approx(env.batch.ctrl[0, :n], abs=1e-9)
+        hand = env.batch.ctrl[0, n] * (2 if robot == "sim" else 1)
+        assert follower.width == pytest.approx(hand, abs=1e-9)
+        there = step.next_obs["state"][0]
+        q, dq = env.batch.qpos[0, :n], env.batch.qvel[0, :n]
+        open_by = dict(zip(names, there.tolist(), strict=True))["width"]
+        here = seen(q, dq, target(follower.step_end), open_by)["state"]
+        if controller != "cartesian_delta":  # its reference is ahead of what the joints reach
+            assert here == pytest.approx(there.numpy(), abs=1e-6)
+    assert k >= 10
+
+
+def spec(low: Any, high: Any, names: tuple[str, ...] = ()) -> Spec:
+    obs = {"state": Leaf((1,), names=("q1",))}
+    return Spec(obs, Leaf((6,), low=low, high=high, names=names), dt=0.05)
+
+
+def test_units_that_do_not_match_are_refused_in_one_line() -> None:
+    normal = deployment("so101_sim", "joint_position")
+    node = dict(normal.controller) | {"action": "deg", "hand_values": [0.0, 100.0]}
+    degrees = deployment("so101_sim", node)
+    require_actions(spec(-1.0, 1.0), normal)
+    require_actions(spec((-1.0,) * 6, (1.0,) * 6), normal)
+    require_actions(spec(-180.0, 180.0), degrees)
+    require_actions(spec(None, None), degrees)
+    with pytest.raises(ConfigError, match=r"controller\.action=deg"):
+        require_actions(spec(-180.0, 180.0), normal)
+    with pytest.raises(ConfigError, match=r"controller\.action=normalized"):
+        require_actions(spec(-1.0, 1.0), degrees)
+    with pytest.raises(ConfigError, match=r"robot\.controller=joint_position"):
+        require_actions(spec(-1.0, 1.0, tuple("abcdef")), normal)
+
+
+def test_the_yaml_takes_the_name_of_a_controller() -> None:
+    made = deployment("sim", "joint_position", step=0.1)
+    assert made.controller["arm"] == "fr3" and made.controller["dt"] == 0.1
+    with pytest.raises(ConfigError, match="did you mean"):
+        deployment("sim", "joint_pos")

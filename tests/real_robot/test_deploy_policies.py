@@ -1,5 +1,4 @@
-"""Packages of a user's own, out of the current folder: a policy in `embodied deploy`, in the policy
-process, and in `embodied export`; only the command line allows them."""
+"""Policies in `embodied deploy`: of a user's own package, of a mapping, of LeRobot's data."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,17 +16,22 @@ from embodied.compose import compose
 from embodied.core import build as core_build
 from embodied.core import checkpoint
 from embodied.core.affine import Affine
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec
-from embodied.deploy.site import fitted, trained_with
+from embodied.core.spec import INSTRUCTION, SYMBOL, Leaf, Spec
+from embodied.datasets.lerobot.reader import read_episodes
+from embodied.deploy.site import fitted, told_checkpoint, trained_with
+from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
+from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.policy.observer import observer, require_actions, require_rate
 from tests.builders import make_policy, node_of
 from tests.real_robot.test_deploy import ENV, said, start
+from tests.real_robot.test_deploy import robot as command
 from tests.tiers import only_all
 
 RUN = "env: {_target_: embodied.envs.fr3.env.Fr3, task: reach}\nexecute: null\n"
@@ -177,3 +182,242 @@ def test_what_does_not_fit_is_one_line(
     with pytest.raises(ConfigError, match=says) as caught:
         fitted(run, str(file), robot(), tmp_path)
     assert "\n" not in str(caught.value)
+
+
+SERVOS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+NAMES = tuple(f"{joint}.pos" for joint in SERVOS)
+POSE = (20.0, 26.0, 36.0, 30.0, -20.0, 80.0)  # LeRobot's degrees, and 0 to 100
+FIRST = (5, 0, 1, 2, 3, 4)  # the gripper first
+LEROBOT = [
+    "robot.driver.port=x",
+    "robot.driver.settings={id: a, calibration_dir: /nowhere}",
+]
+
+
+def settings(robot: str = "so101_sim") -> dict[str, Any]:
+    words = [f"robot={robot}", *(LEROBOT if robot == "lerobot" else [])]
+    node = controller_settings(compose("deploy", words).node["robot"])
+    return {key: value for key, value in node.items() if key != "_target_"}
+
+
+def servo_run(
+    folder: Path,
+    order: tuple[int, ...] = (0, 1, 2, 3, 4, 5),
+    named: bool = True,
+    wide: float = 0.5,
+    dt: float = 1 / 30,
+    tasks: tuple[str, ...] = (),
+) -> Path:
+    """A run of a dataset whose arm stays within `wide` of POSE; it says its elements in `order`."""
+    names = tuple(NAMES[i] for i in order) if named else ()
+    obs = {"state": Leaf((6,), names=names)}
+    if tasks:
+        obs[INSTRUCTION] = Leaf((), "int64", 0, len(tasks) - 1, SYMBOL)
+    spec = Spec(obs, Leaf((6,), names=names), dt=dt, tasks=tasks)
+    low, high = (tuple(POSE[i] + way for i in order) for way in (-wide, wide))
+    around = Affine(low, high).to_json()
+    base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
+    how: dict[str, Any] = {"base": base, "action": around, "obs": {"state": around}, "reach": 1.0}
+    policy = make_policy("wrappers.physical_units.PhysicalUnits", spec, **how)
+    checkpoint.save(folder / "run" / "checkpoints" / "00000001", policy, 1)
+    (folder / "run" / "run.yaml").write_text("env: null\ndemos: their_arm\n")
+    return folder / "run"
+
+
+def site_of(run: Path, robot: dict[str, Any], folder: Path, file: str | None = None) -> Deployment:
+    made, policy = fitted(run, file, robot, folder)
+    return Deployment.parse({**made, "policy": policy})
+
+
+def target_of(deployment: Deployment, begin: np.ndarray[Any, Any]) -> tuple[Any, float]:
+    """Where the arm is sent in the end by what the policy says."""
+    policy = checkpoint.load_policy(deployment.policy).eval()
+    require_rate(policy.spec, deployment)
+    require_actions(policy.spec, deployment)
+    watch = observer(policy.spec, deployment)
+    follower = ChunkFollower(build(deployment.controller, Controller), deployment.step)
+    q, width, out = begin.copy(), 0.03, np.zeros(5)
+    follower.begin(q, width, 0.0)
+    for k in range(80):
+        seen = watch(q, 0 * q, np.zeros(3), width)
+        obs = {name: torch.as_tensor(value)[None] for name, value in seen.items()}
+        plan = policy.act(obs, policy.initial(1), torch.zeros_like(policy.sample_noise(1)))[0]
+        at = k * deployment.step
+        follower.take(Chunk(plan[0, :1].detach().double().numpy(), at, at))
+        follower(q, at + 0.9 * deployment.step, out)
+        q, width = follower.step_end.copy(), follower.width
+    return q, width
+
+
+@pytest.mark.parametrize("robot", ["so101_sim", "lerobot"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), FIRST], ids=["own order", "gripper first"])
+def test_its_names_and_units_are_those_of_the_driver(
+    robot: str, order: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Neither a mapping nor a rate nor a controller is said. The gripper said first is no joint."""
+    deployment = site_of(servo_run(tmp_path, order), settings(robot), tmp_path)
+    assert deployment.step == 1 / 30 and deployment.outside is not None
+    q, width = target_of(deployment, np.array(settings(robot)["home"]))
+    wanted = deployment.outside.positions(np.array(POSE))
+    np.testing.assert_allclose(q, wanted[:5], atol=np.radians(1.0))
+    np.testing.assert_allclose(q[:2], np.radians([POSE[0], -POSE[1]]), atol=np.radians(1.0))
+    assert width == pytest.approx(0.8 * 0.07, abs=1e-3)
+
+
+def test_the_drivers_of_one_arm_say_the_same() -> None:
+    """LeRobot's degrees begin in the middle of the range, and a turn of them has 4095 ticks."""
+    servos, lerobot = (build(settings(r)["driver"], Driver) for r in ("so101_sim", "lerobot"))
+    ours, theirs = servos.outside(), lerobot.outside()
+    assert ours is not None and theirs is not None and ours.names == theirs.names == NAMES
+    q = np.array([0.3, -0.4, 0.5, -0.6, 0.7])
+    np.testing.assert_allclose(ours.values(q, 0.035), theirs.values(q, 0.035), atol=0.02)
+    ticks = 2048 - 0.4 * 4096 / (2 * np.pi) * -1  # of shoulder_lift, whose sign is -1
+    assert ours.values(q, 0.035)[1] == pytest.approx((ticks - 2048) * 360 / 4095)
+    np.testing.assert_allclose(ours.positions(ours.values(q, 0.035)), [*q, 0.035], atol=1e-12)
+
+
+def test_a_range_of_minus_100_to_100_is_that_of_the_calibration(tmp_path: Path) -> None:
+    node = settings()["driver"] | {"units": "range"}
+    outside = build(node, Driver).outside()
+    assert outside is not None
+    ends = [(j["high"] - 2048) * 2 * np.pi / 4096 for j in node["joints"]]
+    ends[1] *= -1
+    np.testing.assert_allclose(outside.positions(np.full(6, 100.0))[:5], ends, rtol=1e-3)
+    joints = [{**joint, "unit": "range"} for joint in settings("lerobot")["driver"]["joints"]]
+    theirs = settings("lerobot")["driver"] | {"joints": joints}
+    with pytest.raises(ConfigError, match=r"shoulder_pan\.pos: how far it turns is not known"):
+        build(theirs, Driver).outside()
+    rows = {j["name"]: {"id": j["id"], "range_min": j["low"], "range_max": j["high"]}
+            for j in node["joints"]}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    theirs["settings"] = {"id": "a", "calibration_dir": str(tmp_path)}
+    known = build(theirs, Driver).outside()
+    assert known is not None
+    np.testing.assert_allclose(known.positions(np.full(6, 100.0))[:5], ends, rtol=1e-3)
+
+
+def test_without_names_the_order_is_trusted_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = servo_run(tmp_path, named=False)
+    deployment = site_of(run, settings(), tmp_path)
+    q, _ = target_of(deployment, np.array(settings()["home"]))
+    np.testing.assert_allclose(np.degrees(q[0]), POSE[0], atol=1.0)
+    code, text = command(capsys, "check", "robot=so101_sim", f"policy={run}")
+    assert code == 0 and "the policy names none: their order is trusted" in text, text
+
+
+def test_other_names_need_a_mapping(tmp_path: Path) -> None:
+    run = servo_run(tmp_path)
+    spec = tmp_path / "run" / "checkpoints" / "00000001" / "spec.json"
+    spec.write_text(spec.read_text().replace("wrist_roll.pos", "roll"))
+    checkpoint.seal(spec.parent, checkpoint.read_about(spec.parent))
+    node = settings()
+    with pytest.raises(ConfigError, match=r"the policy says .*roll, gripper\.pos; the robot's"):
+        require_actions(checkpoint.load_spec(run), site_of(run, node, tmp_path))
+    outside = build(node["driver"], Driver).outside()
+    assert outside is not None
+    ours = [f"q{i}" for i in range(1, 6)]
+    unit, zero = np.array(outside.unit), np.array(outside.zero)
+    about = {"scale": unit.tolist(), "offset": (-zero * unit).tolist()}
+    targets = {"_target_": "embodied.embodiments.joint_position.JointTargets", "joints": 5}
+    node |= {"controller": {**targets, "dt": 1 / 30}, "step": 1 / 30}
+    state = {"name": "state", **about, "elements": [*ours, "width"]}
+    file = tmp_path / "map.yaml"
+    file.write_text(
+        json.dumps({"obs": {"state": state}, "action": {**about, "elements": [*ours, "width"]}})
+    )
+    with pytest.raises(ConfigError, match=r"action is .*roll.* write action: {elements"):
+        bare = tmp_path / "bare.yaml"
+        bare.write_text(json.dumps({"obs": {"state": state}, "action": about}))
+        fitted(run, str(bare), node, tmp_path)
+    policy = checkpoint.load_policy(fitted(run, str(file), node, tmp_path)[1])
+    radians = torch.as_tensor(outside.positions(np.array(POSE)), dtype=torch.float32)[None]
+    chunk = policy.act({"state": radians}, policy.initial(1), policy.sample_noise(1))[0]
+    np.testing.assert_allclose(chunk[0, 0, :5].detach(), radians[0, :5], atol=np.radians(2.0))
+
+
+def test_a_policy_of_several_tasks_is_told_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = ("lift", "put it down, softly")
+    run = servo_run(tmp_path, order=FIRST, tasks=tasks)
+    words = ("check", "robot=so101_sim", f"policy={run}")
+    for more, code, line in (
+        ((), 2, "say what to do: task='lift' or 'put it down, softly'"),
+        (("task=up",), 2, "never saw the task 'up', it knows 'lift', 'put it down, softly'"),
+        ((f"task={tasks[1]}",), 0, "nothing speaks against it"),
+    ):
+        found, text = command(capsys, *words, *more)
+        assert found == code and line in text, text
+    base, acts = checkpoint.load_policy(run), list[torch.Tensor]()
+    state, noise = torch.tensor([[POSE[i] for i in FIRST]]), base.sample_noise(1)
+    told = ""
+    for number, task in enumerate(tasks):
+        told = told_checkpoint(run, task, tmp_path / str(number))
+        policy = checkpoint.load_policy(told)
+        assert policy.spec.text == task
+        acts.append(policy.act({"state": state}, {}, noise)[0])
+        wanted = base.act({"state": state, INSTRUCTION: torch.tensor([number])}, {}, noise)[0]
+        assert torch.equal(acts[-1], wanted)
+    assert not torch.equal(*acts)
+    deployment = site_of(Path(told), settings(), tmp_path)
+    q, _ = target_of(deployment, np.array(settings()["home"]))
+    np.testing.assert_allclose(np.degrees(q[0]), POSE[0], atol=1.0)
+
+
+@only_all
+def test_data_beyond_the_limits_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a dataset in ticks, or of another arm: one line, and no folder is left."""
+    run, out = servo_run(tmp_path, wide=100.0), tmp_path / "out"
+    code, text = command(capsys, "check", "robot=so101_sim", f"policy={run}")
+    line = next(line for line in text.splitlines() if "units" in line)
+    assert code == 1 and "FAIL units" in line and "elbow_flex.pos: action of the run" in line
+    words = (f"policy={run}", "yes=true", f"out={out}", f"folder={tmp_path / 'd'}")
+    deploy = start(tmp_path, tmp_path / "d", "robot=so101_sim", *words[:1])
+    assert "not started: a check failed" in said(deploy)
+    assert deploy.returncode == 2 and not out.exists()
+
+
+def test_a_whole_turn_is_no_calibrated_range(capsys: pytest.CaptureFixture[str]) -> None:
+    joints = [dict(joint) for joint in settings()["driver"]["joints"]]
+    joints[4] |= {"low": 0, "high": 4095}
+    words = f"robot.driver.joints={json.dumps(joints)}".replace('"', "").replace(" ", "")
+    code, text = command(capsys, "check", "robot=so101_sim", "demonstrator=reach", words)
+    assert code == 1 and "FAIL range" in text, text
+    assert "the calibrated range of wrist_roll is a whole turn" in text
+
+
+def test_a_drawn_camera_is_named_as_it_is_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = Fr3(Fr3Config(task="lift", num_envs=1)).spec.with_obs(front=Leaf((32, 32, 3), "uint8"))
+    run = tmp_path / "run" / "checkpoints" / "00000000"
+    checkpoint.save(run, make_policy("random.Random", spec), 0)
+    words = ("check", "robot=sim", f"policy={run}", "robot.driver.world.task=lift")
+    code, text = command(capsys, *words)
+    assert code == 1 and "FAIL cameras" in text, text
+    word = text.split("to draw it: '")[1].split("'")[0]
+    code, text = command(capsys, *words, word)
+    assert code == 0 and "ok   cameras       front (32 x 32)" in text, text
+
+
+@only_all
+def test_the_simulated_arm_goes_where_it_says(tmp_path: Path, folder: Path) -> None:
+    run = servo_run(tmp_path, FIRST)
+    words = ("robot=so101_sim", f"policy={run}", "seconds=5", "robot.driver.timeout=0.3")
+    deploy = start(tmp_path, folder, *words, "robot.workspace=null")
+    text = said(deploy)
+    assert deploy.returncode == 0 and "FAIL" not in text, text
+    episodes = read_episodes(tmp_path / "out" / "recording")
+    outside = build(settings()["driver"], Driver).outside()
+    assert outside is not None
+    wanted = outside.positions(np.array(POSE))[:5]
+    sent = episodes.steps["action/sent"][-1].numpy()
+    np.testing.assert_allclose(sent, wanted, atol=np.radians(2.0))
+    last = episodes.steps["obs/state"][-1].tolist()
+    seen = dict(zip(episodes.spec.obs["state"].names, last, strict=True))
+    for name, value in zip(NAMES, POSE, strict=True):
+        assert seen[name] == pytest.approx(value, abs=4.0), "what the policy sees has these units"

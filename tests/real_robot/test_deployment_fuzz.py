@@ -12,7 +12,7 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.real_robot.deployment import FILE, Deployment
 from embodied.real_robot.kernel.checks import FreshConfig
-from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
+from embodied.real_robot.safety.energy import Config as EnergyConfig
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 from tests.real_robot.deployment_fuzz import WHOLE, bases, fuzz
 from tests.real_robot.test_control import LIMITS

@@ -27,19 +27,22 @@ from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.chain import Chain
 from embodied.real_robot.kernel.driver import DriverError
 from embodied.real_robot.kernel.limiter import Limiter
-from embodied.real_robot.safety import fit_capsules, mjcf_arm
-from embodied.real_robot.safety.capsules import Kinematics, Model, read_model
+from embodied.real_robot.safety import fit_capsules
 from embodied.real_robot.safety.geometry import (
     Box,
     BoxDistances,
     Config,
     Geometry,
+    Kinematics,
+    Model,
     Mounted,
     Plane,
     SelfDistances,
+    read_model,
 )
 from embodied.real_robot.safety.workspace import Config as Tool
 from embodied.real_robot.safety.workspace import Workspace
+from scripts.fit_capsules import compile_arm, write
 from tests.real_robot.test_control import LIMITS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,8 +244,8 @@ def beyond(points: Floats, capsules: list[tuple[Floats, Floats, float]]) -> floa
 
 @pytest.mark.parametrize("name", ARMS)
 def test_capsules_hold_the_surfaces_of_their_links_in_every_pose(name: str) -> None:
-    mj, random = mjcf_arm.compile_mjcf(name), np.random.default_rng(1)
-    arm, model = mjcf_arm.Arm(mj, len(ARMS[name].JOINTS)), read_model(name)
+    mj, random = compile_arm(name), np.random.default_rng(1)
+    arm, model = fit_capsules.Arm(mj, len(ARMS[name].JOINTS)), read_model(name)
     for q in poses(name, 12):
         arm.place(q, float(random.uniform()))
         capsules = axes(model, q)
@@ -250,7 +253,7 @@ def test_capsules_hold_the_surfaces_of_their_links_in_every_pose(name: str) -> N
             body = mj.body(mj.geom_bodyid[g]).name
             if not mj.geom_bodyid[g] or not arm._solid(g):
                 continue
-            corners = mjcf_arm.shape(mj, g)
+            corners = fit_capsules.shape(mj, g)
             if mj.geom_type[g] != int(mujoco.mjtGeom.mjGEOM_MESH):
                 corners = 0.985 * corners  # polygons around round shapes
             weights = random.dirichlet([1, 1, 1], (3, len(corners)))
@@ -269,8 +272,8 @@ def test_the_capsules_are_tight() -> None:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_frames_are_those_of_mujoco_and_of_our_own_kinematics(name: str) -> None:
-    mj, model = mjcf_arm.compile_mjcf(name), read_model(name)
-    arm, kinematics = mjcf_arm.Arm(mj, len(ARMS[name].JOINTS)), Kinematics(model)
+    mj, model = compile_arm(name), read_model(name)
+    arm, kinematics = fit_capsules.Arm(mj, len(ARMS[name].JOINTS)), Kinematics(model)
     assert model.joints == tuple(arm.joints()), "made from this MJCF"
     tool = kinematics.point(lambda q: ARMS[name].forward(q)[0])
     assert tool is not None and kinematics.point(lambda q: q[:, :3]) is None, "fixed to the last"
@@ -312,8 +315,8 @@ def test_clearances_of_capsules_are_those_of_mujoco() -> None:
 
 
 def test_capsules_are_never_further_apart_than_the_meshes() -> None:
-    mj = mjcf_arm.compile_mjcf("fr3")
-    arm, geometry = mjcf_arm.Arm(mj), Geometry(Config("fr3", margin=0.0), 7)
+    mj = compile_arm("fr3")
+    arm, geometry = fit_capsules.Arm(mj), Geometry(Config("fr3", margin=0.0), 7)
     solid: dict[str, list[int]] = {}
     for g in filter(arm._solid, range(mj.ngeom)):
         solid.setdefault(mj.body(mj.geom_bodyid[g]).name, []).append(g)
@@ -457,7 +460,7 @@ def test_each_arm_to_be_filled_in_has_geometry(name: str) -> None:
 def test_an_mjcf_of_ones_own_is_fitted_and_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mjcf_arm, "SLICES", 1)  # the small arm above is cut
+    monkeypatch.setattr(fit_capsules, "SLICES", 1)  # the small arm above is cut
     arm = tmp_path / "arm.xml"
     arm.write_text(
         '<mujoco><worldbody><geom type="plane" size="1 1 1"/><body name="low">'
@@ -468,8 +471,8 @@ def test_an_mjcf_of_ones_own_is_fitted_and_read(
         '<geom type="sphere" size="0.02" pos="0.1 0 0.1"/></body></body></body>'
         "</worldbody></mujoco>"
     )
-    made = fit_capsules.fit_model(mjcf_arm.compile_mjcf(str(arm)), poses=100)
-    fit_capsules.write(made, tmp_path / "arm.yaml", "arm.xml")
+    made = fit_capsules.fit_model(compile_arm(str(arm)), poses=100)
+    write(made, tmp_path / "arm.yaml", "arm.xml")
     assert read_model(str(tmp_path / "arm.yaml")) == made
     assert [body.joint for body in made.bodies] == [0, 1, 1] and len(made.joints) == 2
     tip = [(np.array(c.start), np.array(c.end), c.radius) for c in made.bodies[2].capsules]
@@ -481,7 +484,7 @@ def test_an_mjcf_of_ones_own_is_fitted_and_read(
     ("settings", "says"),
     [
         ({"model": "fr4"}, "known are fr3, so101, ur5e"),
-        ({"model": "/nowhere/arm.yaml"}, "fit_capsules"),
+        ({"model": "/nowhere/arm.yaml"}, "robot describe"),
         ({"model": "so101"}, "has 5 joints, the limits have 7"),
         ({"planes": ({"plane": [0, 0, 0, 1]},)}, "normal"),
         ({"planes": ({"plane": [0, 0, 1, 0], "exempt": ["left_fingr"]},)}, "left_finger"),

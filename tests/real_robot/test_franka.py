@@ -27,8 +27,7 @@ pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
 from embodied.envs.hardware_sim.franka import Config as FrankyConfig
 from embodied.envs.hardware_sim.franka import Franky
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower, control_loop
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.franka.driver import Franka
 from embodied.real_robot.drivers.franka.library import Own, allowed, explain, misfit, own

@@ -34,12 +34,13 @@ from embodied.real_robot.kernel.messages import DEADMAN, HEARTBEAT, VERSION, Com
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.real_robot.teleop.hold_to_run import (
     EVENT,
-    Beats,
+    DaemonMailbox,
     HoldToRun,
     InputKey,
     InputKeyConfig,
     TerminalKey,
     TerminalKeyConfig,
+    beat,
 )
 from tests.builders import exit_of, node_of
 from tests.real_robot.operators import Operator
@@ -201,14 +202,14 @@ def test_a_gamepads_button_is_held_until_it_is_let_go_or_unplugged() -> None:
 
 
 def test_beats_go_on_in_a_mailbox_that_was_made_anew(tmp_path: Path) -> None:
-    beats = Beats(tmp_path)
-    beats.beat(1.0)  # no daemon yet: no error
+    beats = DaemonMailbox(tmp_path / DEADMAN, HEARTBEAT, write=True)
+    beat(beats, 1.0)  # no daemon yet: no error
     first = Mailbox(tmp_path / DEADMAN, HEARTBEAT, VERSION, create=True)
-    beats.beat(2.0)
+    beat(beats, 2.0)
     assert first.receive() and first.fields["count"] == 1 and first.fields["time"] == 2.0
     (tmp_path / DEADMAN).unlink()
     second = Mailbox(tmp_path / DEADMAN, HEARTBEAT, VERSION, create=True)
-    beats.beat(3.0)
+    beat(beats, 3.0)
     assert second.receive() and second.fields["time"] == 3.0
     beats.close()
 

@@ -1,4 +1,4 @@
-"""Modes of every simulated robot's control loop as a state machine; more of it: `modes.py`."""
+"""Modes of every simulated robot's control loop, and adversaries against its complete chain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from tests.real_robot.long_run import CONFIGS, run
 from tests.real_robot.modes import OPERATIONS, Modes, walk
-from tests.tiers import only_all
+from tests.tiers import only_all, usually
 
 SEQUENCES = 100_000  # of `--all`, over all configurations
 
@@ -50,3 +50,20 @@ def test_nothing_but_a_reset_leads_on_and_nothing_leaves_the_limits(config: str)
 def test_many_sequences(config: str) -> None:
     run(config, SEQUENCES // len(CONFIGS), seed=11)
     walk(config, 1_000, seed=11)
+
+
+# Each kind of arm and chain; the walks above are of the others too.
+USUAL = ("crazyflie_sim", "sim", "sim_impedance", "so101_sim", "two_so101_sim")
+
+
+@pytest.mark.parametrize("config", usually(USUAL, CONFIGS))
+def test_no_sequence_leads_out_of_a_limit(config: str) -> None:
+    world = run(config, 300, seed=4)
+    names = world.chain.names
+    for stage in ("workspace", "reflex", "energy", "limits"):
+        assert world.chain.counts[names.index(stage)] > 0, f"{stage} had nothing to do"
+    assert ("geometry" in names) == (world.made.geometry is not None)
+    assert {"finite", "fresh", "heartbeat", "hold_to_run", "torque", "torque_rate", "tracking"} < {
+        *names
+    }
+    assert {"overspeed", "outside"} < {*names}

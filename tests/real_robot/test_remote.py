@@ -23,9 +23,18 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.client import ClientError
 from embodied.real_robot.daemon.requests import MOST_BYTES, Reply, Request, Verb, parse_reply
 from embodied.real_robot.deployment import Deployment, Remote
-from embodied.real_robot.remote.client import RemoteClient, call_remote
-from embodied.real_robot.remote.keys import CLIENT, KeyFileError, Pair, make, public_of, secret_of
-from embodied.real_robot.remote.server import MAX_MESSAGE_BYTES, Relay
+from embodied.real_robot.remote import (
+    CLIENT,
+    MAX_MESSAGE_BYTES,
+    KeyFileError,
+    Pair,
+    Relay,
+    RemoteClient,
+    call_remote,
+    make,
+    public_of,
+    secret_of,
+)
 from tests.real_robot.test_daemon import PATIENT, Bridge, deployment, gone, until
 from tests.real_robot.test_deploy import robot
 
@@ -315,7 +324,7 @@ def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
 def test_a_relay_without_keys_or_a_port_says_so(deployment: Deployment, tmp_path: Path) -> None:
     def words(remote: Remote) -> str:
         replace(deployment, remote=remote).write(tmp_path)
-        command = [sys.executable, "-m", "embodied.real_robot.remote.server", str(tmp_path)]
+        command = [sys.executable, "-m", "embodied.real_robot.remote", str(tmp_path)]
         left = subprocess.run(command, stdin=subprocess.PIPE, capture_output=True, text=True)
         assert left.returncode == 1
         return left.stderr

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, build
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower, control_loop
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.servos import bus as serial_port
 from embodied.real_robot.drivers.servos.bus import DYNAMIXEL as dynamixel

@@ -23,8 +23,8 @@ from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.chain import Chain, Tick
 from embodied.real_robot.kernel.driver import DriverError, springs_of, stiffen
 from embodied.real_robot.kernel.limiter import Limiter
-from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
-from embodied.real_robot.safety.energy_stage import Energy
+from embodied.real_robot.safety.energy import Config as EnergyConfig
+from embodied.real_robot.safety.energy import Energy
 from tests.builders import Clock
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied.real_robot.control.control_loop import control_loop
+from embodied.real_robot.control.chunk_follower import control_loop
 from embodied.real_robot.drivers.ur.driver import UR, Config
 from embodied.real_robot.emulators.ur.controller import PROTECTIVE, FakeUR
 from embodied.real_robot.ipc.channels import Channels

@@ -21,12 +21,12 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.embodiments import fr3
-from embodied.real_robot.teleop.terminal import EpisodeKeys, keys
+from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, keys
 from tests.builders import recorded
 from tests.real_robot.operators import Hand, Operator, in_mode
 from tests.real_robot.test_daemon import PATIENT, until
 from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, robot, said
-from tests.real_robot.test_filmed import files
+from tests.real_robot.test_record import files
 from tests.tiers import only_all
 
 RIGHT, LEFT, ESCAPE = b"\x1b[C", b"\x1b[D", b"\x1b"

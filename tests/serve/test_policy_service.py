@@ -15,10 +15,9 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.serve import codec
-from embodied.serve.codec import CodecError, decode, encode
+from embodied.serve import protocol
 from embodied.serve.policy_service import PolicyService
-from embodied.serve.protocol import Offer, RequestError
+from embodied.serve.protocol import CodecError, Offer, RequestError, decode, encode
 from tests.builders import node_of
 
 EDGES = (0, 1, 127, 128, 255, 2**16, 2**32, 2**63, 2**64 - 1, -1, -32, -33, -(2**15), -(2**63))
@@ -99,10 +98,10 @@ def test_an_array_that_is_none_is_refused(changed: dict[str, Any]) -> None:
         b"\x81\x90\x02",  # a key that is a list
         b"\xc0\xc0",  # two messages
         b"GET / HTTP/1.1\r\n\r\n",
-        b"\x91" * (codec.MAX_DEPTH + 2) + b"\xc0",
+        b"\x91" * (protocol.MAX_DEPTH + 2) + b"\xc0",
         b"\x91" * 100_000 + b"\xc0",
-        b"\xdd" + struct.pack(">I", codec.MAX_ITEMS) + b"\x80" * codec.MAX_ITEMS,
-        b"\xdb" + struct.pack(">I", codec.MAX_TEXT + 1) + b"a" * (codec.MAX_TEXT + 1),
+        b"\xdd" + struct.pack(">I", protocol.MAX_ITEMS) + b"\x80" * protocol.MAX_ITEMS,
+        b"\xdb" + struct.pack(">I", protocol.MAX_TEXT + 1) + b"a" * (protocol.MAX_TEXT + 1),
     ],
 )
 def test_bytes_that_are_no_message_are_refused(message: bytes) -> None:

@@ -30,11 +30,10 @@ from embodied.core.spec import SpecMismatch
 from embodied.envs.toy.two_gap import Config, TwoGap
 from embodied.evaluation.evaluate import evaluate
 from embodied.policies.remote.address import allow_typed
-from embodied.serve import access
+from embodied.serve import protocol
 from embodied.serve.client import Client
-from embodied.serve.codec import decode, encode
-from embodied.serve.protocol import RequestError
-from embodied.serve.server import Limits, Server
+from embodied.serve.protocol import RequestError, decode, encode
+from embodied.serve.server import Server
 from tests.builders import make_policy
 from tests.policies.remote.servers import free_port
 
@@ -59,7 +58,7 @@ class Double:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(Double(), port=0, token=TOKEN, limits=Limits(message=100_000, connections=2)) as it:
+    with Server(Double(), port=0, token=TOKEN, message=100_000, connections=2) as it:
         yield it
 
 
@@ -210,32 +209,32 @@ def test_a_port_that_says_nothing_or_is_closed_is_lost() -> None:
 @pytest.mark.parametrize("url", ["http://h:1", "h:1", "ws://", "ws://u@h:1", "ws://h:99999", ""])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="ws://HOST:PORT"):
-        access.address(url)
+        protocol.address(url)
 
 
 def test_the_token_is_made_once_and_only_its_owner_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(access.VARIABLE, raising=False)
-    path = access.token_file(8123)
-    token = access.make_token(path)
+    monkeypatch.delenv(protocol.VARIABLE, raising=False)
+    path = protocol.token_file(8123)
+    token = protocol.make_token(path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600 and len(token) >= 32
-    assert access.make_token(path) == token
-    assert access.find_token("ws://127.0.0.1:8123", None) == token
-    assert access.find_token("ws://10.0.0.7:8123", None) is None
-    assert access.find_token("ws://10.0.0.7:8123", str(path)) == token
-    monkeypatch.setenv(access.VARIABLE, "another one of some length")
-    assert access.find_token("ws://10.0.0.7:8123", None) == "another one of some length"
+    assert protocol.make_token(path) == token
+    assert protocol.find_token("ws://127.0.0.1:8123", None) == token
+    assert protocol.find_token("ws://10.0.0.7:8123", None) is None
+    assert protocol.find_token("ws://10.0.0.7:8123", str(path)) == token
+    monkeypatch.setenv(protocol.VARIABLE, "another one of some length")
+    assert protocol.find_token("ws://10.0.0.7:8123", None) == "another one of some length"
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
-        access.read_token(path)
+        protocol.read_token(path)
     path.chmod(0o600)
     path.write_text("short\n")
     with pytest.raises(ConfigError, match="holds no token"):
-        access.read_token(path)
+        protocol.read_token(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        access.read_token(tmp_path / "none")
+        protocol.read_token(tmp_path / "none")
 
 
 SPEC = TwoGap(Config(num_envs=1)).spec
@@ -244,7 +243,7 @@ SPEC = TwoGap(Config(num_envs=1)).spec
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(access.VARIABLE, raising=False)
+    monkeypatch.delenv(protocol.VARIABLE, raising=False)
     monkeypatch.setattr(core_build, "ASKED", [])
     policy = make_policy("generative.flow.Flow", SPEC, chunk=4, width=16)
     checkpoint.save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
@@ -266,8 +265,8 @@ def test_it_says_what_is_served_and_needs_its_token(run: Path) -> None:
     with serve.serving(policy, settings) as server:
         said = "\n".join(serve.lines(policy, run, server, settings))
         assert "chunks of 4, normal noise [8], 2 features" in said and server.url in said
-        assert str(access.token_file(settings.port)) in said and "not encrypted" not in said
-        token = access.read_token(access.token_file(settings.port))
+        assert str(protocol.token_file(settings.port)) in said and "not encrypted" not in said
+        token = protocol.read_token(protocol.token_file(settings.port))
         assert token not in said
         with Client(server.url, token) as client:
             assert client.metadata["embodied"]["chunk"] == 4

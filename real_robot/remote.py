@@ -1,43 +1,238 @@
-"""Remote process: `python -m embodied.real_robot.remote.server FOLDER`, started by the daemon.
+"""Operators on other machines: CURVE keys, their client, and the process that relays their requests
+(`python -m embodied.real_robot.remote FOLDER`, started by the daemon).
 
-A ROUTER socket over TCP with CURVE encryption (rfc.zeromq.org/spec/26). A client without a key in
-`clients/` is not admitted (ZAP, spec/27). Each client gets its own connection to the daemon's Unix
-socket, and its requests are relayed unchanged: the daemon's server reads, checks and refuses them
-as any other client's. An emergency stop is also pressed in shared memory, and answered from here
-where the daemon hangs. This process does not control the arm and may die at any time.
+A folder of keys (CurveZMQ, rfc.zeromq.org/spec/26) holds `server.key` and `server.key_secret`,
+`NAME.key_secret` of every client that was made there, and `clients/NAME.key`: who may connect (ZAP,
+spec/27). An operator's machine needs `server.key` and `NAME.key_secret`, and nothing else.
+
+Requests that move an arm must carry a recent time on the robot's clock. The client asks for that
+clock first: when `now` has arrived, the robot's clock is at least `now`, and the request says
+`now`. So a request looks too old by the round trip, and never too new.
+
+Each client gets its own connection to the daemon's Unix socket, and its requests are relayed
+unchanged. An emergency stop is also pressed in shared memory, and answered from here where the
+daemon hangs. The relay does not control the arm and may die at any time.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import socket
+import stat
 import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-import zmq
-from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
-
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.main import DaemonWatch
-from embodied.real_robot.daemon.client import Stopped, latched_after, press
-from embodied.real_robot.daemon.requests import MOST_BYTES, Reply, RequestError, Verb, parse
+from embodied.real_robot.daemon.client import (
+    MAX_REPLY_BYTES,
+    ClientError,
+    Stopped,
+    latched_after,
+    press,
+)
+from embodied.real_robot.daemon.requests import (
+    ALWAYS,
+    MOST_BYTES,
+    Reply,
+    Request,
+    RequestError,
+    Verb,
+    parse,
+    parse_reply,
+)
 from embodied.real_robot.daemon.server import SOCKET
 from embodied.real_robot.deployment import Deployment, Remote
-from embodied.real_robot.remote.keys import (
-    CLIENTS,
-    SERVER,
-    KeyFileError,
-    Pair,
-    public_of,
-    secret_of,
-)
+
+try:
+    import zmq
+    from zmq.utils import z85
+    from zmq.utils.monitor import recv_monitor_message
+except ImportError as error:
+    raise ConfigError('remote operators need pyzmq: pip install "embodied-rl[robot]"') from error
+
+SERVER, CLIENT = "server", "client"
+CLIENTS = "clients"
+
+
+class KeyFileError(RuntimeError):
+    """A key cannot be created or used: one line that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both halves, as 40 printable characters each."""
+
+    public: bytes
+    secret: bytes
+
+
+def make(folder: Path, name: str = CLIENT) -> list[Path]:
+    """Create a client's key pair, and the server's where there is none. KeyFileError."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name) or name == SERVER:
+        raise KeyFileError(f"name={name} should be letters and digits, and not {SERVER!r}")
+    secret, public = folder / f"{name}.key_secret", folder / CLIENTS / f"{name}.key"
+    for path in (secret, public):
+        if path.exists():
+            raise KeyFileError(f"{path} exists already; name=OTHER makes another key")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    public.parent.mkdir(mode=0o700, exist_ok=True)
+    server, told = folder / f"{SERVER}.key_secret", folder / f"{SERVER}.key"
+    if server.exists() != told.exists():
+        raise KeyFileError(
+            f"{folder} has only one half of the server's keys; choose another folder"
+        )
+    made = [] if server.exists() else _write(server, told)
+    return made + _write(secret, public)
+
+
+def secret_of(path: Path) -> Pair:
+    """The key pair in a file that only this user may read; KeyFileError."""
+    public, secret = _read(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise KeyFileError(f"other users may read {path}; type: chmod 600 {path}")
+    if secret is None:
+        raise KeyFileError(f"{path} holds no secret key")
+    return Pair(public, secret)
+
+
+def public_of(path: Path) -> bytes:
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[bytes, bytes | None]:
+    try:
+        found = dict(re.findall(r'^ *(public|secret)-key = "([!-~]{40})"$', path.read_text(), re.M))
+        told = found["public"].encode()
+    except (OSError, ValueError, KeyError) as error:
+        raise KeyFileError(
+            f"{path} cannot be read as a key; make one on the robot's machine: embodied robot keys "
+            "folder=DIR"
+        ) from error
+    return told, found["secret"].encode() if "secret" in found else None
+
+
+def _write(secret: Path, public: Path) -> list[Path]:
+    told, kept = (key.decode() for key in zmq.curve_keypair())
+    head = f'curve\n    public-key = "{told}"\n'
+    texts = {secret: (0o600, f'{head}    secret-key = "{kept}"\n'), public: (0o644, head)}
+    for path, (mode, text) in texts.items():
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), mode)
+    return [secret, public]
+
+
+BYE = b""  # either side says it to end a line
+GOING = 500  # ms that the last words may take
+HAPPENS = {
+    zmq.Event.HANDSHAKE_SUCCEEDED: "it accepted this key and then did not answer",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it broke the handshake off: is server.key that robot's?",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it is no CURVE server: is that the daemon's port?",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not know this key",
+}
+
+
+def call_remote(
+    host: str, keys: Path, verb: Verb | str, timeout: float = 10.0, policy: str = "", name: str = ""
+) -> Reply:
+    """Send `verb` to the daemon at `host` (ADDRESS:PORT) and return its reply, within `timeout` s.
+    `name` is the key in the folder `keys`. ClientError, RequestError, KeyFileError."""
+    if verb not in list(Verb):
+        raise RequestError(f"unknown verb {verb!r} (known: {', '.join(Verb)})")
+    own, server = secret_of(keys / f"{name or CLIENT}.key_secret"), keys / f"{SERVER}.key"
+    with RemoteClient(host, own, public_of(server), timeout) as client:
+        now = 0.0 if verb in ALWAYS else client.now()
+        return client.call(Verb(verb), now, policy)
+
+
+class RemoteClient:
+    """One connection to `host`, for `timeout` s. ClientError."""
+
+    def __init__(self, host: str, own: Pair, server: bytes, timeout: float) -> None:
+        self.host = host
+        self.timeout = timeout
+        self.number = 0
+        self.stop = 0
+        """Number of the newest press of the emergency stop, when the clock was asked for."""
+        self.deadline = time.monotonic() + timeout
+        self.happened = "no server answers there"
+        self.context = zmq.Context()
+        self.line = self.context.socket(zmq.DEALER)
+        self.line.curve_publickey = own.public
+        self.line.curve_secretkey = own.secret
+        self.line.curve_serverkey = server
+        self.line.immediate = 1
+        self.line.linger = GOING
+        self.line.maxmsgsize = MAX_REPLY_BYTES
+        self.events = self.line.get_monitor_socket(sum(HAPPENS))
+        try:
+            self.line.connect(f"tcp://{host}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise ClientError(f"host={host} should be ADDRESS:PORT ({error})") from error
+
+    def now(self) -> float:
+        """A lower bound of the robot's clock (s)."""
+        reply = self.call(Verb.STATUS)
+        self.stop = int(reply.status.get("estop", 0))
+        now = reply.status.get("now")
+        if not isinstance(now, float):
+            raise ClientError(f"{self.host} sends no clock ({reply.reason or 'another version'})")
+        return now
+
+    def call(self, verb: Verb, now: float = 0.0, policy: str = "") -> Reply:
+        """ClientError, RequestError."""
+        self.number += 1
+        self._wait(zmq.POLLOUT)
+        self.line.send(Request(self.number, now, verb, policy, stop=self.stop).line())
+        self._wait(zmq.POLLIN)
+        answer = self.line.recv()
+        if answer == BYE:
+            raise ClientError(f"the daemon at {self.host} closed the connection before it replied")
+        return parse_reply(answer)
+
+    def close(self) -> None:
+        if self.line.poll(0, zmq.POLLOUT):
+            self.line.send(BYE)
+        self.line.disable_monitor()
+        self.events.close(0)
+        self.line.close()
+        self.context.term()
+
+    def __enter__(self) -> RemoteClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self, wanted: int) -> None:
+        poller = zmq.Poller()
+        poller.register(self.line, wanted)
+        poller.register(self.events, zmq.POLLIN)
+        while (left := self.deadline - time.monotonic()) > 0:
+            ready = dict(poller.poll(round(1e3 * left)))
+            if self.line in ready:
+                return
+            if self.events in ready:
+                event = zmq.Event(recv_monitor_message(self.events)["event"])
+                self.happened = HAPPENS[event]
+                if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+                    break
+        raise ClientError(
+            f"{self.host} did not answer ({self.happened}); if the arm moves, use the robot's "
+            "own stop"
+        )
+
 
 ZAP = "inproc://zeromq.zap.01"
 MAX_MESSAGE_BYTES = 16 * MOST_BYTES  # larger ones are not read at all: the connection is closed
@@ -71,13 +266,10 @@ def guarded(context: zmq.Context[zmq.Socket[bytes]], keys: Pair) -> zmq.Socket[b
 
 class Authenticator:
     """Admits clients whose key is known (ZAP, rfc.zeromq.org/spec/27), and logs refusals. The
-    folder of public keys is read again for every new connection: adding or removing a file takes
-    effect at once.
+    folder of public keys is read again for every new connection.
 
-    `zmq.auth` is not used, for three reasons. Its callback gets the key without the client's
-    address, which the log of refusals names. It answers in a thread or an asyncio loop of its own,
-    while the relay polls all its sockets in one loop. It does not report failed handshakes, so the
-    socket monitor below would be needed beside it.
+    `zmq.auth` is not used: its callback does not get the client's address, it answers in a thread
+    or loop of its own, and it does not report failed handshakes.
 
     Call `poll` when `requests` or `events` is readable. Create it before binding the ROUTER.
     """
@@ -94,23 +286,21 @@ class Authenticator:
         self.events = router.get_monitor_socket(sum(FAILED))
 
     def poll(self) -> None:
-        """Answer pending ZAP requests and log failed handshakes."""
         while self.requests.poll(0):
             self._admit(self.requests.recv_multipart())
         while self.events.poll(0):
             LOG.info(FAILED[zmq.Event(recv_monitor_message(self.events)["event"])])
 
     def close(self) -> None:
-        """Admit no more clients."""
         self.router.disable_monitor()
         self.events.close(0)
         self.requests.close()
 
     def _admit(self, message: list[bytes]) -> None:
         _, number, _, address, _, mechanism, *credentials = message
-        name, where = None, address.decode(errors="replace")
-        if mechanism == b"CURVE" and len(credentials) == 1:
-            name = self._name(z85.encode(credentials[0]))
+        where = address.decode(errors="replace")
+        curve = mechanism == b"CURVE" and len(credentials) == 1
+        name = self._name(z85.encode(credentials[0])) if curve else None
         if name is None:
             LOG.warning("refused: a client at %s whose key is not in %s", where, self.clients)
             said = [b"400", b"this key is not known", b""]
@@ -139,7 +329,6 @@ MOST_WAITING = 8 * MOST_BYTES  # of a client, while the desk does not read
 MOST_REMEMBERED = 1024
 HUNG = 0.5  # s that the daemon has to answer an emergency stop
 BESIDE = "an arm is released by who stands beside it: type it on the robot's machine"
-BYE = b""  # either side says it to end a line
 
 
 @dataclass(eq=False)
@@ -149,9 +338,7 @@ class Line:
     who: bytes
     user: str
     heard: float
-    wire: socket.socket = field(
-        default_factory=lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    )
+    wire: socket.socket
     connected: bool = False
     goes: bytes = b""
     came: bytes = b""
@@ -186,11 +373,9 @@ class Relay:
 
     @property
     def place(self) -> str:
-        """The address that it listens at."""
         return self.router.get_string(zmq.LAST_ENDPOINT)
 
     def turn(self) -> None:
-        """Poll all sockets once."""
         ready = {each for each, _ in self.poller.poll(LOOK)}
         self.authenticator.poll()
         for line in list(self.lines.values()):
@@ -206,7 +391,6 @@ class Relay:
         time.sleep(PAUSE)
 
     def close(self) -> None:
-        """Disconnect all clients."""
         for line in list(self.lines.values()):
             self._end(line)
         self.authenticator.close()
@@ -262,8 +446,9 @@ class Relay:
             has = Counter(line.user for line in self.lines.values())
             crowd = [each for each in self.lines.values() if has[each.user] == max(has.values())]
             self._refuse(min(crowd, key=lambda each: each.heard), "there are too many clients")
-        line = Line(who, user, self.clock())
-        line.wire.setblocking(False)
+        wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        wire.setblocking(False)
+        line = Line(who, user, self.clock(), wire)
         self.lines[who] = line
         return line
 

@@ -1,1 +1,0 @@
-"""Recording episodes as a dataset."""

@@ -1,1 +1,0 @@
-"""Requests from other machines, with CURVE keys."""
