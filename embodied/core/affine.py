@@ -47,7 +47,6 @@ class Affine:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return len(self.low)
 
     def to_unit(self, x: Tensor) -> Tensor:

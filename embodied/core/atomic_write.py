@@ -49,7 +49,6 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write `data` as JSON to `path`, atomically and fsynced."""
     write_durably(path, lambda sink: sink.write(json.dumps(data, indent=1).encode()))
 
 

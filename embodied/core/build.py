@@ -20,17 +20,13 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast
 from embodied.core.bounds import Bound, OrName
 from embodied.core.errors import ConfigError
 
-ALLOWED = ["embodied."]
-"""What `_target_` may begin with; extended by `allow`."""
+ALLOWED = ["embodied."]  # what `_target_` may begin with; extended by `allow`
+# What `allow` added: packages that the command line or Python code of this process named.
 ASKED: list[str] = []
-"""What `allow` added: packages that the command line or Python code of this process named."""
-FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}
-"""Registered functions by their role and dotted name."""
+FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}  # by role and dotted name
 MANY = 40  # names: more are not listed in a message
-PYTHON = "python."
-"""What the names of GIVEN begin with, as `_target_` and elsewhere."""
-GIVEN: dict[str, Any] = {}
-"""Classes, objects and functions that the Python program of this process gave, by name."""
+PYTHON = "python."  # what the names of GIVEN begin with, as `_target_` and elsewhere
+GIVEN: dict[str, Any] = {}  # classes, objects and functions of this process's program, by name
 LONGEST = 100  # characters of a value in a message
 MOST = 10**30  # larger integers are not written out: Python refuses to write those of 4,300 digits
 Node = dict[str, Any]  # a nested `_target_` node, built by the class that has it as a setting
@@ -169,7 +165,6 @@ def named_function(target: str, role: str) -> Callable[..., Any]:
 
 
 def _module_of(target: str) -> types.ModuleType:
-    """Import the module of `target`, if its package is allowed."""
     if not all(part.isidentifier() for part in target.split(".")):
         raise ConfigError(f"_target_ {printable(target)} is no dotted name of Python")
     module_name = target.rpartition(".")[0]

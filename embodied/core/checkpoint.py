@@ -44,8 +44,7 @@ from embodied.core.spec import Spec, require_same
 
 REFERENCES = "references.json"
 SAVED = ("policy.yaml", "spec.json", WEIGHTS, REFERENCES, "learner.pt", "loop.pt")
-COPY_BASE_MB = 16.0
-"""Frozen bases whose files are at least that large (MB) are saved by path and hash."""
+COPY_BASE_MB = 16.0  # frozen bases with larger files (MB) are saved by path and hash
 
 
 class CheckpointError(RuntimeError):
@@ -143,7 +142,6 @@ def find(path: Path | str) -> Path:
 
 
 def _numbered(run: Path) -> list[Path]:
-    """The folders of a run's checkpoints, which have the names of their steps."""
     return [each for each in (run / "checkpoints").glob("[0-9]*") if each.name.isdecimal()]
 
 
@@ -181,18 +179,32 @@ def load_policy(
         node = read_saved(folder / "policy.yaml")
         weights = load_tensors(folder / WEIGHTS)
     except Exception as error:  # damaged files raise many kinds of errors
-        raise CheckpointError(
-            f"{folder} is damaged ({error}); use an earlier checkpoint"
-        ) from error
+        raise _damaged(folder, error) from error
     if spec is not None:
         require_same(spec, saved, "environment", f"checkpoint {folder}")
     node = formats.upgrade("checkpoint", {"policy": node}, format)["policy"]
     require_inside(node, folder / "policy.yaml")
     parts = references(folder)
-    weights = _with_parts(weights, parts, folder)
+    try:
+        for name, file in parts.items():
+            found = load_tensors(file.path)
+            weights |= {f"{name}.{key}": value for key, value in found.items()}
+    except (OSError, SafetensorError) as error:
+        line = str(error).splitlines()[0]
+        raise CheckpointError(f"a file that {folder} refers to is damaged ({line})") from error
     with fitting(weights, folder / "policy.yaml"):
         policy = build(node, Policy, spec=saved)
-    _load_weights(policy, weights, parts, folder)
+    try:
+        policy.load_state_dict(weights)
+        for name, file in {"": SavedFile(folder / WEIGHTS), **parts}.items():
+            part = policy.get_submodule(name)
+            if isinstance(part, Policy):
+                part.saved_file = file
+    except (RuntimeError, AttributeError, SafetensorError) as error:
+        line = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"the weights in {folder} do not fit its policy.yaml ({line}); use another checkpoint"
+        ) from error
     return policy.to(device).eval()
 
 
@@ -227,40 +239,7 @@ def references(path: Path | str) -> dict[str, SavedFile]:
         raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
 
 
-def _with_parts(
-    weights: dict[str, Any], parts: Mapping[str, SavedFile], folder: Path
-) -> dict[str, Any]:
-    """`weights` and those of the files of `parts`."""
-    try:
-        for name, file in parts.items():
-            found = load_tensors(file.path)
-            weights = {**weights, **{f"{name}.{key}": value for key, value in found.items()}}
-    except (OSError, SafetensorError) as error:
-        line = str(error).splitlines()[0]
-        raise CheckpointError(f"a file that {folder} refers to is damaged ({line})") from error
-    return weights
-
-
-def _load_weights(
-    policy: Policy, weights: Mapping[str, Any], parts: Mapping[str, SavedFile], folder: Path
-) -> None:
-    """Load `weights`, some of which are those of the files of `parts`, and note where they are
-    from."""
-    try:
-        policy.load_state_dict(weights)
-        for name, file in {"": SavedFile(folder / WEIGHTS), **parts}.items():
-            part = policy.get_submodule(name)
-            if isinstance(part, Policy):
-                part.saved_file = file
-    except (RuntimeError, AttributeError, SafetensorError) as error:
-        line = str(error).splitlines()[0]
-        raise CheckpointError(
-            f"the weights in {folder} do not fit its policy.yaml ({line}); use another checkpoint"
-        ) from error
-
-
 def load_spec(path: Path | str) -> Spec:
-    """The spec of the policy of a run or checkpoint folder."""
     folder = find(path)
     _require_saved(folder, "spec.json")
     try:

@@ -95,7 +95,6 @@ def replaced(node: Mapping[str, Any], key: str, old: Any, new: Any) -> dict[str,
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch (all devices), numpy and random."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]

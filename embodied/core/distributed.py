@@ -49,7 +49,6 @@ def start() -> int:
 
 
 def stop() -> None:
-    """Destroy the process group."""
     global _processes
     if _processes > 1:
         torch.distributed.destroy_process_group()

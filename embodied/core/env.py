@@ -53,7 +53,6 @@ class Step:
     log: Tensors
 
     def to(self, device: torch.device) -> Step:
-        """The same step on another device."""
         obs = to(self.obs, device)
         following = obs if self.next_obs is self.obs else to(self.next_obs, device)
         flags = (self.terminated.to(device), self.truncated.to(device))
@@ -64,8 +63,7 @@ class Step:
         return self.terminated | self.truncated
 
 
-Columns = tuple[int, ...] | None
-"""Columns of a flattened leaf; None: all."""
+Columns = tuple[int, ...] | None  # columns of a flattened leaf; None: all
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,6 @@ class FiniteCheck:
         self.steps = 0
 
     def add(self, reward: Tensor, obs: Tensors) -> None:
-        """Check one step of all parallel envs."""
         if reward.device.type == "cpu":
             require_finite(reward, obs, self.name, self.rows)
             return
@@ -262,7 +259,6 @@ class HasEventCaptions(Protocol):
 
     def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
         """B captions of the step from observations `before` to `after`; "" for no event."""
-        ...
 
 
 @runtime_checkable
@@ -272,7 +268,6 @@ class HasSubgoals(Protocol):
     def subgoals(self) -> Any:
         """An `embodied.envs.minigrid.subgoals.Guide`: prompts, an oracle, a parser and a
         checker."""
-        ...
 
 
 @runtime_checkable
@@ -281,7 +276,6 @@ class HasScene(Protocol):
 
     def scene(self, row: int) -> tuple[Any, Any]:
         """(MjModel, MjData) of env `row`, with its current state."""
-        ...
 
 
 @runtime_checkable
@@ -290,7 +284,6 @@ class HasNativeCode(Protocol):
 
     def native_obstacle(self) -> str | None:
         """Why the PyTorch code is used; None if it is not."""
-        ...
 
 
 class GoalSpace(Protocol):
@@ -304,20 +297,16 @@ class GoalSpace(Protocol):
     def leaves(self) -> tuple[str, ...]:
         """The observations that show the goal and what was reached of it; no other one depends on
         the goal. All functions take these only."""
-        ...
 
     def reached(self, obs: Tensors) -> Tensors:
         """The goals [n, ...] that observations have reached."""
-        ...
 
     def replaced(self, obs: Tensors, goals: Tensors) -> Tensors:
         """The observations as they would be with other `goals`, each of `reached`."""
-        ...
 
     def outcome(self, next_obs: Tensors) -> tuple[Tensor, Tensor | None]:
         """Rewards [n] (float32) of steps to `next_obs`, and whether the goal terminates the episode
         there [n] (bool; None: the environment does not say)."""
-        ...
 
 
 @runtime_checkable
@@ -326,7 +315,6 @@ class HasGoals(Protocol):
 
     def goal_space(self) -> GoalSpace:
         """ConfigError says what is missing where there are no goals."""
-        ...
 
 
 @runtime_checkable
@@ -336,15 +324,12 @@ class HasModel(Protocol):
     @property
     def real_spec(self) -> Spec:
         """The Spec of the real environment, as far as the model knows it."""
-        ...
 
     def encoded(self, episodes: Any, where: str) -> Any:
         """Recorded `Episodes` of the real environment, read from `where`, as ones of this one."""
-        ...
 
     def deployed(self, policy: Any) -> Any:
         """A `Policy` of this environment as one of the real environment's observations."""
-        ...
 
 
 @runtime_checkable
@@ -353,7 +338,6 @@ class HasSapienScene(Protocol):
 
     def sub_scene(self, row: int) -> Any:
         """The `sapien.Scene` of env `row`; ValueError if it lives in another process."""
-        ...
 
 
 class TaskParameter(Protocol):
@@ -383,7 +367,6 @@ class HasInstructions(Protocol):
 
     def instructions(self) -> list[str]:
         """The instruction of each env's running episode, B sentences."""
-        ...
 
 
 @runtime_checkable
@@ -393,7 +376,6 @@ class ExpectsGivenTasks(Protocol):
     def expect_given_tasks(self) -> None:
         """From now on `reset(task=...)` follows each end of an episode; until then, the `obs` of
         the ended envs are those of `next_obs`."""
-        ...
 
 
 @runtime_checkable
@@ -403,7 +385,6 @@ class CanPause(Protocol):
     def pause(self, rows: Tensor) -> None:
         """Leave the envs `rows` [B] (bool) where they are, from now on: their part of a step means
         nothing. The others go on as they would."""
-        ...
 
 
 @runtime_checkable
@@ -412,7 +393,6 @@ class HasUnsharedState(Protocol):
 
     def unshared_state(self) -> str:
         """One line that names them; empty where there are none."""
-        ...
 
 
 @runtime_checkable

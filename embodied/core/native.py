@@ -28,8 +28,8 @@ LARGEST_BOUND = 1e6  # a bound beyond it says "no limit"
 CHANNELS = (1, 3, 4)  # of a single picture
 MOST_CHANNELS = 32  # of a stack of pictures
 SMALLEST_PICTURE = 16  # pixels a side, where the type alone does not tell
+# What an array of an observation is, where its type, shape and bounds do not tell.
 Kind = Literal["picture", "numbers"]
-"""What an array of an observation is, where its type, shape and bounds do not tell."""
 
 
 @dataclass(frozen=True)
@@ -455,22 +455,16 @@ def _described(action: NativeAction | NestedAction) -> dict[str, Any]:
     return {key: getattr(action, key) for key in fields}
 
 
-def _action(data: dict[str, Any]) -> NativeAction | NestedAction:
+def _action(data: dict[str, Any]) -> Any:
     """The inverse of `_described`."""
     if "parts" in data:
-        parts = [(tuple(path), _array_action(part)) for path, part in data["parts"]]
-        return NestedAction(tuple(parts))
-    return _array_action(data)
-
-
-def _array_action(data: dict[str, Any]) -> NativeAction:
+        return NestedAction(tuple((tuple(path), _action(part)) for path, part in data["parts"]))
     return NativeAction(**_tuples(data, "shape", "low", "high"))
 
 
 def _leaf(data: dict[str, Any]) -> NativeLeaf:
     fields = _tuples(data, "path", "shape", "axes")
-    fields["leaf"] = Leaf.from_json(data["leaf"])
-    return NativeLeaf(**fields)
+    return NativeLeaf(**{**fields, "leaf": Leaf.from_json(data["leaf"])})
 
 
 def _tuples(data: dict[str, Any], *keys: str) -> dict[str, Any]:

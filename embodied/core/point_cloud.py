@@ -27,8 +27,6 @@ from embodied.core.build import ConfigError
 
 Array = NDArray[np.float64]
 DECIMALS = 7
-
-
 Corner = tuple[Number, Number, Number]
 
 
@@ -44,6 +42,20 @@ class Sampling:
     def __post_init__(self) -> None:
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
             raise ConfigError(f"the box from {self.low} to {self.high} is empty")
+
+
+@dataclass(frozen=True)
+class Pinhole:
+    """A camera at one moment: `matrix` K [3, 3] (pixels), `pose` T [4, 4] (m), camera to base."""
+
+    matrix: Array
+    pose: Array
+
+
+def pinhole_matrix(fov: float, width: int, height: int) -> Array:
+    """The matrix K of a camera with square pixels that sees `fov` degrees from top to bottom."""
+    focal = height / 2 / np.tan(np.radians(fov) / 2)
+    return np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
 
 
 def unproject(depth: Tensor, matrix: Tensor, pose: Tensor) -> Tensor:

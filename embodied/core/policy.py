@@ -43,14 +43,10 @@ class Policy(nn.Module):
 
     spec: Spec
     chunk: int = 1
-    noise_steps: int = 0
-    """If > 0, the noise [n, ...] of a decision is one vector for each of that many time steps."""
-    saved_file: SavedFile | None = None
-    """The file that the parameters were loaded from; set by `checkpoint.load_policy`."""
-    requires_base: ClassVar[bool] = False
-    """True if training needs a trained base policy (`init=RUN`)."""
-    node: dict[str, Any]
-    """The configuration it was built from, saved in policy.yaml."""
+    noise_steps: int = 0  # if > 0, the noise [n, ...] is one vector for each of so many time steps
+    saved_file: SavedFile | None = None  # that its parameters are from (`checkpoint.load_policy`)
+    requires_base: ClassVar[bool] = False  # training needs a trained base policy (`init=RUN`)
+    node: dict[str, Any]  # the configuration it was built from, saved in policy.yaml
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
@@ -125,11 +121,8 @@ class PolicyWrapper(Policy):
     `wrap` builds it. A learner then gets `trainable()`, and `with_trained` puts the result back.
     """
 
-    requires_critic: ClassVar[bool] = False
-    """True if `wrap` takes `critic=`, the trained critic that `embodied eval` finds in the run."""
-
-    for_evaluation: ClassVar[bool] = False
-    """True if it can be put around a trained policy for evaluation, without further training."""
+    requires_critic: ClassVar[bool] = False  # `wrap` takes `critic=`, which `eval` finds in the run
+    for_evaluation: ClassVar[bool] = False  # can be put around a policy without further training
 
     @classmethod
     def wrap(

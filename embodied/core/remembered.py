@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ARRAY, DEQUE = "ndarray", "deque"
-"""Keys of what checkpoints, which are loaded weights-only, cannot hold."""
+ARRAY, DEQUE = "ndarray", "deque"  # keys of what cannot be loaded weights-only
 
 
 def pack(value: Any) -> Any:
@@ -62,8 +61,7 @@ class Remembered:
     `set_state`, by itself or in a dict.
     """
 
-    remembered: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes to save, besides those that the base classes name."""
+    remembered: ClassVar[tuple[str, ...]] = ()  # besides those that the base classes name
 
     def get_state(self) -> dict[str, Any]:
         """A copy of the remembered attributes, by name."""

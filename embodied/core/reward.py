@@ -3,18 +3,6 @@
 A `Reward` maps transitions to numbers; a class that settings name has it as a base class. The other
 protocols are optional: a reward that implements one of them, by its methods alone, takes part in
 that stage of training as well.
-
-| protocol | method or member | called |
-|---|---|---|
-| `Reward` | `__call__`, `update` | when transitions are stored or sampled |
-| `AugmentsEnv` | `augment_env` | once, before training: adds observations |
-| `AugmentsEpisodes` | `augment_episode` | for every recorded episode: adds the same observations |
-| `ObservesSteps` | `observe_step` | after every environment step |
-| `Scheduled` | `set_step` | before every step: the weights depend on training progress |
-| `Stateful` | `get_state`, `set_state` | at every checkpoint and on resume |
-| `HasComponents` | `components` | by logs, plots and the viewer |
-| `NeedsColumns` | `extra_columns` | once: transitions get these flags |
-| `NeedsLocalEnv` | `needs_local_env` | once: actors are refused |
 """
 
 from __future__ import annotations
@@ -36,13 +24,11 @@ class Reward(Protocol):
     """
 
     frozen: bool
-    sums_steps: bool = False
-    """Whether that of an n-step transition is the discounted sum of those of its decisions."""
+    sums_steps: bool = False  # of n steps: the discounted sum of the rewards of its decisions
 
     def __call__(self, transitions: Tensors, /) -> Tensor:
         """Rewards [N] (float32) of N transitions with the keys `obs/*`, `action`, `next_obs/*`,
         `reward` (that of the environment) and `discount`."""
-        ...
 
     def update(self, transitions: Tensors, /) -> dict[str, Tensor]:
         """Learn from a sampled batch; returns metrics. Not called where `frozen`."""
@@ -68,7 +54,6 @@ class AugmentsEnv(Protocol):
         """`env` wrapped so that these are further `privileged/*` observations. Training steps the
         wrapped environment; policy and learner are built for the original one. Raises ConfigError
         where the environment cannot provide them."""
-        ...
 
 
 @runtime_checkable
@@ -78,7 +63,6 @@ class AugmentsEpisodes(Protocol):
     def augment_episode(self, obs: Tensors, /) -> Tensors:
         """What `augment_env` would have added to the T observations (leaves [T, ...], the final one
         included) of an episode: leaves [T, ...]."""
-        ...
 
 
 @runtime_checkable
@@ -91,7 +75,6 @@ class AddedObservation(Protocol):
     def added_observation(self, env_id: int, /) -> Tensor:
         """The added observation of parallel env `env_id` after the last step, without the batch
         dimension; the final one of an episode that this step ended."""
-        ...
 
 
 @runtime_checkable
@@ -103,7 +86,6 @@ class ObservesSteps(Protocol):
         stored. `env_ids` [n] (int64) says which parallel env each one comes from:
         `step.ended[env_ids]` are those that end an episode, `step.log["success"][env_ids]` those
         that succeeded."""
-        ...
 
 
 @runtime_checkable
@@ -112,7 +94,6 @@ class Scheduled(Protocol):
 
     def set_step(self, step: int, /) -> None:
         """`step` environment steps are done. Called before transitions are stored or sampled."""
-        ...
 
 
 @runtime_checkable
@@ -131,25 +112,22 @@ class HasComponents(Protocol):
     def components(self, transitions: Tensors, /) -> dict[str, Tensor]:
         """Each component by name, [N] (float32), weighted: they add up to the reward, but for a
         final scaling or clipping of the whole."""
-        ...
 
 
 @runtime_checkable
 class NeedsColumns(Protocol):
     """A reward or learner that needs flags of `Step.log` beside the columns of a transition."""
 
+    # Names of boolean columns: `("intervened",)`; true in demonstrations without them. A learner
+    # that trains offline may also name those of OFFLINE_COLUMNS.
     extra_columns: tuple[str, ...]
-    """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,
-    where the recordings do not have them, they are true. A learner that trains offline may also
-    name those of OFFLINE_COLUMNS."""
 
 
 @runtime_checkable
 class NeedsLocalEnv(Protocol):
     """A reward into which its augmented environment writes: a store of images, a vocabulary."""
 
-    needs_local_env: bool
-    """Whether the environment has to run in the reward's own process, and not in actors."""
+    needs_local_env: bool  # in the reward's own process, and not in actors
 
 
 def needs_local_env(reward: Reward) -> bool:
@@ -157,9 +135,9 @@ def needs_local_env(reward: Reward) -> bool:
     return isinstance(reward, NeedsLocalEnv) and reward.needs_local_env
 
 
+# Of a recorded step: the position in `demos` of its dataset, the number of its episode (int64),
+# and whether it is a person's in an episode in which a policy acted too (bool).
 OFFLINE_COLUMNS = ("source", "episode", "correction")
-"""Of a recorded step: the position in `demos` of its dataset, the number of its episode (int64),
-and whether it is a person's in an episode in which a policy acted too (bool)."""
 
 
 def extra_columns(part: object) -> tuple[str, ...]:

@@ -25,8 +25,7 @@ from embodied.core.device import free_bytes
 from embodied.core.files import FileError, reading, require_file
 from embodied.core.hashes import file_hash
 
-BASES = "EMBODIED_BASES"
-"""Environment variable: runs, separated by colons, in which a base is looked for that has moved."""
+BASES = "EMBODIED_BASES"  # environment variable: runs (A:B) in which a moved base is looked for
 WEIGHTS = "policy.safetensors"
 
 
@@ -77,8 +76,8 @@ class SavedFile:
 
 HEADER = 2**23  # bytes of the names and shapes in a safetensors file: 80,000 tensors
 SPARE = (2**24, 10_000)  # elements and tensors that a network may have beside four times its file's
+# What the constructors of networks raise for settings that do not go together.
 UNBUILDABLE = (LookupError, TypeError, AttributeError, RuntimeError, AssertionError)
-"""What the constructors of networks raise for settings that do not go together."""
 
 
 def require_tensors(file: Path) -> None:

@@ -23,11 +23,8 @@ class Wrapper(VecEnv):
     the environment's state, under `wrapper<depth>/` (depth 1: the innermost wrapper).
     """
 
-    hides_terminations: bool = False
-    """Whether terminations of the inner environment are turned into truncations."""
-
-    memory_roles: ClassVar[StateRoles] = StateRoles()
-    """Which leaves of `memory` are clocks and which random generators."""
+    hides_terminations: bool = False  # turns those of the inner environment into truncations
+    memory_roles: ClassVar[StateRoles] = StateRoles()  # of the leaves of `memory`
 
     def __init__(self, env: VecEnv, spec: Spec | None = None) -> None:
         self.env = env

@@ -30,8 +30,7 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
 
-Played = tuple[Tensors, str | None]
-"""An episode, and its instruction."""
+Played = tuple[Tensors, str | None]  # an episode, and its instruction
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,7 @@ RANGES = ("quantiles", "minmax")
 PREFIXES = ("observation.images.", "observation.", "obs/")
 
 
-Each = float | tuple[float, ...]
-"""One number for all elements, or one for each."""
+Each = float | tuple[float, ...]  # one number for all elements, or one for each
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ class HasMeanReward(Protocol):
 
     def mean_reward(self) -> Mapping[str, float | Tensor]:
         """Mean rewards, and of each component, since the last call; empty without a reward."""
-        ...
 
 
 def log_evaluation(loop: object, log: Log, step: int, result: Mapping[str, float]) -> None:

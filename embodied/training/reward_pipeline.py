@@ -53,7 +53,6 @@ class AugmentedElsewhere(Protocol):
 
     def augmented(self, gamma: float) -> VecEnv:
         """The same envs with the observations that the run's reward adds (discount `gamma`)."""
-        ...
 
 
 class RewardPipeline:

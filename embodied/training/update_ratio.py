@@ -30,7 +30,6 @@ class UpdateRatio(Protocol):
         with updates: `metrics` are 0-d tensors of the last of them, as `update` of the learner and
         of the reward return them. Reading a tensor's value waits for the device.
         """
-        ...
 
     def get_state(self) -> dict[str, Any]: ...
 

@@ -24,12 +24,12 @@ from embodied.core.atomic_write import write_durably
 from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
 from embodied.core.build import nearest
 from embodied.core.files import inside
-from embodied.core.pinhole import pinhole_matrix
 from embodied.core.point_cloud import (
     Array,
     Corner,
     Sampling,
     in_box,
+    pinhole_matrix,
     thinned,
     unproject,
 )
