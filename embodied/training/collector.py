@@ -196,7 +196,6 @@ class Collector:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         self.env.set_state(state["env"])
         self.actor.set_state(state["actor"])
         here, there = self.actor.device, self.env.device

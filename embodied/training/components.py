@@ -23,7 +23,7 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
 from embodied.training.config import OffPolicy, RunConfig, as_node
-from embodied.training.run_evaluation import RunEvaluation
+from embodied.training.run_evaluation import RunEvaluation, write_terms
 from embodied.training.trainer import Loop
 
 if TYPE_CHECKING:
@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     from embodied.training.actors.pool import ActorPool
     from embodied.training.off_policy import OffPolicyLoop
 
-BUILDERS = {
+BUILDERS = {  # the function that builds the loop of a regime; a run imports its own only
     "offline": "embodied.training.offline.build_offline",
     "off_policy": "embodied.training.off_policy.build_off_policy",
     "on_policy": "embodied.training.on_policy.build_on_policy",
 }
-"""The function that builds the loop of a regime; a run imports its own only."""
 AFTER_EVALUATION = 7_000_003  # added to the seeds of the episodes after a shared evaluation
 
 
@@ -63,7 +62,6 @@ class BestPolicy:
         return {"score": self.score, "step": self.step}
 
     def set_state(self, state: Mapping[str, Any], policy: Policy) -> None:
-        """Restore what `get_state` returned, with the saved `policy`."""
         self.policy, self.score, self.step = policy.eval(), state["score"], state["step"]
 
 
@@ -86,7 +84,6 @@ class RunComponents:
             raise
 
     def _build(self) -> None:
-        """Policy, learner, loop and evaluation."""
         config = self.config
         self.episodes: Episodes | None = None
         if config.demos is not None:
@@ -134,7 +131,6 @@ class RunComponents:
         return "; ".join(parts)
 
     def close(self) -> None:
-        """Close the environments of training, evaluation and teacher, if there are any."""
         second = getattr(self.loop, "second_agent", None)
         estimator = getattr(self.loop.teacher, "student", None)
         theirs = None if second is None else second.loop.collector.env
@@ -193,8 +189,6 @@ class RunComponents:
         reward = None if self.loop.rewards is None else self.loop.rewards.reward
         if self.evaluation is None or not isinstance(reward, HasComponents):
             return
-        from embodied.training.reward_components import write_terms
-
         settings = self.config.eval
         self.policy.eval()
         gamma, execute = self.learner.gamma, self.config.execute

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -109,7 +108,6 @@ class Log:
             self._shown.advance(step)
 
     def warn(self, line: str) -> None:
-        """Print a warning line above the progress."""
         if not self.silent:
             print(f"embodied: {line}", file=sys.stderr, flush=True)
 
@@ -123,12 +121,7 @@ class Log:
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self, step: int) -> None:
@@ -277,7 +270,6 @@ class EventFile:
         self._add(step, _field(5, b"".join(_field(1, value) for value in each)))
 
     def finish(self) -> None:
-        """Nothing is left to write."""
         self._file.close()
 
     def _add(self, step: int, content: bytes) -> None:

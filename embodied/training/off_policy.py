@@ -44,14 +44,6 @@ NORMALIZER_ROWS = 10_000  # warm-up transitions to which the normalizers are fit
 
 
 @dataclass(frozen=True)
-class Demonstrations:
-    """`rows`: the transitions of `episodes`, with the columns of the replay buffer."""
-
-    episodes: Episodes
-    rows: Tensors
-
-
-@dataclass(frozen=True)
 class Buffers:
     """`source`: sampled by updates; `demos`: sampled by updates before the first environment step.
 
@@ -79,7 +71,7 @@ def build_buffers(
     config: RunConfig,
     learner: Learner,
     rewards: RewardPipeline,
-    demonstrations: Demonstrations | None,
+    demonstrations: tuple[Episodes, Tensors] | None,
     device: torch.device,
 ) -> Buffers:
     """The buffers; `demonstrations` are mixed into every batch or put into the replay buffer."""
@@ -90,7 +82,7 @@ def build_buffers(
     if demonstrations is not None:
         from embodied.training.demonstrations import metrics_of
 
-        metrics = metrics_of(demos, demonstrations.episodes)
+        metrics = metrics_of(demos, demonstrations[0])
     success: SuccessBuffer | None = None
     if share := data.success_fraction:
         from embodied.buffers.source import Mixture
@@ -136,16 +128,14 @@ def require_imaginable(config: RunConfig, learner: Learner, replay: ReplayBuffer
         "data.success_fraction=0": config.data.success_fraction > 0,
         "finetune=null": config.finetune is not None,
     }
-    for instead, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(f"data.imagined replaces every batch by imagined steps: {instead}")
+    require_none(wrong, "data.imagined replaces every batch by imagined steps")
 
 
 def _replay_and_demos(
     config: RunConfig,
     learner: Learner,
     rewards: RewardPipeline,
-    demonstrations: Demonstrations | None,
+    demonstrations: tuple[Episodes, Tensors] | None,
     device: torch.device,
 ) -> tuple[ReplayBuffer, Source, Source]:
     """The replay buffer, and the sources of updates and of pretraining updates."""
@@ -164,7 +154,7 @@ def _replay_and_demos(
     if demonstrations is None:
         replay = new_replay(capacity=data.replay_size)
         return replay, replay, replay
-    rows, share = demonstrations.rows, data.demo_fraction
+    (episodes, rows), share = demonstrations, data.demo_fraction
     if share is None:
         replay = new_replay(capacity=data.replay_size + tt.length(rows))
         replay.add(rows)
@@ -173,7 +163,7 @@ def _replay_and_demos(
     from embodied.buffers.source import Mixture
     from embodied.training.demonstrations import source_of
 
-    demos = source_of(rows, demonstrations.episodes, config, device, learner.gamma)
+    demos = source_of(rows, episodes, config, device, learner.gamma)
     if replay.columns:
         raise ConfigError(
             "this replay buffer cannot be mixed with demonstrations: data.demo_fraction=null"
@@ -222,12 +212,14 @@ def require_single_steps(config: RunConfig, learner: Learner, policy: Policy) ->
         "data.demo_fraction=0.5": config.demos is not None and data.demo_fraction is None,
         "replay=uniform": policy.augments or bool(learner.columns),
     }
-    for instead, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(
-                "this replay buffer asks the environment of this process about single steps, as "
-                f"the policy observed them: {instead}"
-            )
+    line = "this replay buffer asks the environment of this process about single steps, as the"
+    require_none(wrong, f"{line} policy observed them")
+
+
+def require_none(wrong: Mapping[str, bool], line: str) -> None:
+    """ConfigError with `line` and the first setting to choose instead of one that is wrong."""
+    for instead in (instead for instead, is_wrong in wrong.items() if is_wrong):
+        raise ConfigError(f"{line}: {instead}")
 
 
 def require_usable(config: RunConfig, learner: Learner) -> None:
@@ -425,7 +417,6 @@ class OffPolicyLoop:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         if self.schedule is not None:
             self.utd_ratio = state["utd_ratio"]
             self.schedule.set_state(unpack(state["schedule"]))
@@ -512,8 +503,9 @@ def _demonstrations(
     learner: Learner,
     episodes: Episodes,
     device: torch.device,
-) -> Demonstrations:
-    """The transitions of `episodes`, to which the learner's normalizers are fitted."""
+) -> tuple[Episodes, Tensors]:
+    """`episodes` as the reward augments them, and their transitions, with the columns of the replay
+    buffer; the learner's normalizers are fitted to them."""
     from embodied.datasets.transitions import flags
     from embodied.training.demonstrations import rows_for
 
@@ -523,7 +515,7 @@ def _demonstrations(
     if config.normalizes or config.data.pretrain_steps:
         learner.fit(transitions)
     transitions |= flags(episodes, rewards.extra_columns, config.execute or policy.chunk)
-    return Demonstrations(episodes, rewards.demonstrations(transitions, learner, device))
+    return episodes, rewards.demonstrations(transitions, learner, device)
 
 
 def _collector(

@@ -65,7 +65,6 @@ class OfflineLoop:
         return {} if self.pairs is None else {"pairs": self.pairs.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         if self.pairs is not None:
             self.pairs.set_state(state["pairs"])
 

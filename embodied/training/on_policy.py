@@ -102,12 +102,10 @@ class OnPolicyLoop:
         return metrics, made
 
     def restart(self, seed: int) -> None:
-        """Begin new episodes and a new batch."""
         self.collector.restart(seed)
         self._start_batch()
 
     def mean_reward(self) -> dict[str, Tensor]:
-        """Mean rewards of the last batch."""
         return self.rewards.mean_of_batch()
 
     def _start_batch(self) -> None:
@@ -175,7 +173,6 @@ class OnPolicyLoop:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         self.rewards.set_state(state["reward"])
         for name, part in self.stateful.items():
             part.set_state(unpack(state["parts"][name]))

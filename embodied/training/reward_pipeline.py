@@ -37,7 +37,7 @@ from embodied.core.reward import (
 )
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
-from embodied.training import reward_hacking
+from embodied.training import warning_signs
 from embodied.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ class RewardPipeline:
         return self.reward is not None and not self.reward.frozen
 
     def set_step(self, step: int) -> None:
-        """`step` environment steps are done."""
         if isinstance(self.reward, Scheduled):
             self.reward.set_step(step)
 
@@ -100,8 +99,7 @@ class RewardPipeline:
         return rewards
 
     def before_storing(self, rows: Tensors) -> Tensors:
-        """The transitions as they are stored."""
-        if not rows or self.reward is None or not self.reward.frozen:
+        if not rows or not self.frozen:
             return rows
         if isinstance(self.reward, HasComponents):
             self.recent.append(tt.each(rows, torch.clone))
@@ -118,7 +116,7 @@ class RewardPipeline:
 
     def demonstrations(self, rows: Tensors, learner: Learner, device: torch.device) -> Tensors:
         """Transitions of demonstrations, rewarded if the reward is frozen."""
-        if self.reward is None or not self.reward.frozen:
+        if not self.frozen:
             return rows
         if missing := set(self.env.spec.obs) - set(tt.under(rows, "obs")):
             raise ConfigError(
@@ -143,9 +141,7 @@ class RewardPipeline:
 
     def sampled(self, source: Source) -> Source:
         """The transitions of `source`, rewarded as they are sampled where the reward learns."""
-        if self.reward is None or self.reward.frozen:
-            return source
-        return Relabel(source, self.rewarded)
+        return Relabel(source, self.rewarded) if self.learned else source
 
     def update(self, batch: Tensors, env_reward: Tensor | None) -> dict[str, Tensor]:
         """Update a learned reward from a sampled batch; returns its metrics."""
@@ -174,28 +170,27 @@ class RewardPipeline:
         """Mean rewards, and of each component, of the last on-policy batch."""
         if self.reward is None or self.last_batch is None:
             return {}
-        return reward_hacking.describe(self.reward, *self.last_batch)
+        return warning_signs.describe(self.reward, *self.last_batch)
 
     @torch.no_grad()
     def mean_of_stored(self, replay: ReplayBuffer) -> dict[str, Tensor]:
         """Mean rewards, and of each component, of the transitions stored since the last call."""
-        count, self.new_rows = min(self.new_rows, reward_hacking.NEWEST, len(replay)), 0
+        count, self.new_rows = min(self.new_rows, warning_signs.NEWEST, len(replay)), 0
         if self.reward is None or not count:
             return {}
         back = torch.arange(count, device=replay.device) + 1
         rows = replay.take((replay.cursor - back) % replay.capacity)
         if not self.reward.frozen:
-            return reward_hacking.describe(self.reward, rows, self.reward(rows))
+            return warning_signs.describe(self.reward, rows, self.reward(rows))
         recent = tt.cat(self.recent) if self.recent else None
-        parts = {} if recent is None else reward_hacking.describe(self.reward, recent)
-        return {**parts, reward_hacking.PROXY: rows["reward"].mean()}
+        parts = {} if recent is None else warning_signs.describe(self.reward, recent)
+        return {**parts, warning_signs.PROXY: rows["reward"].mean()}
 
     def get_state(self) -> dict[str, Any] | None:
         self.finite.read()  # a checkpoint holds only finite rewards
         return self.reward.get_state() if isinstance(self.reward, Stateful) else None
 
     def set_state(self, state: dict[str, Any] | None) -> None:
-        """Continue exactly from `get_state`."""
         if isinstance(self.reward, Stateful) and state is not None:
             self.reward.set_state(state)
 
@@ -212,7 +207,7 @@ def pop_env_reward(batch: Tensors) -> Tensor | None:
 def make_reward(config: RunConfig, env: VecEnv, gamma: float, device: torch.device) -> Reward:
     """The reward of `config.reward` for transitions of `env`."""
     assert config.reward is not None
-    built = build(
+    return build(
         config.reward,
         Reward,
         spec=env.spec,
@@ -222,7 +217,6 @@ def make_reward(config: RunConfig, env: VecEnv, gamma: float, device: torch.devi
         seed=distributed.own_seed(config.seed),
         folder=Path(config.out) / "reward",
     )
-    return built
 
 
 def build_reward(

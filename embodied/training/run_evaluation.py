@@ -7,18 +7,25 @@ success rates differ by more than chance: there the policy exploits errors of th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from embodied.core import tensors as tt
+from embodied.core.actor import Actor
+from embodied.core.atomic_write import write_json
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.device import forked
 from embodied.core.env import HasModel, VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import AugmentsEnv, Reward
+from embodied.core.reward import AugmentsEnv, HasComponents, Reward
 from embodied.core.spec import require_same
+from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
-from embodied.evaluation.statistics import rate, wilson
+from embodied.training.collector import Collector
 from embodied.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -128,16 +135,40 @@ class RunEvaluation:
         return env
 
 
-def parted(result: Mapping[str, float]) -> str:
-    """A line where the 95% intervals of imagined and real success do not overlap; else empty."""
-    if not {"imagined_success", "success"} <= result.keys():
-        return ""
-    trials = int(result["episodes"])
-    imagined, real = (round(result[k] * trials) for k in ("imagined_success", "success"))
-    (low, high), (other_low, other_high) = wilson(imagined, trials), wilson(real, trials)
-    if low <= other_high and other_low <= high:
-        return ""
-    return (
-        f"imagined success is {rate(imagined, trials)}, and real success {rate(real, trials)}: "
-        "they have parted, so stop here, or fit the model and the reward to newer recordings"
-    )
+LONGEST = 1000  # steps of the episode whose reward components are written, at most
+TERMS = "terms.json"
+
+
+@torch.no_grad()
+def write_terms(
+    folder: Path,
+    reward: HasComponents,
+    policy: Policy,
+    env: VecEnv,
+    gamma: float,
+    seed: int,
+    execute: int | None = None,
+) -> None:
+    """Run the first evaluation episode of parallel env 0 and write the reward's components, one
+    number per decision, to FOLDER/terms.json."""
+    if isinstance(reward, AugmentsEnv):
+        env = reward.augment_env(env)
+    # The transitions of env 0's first episode, without exploration, and whether it succeeded.
+    with forked(seed):
+        rollout = Collector(env, policy, gamma, 1, execute, seed)
+        rollout.actor = Actor(policy, env.num_envs, execute)
+        kept: list[Tensors] = []
+        won: bool | None = None
+        for _ in range(LONGEST):
+            rows, step = rollout.step()
+            finished = rollout.finished
+            at = [0] if finished is None else (finished == 0).nonzero().flatten().tolist()
+            if rows and at:  # env 0 finished a decision
+                kept.append({key: value[at[0] : at[0] + 1] for key, value in rows.items()})
+            if "success" in step.log:
+                won = bool(won) or bool(step.log["success"][0])
+            if bool(step.ended[0]):
+                break
+    rows = tt.to(tt.cat(kept), next(policy.parameters()).device)
+    parts = {name: value.tolist() for name, value in reward.components(rows).items()}
+    write_json(folder / TERMS, {"terms": parts, "success": won})

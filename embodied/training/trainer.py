@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from embodied.teachers.teacher import Curriculum
     from embodied.training.reward_pipeline import RewardPipeline
 
-
+# Called after each step, with the number of steps; where it returns False, the training ends.
 Callback: TypeAlias = "Callable[[int, Log, Policy], object]"
-"""Called after each step, with the number of steps; where it returns False, the training ends."""
 
 
 class Loop(Protocol):
@@ -135,9 +134,7 @@ class Trainer:
         self.stopped = False
         self.log, self.steps, self.every = log, steps, every
         self.evaluate, self.save, self.teacher = evaluate, save, teacher
-        self.step = step
-        self.first_step = step
-        self.saved = step
+        self.step = self.first_step = self.saved = step
         self.interrupted, self.heard = False, 0.0
         self.episodes = EpisodeMeans()
         self.updates: list[Mapping[str, Tensor]] = []

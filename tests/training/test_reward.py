@@ -17,13 +17,13 @@ from embodied.core.env import NotFinite
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.reports import run_report
-from embodied.training import reward_hacking
+from embodied.training import warning_signs
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.demonstrations import rows_for
 from embodied.training.logger import Log, read_metrics
 from embodied.training.off_policy import OffPolicyLoop
-from embodied.training.reward_hacking import diverging, evaluations, ever_diverged, log_evaluation
+from embodied.training.warning_signs import diverging, evaluations, ever_diverged, log_evaluation
 from tests.builders import node_of, random_demos
 from tests.training.test_train import resumed, run, settings
 
@@ -160,7 +160,7 @@ class Payer:
         self.next = 0.0
 
     def mean_reward(self) -> dict[str, Tensor]:
-        return {reward_hacking.PROXY: torch.tensor(self.next)}
+        return {warning_signs.PROXY: torch.tensor(self.next)}
 
 
 def history(pairs: list[tuple[float, float]]) -> list[tuple[float, float, int]]:

@@ -10,7 +10,7 @@ import torch
 
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.sac import Sac
-from embodied.training.rising_values import METRIC, rise, warning
+from embodied.training.warning_signs import METRIC, rise, warning
 from tests.builders import random_demos
 from tests.training.test_train import run, settings
 

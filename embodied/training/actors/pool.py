@@ -39,15 +39,14 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.training.actors.actor import EnvActor, sendable
-from embodied.training.actors.ray_cluster import RayCluster
-from embodied.training.actors.transport import (
+from embodied.training.actors.actor import (
     END,
     LOOK,
     ActorDied,
     ActorSettings,
     ActorWeights,
     Collected,
+    EnvActor,
     RemoteActor,
     Transport,
     Weights,
@@ -56,7 +55,9 @@ from embodied.training.actors.transport import (
     joined,
     learned,
     load_flat,
+    sendable,
 )
+from embodied.training.actors.ray_cluster import RayCluster
 from embodied.training.config import OffPolicy
 
 if TYPE_CHECKING:
@@ -467,8 +468,8 @@ class ActorPool:
         """For the log: how old the weights were, steps that wait, actors that died, hours of all
         actors (wall time, with all resumes)."""
         waiting = float(sum(actor.waiting for actor in self.env.actors))
-        named = {"policy_lag": self.lag, "waiting_steps": waiting, "actor_deaths": self.deaths}
-        named |= {"actor_hours": self._actor_hours()}
+        ages = {"policy_lag": self.lag, "waiting_steps": waiting}
+        named = {**ages, "actor_deaths": self.deaths, "actor_hours": self._actor_hours()}
         return {name: torch.tensor(float(value)) for name, value in named.items()}
 
     def _actor_hours(self) -> float:
@@ -481,7 +482,6 @@ class ActorPool:
         """Actors check each step and end with NotFinite."""
 
     def restart(self) -> None:
-        """Reset all parallel envs."""
         for actor in self.env.actors:
             actor.ask("restart")
 

@@ -15,8 +15,7 @@ from torch import nn
 
 from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
-from embodied.training.actors.pool import ActorEnv, ActorPool
-from embodied.training.actors.transport import (
+from embodied.training.actors.actor import (
     ActorSettings,
     ActorWeights,
     Collected,
@@ -24,6 +23,7 @@ from embodied.training.actors.transport import (
     Transport,
     Weights,
 )
+from embodied.training.actors.pool import ActorEnv, ActorPool
 from tests.builders import make_policy
 
 # ms of CPU time of a vector step of 16 Ants with a policy of 256 x 256: 40 quantiles of 250 steps.

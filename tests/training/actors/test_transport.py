@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from embodied.core.env import Step
+from embodied.training.actors.actor import Collected, decode, encode, joined, learned
 from embodied.training.actors.pool import Inbox, SharedWeights
-from embodied.training.actors.transport import Collected, decode, encode, joined, learned
 
 
 def test_a_writer_never_waits_and_its_end_is_that_of_the_inbox() -> None:
