@@ -245,7 +245,7 @@ def points_command(folders: list[str], settings: dict[str, str]) -> None:
 
 
 def mirror_command(folders: list[str], settings: dict[str, str]) -> None:
-    from embodied.datasets.editing.mirror import mirror, read_table
+    from embodied.datasets.editing.rewritten import mirror, read_table
 
     _known(settings, ("out", "table"))
     source, out = _one(folders, "mirror"), _out(settings)
@@ -257,7 +257,7 @@ def mirror_command(folders: list[str], settings: dict[str, str]) -> None:
 
 
 def retries_command(folders: list[str], settings: dict[str, str]) -> None:
-    from embodied.datasets.editing.attempts import retries
+    from embodied.datasets.editing.rewritten import retries
 
     _known(settings, ("out",))
     out = _out(settings)

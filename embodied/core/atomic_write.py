@@ -55,11 +55,9 @@ def write_json(path: Path, data: Any) -> None:
 @contextmanager
 def locked(folder: Path | str) -> Generator[None]:
     """Keep other processes from writing into `folder`, which is made where there is none, until the
-    block ends. ConfigError that names the process which does.
-
-    The system lets go of the lock when its holder ends, however that ends. A file system without
-    locks is a warning. A folder that was made here and is empty afterwards is taken away again.
-    """
+    block ends. ConfigError that names the process which does. The system lets go of the lock when
+    its holder ends, however that ends. A file system without locks is a warning. A folder that was
+    made here and is empty afterwards is taken away again."""
     folder = Path(folder)
     made, file = not folder.exists(), folder / LOCK
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +101,6 @@ def _acquired(file: Path) -> int:
 
 
 def _is(file: Path, handle: int) -> bool:
-    """Whether `handle` is that of the present `file`."""
     try:
         return os.path.samestat(file.stat(), os.fstat(handle))
     except FileNotFoundError:

@@ -23,7 +23,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from embodied.core import formats
+from embodied.core import formats, saved_file
 from embodied.core.atomic_write import sync
 from embodied.core.build import ConfigError, build
 from embodied.core.errors import ContractWarning
@@ -31,14 +31,7 @@ from embodied.core.files import read_json, require_file
 from embodied.core.hashes import ABOUT, FILES, damage, file_hash, hashes_in
 from embodied.core.hashes import read_about as about_of
 from embodied.core.policy import Policy, policies_in
-from embodied.core.saved_file import (
-    WEIGHTS,
-    BaseFileError,
-    SavedFile,
-    fitting,
-    load_tensors,
-    referred,
-)
+from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, fitting, load_tensors
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec, require_same
 
@@ -60,12 +53,10 @@ def save(
     about: Mapping[str, Any] | None = None,
     copy_base_mb: float = COPY_BASE_MB,
 ) -> Path:
-    """Write a checkpoint under a temporary name, fsync it, then rename it to `folder`.
-
-    `learner` and `loop` are nested dicts of tensors and plain values. A frozen base that was loaded
-    from a file of `copy_base_mb` MB or more is saved by the path and hash of that file. If the disk
-    is full, raises CheckpointError; earlier checkpoints are unchanged.
-    """
+    """Write a checkpoint under a temporary name, fsync it, then rename it to `folder`. `learner`
+    and `loop` are nested dicts of tensors and plain values. A frozen base that was loaded from a
+    file of `copy_base_mb` MB or more is saved by the path and hash of that file. If the disk is
+    full, raises CheckpointError; earlier checkpoints are unchanged."""
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -167,11 +158,9 @@ def newest_whole(path: Path | str) -> tuple[Path, dict[Path, str]]:
 def load_policy(
     path: Path | str, spec: Spec | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
-    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`.
-
-    The folder may be another person's: only classes that are a `Policy`, and the networks of one,
-    are built (`core.build`, `core.saved_node`). ConfigError for any other.
-    """
+    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`. The
+    folder may be another person's: only classes that are a `Policy`, and the networks of one, are
+    built (`core.build`, `core.saved_node`). ConfigError for any other."""
     folder = find(path)
     format = _require_saved(folder, "policy.yaml", "spec.json", WEIGHTS)
     try:
@@ -232,7 +221,7 @@ def references(path: Path | str) -> dict[str, SavedFile]:
         return {}
     try:
         entries: list[Any] = list(read_json(file))
-        return {str(entry["part"]): referred(entry, folder) for entry in entries}
+        return {str(entry["part"]): saved_file.referred(entry, folder) for entry in entries}
     except BaseFileError as error:
         raise CheckpointError(str(error)) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -261,10 +250,8 @@ def read_about(path: Path | str) -> dict[str, Any]:
 
 def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Load `learner.pt` or `loop.pt` of a checkpoint, weights-only, with all tensors on `device`.
-
     Parts of the loop's state belong to the CPU (environments, generators): whoever takes a part
-    moves it.
-    """
+    moves it."""
     file = find(path) / f"{name}.pt"
     if not file.exists():
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")

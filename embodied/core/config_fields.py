@@ -59,8 +59,6 @@ class Setting:
 
 
 class Source:
-    """The parsed text of a module."""
-
     def __init__(self, module: str, text: str) -> None:
         self.module, self.lines, self.tree = module, text.splitlines(), ast.parse(text)
         self.classes = {n.name: n for n in self.tree.body if isinstance(n, ast.ClassDef)}
@@ -86,11 +84,8 @@ class Source:
             return Any
 
     def value(self, written: ast.expr | None) -> Any:
-        """The plain value that an expression of this module has.
-
-        Raises LookupError where it needs more than literals, constants, and dataclasses of these,
-        which become dictionaries.
-        """
+        """The plain value that an expression of this module has. Raises LookupError where it needs
+        more than literals, constants, and dataclasses of these, which become dictionaries."""
         if written not in self.defaults:
             default, factory = _of_field(written)
             if factory is not None:
@@ -166,8 +161,6 @@ class _Names(dict[str, Any]):
 
 
 class _Module:
-    """A module, as the names in it."""
-
     def __init__(self, names: _Names) -> None:
         self._names = names
 
@@ -207,10 +200,8 @@ def _is_dataclass(tree: ast.ClassDef) -> bool:
 
 
 def _twin(source: Source, tree: ast.ClassDef) -> Any:
-    """A dataclass with the fields of the class `tree`, whose module is not imported.
-
-    Its attribute `settings` holds them. `Any` if the source does not tell them.
-    """
+    """A dataclass with the fields of the class `tree`, whose module is not imported. Its attribute
+    `settings` holds them. `Any` if the source does not tell them."""
     key = (source.module, tree.name)
     if key not in TWINS:
         TWINS[key] = Any  # of a class that has itself as a field
@@ -424,11 +415,9 @@ def require_settings(name: str, node: Node) -> None:
 
 
 def _known_settings(target: str) -> dict[str, Any] | None:
-    """The settings of a class and their types; None for a class that takes keywords.
-
-    Its source is read where that is enough: importing it takes seconds, and the answer to a mistake
-    should not.
-    """
+    """The settings of a class and their types; None for a class that takes keywords. Its source is
+    read where that is enough: importing it takes seconds, and the answer to a mistake should
+    not."""
     if not target.startswith(PYTHON):
         require_allowed(target.rpartition(".")[0], f"_target_ {target}")
         if (read := settings_of(target)) is not None:

@@ -55,10 +55,8 @@ def require_gpu(device: torch.device, what: str) -> None:
 
 class Graph:
     """A learner's update as a CUDA graph: runs normally a few times, is recorded, then replayed.
-
     The update may read only its batch, parameters and the device's random generator, must not
-    synchronise with the device, and must change tensors in place. All batches have equal shapes.
-    """
+    synchronise with the device, and must change tensors in place. All batches have equal shapes."""
 
     def __init__(self, update: Update) -> None:
         self.update = update
@@ -119,7 +117,6 @@ class Captured:
 
 
 def inputs(obs: Tensors, carry: Tensors, noise: Tensor) -> Tensors:
-    """All inputs of a decision in one dict."""
     return {**tt.nest(obs, "obs"), **tt.nest(carry, "carry"), "noise": noise}
 
 

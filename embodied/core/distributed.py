@@ -89,12 +89,10 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def mean(value: float) -> float:
-    """The mean of a number over the processes."""
     return _reduced(value, torch.distributed.ReduceOp.SUM) / _processes
 
 
 def all_min(value: int) -> int:
-    """The minimum of a number over the processes."""
     return int(_reduced(value, torch.distributed.ReduceOp.MIN))
 
 

@@ -94,12 +94,10 @@ class StateRoles:
 
 
 class VecEnv(ABC):
-    """B parallel envs that exchange tensors on `device`.
-
-    Autoreset: an env whose episode ended is reset inside `step` (new initial state, new task).
-    Each env has its own random generator: its episodes depend on the seed and its index only, not
-    on the other envs. Asymmetric observations use the prefixes `critic/` and `privileged/`.
-    """
+    """B parallel envs that exchange tensors on `device`. Autoreset: an env whose episode ended is
+    reset inside `step` (new initial state, new task). Each env has its own random generator: its
+    episodes depend on the seed and its index only, not on the other envs. Asymmetric observations
+    use the prefixes `critic/` and `privileged/`."""
 
     spec: Spec
     num_envs: int
@@ -111,20 +109,16 @@ class VecEnv(ABC):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         """Start new episodes in the envs of `mask` [B] (None: all); returns all observations.
-
-        `seed`: re-seed these envs (env i from (seed, i)); None continues their generators.
-        `task` [B, D] in [0, 1]: task vectors for this one episode; None samples them.
-        """
+        `seed`: re-seed these envs (env i from (seed, i)); None continues their generators. `task`
+        [B, D] in [0, 1]: task vectors for this one episode; None samples them."""
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
         """Apply `action` (float32 [B, A] in [-1, 1], or int64 [B] if discrete) for `dt` seconds."""
 
     def get_state(self) -> Tensors:
-        """The complete state, leaves [B, ...], random generators included.
-
-        Single envs can be selected with `tensors.take`. Raises NotSavable if not supported.
-        """
+        """The complete state, leaves [B, ...], random generators included. Single envs can be
+        selected with `tensors.take`. Raises NotSavable if not supported."""
         raise NotSavable(f"{type(self).__name__} cannot save its state")
 
     def set_state(self, state: Tensors) -> Tensors:
@@ -160,10 +154,8 @@ class VecEnv(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no text description")
 
     def add_pre_reset_hook(self, call: Callable[[Tensor], None]) -> None:
-        """Call `call(rows)` inside `step`, before the envs `rows` [B] (bool) are reset.
-
-        It is the last moment in which the final states can be rendered and described.
-        """
+        """Call `call(rows)` inside `step`, before the envs `rows` [B] (bool) are reset. It is the
+        last moment in which the final states can be rendered and described."""
         self._pre_reset_hooks = (*self._pre_reset_hooks, call)
 
     def _notify_before_reset(self, rows: Tensor) -> None:
@@ -288,10 +280,8 @@ class HasNativeCode(Protocol):
 
 class GoalSpace(Protocol):
     """The goals of an environment, as functions of batches of observations [n, ...] on its device.
-
     The reward of a step, and whether its goal ends the episode there, depend on nothing but the
-    goal and what the next observation has reached of it.
-    """
+    goal and what the next observation has reached of it."""
 
     @property
     def leaves(self) -> tuple[str, ...]:

@@ -39,7 +39,6 @@ MANY = 4096  # numbers of an observation that is rather a picture
 
 
 def innermost(env: VecEnv) -> VecEnv:
-    """The environment inside of all wrappers."""
     return innermost(env.env) if isinstance(env, Wrapper) else env
 
 
@@ -211,7 +210,6 @@ class FirstSteps:
 
 
 def endless(steps: int) -> str:
-    """What to say of an environment whose episodes do not end."""
     return (
         f"no episode has ended in {steps:,} steps: give a time limit, env.horizon=N (in Python: "
         "gymnasium.wrappers.TimeLimit(env, N))"
@@ -390,7 +388,6 @@ def errors_in_one_line(env: VecEnv, doing: str) -> Generator[None]:
 
 
 def warn(line: str) -> None:
-    """Print a line about an environment, and go on."""
     warnings.warn(line, ContractWarning, stacklevel=2)
 
 

@@ -32,11 +32,9 @@ class FileError(ConfigError):
 
 
 def inside(folder: Path, name: str | Path) -> Path:
-    """The file `name`, as another file calls it, in `folder`.
-
-    FileError where the name, or a link on its way, leads out of the folder. The links of a download
-    of the Hugging Face hub (snapshots/REVISION/NAME to blobs/HASH) stay inside.
-    """
+    """The file `name`, as another file calls it, in `folder`. FileError where the name, or a link
+    on its way, leads out of the folder. The links of a download of the Hugging Face hub
+    (snapshots/REVISION/NAME to blobs/HASH) stay inside."""
     parts = Path(name).parts
     try:
         root, found = folder.resolve(), (folder / name).resolve()

@@ -44,20 +44,6 @@ class Sampling:
             raise ConfigError(f"the box from {self.low} to {self.high} is empty")
 
 
-@dataclass(frozen=True)
-class Pinhole:
-    """A camera at one moment: `matrix` K [3, 3] (pixels), `pose` T [4, 4] (m), camera to base."""
-
-    matrix: Array
-    pose: Array
-
-
-def pinhole_matrix(fov: float, width: int, height: int) -> Array:
-    """The matrix K of a camera with square pixels that sees `fov` degrees from top to bottom."""
-    focal = height / 2 / np.tan(np.radians(fov) / 2)
-    return np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
-
-
 def unproject(depth: Tensor, matrix: Tensor, pose: Tensor) -> Tensor:
     """Points [B, H * W, 3] in the base frame, m, of depths [B, H, W] along the viewing axis (m)
     seen through `matrix` [B, 3, 3] from `pose` [B, 4, 4]; float64."""
@@ -76,10 +62,8 @@ def unproject(depth: Tensor, matrix: Tensor, pose: Tensor) -> Tensor:
 
 
 def thinned(points: Tensor, colours: Tensor | None, config: Sampling) -> Tensor:
-    """Clouds [B, N, 3 or 6] (float32) of points [B, M, 3] and colours [B, M, 3] in [0, 1].
-
-    Points that are not finite or not in the box do not count.
-    """
+    """Clouds [B, N, 3 or 6] (float32) of points [B, M, 3] and colours [B, M, 3] in [0, 1]. Points
+    that are not finite or not in the box do not count."""
     values = points if colours is None else torch.cat([points, colours.to(points)], 2)
     values = values.double()
     means, valid = _voxels(values, in_box(points.double(), config), config.voxel)
@@ -127,10 +111,7 @@ def _voxels(values: Tensor, valid: Tensor, size: float) -> tuple[Tensor, Tensor]
 def farthest(points: Tensor, valid: Tensor, count: int) -> Tensor:
     """The indices [B, count] (int64, rising) of the points to keep of `points` [B, V, 3], those
     `valid` [B, V] first in their row: the first one, then always the one that is farthest from all
-    kept ones.
-
-    A row with fewer valid points gets them all, then the same again.
-    """
+    kept ones. A row with fewer valid points gets them all, then the same again."""
     rows, total = valid.shape
     kept = torch.zeros(rows, count, dtype=torch.int64, device=points.device)
     every = torch.arange(rows, device=points.device)

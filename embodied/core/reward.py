@@ -17,11 +17,9 @@ from embodied.core.tensors import Tensors
 
 
 class Reward(Protocol):
-    """Maps transitions to rewards.
-
-    A frozen reward is applied once, when transitions are stored; a learned one is applied whenever
-    they are sampled, so that old transitions always have the current reward.
-    """
+    """Maps transitions to rewards. A frozen reward is applied once, when transitions are stored; a
+    learned one is applied whenever they are sampled, so that old transitions always have the
+    current reward."""
 
     frozen: bool
     sums_steps: bool = False  # of n steps: the discounted sum of the rewards of its decisions

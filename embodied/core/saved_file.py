@@ -35,13 +35,10 @@ class BaseFileError(RuntimeError):
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A safetensors file."""
-
     path: Path
 
     @property
     def sha256(self) -> str:
-        """The hash of its present content."""
         return file_hash(self.path)
 
     def holds(self, state: Mapping[str, Tensor]) -> bool:
@@ -57,7 +54,6 @@ class SavedFile:
             return False  # it is gone: then a copy is written
 
     def names(self) -> list[str]:
-        """The names of its tensors."""
         require_tensors(self.path)
         with safe_open(self.path, "pt") as opened:  # pyright: ignore[reportUnknownVariableType]
             return list(cast(Any, opened).keys())

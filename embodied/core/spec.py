@@ -121,10 +121,8 @@ class Leaf:
 
     @property
     def symbols(self) -> tuple[int, ...]:
-        """The number of symbols of each element of the flattened leaf: its high + 1.
-
-        ValueError if this is not a leaf of symbols, or their number is not known.
-        """
+        """The number of symbols of each element of the flattened leaf: its high + 1. ValueError if
+        this is not a leaf of symbols, or their number is not known."""
         highs = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
         if not self.is_symbol or None in highs or len(highs) != self.size or self.low not in _ZERO:
             raise ValueError(
@@ -291,13 +289,10 @@ def hidden(name: str) -> bool:
 def require_same(
     here: Spec, there: Spec, here_name: str, there_name: str, any_order: bool = False
 ) -> None:
-    """Raise SpecMismatch, which lists every difference, if the specs differ.
-
-    Of element names it is compared whether they are the same ones in another order (`any_order`:
-    who asks joins them by name); other names and units may mean the same, except that symbols and
-    numbers differ. Task vectors are not compared. `dt` is compared with a relative tolerance of
-    1e-6.
-    """
+    """Raise SpecMismatch, which lists every difference, if the specs differ. Of element names it is
+    compared whether they are the same ones in another order (`any_order`: who asks joins them by
+    name); other names and units may mean the same, except that symbols and numbers differ. Task
+    vectors are not compared. `dt` is compared with a relative tolerance of 1e-6."""
     lines: list[str] = []
     names = sorted({*here.obs, *there.obs})
     pairs = {f"obs/{name}": (here.obs.get(name), there.obs.get(name)) for name in names}

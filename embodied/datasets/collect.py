@@ -51,13 +51,10 @@ class CollectConfig:
 
 
 def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[int, int]:
-    """Write demonstrations; returns the numbers of episodes that were kept and played.
-
-    `tell(kept, played)` is called after each episode. A folder with fewer episodes of the same
-    settings is completed: its episodes are simulated again, but not written again. Raises
-    DatasetError if the folder has other settings, or if hardly any episode succeeds, or none within
-    `config.steps`.
-    """
+    """Write demonstrations; returns the numbers of episodes that were kept and played. `tell(kept,
+    played)` is called after each episode. A folder with fewer episodes of the same settings is
+    completed: its episodes are simulated again, but not written again. Raises DatasetError if the
+    folder has other settings, or if hardly any episode succeeds, or none within `config.steps`."""
     env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
     if config.corrections is not None:
         env = build(config.corrections, Wrapper, env=env)
@@ -67,7 +64,7 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
             raise ConfigError(f"execute={config.execute} is not in 1..{demonstrator.chunk}")
         with locked(config.out):
             _require_same_settings(config)
-            episodes = play_with_text(demonstrator, env, config.seed, config.execute)
+            episodes = play(demonstrator, env, config.seed, config.execute)
             with EpisodeWriter(config.out, stored(env.spec), images=config.images) as writer:
                 return _fill(writer, config, episodes, tell)
     finally:
@@ -127,20 +124,12 @@ def _require_same_settings(config: CollectConfig) -> None:
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
-def play(policy: Policy, env: VecEnv, seed: int) -> Iterator[Tensors]:
-    """Infinitely many episodes in the order of their numbers, as `EpisodeWriter.add` expects them.
-
-    `success` [T] is always false if the environment does not report it. The policy's noise has a
-    generator state of its own, so that the caller's random numbers do not change the episodes.
-    """
-    return (episode for episode, _ in play_with_text(policy, env, seed))
-
-
 @torch.no_grad()
-def play_with_text(
-    policy: Policy, env: VecEnv, seed: int, execute: int | None = None
-) -> Iterator[Played]:
-    """As `play`, each episode with its instruction (None: the one of the Spec)."""
+def play(policy: Policy, env: VecEnv, seed: int, execute: int | None = None) -> Iterator[Played]:
+    """Infinitely many episodes in the order of their numbers, as `EpisodeWriter.add` expects them,
+    each with its instruction (None: the one of the Spec). `success` [T] is always false if the
+    environment does not report it. The policy's noise has a generator state of its own, so that the
+    caller's random numbers do not change the episodes."""
     done: dict[int, Played] = {}
     number = 0
     for place, episode, text in _as_they_end(policy, env, seed, execute):

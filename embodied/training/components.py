@@ -40,10 +40,8 @@ AFTER_EVALUATION = 7_000_003  # added to the seeds of the episodes after a share
 
 
 class BestPolicy:
-    """Keeps the policy with the lowest held-out loss of a run, which is what it saves.
-
-    `policy`: the best one that was offered (None: none yet); `score`, `step`: its own.
-    """
+    """Keeps the policy with the lowest held-out loss of a run, which is what it saves. `policy`:
+    the best one that was offered (None: none yet); `score`, `step`: its own."""
 
     def __init__(self) -> None:
         self.policy: Policy | None = None
@@ -197,10 +195,8 @@ class RunComponents:
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
         """Save a checkpoint. This one and the one before have the loop state, which only resuming
-        needs; older ones lose it.
-
-        The policy in it is the one with the best evaluation so far where there is no environment.
-        """
+        needs; older ones lose it. The policy in it is the one with the best evaluation so far where
+        there is no environment."""
         loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
         loop["best"] = self.best.get_state()
         for old in sorted((folder / "checkpoints").glob("[0-9]*/loop.pt"))[:-1]:

@@ -308,10 +308,8 @@ def regime_of(node: Mapping[str, Any]) -> Regime:
 
 def read_config(node: Mapping[str, Any]) -> RunConfig:
     """A run's settings, checked; raises ConfigError for a wrong setting and one without effect.
-
     `node["data"]` is a mapping with `regime` and the regime's settings, or a regime's name, or
-    missing (the learner's regime).
-    """
+    missing (the learner's regime)."""
     regime = regime_of(node)
     given = node.get("data") or {}
     given = {} if isinstance(given, str) else {k: v for k, v in given.items() if k != "regime"}

@@ -26,13 +26,11 @@ PLAIN = 5.0  # s between lines if the output is not a terminal
 
 
 class Log:
-    """One run's log; `folder/metrics.jsonl` has one JSON object per line.
-
-    Every line has `step`, `seconds` (wall time, over all resumes) and metrics such as
-    `train/critic_loss` and `eval/success`. `last` holds the newest value of each. After a resume,
-    lines past the resumed step and an incomplete last line are dropped. Without `begin` nothing is
-    printed. A `silent` log prints and writes nothing. `also`: "tensorboard" or "wandb".
-    """
+    """One run's log; `folder/metrics.jsonl` has one JSON object per line. Every line has `step`,
+    `seconds` (wall time, over all resumes) and metrics such as `train/critic_loss` and
+    `eval/success`. `last` holds the newest value of each. After a resume, lines past the resumed
+    step and an incomplete last line are dropped. Without `begin` nothing is printed. A `silent` log
+    prints and writes nothing. `also`: "tensorboard" or "wandb"."""
 
     def __init__(self, folder: Path, also: str | None = None, silent: bool = False) -> None:
         self.folder, self.file = Path(folder), Path(folder) / "metrics.jsonl"
@@ -54,10 +52,8 @@ class Log:
         config: Any = None,
         verbose: bool = True,
     ) -> None:
-        """Print `facts` and show progress from `step` to `steps`, if `verbose`.
-
-        Metrics past `step` are dropped: `step` 0 starts a new file.
-        """
+        """Print `facts` and show progress from `step` to `steps`, if `verbose`. Metrics past `step`
+        are dropped: `step` 0 starts a new file."""
         self._cut = step
         if self.silent:
             return
@@ -103,7 +99,6 @@ class Log:
             self._shown.tell(self.last)
 
     def advance(self, step: int) -> None:
-        """Update the progress; cheap enough for every iteration."""
         if self._shown is not None:
             self._shown.advance(step)
 
@@ -155,8 +150,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 class _Bar:
-    """A progress bar with rate, remaining time and the newest result."""
-
     def __init__(self, console: Console, steps: int, step: int) -> None:
         self.shown, self.start, self.began = 0.0, step, time.monotonic()
         self.progress = Progress(
@@ -249,11 +242,9 @@ def _logged_in() -> bool:
 
 class EventFile:
     """A new file in `folder` that TensorBoard reads, which replaces what earlier files have after
-    `step`; nothing has to be installed to write it.
-
-    Records are a length, its checksum, data and their checksum (TFRecord); the data protocol
-    buffers `Event`: wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7.
-    """
+    `step`; nothing has to be installed to write it. Records are a length, its checksum, data and
+    their checksum (TFRecord); the data protocol buffers `Event`: wall_time = 1, step = 2,
+    file_version = 3, summary = 5, session_log = 7."""
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)

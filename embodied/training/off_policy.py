@@ -250,10 +250,8 @@ def require_usable(config: RunConfig, learner: Learner) -> None:
 
 class OffPolicyLoop:
     """The run's steps count `pretrain_steps` updates from demonstrations, then environment steps of
-    all parallel envs (and processes) together.
-
-    `policy` collects after the warm-up. `schedule` sets the ratio of updates (None: constant).
-    """
+    all parallel envs (and processes) together. `policy` collects after the warm-up. `schedule` sets
+    the ratio of updates (None: constant)."""
 
     held_out = None
     memory = ""
@@ -339,14 +337,11 @@ class OffPolicyLoop:
         self.buffers.replay.end_episodes(torch.isin(self.env_ids, env_ids))
 
     def mean_reward(self) -> dict[str, Tensor]:
-        """Mean rewards of the transitions that were stored since the last call."""
         return self.rewards.mean_of_stored(self.buffers.replay)
 
     def _due_updates(self, transitions: Tensors) -> int:
         """Return the whole number of updates due: `utd_ratio` per new transition; the rest is kept.
-
-        All processes of a distributed run make the same number of updates.
-        """
+        All processes of a distributed run make the same number of updates."""
         stored = distributed.mean(len(transitions["reward"]) if transitions else 0)
         if not (self.learning and stored and distributed.all_min(len(self.buffers.replay))):
             return 0

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 
 class OfflineLoop:
-    """Runs updates from `source`; the steps of the run count updates.
-
-    `pairs`: the labelled pairs of segments in `source`, if it samples pairs.
-    """
+    """Runs updates from `source`; the steps of the run count updates. `pairs`: the labelled pairs
+    of segments in `source`, if it samples pairs."""
 
     memory = ""
 

@@ -82,11 +82,8 @@ class OnPolicyLoop:
             trainer.advance(stride + second.drain(), metrics, step)
 
     def advance(self, step: int = 0) -> tuple[dict[str, Tensor], Step]:
-        """One step of all parallel envs, and an update if one is due.
-
-        `step`: the run's step count after it. Returns the update's metrics (possibly empty) and the
-        environment's step.
-        """
+        """One step of all parallel envs, and an update if one is due. `step`: the run's step count
+        after it. Returns the update's metrics (possibly empty) and the environment's step."""
         made = self.collector.act()
         if self.second_agent is not None:
             made = self.second_agent.after_step(made)

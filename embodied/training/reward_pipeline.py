@@ -57,9 +57,7 @@ class AugmentedElsewhere(Protocol):
 
 class RewardPipeline:
     """Applies `reward` (None: the environment's) in `env`, which has the observations it needs.
-
-    `reward_only_keys`: those observations' columns; a frozen reward's are not stored.
-    """
+    `reward_only_keys`: those observations' columns; a frozen reward's are not stored."""
 
     def __init__(
         self,

@@ -86,7 +86,6 @@ class RunEvaluation:
         return env
 
     def close(self) -> None:
-        """Close its environments, if they were used and are its own."""
         if self._env is not None and not self.config.eval.shared:
             self._env.close()
         if self._real is not None:

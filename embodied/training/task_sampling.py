@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,14 +38,11 @@ from embodied.teachers.teacher import (
 )
 from embodied.training.config import OnPolicy, RunConfig
 
-if TYPE_CHECKING:
-    from embodied.training.on_policy import OnPolicyLoop
-
 
 class SecondAgent:
-    """An agent that `loop` steps and updates with `learner`, when `teacher` decides."""
+    """An agent that the OnPolicyLoop `loop` steps and updates, when `teacher` decides."""
 
-    def __init__(self, teacher: TwoAgentTeacher, learner: Learner, loop: OnPolicyLoop) -> None:
+    def __init__(self, teacher: TwoAgentTeacher, learner: Learner, loop: Any) -> None:
         self.teacher, self.learner, self.loop = teacher, learner, loop
         self.new_steps = 0
         self.metrics: dict[str, Tensor] = {}
@@ -56,11 +53,9 @@ class SecondAgent:
         return self.teacher.after_step(step, self.step)
 
     def step(self, obs: Tensors | None = None) -> None:
-        """One step of all parallel envs, and an update where one is due.
-
-        `obs`: the current observations, if the first agent changed the environment since the last
-        step (None: those of the last step).
-        """
+        """One step of all parallel envs, and an update where one is due. `obs`: the current
+        observations, if the first agent changed the environment since the last step (None: those of
+        the last step)."""
         if obs is not None:
             self.loop.collector.obs = obs
         metrics, step = self.loop.advance()
@@ -144,13 +139,22 @@ def build_task_sampling(
     device: torch.device,
     build_second_agent: Callable[..., SecondAgent] | None = None,
 ) -> TaskSampling:
-    """The environment, with the tasks of `config.teacher` if it is set.
-
-    `build_second_agent`: None where the training regime has no two-agent teachers.
-    """
+    """The environment, with the tasks of `config.teacher` if it is set. `build_second_agent`: None
+    where the training regime has no two-agent teachers."""
     if config.teacher is None:
         return TaskSampling(env)
-    teacher = _teacher(config, env, learner, device)
+    assert config.teacher is not None
+    levelled = find_protocol(env, HasLevels)
+    teacher = build(
+        config.teacher,
+        Curriculum,
+        spec=env.spec,
+        env=env,
+        seed=distributed.own_seed(config.seed),
+        folder=Path(config.out),
+        levels=None if levelled is None else levelled.levels,
+        student=task_value_estimator(config.environment, learner, device),
+    )
     log = EpisodeLog(Path(config.out) / FILE) if distributed.rank() == 0 else None
     estimates: StudentEstimates | None = None
     second: SecondAgent | None = None
@@ -182,18 +186,3 @@ def build_task_sampling(
     parts = {"teacher": teacher, "episode_log": log, "estimates": estimates, "second_agent": second}
     stateful = {name: part for name, part in parts.items() if part is not None}
     return TaskSampling(env, stateful, estimates, second)
-
-
-def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.device) -> Curriculum:
-    assert config.teacher is not None
-    levelled = find_protocol(env, HasLevels)
-    return build(
-        config.teacher,
-        Curriculum,
-        spec=env.spec,
-        env=env,
-        seed=distributed.own_seed(config.seed),
-        folder=Path(config.out),
-        levels=None if levelled is None else levelled.levels,
-        student=task_value_estimator(config.environment, learner, device),
-    )

@@ -20,13 +20,11 @@ from embodied.training.trainer import Callback, Trainer, intervals
 
 
 def train(node: dict[str, Any], log: Log, callback: Callback | None = None) -> Path:
-    """Train with the settings `node` (the fields of RunConfig); returns the run folder.
-
-    Writes `run.yaml`, checkpoints, metrics and a video. A run interrupted by Ctrl-C saves a
-    checkpoint, raises KeyboardInterrupt and can be resumed bit for bit (on the CPU). Each process
-    of torchrun has its own environments and replay buffer, and only the first one writes. A resumed
-    run loads the saved replay buffer in all processes and resets the environments of the others.
-    """
+    """Train with the settings `node` (the fields of RunConfig); returns the run folder. Writes
+    `run.yaml`, checkpoints, metrics and a video. A run interrupted by Ctrl-C saves a checkpoint,
+    raises KeyboardInterrupt and can be resumed bit for bit (on the CPU). Each process of torchrun
+    has its own environments and replay buffer, and only the first one writes. A resumed run loads
+    the saved replay buffer in all processes and resets the environments of the others."""
     config = read_config(node)
     first = distributed.start() == 0
     seed_everything(config.seed)

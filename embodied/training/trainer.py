@@ -33,12 +33,10 @@ Callback: TypeAlias = "Callable[[int, Log, Policy], object]"
 
 class Loop(Protocol):
     """A training loop: runs until `trainer.running` is false; its state allows an exact resume.
-
     `data_metrics`: metrics of the dataset, logged before training. `rewards`: the run's reward
     pipeline (None: the rewards of the dataset). `held_out`: episodes of the dataset to evaluate on
     (None: none). `teacher`: chooses the tasks (None: the environment does). `memory`: a line about
-    the memory that the run needs, if it is much.
-    """
+    the memory that the run needs, if it is much."""
 
     memory: str
 
@@ -92,13 +90,11 @@ class Throughput:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The time of this context does not count."""
         began = time.monotonic()
         yield
         self.began += time.monotonic() - began
 
     def drain(self, step: int) -> dict[str, float]:
-        """Metrics, now at `step`."""
         seconds = max(time.monotonic() - self.began, 1e-9)
         rates = {"train/steps_per_second": (step - self.step) / seconds}
         if self.counted:
@@ -111,13 +107,10 @@ ECHO = 0.5  # s in which the same signal may have been sent again already
 
 
 class Trainer:
-    """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
-
-    `minutes`: wall time from the first step on, after which it is enough (None: no limit), as where
-    `call(step)`, if it is set, returns False after a step. The first Ctrl-C finishes the current
-    iteration, saves and raises KeyboardInterrupt; a second one, more than `ECHO` s later, stops at
-    once.
-    """
+    """Counts steps and calls `evaluate(step)` and `save(step)` when they are due. `minutes`: wall
+    time from the first step on, after which it is enough (None: no limit), as where `call(step)`,
+    if it is set, returns False after a step. The first Ctrl-C finishes the current iteration, saves
+    and raises KeyboardInterrupt; a second one, more than `ECHO` s later, stops at once."""
 
     def __init__(
         self,
@@ -191,7 +184,6 @@ class Trainer:
                 self.stopped = self.call(self.step) is False
 
     def save_now(self) -> None:
-        """Save, unless this step is saved already."""
         if self.saved != self.step:
             self.save(self.step)
             self.saved = self.step

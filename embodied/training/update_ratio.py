@@ -25,12 +25,10 @@ class UpdateRatio(Protocol):
     """A schedule of the number of updates per stored transition, with a state to resume from."""
 
     def ratio(self, metrics: Mapping[str, Tensor]) -> float:
-        """The ratio (at least 0) from now on.
-
-        It is called once before the first update, with no metrics, then after each environment step
-        with updates: `metrics` are 0-d tensors of the last of them, as `update` of the learner and
-        of the reward return them. Reading a tensor's value waits for the device.
-        """
+        """The ratio (at least 0) from now on. It is called once before the first update, with no
+        metrics, then after each environment step with updates: `metrics` are 0-d tensors of the
+        last of them, as `update` of the learner and of the reward return them. Reading a tensor's
+        value waits for the device."""
 
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any]) -> None: ...

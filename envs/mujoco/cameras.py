@@ -19,7 +19,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.point_cloud import Pinhole, pinhole_matrix
+from embodied.core.pinhole import Pinhole, pinhole_matrix
 from embodied.core.spec import Leaf
 
 Image = NDArray[np.uint8]

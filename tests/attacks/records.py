@@ -30,13 +30,9 @@ from embodied.policies.remote.policy import RemotePolicy
 from embodied.real_robot.daemon import requests
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
+from embodied.real_robot.drivers.servos import calibration
 from embodied.real_robot.drivers.servos.bus import MAKES
-from embodied.real_robot.drivers.servos.calibration import (
-    Progress,
-    driver_settings,
-    load_lerobot,
-    motors_of,
-)
+from embodied.real_robot.drivers.servos.calibration import Progress, driver_settings, load_lerobot
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError, memory_folder
 from embodied.real_robot.kernel.messages import REQUEST, VERSION, Command, Mode, state_record
@@ -317,7 +313,7 @@ ROBOTS = {node["driver"]["_target_"].split(".")[-1]: node for node in bases()}
 
 def calibrated(path: Path) -> None:
     motors = load_lerobot(path)
-    motors_of(driver_settings(motors))
+    calibration.motors_of(driver_settings(motors))
 
 
 def noise(codec: Any) -> Callable[[bytes], None]:

@@ -14,7 +14,7 @@ from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow
 from embodied.core.env import NotFinite
-from embodied.core.reward import Reward
+from embodied.core.reward import Reward, SummedReward
 from embodied.core.tensors import Tensors
 from embodied.reports import run_report
 from embodied.training import warning_signs
@@ -150,9 +150,6 @@ def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
         run(settings(tmp_path / "clip", **{**more, "reward": looks}))
 
 
-allow("tests")
-
-
 class Payer:
     """A loop that says what it is told to have paid."""
 
@@ -224,25 +221,14 @@ def test_a_world_without_success_or_reward_has_none(tmp_path: Path) -> None:
     assert not any("reward/alarm" in row for row in read_metrics(tmp_path))
 
 
-@dataclass(frozen=True)
-class RewardHackingConfig:
-    frozen: bool = True
-
-
-class Parted(Reward):
+class Parted(SummedReward):
     """Twice the world's reward, and 1."""
 
-    def __init__(self, config: RewardHackingConfig) -> None:
-        self.frozen = config.frozen
-
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
+    def __init__(self, frozen: bool) -> None:
+        self.frozen = frozen
 
     def components(self, rows: Tensors) -> Tensors:
         return {"world": 2 * rows["reward"], "bonus": torch.ones_like(rows["reward"])}
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        return {}
 
 
 PPO: dict[str, Any] = {

@@ -85,11 +85,9 @@ class EpisodeFiles:
 
     @cached_property
     def start(self) -> np.ndarray:
-        """The first row of each episode."""
         return np.cumsum(self.length) - self.length
 
     def episode(self, rows: Any) -> Any:
-        """The episode of each row."""
         return np.searchsorted(self.start, rows, side="right") - 1
 
     def where(self, row: int) -> str:
@@ -143,11 +141,6 @@ def fitted_in(episodes: EpisodeFiles, row: int, picture: np.ndarray, column: Col
         return fitted(picture, column)
     except ValueError as error:
         raise DatasetError(f"{episodes.where(row)}: {error}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @dataclass(eq=False)
@@ -221,8 +214,9 @@ class Encoded(Stored):
             try:
                 picture = decode_numbers(bytes_of(self.data[row].as_py(), self.episodes.folder))
             except DAMAGE as error:
-                where = self.episodes.where(row)
-                raise DatasetError(f"{where}: {self.column.name}: {_reason(error)}") from error
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                where = f"{self.episodes.where(row)}: {self.column.name}"
+                raise DatasetError(f"{where}: {reason}") from error
             put(i, fitted_in(self.episodes, row, picture, self.column))
 
         return [lambda i=i, row=int(row): job(i, row) for i, row in enumerate(rows)]
@@ -315,13 +309,11 @@ aten = torch.ops.aten
 
 
 class LazyPictures(Tensor):
-    """Rows `rows` [N] of `pictures`, decoded when they are used, and then on `device`.
-
-    Choosing rows (`index_select`, a slice, an index) and concatenation give another LazyPictures,
-    which costs eight bytes a row. Every other operation decodes the rows, at most `limit` bytes of
-    them (else DatasetError), and works on an ordinary tensor; `load` does so for a whole batch at
-    once, which is the fastest way.
-    """
+    """Rows `rows` [N] of `pictures`, decoded when they are used, and then on `device`. Choosing
+    rows (`index_select`, a slice, an index) and concatenation give another LazyPictures, which
+    costs eight bytes a row. Every other operation decodes the rows, at most `limit` bytes of them
+    (else DatasetError), and works on an ordinary tensor; `load` does so for a whole batch at once,
+    which is the fastest way."""
 
     pictures: Pictures
     rows: np.ndarray
@@ -344,7 +336,6 @@ class LazyPictures(Tensor):
 
     @classmethod
     def of(cls, pictures: Pictures, limit: int) -> LazyPictures:
-        """All of `pictures`."""
         return cls(pictures, np.arange(len(pictures)), limit)
 
     def at(self, rows: np.ndarray, device: torch.device | str | None = None) -> LazyPictures:
@@ -352,7 +343,6 @@ class LazyPictures(Tensor):
         return LazyPictures(self.pictures, rows, self.limit, device or self.device)
 
     def load(self) -> Tensor:
-        """The decoded pictures."""
         return read([(self.pictures, self.rows)])[0].to(self.device)
 
     def require_room(self) -> None:

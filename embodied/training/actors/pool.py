@@ -122,9 +122,8 @@ class ProcessLoop:
 
 class Inbox:
     """Receives an actor's messages as they come, so that the actor never waits for room in `pipe`.
-
-    `queue`: those that were not used yet; `received`: all since the start; `arrived` guards both.
-    """
+    `queue`: those that were not used yet; `received`: all since the start; `arrived` guards
+    both."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.queue, self.received = pipe, deque[bytes](), 0
@@ -144,8 +143,6 @@ class Inbox:
 
 
 class ActorProcess(RemoteActor):
-    """Runs `run`."""
-
     def __init__(self, settings: ActorSettings) -> None:
         # Actors start within a second: torch is imported once, in a process that they fork from.
         context = mp.get_context("forkserver")
@@ -244,11 +241,9 @@ VERSION, SUMS = 0, 1  # the newest version, then one checksum for each slot
 
 
 class SharedWeights(Weights, ActorWeights):
-    """The learned tensors of `policy` in shared memory; pass it to a process as an argument.
-
-    Two slots are written in turn and a reader never waits: it checks its copy's checksum, which
-    depends on the version, and copies again where the writer was faster.
-    """
+    """The learned tensors of `policy` in shared memory; pass it to a process as an argument. Two
+    slots are written in turn and a reader never waits: it checks its copy's checksum, which depends
+    on the version, and copies again where the writer was faster."""
 
     def __init__(self, policy: nn.Module) -> None:
         self.version = 0  # of the writer
@@ -279,8 +274,6 @@ class SharedWeights(Weights, ActorWeights):
 
 
 class Processes(Transport):
-    """Actors are processes of this machine."""
-
     def start(self, settings: ActorSettings) -> ActorProcess:
         return ActorProcess(settings)
 
@@ -297,10 +290,8 @@ DEATHS = 20  # actors that may die in one run
 
 
 class ActorEnv(VecEnv):
-    """The parallel envs of `count` actors together; `num_envs` is divided among them.
-
-    `settings`: of the first actor, with the number of all parallel envs.
-    """
+    """The parallel envs of `count` actors together; `num_envs` is divided among them. `settings`:
+    of the first actor, with the number of all parallel envs."""
 
     def __init__(self, settings: ActorSettings, count: int, transport: Transport) -> None:
         self.num_envs, self.lag, self.transport = settings.num_envs, settings.lag, transport
@@ -354,10 +345,9 @@ class ActorEnv(VecEnv):
 
 class ActorPool:
     """See the module; the arguments are a Collector's, `warmup` takes the policy's warm-up policy.
-
     `behind`: whether more steps wait than `lag` (always False where actors wait for the learner).
-    `restarted`: the parallel envs [n] whose running episodes were lost in the last step, or None.
-    """
+    `restarted`: the parallel envs [n] whose running episodes were lost in the last step, or
+    None."""
 
     def __init__(
         self,

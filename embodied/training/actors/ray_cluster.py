@@ -198,10 +198,8 @@ class RayActor(RemoteActor):
 
 
 class RayCluster(Transport):
-    """The cluster of RAY_ADDRESS ("auto": this machine's), else one that is started here.
-
-    `count` actors need `cpus` cores each; ConfigError if the cluster has fewer.
-    """
+    """The cluster of RAY_ADDRESS ("auto": this machine's), else one that is started here. `count`
+    actors need `cpus` cores each; ConfigError if the cluster has fewer."""
 
     def __init__(self, count: int, cpus: int) -> None:
         self.ray, self.cpus = imported("data.actors_on=ray"), cpus
