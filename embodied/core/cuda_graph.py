@@ -7,6 +7,7 @@ takes longer than running; a replay launches all kernels at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ class Captured:
 
     def __init__(self, policy: Policy) -> None:
         require_gpu(next((p.device for p in policy.parameters()), torch.device("cpu")), "policy")
-        self.policy = policy
+        self.decide = partial(decision, policy)
         self.recording: Recording | None = None
 
     @torch.no_grad()
@@ -108,12 +109,9 @@ class Captured:
         given = inputs(obs, carry, noise)
         if self.recording is None:
             for _ in range(WARM_UP):
-                on_side_stream(self._decide, given)
-            self.recording = Recording(self._decide, given)
+                on_side_stream(self.decide, given)
+            self.recording = Recording(self.decide, given)
         return outputs(tt.each(self.recording(given), torch.clone))
-
-    def _decide(self, given: Tensors) -> Tensors:
-        return decision(self.policy, given)
 
 
 def inputs(obs: Tensors, carry: Tensors, noise: Tensor) -> Tensors:

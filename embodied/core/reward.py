@@ -23,6 +23,7 @@ class Reward(Protocol):
 
     frozen: bool
     sums_steps: bool = False  # of n steps: the discounted sum of the rewards of its decisions
+    needs_local_env: bool = False  # the environment has to run in its process, not in actors
 
     def __call__(self, transitions: Tensors, /) -> Tensor:
         """Rewards [N] (float32) of N transitions with the keys `obs/*`, `action`, `next_obs/*`,
@@ -119,18 +120,6 @@ class NeedsColumns(Protocol):
     # Names of boolean columns: `("intervened",)`; true in demonstrations without them. A learner
     # that trains offline may also name those of OFFLINE_COLUMNS.
     extra_columns: tuple[str, ...]
-
-
-@runtime_checkable
-class NeedsLocalEnv(Protocol):
-    """A reward into which its augmented environment writes: a store of images, a vocabulary."""
-
-    needs_local_env: bool  # in the reward's own process, and not in actors
-
-
-def needs_local_env(reward: Reward) -> bool:
-    """Whether the environment of `reward` must run in its process; false for most."""
-    return isinstance(reward, NeedsLocalEnv) and reward.needs_local_env
 
 
 # Of a recorded step: the position in `demos` of its dataset, the number of its episode (int64),

@@ -31,6 +31,7 @@ from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
 
 Played = tuple[Tensors, str | None]  # an episode, and its instruction
+HIDDEN = f"/{DEMONSTRATOR}"
 
 
 @dataclass(frozen=True)
@@ -65,39 +66,32 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
         with locked(config.out):
             _require_same_settings(config)
             episodes = play(demonstrator, env, config.seed, config.execute)
+            kept = played = steps = 0
+            most = config.steps or math.inf
             with EpisodeWriter(config.out, stored(env.spec), images=config.images) as writer:
-                return _fill(writer, config, episodes, tell)
+                there = len(writer)
+                while kept < config.episodes and steps < most:
+                    episode, text = next(episodes)
+                    played += 1
+                    steps += len(episode["action"])
+                    if not config.success_only or bool(episode["success"].any()):
+                        kept += 1
+                        if kept > there:
+                            note = {"number": played - 1, "seed": config.seed}
+                            own = {k: v for k, v in episode.items() if not k.endswith(HIDDEN)}
+                            writer.add(own, text, info={**note, **config.demonstrator})
+                    tell(kept, played)
+                    if played >= 100 and kept < played / 50:
+                        raise DatasetError(
+                            f"the demonstrator succeeded in {kept} of {played} episodes; "
+                            "demonstrator=NAME chooses another one; success_only=false keeps all "
+                            "episodes"
+                        )
+                if not kept:
+                    raise DatasetError(f"no success in {config.steps} steps ({played} episodes)")
+            return kept, played
     finally:
         env.close()
-
-
-def _fill(
-    writer: EpisodeWriter,
-    config: CollectConfig,
-    episodes: Iterator[Played],
-    tell: Callable[[int, int], None],
-) -> tuple[int, int]:
-    kept = played = steps = 0
-    there, most = len(writer), config.steps or math.inf
-    while kept < config.episodes and steps < most:
-        episode, text = next(episodes)
-        played += 1
-        steps += len(episode["action"])
-        if not config.success_only or bool(episode["success"].any()):
-            kept += 1
-            if kept > there:
-                note = {"number": played - 1, "seed": config.seed, **config.demonstrator}
-                own = {k: v for k, v in episode.items() if not k.endswith(f"/{DEMONSTRATOR}")}
-                writer.add(own, text, info=note)
-        tell(kept, played)
-        if played >= 100 and kept < played / 50:
-            raise DatasetError(
-                f"the demonstrator succeeded in {kept} of {played} episodes; "
-                "demonstrator=NAME chooses another one; success_only=false keeps all episodes"
-            )
-    if not kept:
-        raise DatasetError(f"no success in {config.steps} steps ({played} episodes)")
-    return kept, played
 
 
 def stored(spec: Spec) -> Spec:

@@ -46,16 +46,13 @@ class _Windows:
     valid: Tensor
 
 
-def transitions(
-    episodes: Episodes, gamma: float, chunk: int = 1, n_step: int = 1, keep: Sequence[str] = ()
-) -> Tensors:
+def transitions(episodes: Episodes, gamma: float, chunk: int = 1, n_step: int = 1) -> Tensors:
     """One transition for each of the N steps of `episodes`.
 
     `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps,
     concatenated, [N, H * A] (past the end of the episode the last action is repeated); `reward`
     and `discount` [N] over `n_step` decisions; `episode` [N] (int64), with `chunk` > 1
-    `executed_steps` [N] (int64), how many steps of the chunk were before the episode's end, and
-    the columns named in `keep` ("noise", "success") at the decision.
+    `executed_steps` [N] (int64), how many steps of the chunk were before the episode's end.
     """
     if chunk < 1 or n_step < 1:
         raise ValueError(f"chunk={chunk} and n_step={n_step} should be at least 1")
@@ -73,7 +70,6 @@ def transitions(
         **tt.nest(_successors(episodes, windows), "next_obs"),
         "episode": windows.episode,
         **({"executed_steps": valid[:, :chunk].sum(1)} if chunk > 1 else {}),
-        **{key: steps[key] for key in keep},
     }
 
 

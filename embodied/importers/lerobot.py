@@ -44,7 +44,9 @@ def copy(path: Path, out: Path) -> int:
         raise DatasetError(f"{path} holds no episode")
     if sorted(texts) != list(range(len(texts))):
         raise DatasetError(f"{path / 'meta/tasks.jsonl'}: task_index should count from 0")
-    stats = {line["episode_index"]: line["stats"] for line in _statistics(path)}
+    each = (path / "meta" / "episodes_stats.jsonl").exists()  # not in version 2.0
+    listed = _lines(path, "episodes_stats") if each else ()
+    stats = {line["episode_index"]: line["stats"] for line in listed}
     # info.json of version 3 (totals are written at the end).
     kept = {k: v for k, v in old.items() if k not in ("total_chunks", "total_videos")}
     info = kept | {
@@ -113,12 +115,6 @@ def _lines(path: Path, name: str) -> Iterator[dict[str, Any]]:
         raise DatasetError(f"{file} is missing; copy the dataset again") from error
     except ValueError as error:
         raise DatasetError(f"{file} is damaged ({error}); copy it again") from error
-
-
-def _statistics(path: Path) -> Iterator[dict[str, Any]]:
-    """Those of every episode (2.1); none in version 2.0."""
-    if (path / "meta" / "episodes_stats.jsonl").exists():
-        yield from _lines(path, "episodes_stats")
 
 
 def _file(

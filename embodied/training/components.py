@@ -199,13 +199,16 @@ class RunComponents:
         there is no environment."""
         loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
         loop["best"] = self.best.get_state()
+        state = self.learner.get_state()
+        left_out = tuple(self._left_out())  # a base that the checkpoint only refers to
+        state["module"] = {k: v for k, v in state["module"].items() if not k.startswith(left_out)}
         for old in sorted((folder / "checkpoints").glob("[0-9]*/loop.pt"))[:-1]:
             old.unlink()  # first, so that the disk never holds three
         checkpoint.save(
             folder / "checkpoints" / f"{step:08d}",
             self.deployed((self.best.policy or self.policy).inference_policy()),
             step,
-            self._learner_state(),
+            state,
             loop,
             {
                 "metrics": metrics,
@@ -220,13 +223,6 @@ class RunComponents:
         """`policy`, of a model's environment as one of the real environment."""
         imagined = None if self.env is None else find_protocol(self.env, HasModel)
         return policy if imagined is None else imagined.deployed(policy)
-
-    def _learner_state(self) -> dict[str, Any]:
-        """The learner's state, without a base that the checkpoint only refers to."""
-        state = self.learner.get_state()
-        left_out = tuple(self._left_out())
-        state["module"] = {k: v for k, v in state["module"].items() if not k.startswith(left_out)}
-        return state
 
     def _left_out(self) -> list[str]:
         """Prefixes of the learner's parameters that are in the file of a base policy."""

@@ -193,7 +193,19 @@ def build_on_policy(
     episodes: Episodes | None,
 ) -> OnPolicyLoop:
     """The loop; `episodes` are the demonstrations of a learner that uses them (ppo_demos)."""
-    _give_demonstrations(learner, policy, episodes, config.execute)
+    if isinstance(learner, TakesDemonstrations):
+        if episodes is None:
+            raise ConfigError("this learner needs demonstrations: demos=DIR")
+        if learner.rows == "pairs":
+            raise ConfigError("pairs are labelled in offline training only: data=offline")
+        rows = rows_for(episodes, policy, learner, config.execute)
+        own = imitated(rows)
+        learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
+    elif episodes is not None:
+        raise ConfigError(
+            "demos have no effect in on-policy training, except with a learner that imitates "
+            "demonstrations (embodied list learners)"
+        )
     tasks = build_task_sampling(config, env, learner, device, build_second_agent)
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
@@ -221,24 +233,6 @@ def require_memory(
         "memory" if device.type == "cpu" else "GPU memory",
         "a smaller learner.horizon or env.num_envs",
     )
-
-
-def _give_demonstrations(
-    learner: Learner, policy: Policy, episodes: Episodes | None, execute: int | None
-) -> None:
-    if isinstance(learner, TakesDemonstrations):
-        if episodes is None:
-            raise ConfigError("this learner needs demonstrations: demos=DIR")
-        if learner.rows == "pairs":
-            raise ConfigError("pairs are labelled in offline training only: data=offline")
-        rows = rows_for(episodes, policy, learner, execute)
-        own = imitated(rows)
-        learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
-    elif episodes is not None:
-        raise ConfigError(
-            "demos have no effect in on-policy training, except with a learner that imitates "
-            "demonstrations (embodied list learners)"
-        )
 
 
 def build_second_agent(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ from embodied.core.reward import (
     Scheduled,
     Stateful,
     extra_columns,
-    needs_local_env,
 )
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
@@ -45,14 +44,6 @@ if TYPE_CHECKING:
 
 RECENT = 16  # steps of transitions for the mean components of a frozen reward
 PIECE = 4096  # transitions of demonstrations in one call of the reward
-
-
-@runtime_checkable
-class AugmentedElsewhere(Protocol):
-    """Parallel envs that other processes step."""
-
-    def augmented(self, gamma: float) -> VecEnv:
-        """The same envs with the observations that the run's reward adds (discount `gamma`)."""
 
 
 class RewardPipeline:
@@ -236,10 +227,11 @@ def augment(env: VecEnv, reward: Reward, gamma: float) -> VecEnv:
     """`env` with the observations that `reward` needs, added where the environment runs."""
     if not isinstance(reward, AugmentsEnv):
         return env
-    if not isinstance(env, AugmentedElsewhere):
+    elsewhere = getattr(env, "augmented", None)  # parallel envs that other processes step
+    if elsewhere is None:
         return reward.augment_env(env)
-    if needs_local_env(reward):
+    if reward.needs_local_env:
         raise ConfigError(
             "this reward keeps what the environment shows in the training process: data.actors=0"
         )
-    return env.augmented(gamma)
+    return elsewhere(gamma)

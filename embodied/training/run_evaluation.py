@@ -17,7 +17,7 @@ import torch
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.atomic_write import write_json
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import ConfigError, build
 from embodied.core.device import forked
 from embodied.core.env import HasModel, VecEnv
 from embodied.core.policy import Policy
@@ -41,7 +41,15 @@ class RunEvaluation:
         self.imagined = find_protocol(env, HasModel)
         self._real: VecEnv | None = None
         if config.eval.env is not None:
-            self._real = self._real_env(config.eval.env)
+            if self.imagined is None:
+                raise ConfigError(
+                    "eval.env is the real environment beside env=imagined, and env= is no model: "
+                    "leave eval.env out"
+                )
+            rows = min(config.eval.num_envs, config.eval.episodes)
+            self._real = build(config.eval.env | {"num_envs": rows}, VecEnv)
+            theirs = self.imagined.real_spec
+            require_same(self._real.spec, theirs, "eval.env", "the model's environment")
         if config.eval.shared and config.eval.num_envs != env.num_envs:
             raise ConfigError(
                 f"eval.shared evaluates in the environment of the training, which has "
@@ -119,19 +127,6 @@ class RunEvaluation:
 
         args = settings.episodes, settings.seed, self.config.execute
         return evaluate(policy.eval(), self._real, *args).metrics() | own
-
-    def _real_env(self, node: Node) -> VecEnv:
-        """The environment of `eval.env`. ConfigError where training is not imagined, SpecMismatch
-        if the model is of another environment."""
-        if self.imagined is None:
-            raise ConfigError(
-                "eval.env is the real environment beside env=imagined, and env= is no model: "
-                "leave eval.env out"
-            )
-        settings = self.config.eval
-        env = build(node | {"num_envs": min(settings.num_envs, settings.episodes)}, VecEnv)
-        require_same(env.spec, self.imagined.real_spec, "eval.env", "the model's environment")
-        return env
 
 
 LONGEST = 1000  # steps of the episode whose reward components are written, at most

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,17 +35,9 @@ NEWEST = 1024  # transitions whose mean reward is logged, at most
 PROXY, SUCCESS, ALARM = "reward/proxy", "eval/success", "reward/alarm"
 
 
-@runtime_checkable
-class HasMeanReward(Protocol):
-    """A training loop with a reward of its own."""
-
-    def mean_reward(self) -> Mapping[str, float | Tensor]:
-        """Mean rewards, and of each component, since the last call; empty without a reward."""
-
-
 def log_evaluation(loop: object, log: Log, step: int, result: Mapping[str, float]) -> None:
     """Log an evaluation with the mean reward beside it; warn once when the two diverge."""
-    rewards = loop.mean_reward() if isinstance(loop, HasMeanReward) else {}
+    rewards = getattr(loop, "mean_reward", dict[str, Tensor])()  # of a loop with its own reward
     if PROXY not in rewards or SUCCESS not in result or log.silent:
         log.write(step, {**result, **rewards})
         return
@@ -79,11 +71,11 @@ def ever_diverged(history: Sequence[tuple[float, float, int]]) -> bool:
     return any(diverging(history[: n + 1]) for n in range(len(history)))
 
 
-def diverging(history: Sequence[tuple[float, float, int]], patience: int = PATIENCE) -> bool:
-    """Whether the proxy rose and success fell at each of the last `patience` evaluations."""
-    last = history[-patience - 1 :]
+def diverging(history: Sequence[tuple[float, float, int]]) -> bool:
+    """Whether the proxy rose and success fell at each of the last `PATIENCE` evaluations."""
+    last = history[-PATIENCE - 1 :]
     diverged = [b[0] > a[0] and b[1] < a[1] for a, b in pairwise(last)]
-    return len(diverged) == patience and all(diverged)
+    return len(diverged) == PATIENCE and all(diverged)
 
 
 METRIC = "train/q_mean"

@@ -153,7 +153,7 @@ def test_relative_poses_are_in_the_frame_of_the_state(poses: Path, tmp_path: Pat
     assert now.spec.act.names == (*(f"relative.{name}" for name in POSE[:7]), "width")
     with pytest.raises(DatasetError, match="the actions are relative already"):
         relative(tmp_path / "relative", tmp_path / "x", how)
-    transform.absolute(tmp_path / "relative", tmp_path / "back", how)
+    relative(tmp_path / "relative", tmp_path / "back", how, back=True)
     again = read_episodes(tmp_path / "back")
     assert again.spec == was.spec
     np.testing.assert_allclose(absolute_poses(again)[0], wanted, atol=2e-5)
@@ -182,7 +182,7 @@ def test_relative_joints_are_joined_by_name(tmp_path: Path) -> None:
     relative(tmp_path / "unnamed", tmp_path / "by_place", Relation())
     moved = read_episodes(tmp_path / "by_place").steps["action"]
     torch.testing.assert_close(moved, action - state[:8])
-    transform.absolute(tmp_path / "by_place", tmp_path / "unnamed_back", Relation())
+    relative(tmp_path / "by_place", tmp_path / "unnamed_back", Relation(), back=True)
     torch.testing.assert_close(read_episodes(tmp_path / "unnamed_back").steps["action"], action)
 
 

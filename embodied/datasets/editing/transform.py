@@ -52,6 +52,9 @@ Values = dict[str, np.ndarray]
 Compute = Callable[[Values, Iterator[np.ndarray]], np.ndarray]
 
 
+Plan = tuple[Column, Column, Compute]  # the second takes the place of the first
+
+
 def require_kind(kind: str) -> None:
     """DatasetError unless `kind` is a way to write rotations."""
     if kind not in NAMES:
@@ -103,7 +106,7 @@ def rotate(path: Path | str, out: Path | str, rotation: Rotation) -> Copied:
             made = from_matrix(turn, rotation.target)
             return np.concatenate([here[:, :first], made, here[:, end:]], 1)
 
-        return Plan(column, _changed(column, (*old[:first], *new, *old[end:])), compute)
+        return column, _changed(column, (*old[:first], *new, *old[end:])), compute
 
     return _transformed(path, out, plan)
 
@@ -125,17 +128,10 @@ class Relation:
             require_kind(self.rotation)
 
 
-def relative(path: Path | str, out: Path | str, relation: Relation) -> Copied:
-    """A copy of the dataset at `path` whose actions count from the state of their step."""
-    return _related(path, out, relation, back=False)
+def relative(path: Path | str, out: Path | str, relation: Relation, back: bool = False) -> Copied:
+    """A copy of the dataset at `path` whose actions count from the state of their step; `back`:
+    from such a dataset one whose actions are absolute."""
 
-
-def absolute(path: Path | str, out: Path | str, relation: Relation) -> Copied:
-    """The inverse of `relative`."""
-    return _related(path, out, relation, back=True)
-
-
-def _related(path: Path | str, out: Path | str, relation: Relation, back: bool) -> Copied:
     def plan(source: Source) -> Plan:
         action, state = _column(source, "action"), _column(source, relation.state)
         names = _names(action)
@@ -175,7 +171,7 @@ def _related(path: Path | str, out: Path | str, relation: Relation, back: bool) 
             return made
 
         new = [p if back or not c else RELATIVE + p for p, c in zip(plain, change, strict=True)]
-        return Plan(action, _changed(action, new), compute)
+        return action, _changed(action, new), compute
 
     return _transformed(path, out, plan)
 
@@ -337,7 +333,7 @@ def points(
             clouds = projection.clouds((_measured(one, old) for one in pictures), frames)
             return clouds.reshape(len(clouds), -1)
 
-        return Plan(old, new, compute)
+        return old, new, compute
 
     return _transformed(path, out, plan)
 
@@ -388,15 +384,6 @@ def _changed(column: Column, names: Sequence[str]) -> Column:
     return replace(column, shape=(len(names),), dtype="float32", names=tuple(names))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """`new` takes the place of `old`, and has the values that `compute` gives."""
-
-    old: Column
-    new: Column
-    compute: Compute
-
-
 def _transformed(path: Path | str, out: Path | str, plan: Callable[[Source], Plan]) -> Copied:
     """A copy of the dataset with the column that `plan` names and computes."""
     with new_folder(out) as partial, scratch_of(partial) as scratch:
@@ -409,7 +396,7 @@ def _transformed(path: Path | str, out: Path | str, plan: Callable[[Source], Pla
 
 def _rewrite(source: Source, plan: Plan) -> None:
     """Change the column in the dataset in `source.folder`."""
-    old, new = plan.old, plan.new
+    old, new, compute = plan
     keeps_final = new.key.startswith("obs/") and _final(old) in source.index.column_names
     finals: list[np.ndarray] = []
     stats: list[dict[str, np.ndarray]] = []
@@ -420,7 +407,7 @@ def _rewrite(source: Source, plan: Plan) -> None:
             try:
                 values = _values(source, episode, rows, keeps_final)
                 pictures = _pictures(source, old, episode, rows, keeps_final)
-                made = plan.compute(values, pictures).astype(np.float32)
+                made = compute(values, pictures).astype(np.float32)
             except (ValueError, OSError, EOFError, RuntimeError) as error:
                 raise DatasetError(
                     f"{source.path}: {old.name} of episode {episode}: {error}"
@@ -478,7 +465,7 @@ def _new_index(
     index: pa.Table, plan: Plan, stats: Sequence[dict[str, np.ndarray]], finals: list[np.ndarray]
 ) -> pa.Table:
     """The index with the statistics and final observations of the new column."""
-    old, new = plan.old, plan.new
+    old, new, _ = plan
     kinds = [kind for kind in stats[0] if f"stats/{old.name}/{kind}" in index.column_names]
     columns = {
         f"stats/{new.name}/{kind}": pa.array([each[kind].tolist() for each in stats])
@@ -495,7 +482,7 @@ def _new_index(
 
 
 def _new_info(info: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    old, new = plan.old, plan.new
+    old, new, _ = plan
     kept = info["features"][old.name] if new.name == old.name else {}
     changed = {old.name: (new.name, {**kept, **new.feature})}
     info["features"] = dict(changed.get(n, (n, f)) for n, f in info["features"].items())

@@ -238,11 +238,11 @@ class Held(Stored):
 
 
 class Joined:
-    """Several `Pictures` one after the other."""
+    """Rows of several `Pictures`, one after the other."""
 
-    def __init__(self, all_: Sequence[Pictures]) -> None:
-        self.all, self.column = list(all_), all_[0].column
-        self.end = np.cumsum([len(one) for one in all_])
+    def __init__(self, all_: Sequence[tuple[Pictures, np.ndarray]]) -> None:
+        self.all, self.column = list(all_), all_[0][0].column
+        self.end = np.cumsum([len(rows) for _, rows in all_])
 
     def __len__(self) -> int:
         return int(self.end[-1])
@@ -252,8 +252,8 @@ class Joined:
         found: list[tuple[Stored, np.ndarray, np.ndarray]] = []
         for number in np.unique(which).tolist():
             here = np.flatnonzero(which == number)
-            first = self.end[number] - len(self.all[number])
-            parts = self.all[number].parts(rows[here] - first)
+            pictures, chosen = self.all[number]
+            parts = pictures.parts(chosen[rows[here] - self.end[number] + len(chosen)])
             found += [(store, own, here[at]) for store, own, at in parts]
         return found
 
@@ -427,27 +427,15 @@ def _cat(all_: Sequence[Tensor], dim: int = 0) -> LazyPictures | None:
     alike = all((one.dtype, one.shape[1:]) == (all_[0].dtype, all_[0].shape[1:]) for one in all_)
     if lazy is None or dim != 0 or not alike:
         return None
-    views = [
-        _Chosen(one)
-        if isinstance(one, LazyPictures)
-        else Held(lazy.pictures.column, FrameCache(0), one.cpu().numpy())
-        for one in all_
-    ]
-    joined = Joined(views)
+    parts: list[tuple[Pictures, np.ndarray]] = []
+    for one in all_:
+        if isinstance(one, LazyPictures):
+            parts.append((one.pictures, one.rows))
+        else:
+            held = Held(lazy.pictures.column, FrameCache(0), one.cpu().numpy())
+            parts.append((held, np.arange(len(one))))
+    joined = Joined(parts)
     return LazyPictures(joined, np.arange(len(joined)), lazy.limit, lazy.device)
-
-
-class _Chosen:
-    """The rows of a LazyPictures as `Pictures`."""
-
-    def __init__(self, lazy: LazyPictures) -> None:
-        self.lazy, self.column = lazy, lazy.pictures.column
-
-    def __len__(self) -> int:
-        return len(self.lazy.rows)
-
-    def parts(self, rows: np.ndarray) -> Any:
-        return self.lazy.pictures.parts(self.lazy.rows[rows])
 
 
 _LAZY: dict[Any, Callable[..., Tensor | None]] = {

@@ -239,8 +239,7 @@ class FilmReader:
 class FilmPool:
     """Open films, for several threads: a film is used by one thread at a time, or opened twice."""
 
-    def __init__(self, most: int = OPEN) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.free: OrderedDict[int, FilmReader] = OrderedDict()
 
@@ -258,7 +257,7 @@ class FilmPool:
         """Keep the film open for the next one who asks; the one unused for longest is closed."""
         with self.lock:
             self.free[id(reader)] = reader
-            old = self.free.popitem(last=False)[1] if len(self.free) > self.most else None
+            old = self.free.popitem(last=False)[1] if len(self.free) > OPEN else None
         if old is not None:
             old.close()
 

@@ -80,7 +80,7 @@ def run(settings: ActorSettings, links: Links, pipe: Connection) -> None:
     actor: EnvActor | None = None
     try:
         actor = EnvActor(settings)
-        ProcessLoop(actor, settings.lag, links, pipe).serve()
+        serve(actor, settings.lag, links, pipe)
     except (EOFError, ConnectionError):
         pass
     except Exception as error:
@@ -90,34 +90,25 @@ def run(settings: ActorSettings, links: Links, pipe: Connection) -> None:
             actor.close()
 
 
-class ProcessLoop:
+def serve(actor: EnvActor, lag: int | None, links: Links, pipe: Connection) -> None:
     """Every answer has the number of messages that were sent before it."""
-
-    def __init__(self, actor: EnvActor, lag: int | None, links: Links, pipe: Connection) -> None:
-        self.actor, self.links, self.pipe = actor, links, pipe
-        self.lockstep, self.never_waits, self.begun = lag == 0, lag is None, False
-        self.sent = 0
-
-    def serve(self) -> None:
-        while True:
-            while self.pipe.poll(0 if self.actor.collector else None):
-                command, arguments = self.pipe.recv()
-                value = getattr(self.actor, command)(*arguments)
-                self.pipe.send(("answer", value, self.sent))
-            if self.actor.collector is not None and self._allowed():
-                if self.lockstep:
-                    torch.set_rng_state(self.links.rng.clone())
-                message = self.actor.step()
-                if self.lockstep:
-                    self.links.rng.copy_(torch.get_rng_state())
-                self.links.steps.send_bytes(message)
-                self.sent += 1
-
-    def _allowed(self) -> bool:
-        if self.never_waits and self.begun:
-            return True
-        self.begun = self.links.credits.acquire(timeout=LOOK / 10)
-        return self.begun
+    sent, begun = 0, False
+    while True:
+        while pipe.poll(0 if actor.collector else None):
+            command, arguments = pipe.recv()
+            pipe.send(("answer", getattr(actor, command)(*arguments), sent))
+        if actor.collector is None:
+            continue
+        if lag is not None or not begun:  # else it never waits
+            begun = links.credits.acquire(timeout=LOOK / 10)
+        if begun:
+            if lag == 0:
+                torch.set_rng_state(links.rng.clone())
+            message = actor.step()
+            if lag == 0:
+                links.rng.copy_(torch.get_rng_state())
+            links.steps.send_bytes(message)
+            sent += 1
 
 
 class Inbox:
