@@ -251,6 +251,7 @@ class HasEventCaptions(Protocol):
 
     def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
         """B captions of the step from observations `before` to `after`; "" for no event."""
+        ...
 
 
 @runtime_checkable
@@ -260,6 +261,7 @@ class HasSubgoals(Protocol):
     def subgoals(self) -> Any:
         """An `embodied.envs.minigrid.subgoals.Guide`: prompts, an oracle, a parser and a
         checker."""
+        ...
 
 
 @runtime_checkable
@@ -268,6 +270,7 @@ class HasScene(Protocol):
 
     def scene(self, row: int) -> tuple[Any, Any]:
         """(MjModel, MjData) of env `row`, with its current state."""
+        ...
 
 
 @runtime_checkable
@@ -276,6 +279,7 @@ class HasNativeCode(Protocol):
 
     def native_obstacle(self) -> str | None:
         """Why the PyTorch code is used; None if it is not."""
+        ...
 
 
 class GoalSpace(Protocol):
@@ -287,16 +291,20 @@ class GoalSpace(Protocol):
     def leaves(self) -> tuple[str, ...]:
         """The observations that show the goal and what was reached of it; no other one depends on
         the goal. All functions take these only."""
+        ...
 
     def reached(self, obs: Tensors) -> Tensors:
         """The goals [n, ...] that observations have reached."""
+        ...
 
     def replaced(self, obs: Tensors, goals: Tensors) -> Tensors:
         """The observations as they would be with other `goals`, each of `reached`."""
+        ...
 
     def outcome(self, next_obs: Tensors) -> tuple[Tensor, Tensor | None]:
         """Rewards [n] (float32) of steps to `next_obs`, and whether the goal terminates the episode
         there [n] (bool; None: the environment does not say)."""
+        ...
 
 
 @runtime_checkable
@@ -305,6 +313,7 @@ class HasGoals(Protocol):
 
     def goal_space(self) -> GoalSpace:
         """ConfigError says what is missing where there are no goals."""
+        ...
 
 
 @runtime_checkable
@@ -314,12 +323,15 @@ class HasModel(Protocol):
     @property
     def real_spec(self) -> Spec:
         """The Spec of the real environment, as far as the model knows it."""
+        ...
 
     def encoded(self, episodes: Any, where: str) -> Any:
         """Recorded `Episodes` of the real environment, read from `where`, as ones of this one."""
+        ...
 
     def deployed(self, policy: Any) -> Any:
         """A `Policy` of this environment as one of the real environment's observations."""
+        ...
 
 
 @runtime_checkable
@@ -328,6 +340,7 @@ class HasSapienScene(Protocol):
 
     def sub_scene(self, row: int) -> Any:
         """The `sapien.Scene` of env `row`; ValueError if it lives in another process."""
+        ...
 
 
 class TaskParameter(Protocol):
@@ -357,6 +370,7 @@ class HasInstructions(Protocol):
 
     def instructions(self) -> list[str]:
         """The instruction of each env's running episode, B sentences."""
+        ...
 
 
 @runtime_checkable
@@ -383,6 +397,7 @@ class HasUnsharedState(Protocol):
 
     def unshared_state(self) -> str:
         """One line that names them; empty where there are none."""
+        ...
 
 
 @runtime_checkable

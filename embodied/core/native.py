@@ -452,7 +452,8 @@ def _action(data: dict[str, Any]) -> Any:
 
 def _leaf(data: dict[str, Any]) -> NativeLeaf:
     fields = _tuples(data, "path", "shape", "axes")
-    return NativeLeaf(**{**fields, "leaf": Leaf.from_json(data["leaf"])})
+    fields["leaf"] = Leaf.from_json(data["leaf"])
+    return NativeLeaf(**fields)
 
 
 def _tuples(data: dict[str, Any], *keys: str) -> dict[str, Any]:

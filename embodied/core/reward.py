@@ -28,6 +28,7 @@ class Reward(Protocol):
     def __call__(self, transitions: Tensors, /) -> Tensor:
         """Rewards [N] (float32) of N transitions with the keys `obs/*`, `action`, `next_obs/*`,
         `reward` (that of the environment) and `discount`."""
+        ...
 
     def update(self, transitions: Tensors, /) -> dict[str, Tensor]:
         """Learn from a sampled batch; returns metrics. Not called where `frozen`."""
@@ -53,6 +54,7 @@ class AugmentsEnv(Protocol):
         """`env` wrapped so that these are further `privileged/*` observations. Training steps the
         wrapped environment; policy and learner are built for the original one. Raises ConfigError
         where the environment cannot provide them."""
+        ...
 
 
 @runtime_checkable
@@ -62,6 +64,7 @@ class AugmentsEpisodes(Protocol):
     def augment_episode(self, obs: Tensors, /) -> Tensors:
         """What `augment_env` would have added to the T observations (leaves [T, ...], the final one
         included) of an episode: leaves [T, ...]."""
+        ...
 
 
 @runtime_checkable
@@ -74,6 +77,7 @@ class AddedObservation(Protocol):
     def added_observation(self, env_id: int, /) -> Tensor:
         """The added observation of parallel env `env_id` after the last step, without the batch
         dimension; the final one of an episode that this step ended."""
+        ...
 
 
 @runtime_checkable
@@ -111,6 +115,7 @@ class HasComponents(Protocol):
     def components(self, transitions: Tensors, /) -> dict[str, Tensor]:
         """Each component by name, [N] (float32), weighted: they add up to the reward, but for a
         final scaling or clipping of the whole."""
+        ...
 
 
 @runtime_checkable

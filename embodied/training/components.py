@@ -24,7 +24,7 @@ from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
 from embodied.training.config import OffPolicy, RunConfig, as_node
 from embodied.training.run_evaluation import RunEvaluation, write_terms
-from embodied.training.trainer import Loop
+from embodied.training.trainer import Loop, RunParts
 
 if TYPE_CHECKING:
     from embodied.datasets.lerobot.reader import Episodes
@@ -104,9 +104,8 @@ class RunComponents:
         self.policy.to(self.device)
         module, _, name = BUILDERS[config.data.regime].rpartition(".")
         build_loop: Callable[..., Loop] = getattr(import_module(module), name)
-        self.loop = build_loop(
-            config, self.env, self.policy, self.learner, self.device, self.episodes
-        )
+        parts = RunParts(config, self.env, self.policy, self.learner, self.device, self.episodes)
+        self.loop = build_loop(parts)
         second = getattr(self.loop, "second_agent", None)  # of a two-agent teacher
         if second is not None:
             accelerate(second.learner, self.kernels.native)

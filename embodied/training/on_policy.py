@@ -18,7 +18,6 @@ from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
 from embodied.core.reward import Stateful
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import HasStateValues, Learner, TakesDemonstrations
 from embodied.teachers.teacher import Curriculum, StudentEstimates, TwoAgentTeacher
 from embodied.training.collector import Collector, behaviour_of
@@ -26,7 +25,7 @@ from embodied.training.config import RunConfig
 from embodied.training.demonstrations import imitated, rows_for
 from embodied.training.reward_pipeline import RewardPipeline, build_reward
 from embodied.training.task_sampling import SecondAgent, build_task_sampling
-from embodied.training.trainer import Trainer
+from embodied.training.trainer import RunParts, Trainer
 
 SEED_OFFSET = 1_000_003  # from the seed of the first agent's environment to that of the second's
 
@@ -184,15 +183,11 @@ class OnPolicyLoop:
         self.age = state["steps_in_batch"]
 
 
-def build_on_policy(
-    config: RunConfig,
-    env: VecEnv,
-    policy: Policy,
-    learner: Learner,
-    device: torch.device,
-    episodes: Episodes | None,
-) -> OnPolicyLoop:
+def build_on_policy(parts: RunParts) -> OnPolicyLoop:
     """The loop; `episodes` are the demonstrations of a learner that uses them (ppo_demos)."""
+    config, policy, learner, device = parts.config, parts.policy, parts.learner, parts.device
+    episodes = parts.episodes
+    assert parts.env is not None
     if isinstance(learner, TakesDemonstrations):
         if episodes is None:
             raise ConfigError("this learner needs demonstrations: demos=DIR")
@@ -206,7 +201,7 @@ def build_on_policy(
             "demos have no effect in on-policy training, except with a learner that imitates "
             "demonstrations (embodied list learners)"
         )
-    tasks = build_task_sampling(config, env, learner, device, build_second_agent)
+    tasks = build_task_sampling(config, parts.env, learner, device, build_second_agent)
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
     acting = behaviour_of(learner, policy)

@@ -17,18 +17,33 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core.children import outlive_parent
-from embodied.core.env import Step
+from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.evaluation.episode_stats import EpisodeMeans
 from embodied.training.logger import Log
 
 if TYPE_CHECKING:
+    from embodied.datasets.lerobot.reader import Episodes
     from embodied.evaluation.held_out import HeldOut
+    from embodied.learners.learner import Learner
     from embodied.teachers.teacher import Curriculum
+    from embodied.training.config import RunConfig
     from embodied.training.reward_pipeline import RewardPipeline
 
 # Called after each step, with the number of steps; where it returns False, the training ends.
 Callback: TypeAlias = "Callable[[int, Log, Policy], object]"
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a training loop is built of; `episodes`: the demonstrations (None: none)."""
+
+    config: RunConfig
+    env: VecEnv | None
+    policy: Policy
+    learner: Learner
+    device: torch.device
+    episodes: Episodes | None
 
 
 class Loop(Protocol):

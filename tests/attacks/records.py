@@ -46,13 +46,13 @@ from embodied.serve.policy_service import PolicyService
 from embodied.serve.protocol import Offer
 from embodied.serve.protocol import RequestError as ServedError
 from tests.attacks.doors import DOORS, Door
+from tests.attacks.files import Content
 from tests.builders import ROOT, make_policy
 from tests.real_robot.chunk_fuzz import without_physics
 from tests.real_robot.deployment_fuzz import WHOLE, bases, outcome
 from tests.real_robot.test_control import Bench, within
 from tests.real_robot.test_replay import black_box
 
-Content = bytes | str | Callable[[Path], object]
 KEPT = ROOT / "embodied" / "embodiments"
 
 
@@ -333,10 +333,6 @@ def board(data: bytes) -> None:
         pass
 
 
-def mapping(path: Path) -> None:
-    Mapping.load(path)
-
-
 MAPPING = {
     "obs": {"state": {"name": "observation.state", "scale": [0.1, 0.2], "elements": ["x", "y"]}},
     "action": {"low": [-90, -90], "high": [90, 90], "elements": ["x", "y"]},
@@ -363,7 +359,7 @@ RECORDS: dict[str, tuple[str, Content, Door]] = {
         (KEPT / "so101_capsules.yaml").read_bytes(),
         reader(lambda path: read_model.__wrapped__(str(path))),
     ),
-    "mapping": (".yaml", yaml.safe_dump(MAPPING), reader(mapping)),
+    "mapping": (".yaml", yaml.safe_dump(MAPPING), reader(Mapping.load)),
     "remote": (".yaml", yaml.safe_dump(REMOTE), reader(lambda path: remote_node(str(path)))),
     **{
         f"deployment-{name}": (".json", json.dumps(node), deployed) for name, node in ROBOTS.items()

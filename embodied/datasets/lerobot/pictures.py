@@ -72,6 +72,7 @@ class Pictures(Protocol):
 
     def parts(self, rows: np.ndarray) -> list[tuple[Stored, np.ndarray, np.ndarray]]:
         """(store, its rows, the places of these in `rows`)."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,8 @@ def salvage(path: Path | str, out: Path | str) -> int:
     images = schema.images_of(schema.columns_of_info(info))
     with EpisodeWriter(out, spec, str(info.get("robot_type")), images) as writer:
         parts: list[tuple[pa.Table | None, list[Pending]]] = []
-        parts += [(index.slice(place, 1), []) for place in range(len(numbers))]
+        if index is not None:
+            parts += [(index.slice(place, 1), []) for place in range(len(numbers))]
         parts += [(None, [one]) for one in schema.list_pending(path, max(numbers, default=-1) + 1)]
         for listed, waiting in parts:
             try:
