@@ -68,9 +68,8 @@ def _move(path: Path, info: dict[str, Any], index: pa.Table | None, all_: list[P
             line = line.append_column(name, pa.array([value]))
         rows.append(line)
     table = pa.concat_tables(rows)
-    schema.write_parquet(
-        table, file_number(path, schema.INDEX, number, info)
-    )  # from here on they are listed
+    target = file_number(path, schema.INDEX, number, info)
+    schema.write_parquet(table, target)  # from here on they are listed
 
 
 def _write_data(
@@ -201,9 +200,8 @@ def _clear_unlisted(path: Path, info: Mapping[str, Any], index: pa.Table | None)
 
 
 def _file_of(path: Path, line: Mapping[str, Any], what: str, template: str, name: str = "") -> Path:
-    return schema.file_in(
-        path, template, line[f"{what}/chunk_index"], line[f"{what}/file_index"], name
-    )
+    chunk, file = (line[f"{what}/{kind}_index"] for kind in schema.KINDS)
+    return schema.file_in(path, template, chunk, file, name)
 
 
 def summarise(path: Path, info: dict[str, Any], index: pa.Table) -> None:
