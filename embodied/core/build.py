@@ -271,18 +271,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if origin is Annotated:
         return _annotated(args[0], args[1:], value, where)
     if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        problems: list[ConfigError] = []
-        for option in args:
-            if option is not type(None):
-                try:
-                    return typed(option, value, where)
-                except ConfigError as error:
-                    problems.append(error)
-        # A number out of the bound of one type is the error that is raised, else that of the last.
-        bounds = (problem for problem in problems if isinstance(problem.allowed, Bound))
-        raise next(bounds, problems[-1])
+        return _any_of(args, value, where)
     if origin is Literal:
         if value in args:
             return value
@@ -350,3 +339,19 @@ def _whole(value: object) -> int | None:
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value):
         value = float(value)  # YAML 1.1 reads 1e5 as a string
     return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
+def _any_of(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    """`value` as the first of the types `options` that takes it. A number out of the bound of one
+    of them is the error that is raised, else that of the last."""
+    if value is None and type(None) in options:
+        return None
+    problems: list[ConfigError] = []
+    for option in options:
+        if option is not type(None):
+            try:
+                return typed(option, value, where)
+            except ConfigError as error:
+                problems.append(error)
+    bounds = (problem for problem in problems if isinstance(problem.allowed, Bound))
+    raise next(bounds, problems[-1])
