@@ -16,8 +16,7 @@ from embodied.learners.off_policy.sac import Sac
 from embodied.models.latent_policy import LatentPolicy
 from embodied.rewards.success.model import contrastive_loss
 from embodied.training.logger import read_metrics
-from embodied.training.run_evaluation import parted
-from embodied.training.warning_signs import METRIC, rise, warning
+from embodied.training.warning_signs import METRIC, parted, rise, warning
 from tests.builders import exit_of, random_demos
 from tests.training.test_train import run, settings
 
