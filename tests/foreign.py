@@ -41,7 +41,7 @@ def foreign_two_gap(folder: Path, episodes: int, camera: bool = False) -> Path:
     top = {"top": Leaf((16, 24, 3), "uint8")} if camera else {}
     spec = SPEC.with_obs(**top)
     with EpisodeWriter(folder, spec, images="png") as writer:
-        for rows in islice(play(demonstrator, env, 0), episodes):
+        for rows, _ in islice(play(demonstrator, env, 0), episodes):
             writer.add(_foreign(rows, camera))
     file = folder / "meta" / "info.json"
     info = json.loads(file.read_text())

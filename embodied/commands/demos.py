@@ -223,7 +223,7 @@ def absolute_command(folders: list[str], settings: dict[str, str]) -> None:
 
 
 def _relate(folders: list[str], settings: dict[str, str], back: bool) -> None:
-    from embodied.datasets.editing.transform import Relation, absolute, relative
+    from embodied.datasets.editing.transform import Relation, relative
 
     _known(settings, ("out", "state", "keep", "pose", "rotation"))
     source, out = _one(folders, "absolute" if back else "relative"), _out(settings)
@@ -231,7 +231,7 @@ def _relate(folders: list[str], settings: dict[str, str], back: bool) -> None:
     pose = _value(settings, "pose", int) or 0
     state = settings.get("state", "observation.state")
     relation = Relation(state, keep, pose, settings.get("rotation"))
-    _say(out, (absolute if back else relative)(source, out, relation))
+    _say(out, relative(source, out, relation, back))
 
 
 def points_command(folders: list[str], settings: dict[str, str]) -> None:
@@ -245,7 +245,7 @@ def points_command(folders: list[str], settings: dict[str, str]) -> None:
 
 
 def mirror_command(folders: list[str], settings: dict[str, str]) -> None:
-    from embodied.datasets.editing.mirror import mirror, read_table
+    from embodied.datasets.editing.rewritten import mirror, read_table
 
     _known(settings, ("out", "table"))
     source, out = _one(folders, "mirror"), _out(settings)
@@ -257,7 +257,7 @@ def mirror_command(folders: list[str], settings: dict[str, str]) -> None:
 
 
 def retries_command(folders: list[str], settings: dict[str, str]) -> None:
-    from embodied.datasets.editing.attempts import retries
+    from embodied.datasets.editing.rewritten import retries
 
     _known(settings, ("out",))
     out = _out(settings)

@@ -414,7 +414,7 @@ def imagined_beside(run: Path, subject: Subject, result: Evaluation) -> dict[str
     """The imagined success of a run in a model at its last evaluation, as `imagined`, for a policy
     that was just evaluated in a real environment; a warning where the two have parted."""
     from embodied.training.logger import read_metrics
-    from embodied.training.run_evaluation import parted
+    from embodied.training.warning_signs import parted
 
     known = [row for row in read_metrics(run) if "eval/imagined_success" in row]
     at = [row for row in known if row["step"] <= subject.step]

@@ -92,13 +92,13 @@ def played(path: str, words: list[str], folders: list[str], episodes: int, gamma
     from embodied.commands.eval import run_subject
     from embodied.core.build import build
     from embodied.core.env import VecEnv
-    from embodied.datasets.collect import play_with_text
+    from embodied.datasets.collect import play
 
     subject = run_subject(Path(path), words, folders)
     env = build(subject.env | {"num_envs": min(episodes, 16)}, VecEnv)
     try:
         policy = subject.make(env.spec).eval()
-        made = islice(play_with_text(policy, env, FIRST, subject.execute), episodes)
+        made = islice(play(policy, env, FIRST, subject.execute), episodes)
         rewards = [episode["reward"].double() for episode, _ in made]
     finally:
         env.close()

@@ -107,12 +107,10 @@ class Actor:
     def preview(self, obs: Tensors) -> Tensors:
         """The observation of the next decision if it were made at `obs`; changes no state."""
         obs = tt.to(obs, self.device)
-        return self.policy.observe(obs, self.carry, self.policy.sample_noise(self.n, self.explore))[
-            0
-        ]
+        noise = self.policy.sample_noise(self.n, self.explore)
+        return self.policy.observe(obs, self.carry, noise)[0]
 
     def get_state(self) -> Tensors:
-        """The plan, carry and cursor, for an exact resume."""
         return {
             "cursor": self.cursor,
             "plan": self.plan,
@@ -121,7 +119,6 @@ class Actor:
         }
 
     def set_state(self, state: Tensors) -> None:
-        """Restore what `get_state` returned, on this actor's device."""
         state = tt.to(state, self.device)
         self.cursor, self.plan = state["cursor"], state["plan"]
         self.carry, self.decision_obs = tt.under(state, "carry"), tt.under(state, "decision_obs")

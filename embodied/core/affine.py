@@ -47,19 +47,15 @@ class Affine:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return len(self.low)
 
     def to_unit(self, x: Tensor) -> Tensor:
         """Physical values [..., *shape] as normalised values, whose -1 is `low` and +1 is `high`.
-
-        `shape` is any whose elements are `size`; ValueError if the last dimensions are none.
-        """
+        `shape` is any whose elements are `size`; ValueError if the last dimensions are none."""
         middle, radius = self._terms(x)
         return (x.to(middle.dtype) - middle) / radius
 
     def to_physical(self, x: Tensor) -> Tensor:
-        """The inverse of `to_unit`."""
         middle, radius = self._terms(x)
         return x.to(middle.dtype) * radius + middle
 

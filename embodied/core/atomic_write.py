@@ -49,18 +49,15 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write `data` as JSON to `path`, atomically and fsynced."""
     write_durably(path, lambda sink: sink.write(json.dumps(data, indent=1).encode()))
 
 
 @contextmanager
 def locked(folder: Path | str) -> Generator[None]:
     """Keep other processes from writing into `folder`, which is made where there is none, until the
-    block ends. ConfigError that names the process which does.
-
-    The system lets go of the lock when its holder ends, however that ends. A file system without
-    locks is a warning. A folder that was made here and is empty afterwards is taken away again.
-    """
+    block ends. ConfigError that names the process which does. The system lets go of the lock when
+    its holder ends, however that ends. A file system without locks is a warning. A folder that was
+    made here and is empty afterwards is taken away again."""
     folder = Path(folder)
     made, file = not folder.exists(), folder / LOCK
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +101,6 @@ def _acquired(file: Path) -> int:
 
 
 def _is(file: Path, handle: int) -> bool:
-    """Whether `handle` is that of the present `file`."""
     try:
         return os.path.samestat(file.stat(), os.fstat(handle))
     except FileNotFoundError:

@@ -20,17 +20,13 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast
 from embodied.core.bounds import Bound, OrName
 from embodied.core.errors import ConfigError
 
-ALLOWED = ["embodied."]
-"""What `_target_` may begin with; extended by `allow`."""
+ALLOWED = ["embodied."]  # what `_target_` may begin with; extended by `allow`
+# What `allow` added: packages that the command line or Python code of this process named.
 ASKED: list[str] = []
-"""What `allow` added: packages that the command line or Python code of this process named."""
-FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}
-"""Registered functions by their role and dotted name."""
+FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}  # by role and dotted name
 MANY = 40  # names: more are not listed in a message
-PYTHON = "python."
-"""What the names of GIVEN begin with, as `_target_` and elsewhere."""
-GIVEN: dict[str, Any] = {}
-"""Classes, objects and functions that the Python program of this process gave, by name."""
+PYTHON = "python."  # what the names of GIVEN begin with, as `_target_` and elsewhere
+GIVEN: dict[str, Any] = {}  # classes, objects and functions of this process's program, by name
 LONGEST = 100  # characters of a value in a message
 MOST = 10**30  # larger integers are not written out: Python refuses to write those of 4,300 digits
 Node = dict[str, Any]  # a nested `_target_` node, built by the class that has it as a setting
@@ -112,10 +108,8 @@ def nearest(word: str, words: typing.Iterable[str]) -> str:
 def unknown(
     line: str, word: str, known: typing.Iterable[str], end: str = "", key: str | None = None
 ) -> ConfigError:
-    """The error for a `word` that is none of `known`: `line`, the nearest known word, `end`.
-
-    `key`: the setting whose value is the word; None where the word is a setting itself.
-    """
+    """The error for a `word` that is none of `known`: `line`, the nearest known word, `end`. `key`:
+    the setting whose value is the word; None where the word is a setting itself."""
     words = tuple(sorted(known))
     message = f"{line}{nearest(word, words)}{end}"
     hint = closest(word, words)
@@ -169,7 +163,6 @@ def named_function(target: str, role: str) -> Callable[..., Any]:
 
 
 def _module_of(target: str) -> types.ModuleType:
-    """Import the module of `target`, if its package is allowed."""
     if not all(part.isidentifier() for part in target.split(".")):
         raise ConfigError(f"_target_ {printable(target)} is no dotted name of Python")
     module_name = target.rpartition(".")[0]
@@ -186,6 +179,14 @@ def _module_of(target: str) -> types.ModuleType:
             f"{target} needs the package {error.name}: pip install {error.name} "
             '(or pip install "embodied-rl[all]")'
         ) from error
+
+
+def needed(module: str, what: str, extra: str) -> Any:
+    """The optional package's `module`; ConfigError says that `what` needs the `extra` of ours."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'{what}: pip install "embodied-rl[{extra}]"') from error
 
 
 def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
@@ -230,11 +231,9 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
 
 
 def parse(config_type: Any, settings: Mapping[str, Any], where: str, joint: str = ": ") -> Any:
-    """A dataclass instance from plain settings.
-
-    Raises ConfigError for an unknown key, with the most similar known key, for a value of another
-    type, and for a number outside of its bound. Messages begin with `where`, `joint` and the key.
-    """
+    """A dataclass instance from plain settings. Raises ConfigError for an unknown key, with the
+    most similar known key, for a value of another type, and for a number outside of its bound.
+    Messages begin with `where`, `joint` and the key."""
     hints = typing.get_type_hints(config_type, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(config_type)}
     for key in settings:
@@ -263,11 +262,9 @@ def plain(value: Any) -> Any:
 
 
 def typed(hint: Any, value: Any, where: str) -> Any:
-    """`value` as type `hint`; only lossless conversions (int to float, list to tuple).
-
-    Raises ConfigError for another type and for a number outside of its bound. `where` names the
-    setting: "learner.gamma", or "package.Class: gamma".
-    """
+    """`value` as type `hint`; only lossless conversions (int to float, list to tuple). Raises
+    ConfigError for another type and for a number outside of its bound. `where` names the setting:
+    "learner.gamma", or "package.Class: gamma"."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return plain(value)
@@ -331,9 +328,7 @@ def refused(
     where: str, value: Any, line: str, allowed: Any, hint: str | None = None, shows: bool = True
 ) -> ConfigError:
     """The error for a value that a setting may not have: `where`, the value if it `shows`, `line`.
-
-    Its key is "gamma" of "learner.gamma" and of "package.Class: gamma".
-    """
+    Its key is "gamma" of "learner.gamma" and of "package.Class: gamma"."""
     key = where.rpartition(": ")[2].rpartition(".")[2]
     message = f"{where}={shown(value)} {line}" if shows else f"{where} {line}"
     return ConfigError(message, key=key, value=value, allowed=allowed, hint=hint)
@@ -347,10 +342,8 @@ def _whole(value: object) -> int | None:
 
 
 def _any_of(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    """`value` as the first of the types `options` that takes it.
-
-    A number out of the bound of one of them is the error that is raised, else that of the last.
-    """
+    """`value` as the first of the types `options` that takes it. A number out of the bound of one
+    of them is the error that is raised, else that of the last."""
     if value is None and type(None) in options:
         return None
     problems: list[ConfigError] = []

@@ -23,7 +23,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from embodied.core import formats
+from embodied.core import formats, saved_file
 from embodied.core.atomic_write import sync
 from embodied.core.build import ConfigError, build
 from embodied.core.errors import ContractWarning
@@ -31,21 +31,13 @@ from embodied.core.files import read_json, require_file
 from embodied.core.hashes import ABOUT, FILES, damage, file_hash, hashes_in
 from embodied.core.hashes import read_about as about_of
 from embodied.core.policy import Policy, policies_in
-from embodied.core.saved_file import (
-    WEIGHTS,
-    BaseFileError,
-    SavedFile,
-    fitting,
-    load_tensors,
-    referred,
-)
+from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, fitting, load_tensors
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec, require_same
 
 REFERENCES = "references.json"
 SAVED = ("policy.yaml", "spec.json", WEIGHTS, REFERENCES, "learner.pt", "loop.pt")
-COPY_BASE_MB = 16.0
-"""Frozen bases whose files are at least that large (MB) are saved by path and hash."""
+COPY_BASE_MB = 16.0  # frozen bases with larger files (MB) are saved by path and hash
 
 
 class CheckpointError(RuntimeError):
@@ -61,12 +53,10 @@ def save(
     about: Mapping[str, Any] | None = None,
     copy_base_mb: float = COPY_BASE_MB,
 ) -> Path:
-    """Write a checkpoint under a temporary name, fsync it, then rename it to `folder`.
-
-    `learner` and `loop` are nested dicts of tensors and plain values. A frozen base that was loaded
-    from a file of `copy_base_mb` MB or more is saved by the path and hash of that file. If the disk
-    is full, raises CheckpointError; earlier checkpoints are unchanged.
-    """
+    """Write a checkpoint under a temporary name, fsync it, then rename it to `folder`. `learner`
+    and `loop` are nested dicts of tensors and plain values. A frozen base that was loaded from a
+    file of `copy_base_mb` MB or more is saved by the path and hash of that file. If the disk is
+    full, raises CheckpointError; earlier checkpoints are unchanged."""
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -143,7 +133,6 @@ def find(path: Path | str) -> Path:
 
 
 def _numbered(run: Path) -> list[Path]:
-    """The folders of a run's checkpoints, which have the names of their steps."""
     return [each for each in (run / "checkpoints").glob("[0-9]*") if each.name.isdecimal()]
 
 
@@ -169,11 +158,9 @@ def newest_whole(path: Path | str) -> tuple[Path, dict[Path, str]]:
 def load_policy(
     path: Path | str, spec: Spec | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
-    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`.
-
-    The folder may be another person's: only classes that are a `Policy`, and the networks of one,
-    are built (`core.build`, `core.saved_node`). ConfigError for any other.
-    """
+    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`. The
+    folder may be another person's: only classes that are a `Policy`, and the networks of one, are
+    built (`core.build`, `core.saved_node`). ConfigError for any other."""
     folder = find(path)
     format = _require_saved(folder, "policy.yaml", "spec.json", WEIGHTS)
     try:
@@ -181,18 +168,32 @@ def load_policy(
         node = read_saved(folder / "policy.yaml")
         weights = load_tensors(folder / WEIGHTS)
     except Exception as error:  # damaged files raise many kinds of errors
-        raise CheckpointError(
-            f"{folder} is damaged ({error}); use an earlier checkpoint"
-        ) from error
+        raise _damaged(folder, error) from error
     if spec is not None:
         require_same(spec, saved, "environment", f"checkpoint {folder}")
     node = formats.upgrade("checkpoint", {"policy": node}, format)["policy"]
     require_inside(node, folder / "policy.yaml")
     parts = references(folder)
-    weights = _with_parts(weights, parts, folder)
+    try:
+        for name, file in parts.items():
+            found = load_tensors(file.path)
+            weights |= {f"{name}.{key}": value for key, value in found.items()}
+    except (OSError, SafetensorError) as error:
+        line = str(error).splitlines()[0]
+        raise CheckpointError(f"a file that {folder} refers to is damaged ({line})") from error
     with fitting(weights, folder / "policy.yaml"):
         policy = build(node, Policy, spec=saved)
-    _load_weights(policy, weights, parts, folder)
+    try:
+        policy.load_state_dict(weights)
+        for name, file in {"": SavedFile(folder / WEIGHTS), **parts}.items():
+            part = policy.get_submodule(name)
+            if isinstance(part, Policy):
+                part.saved_file = file
+    except (RuntimeError, AttributeError, SafetensorError) as error:
+        line = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"the weights in {folder} do not fit its policy.yaml ({line}); use another checkpoint"
+        ) from error
     return policy.to(device).eval()
 
 
@@ -220,47 +221,14 @@ def references(path: Path | str) -> dict[str, SavedFile]:
         return {}
     try:
         entries: list[Any] = list(read_json(file))
-        return {str(entry["part"]): referred(entry, folder) for entry in entries}
+        return {str(entry["part"]): saved_file.referred(entry, folder) for entry in entries}
     except BaseFileError as error:
         raise CheckpointError(str(error)) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
 
 
-def _with_parts(
-    weights: dict[str, Any], parts: Mapping[str, SavedFile], folder: Path
-) -> dict[str, Any]:
-    """`weights` and those of the files of `parts`."""
-    try:
-        for name, file in parts.items():
-            found = load_tensors(file.path)
-            weights = {**weights, **{f"{name}.{key}": value for key, value in found.items()}}
-    except (OSError, SafetensorError) as error:
-        line = str(error).splitlines()[0]
-        raise CheckpointError(f"a file that {folder} refers to is damaged ({line})") from error
-    return weights
-
-
-def _load_weights(
-    policy: Policy, weights: Mapping[str, Any], parts: Mapping[str, SavedFile], folder: Path
-) -> None:
-    """Load `weights`, some of which are those of the files of `parts`, and note where they are
-    from."""
-    try:
-        policy.load_state_dict(weights)
-        for name, file in {"": SavedFile(folder / WEIGHTS), **parts}.items():
-            part = policy.get_submodule(name)
-            if isinstance(part, Policy):
-                part.saved_file = file
-    except (RuntimeError, AttributeError, SafetensorError) as error:
-        line = str(error).splitlines()[0]
-        raise CheckpointError(
-            f"the weights in {folder} do not fit its policy.yaml ({line}); use another checkpoint"
-        ) from error
-
-
 def load_spec(path: Path | str) -> Spec:
-    """The spec of the policy of a run or checkpoint folder."""
     folder = find(path)
     _require_saved(folder, "spec.json")
     try:
@@ -282,10 +250,8 @@ def read_about(path: Path | str) -> dict[str, Any]:
 
 def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Load `learner.pt` or `loop.pt` of a checkpoint, weights-only, with all tensors on `device`.
-
     Parts of the loop's state belong to the CPU (environments, generators): whoever takes a part
-    moves it.
-    """
+    moves it."""
     file = find(path) / f"{name}.pt"
     if not file.exists():
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")

@@ -14,11 +14,8 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def module_command(module: str, *words: str) -> list[str]:
-    """The command line that runs `module` with this Python.
-
-    `-P` keeps the current folder out of the child's `sys.path`: a `json.py` that lies there is not
-    run.
-    """
+    """The command line that runs `module` with this Python. `-P` keeps the current folder out of
+    the child's `sys.path`: a `json.py` that lies there is not run."""
     return [sys.executable, "-P", "-m", module, *words]
 
 

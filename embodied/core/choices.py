@@ -21,11 +21,9 @@ from embodied.core.tensors import Tensors
 
 class Choices(nn.Module):
     """The choices and the numbers in the actions of `spec`, for decisions of `chunk` steps.
-
     `counts` [m]: the classes of each choice, at most K; `numbers`: how many elements are numbers.
     ConfigError for a mask that does not fit the choices, or that would have to hold for more steps
-    than the one that it was observed at.
-    """
+    than the one that it was observed at."""
 
     count: Tensor  # [m]
     index: Tensor  # [m, K]: the place of each class in the mask
@@ -73,7 +71,6 @@ class Choices(nn.Module):
         return ordered[..., : len(self.counts)].long(), ordered[..., len(self.counts) :]
 
     def join(self, choice: Tensor, numbers: Tensor) -> Tensor:
-        """The inverse of `split`."""
         if self.flat:
             return choice[..., 0]
         return torch.cat([choice.to(numbers.dtype), numbers], -1)[..., self.order]

@@ -24,20 +24,17 @@ from embodied.core import bounds
 from embodied.core.build import PYTHON, ConfigError, Node, require_allowed, resolve, typed, unknown
 
 Found = tuple["Source", ast.ClassDef]
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, Any] = {  # what a name of these means in the type of a field
     **{name: getattr(bounds, name) for name in dir(bounds) if name[0].isupper()},
     **{kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict)},
     **{"Annotated": Annotated, "Any": Any, "Literal": Literal, "Union": Union},
     **{"Mapping": Mapping, "Sequence": Sequence},
 }
-"""What a name of these means in the type of a field."""
-PLAIN: dict[str, Any] = {
+PLAIN: dict[str, Any] = {  # what a name of these means in a default
     **{kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict, range)},
     **{"Any": Any, "Mapping": Mapping},
 }
-"""What a name of these means in a default."""
-TWINS: dict[tuple[str, str], Any] = {}
-"""Made by `_twin`, by module and name of the class."""
+TWINS: dict[tuple[str, str], Any] = {}  # made by `_twin`, by module and name of the class
 
 
 @dataclass(frozen=True)
@@ -62,17 +59,12 @@ class Setting:
 
 
 class Source:
-    """The parsed text of a module."""
-
     def __init__(self, module: str, text: str) -> None:
         self.module, self.lines, self.tree = module, text.splitlines(), ast.parse(text)
         self.classes = {n.name: n for n in self.tree.body if isinstance(n, ast.ClassDef)}
-        self.imported: dict[str, tuple[str, str]] = {}
-        """Names of `from module import name`, with their module and name there."""
-        self.assigned: dict[str, ast.expr] = {}
-        """Names that the module itself gives a value."""
-        self.defaults: dict[ast.expr | None, Any] = {}
-        """What `value` has found."""
+        self.imported: dict[str, tuple[str, str]] = {}  # names, with their module and name there
+        self.assigned: dict[str, ast.expr] = {}  # names that the module itself gives a value
+        self.defaults: dict[ast.expr | None, Any] = {}  # what `value` has found
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
@@ -92,11 +84,8 @@ class Source:
             return Any
 
     def value(self, written: ast.expr | None) -> Any:
-        """The plain value that an expression of this module has.
-
-        Raises LookupError where it needs more than literals, constants, and dataclasses of these,
-        which become dictionaries.
-        """
+        """The plain value that an expression of this module has. Raises LookupError where it needs
+        more than literals, constants, and dataclasses of these, which become dictionaries."""
         if written not in self.defaults:
             default, factory = _of_field(written)
             if factory is not None:
@@ -126,7 +115,6 @@ class Source:
         return source if known else source_of(f"{module}.{there}")
 
     def has(self, name: str) -> bool:
-        """Whether the module defines or imports `name`."""
         return name in self.classes or name in self.assigned or name in self.imported
 
     def find(self, name: str) -> Found | None:
@@ -173,8 +161,6 @@ class _Names(dict[str, Any]):
 
 
 class _Module:
-    """A module, as the names in it."""
-
     def __init__(self, names: _Names) -> None:
         self._names = names
 
@@ -214,10 +200,8 @@ def _is_dataclass(tree: ast.ClassDef) -> bool:
 
 
 def _twin(source: Source, tree: ast.ClassDef) -> Any:
-    """A dataclass with the fields of the class `tree`, whose module is not imported.
-
-    Its attribute `settings` holds them. `Any` if the source does not tell them.
-    """
+    """A dataclass with the fields of the class `tree`, whose module is not imported. Its attribute
+    `settings` holds them. `Any` if the source does not tell them."""
     key = (source.module, tree.name)
     if key not in TWINS:
         TWINS[key] = Any  # of a class that has itself as a field
@@ -260,7 +244,6 @@ def settings_of(target: str) -> tuple[Setting, ...] | None:
 
 
 def fields_of(kind: Any) -> tuple[Setting, ...]:
-    """The settings of a dataclass that is the type of a setting."""
     return kind.settings
 
 
@@ -268,8 +251,8 @@ def config_of(target: str) -> Found | None:
     """The dataclass that the class `target` takes as `config`."""
     module, _, name = target.rpartition(".")
     source = source_of(module) if module else None
-    found = None if source is None else source.find(name)
-    return None if found is None else _config(*found)
+    found = source and source.find(name)
+    return found and _config(*found)
 
 
 def _config(source: Source, kind: ast.ClassDef) -> Found | None:
@@ -432,11 +415,9 @@ def require_settings(name: str, node: Node) -> None:
 
 
 def _known_settings(target: str) -> dict[str, Any] | None:
-    """The settings of a class and their types; None for a class that takes keywords.
-
-    Its source is read where that is enough: importing it takes seconds, and the answer to a mistake
-    should not.
-    """
+    """The settings of a class and their types; None for a class that takes keywords. Its source is
+    read where that is enough: importing it takes seconds, and the answer to a mistake should
+    not."""
     if not target.startswith(PYTHON):
         require_allowed(target.rpartition(".")[0], f"_target_ {target}")
         if (read := settings_of(target)) is not None:

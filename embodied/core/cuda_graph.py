@@ -7,6 +7,7 @@ takes longer than running; a replay launches all kernels at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,10 +56,8 @@ def require_gpu(device: torch.device, what: str) -> None:
 
 class Graph:
     """A learner's update as a CUDA graph: runs normally a few times, is recorded, then replayed.
-
     The update may read only its batch, parameters and the device's random generator, must not
-    synchronise with the device, and must change tensors in place. All batches have equal shapes.
-    """
+    synchronise with the device, and must change tensors in place. All batches have equal shapes."""
 
     def __init__(self, update: Update) -> None:
         self.update = update
@@ -100,7 +99,7 @@ class Captured:
 
     def __init__(self, policy: Policy) -> None:
         require_gpu(next((p.device for p in policy.parameters()), torch.device("cpu")), "policy")
-        self.policy = policy
+        self.decide = partial(decision, policy)
         self.recording: Recording | None = None
 
     @torch.no_grad()
@@ -110,16 +109,12 @@ class Captured:
         given = inputs(obs, carry, noise)
         if self.recording is None:
             for _ in range(WARM_UP):
-                on_side_stream(self._decide, given)
-            self.recording = Recording(self._decide, given)
+                on_side_stream(self.decide, given)
+            self.recording = Recording(self.decide, given)
         return outputs(tt.each(self.recording(given), torch.clone))
-
-    def _decide(self, given: Tensors) -> Tensors:
-        return decision(self.policy, given)
 
 
 def inputs(obs: Tensors, carry: Tensors, noise: Tensor) -> Tensors:
-    """All inputs of a decision in one dict."""
     return {**tt.nest(obs, "obs"), **tt.nest(carry, "carry"), "noise": noise}
 
 

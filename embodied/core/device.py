@@ -26,11 +26,9 @@ def accelerator() -> torch.device | None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of `name`; "auto": the GPU of this process if there is one, else the CPU.
-
-    A GPU without an index is the process's current one, so that devices can be compared. Raises
-    ConfigError if this machine does not have it.
-    """
+    """The torch device of `name`; "auto": the GPU of this process if there is one, else the CPU. A
+    GPU without an index is the process's current one, so that devices can be compared. Raises
+    ConfigError if this machine does not have it."""
     gpu = accelerator()
     if name == "auto":
         name = "cpu" if gpu is None else gpu.type
@@ -51,8 +49,7 @@ def pick_device(name: str) -> torch.device:
 def free_bytes(device: torch.device) -> int:
     """Bytes of `device` that this process may still take; on the CPU, and on a device that does not
     say how much it has, within the limit of its control group. A system that does not say how much
-    is free counts all it has, and one that says neither (Windows) has no limit.
-    """
+    is free counts all it has, and one that says neither (Windows) has no limit."""
     if device.type != "cpu" and hasattr(torch.get_device_module(device), "mem_get_info"):
         return int(torch.get_device_module(device).mem_get_info(device)[0])
     try:
@@ -95,7 +92,6 @@ def replaced(node: Mapping[str, Any], key: str, old: Any, new: Any) -> dict[str,
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch (all devices), numpy and random."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
@@ -124,10 +120,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
 @contextmanager
 def forked(seed: int | None = None) -> Generator[None]:
     """Restore torch's default generators, of the CPU and of all GPUs, after this block, which
-    starts with `seed` (None: with the states as they are).
-
-    `torch.manual_seed` seeds every device, so all have to be restored, whichever the block uses.
-    """
+    starts with `seed` (None: with the states as they are). `torch.manual_seed` seeds every device,
+    so all have to be restored, whichever the block uses."""
     before = rng_state()
     try:
         if seed is not None:

@@ -49,7 +49,6 @@ def start() -> int:
 
 
 def stop() -> None:
-    """Destroy the process group."""
     global _processes
     if _processes > 1:
         torch.distributed.destroy_process_group()
@@ -90,12 +89,10 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def mean(value: float) -> float:
-    """The mean of a number over the processes."""
     return _reduced(value, torch.distributed.ReduceOp.SUM) / _processes
 
 
 def all_min(value: int) -> int:
-    """The minimum of a number over the processes."""
     return int(_reduced(value, torch.distributed.ReduceOp.MIN))
 
 

@@ -53,7 +53,6 @@ class Step:
     log: Tensors
 
     def to(self, device: torch.device) -> Step:
-        """The same step on another device."""
         obs = to(self.obs, device)
         following = obs if self.next_obs is self.obs else to(self.next_obs, device)
         flags = (self.terminated.to(device), self.truncated.to(device))
@@ -64,8 +63,7 @@ class Step:
         return self.terminated | self.truncated
 
 
-Columns = tuple[int, ...] | None
-"""Columns of a flattened leaf; None: all."""
+Columns = tuple[int, ...] | None  # columns of a flattened leaf; None: all
 
 
 @dataclass(frozen=True)
@@ -96,12 +94,10 @@ class StateRoles:
 
 
 class VecEnv(ABC):
-    """B parallel envs that exchange tensors on `device`.
-
-    Autoreset: an env whose episode ended is reset inside `step` (new initial state, new task).
-    Each env has its own random generator: its episodes depend on the seed and its index only, not
-    on the other envs. Asymmetric observations use the prefixes `critic/` and `privileged/`.
-    """
+    """B parallel envs that exchange tensors on `device`. Autoreset: an env whose episode ended is
+    reset inside `step` (new initial state, new task). Each env has its own random generator: its
+    episodes depend on the seed and its index only, not on the other envs. Asymmetric observations
+    use the prefixes `critic/` and `privileged/`."""
 
     spec: Spec
     num_envs: int
@@ -113,20 +109,16 @@ class VecEnv(ABC):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         """Start new episodes in the envs of `mask` [B] (None: all); returns all observations.
-
-        `seed`: re-seed these envs (env i from (seed, i)); None continues their generators.
-        `task` [B, D] in [0, 1]: task vectors for this one episode; None samples them.
-        """
+        `seed`: re-seed these envs (env i from (seed, i)); None continues their generators. `task`
+        [B, D] in [0, 1]: task vectors for this one episode; None samples them."""
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
         """Apply `action` (float32 [B, A] in [-1, 1], or int64 [B] if discrete) for `dt` seconds."""
 
     def get_state(self) -> Tensors:
-        """The complete state, leaves [B, ...], random generators included.
-
-        Single envs can be selected with `tensors.take`. Raises NotSavable if not supported.
-        """
+        """The complete state, leaves [B, ...], random generators included. Single envs can be
+        selected with `tensors.take`. Raises NotSavable if not supported."""
         raise NotSavable(f"{type(self).__name__} cannot save its state")
 
     def set_state(self, state: Tensors) -> Tensors:
@@ -162,10 +154,8 @@ class VecEnv(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no text description")
 
     def add_pre_reset_hook(self, call: Callable[[Tensor], None]) -> None:
-        """Call `call(rows)` inside `step`, before the envs `rows` [B] (bool) are reset.
-
-        It is the last moment in which the final states can be rendered and described.
-        """
+        """Call `call(rows)` inside `step`, before the envs `rows` [B] (bool) are reset. It is the
+        last moment in which the final states can be rendered and described."""
         self._pre_reset_hooks = (*self._pre_reset_hooks, call)
 
     def _notify_before_reset(self, rows: Tensor) -> None:
@@ -204,7 +194,6 @@ class FiniteCheck:
         self.steps = 0
 
     def add(self, reward: Tensor, obs: Tensors) -> None:
-        """Check one step of all parallel envs."""
         if reward.device.type == "cpu":
             require_finite(reward, obs, self.name, self.rows)
             return
@@ -295,10 +284,8 @@ class HasNativeCode(Protocol):
 
 class GoalSpace(Protocol):
     """The goals of an environment, as functions of batches of observations [n, ...] on its device.
-
     The reward of a step, and whether its goal ends the episode there, depend on nothing but the
-    goal and what the next observation has reached of it.
-    """
+    goal and what the next observation has reached of it."""
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -393,7 +380,6 @@ class ExpectsGivenTasks(Protocol):
     def expect_given_tasks(self) -> None:
         """From now on `reset(task=...)` follows each end of an episode; until then, the `obs` of
         the ended envs are those of `next_obs`."""
-        ...
 
 
 @runtime_checkable
@@ -403,7 +389,6 @@ class CanPause(Protocol):
     def pause(self, rows: Tensor) -> None:
         """Leave the envs `rows` [B] (bool) where they are, from now on: their part of a step means
         nothing. The others go on as they would."""
-        ...
 
 
 @runtime_checkable

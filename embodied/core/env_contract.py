@@ -29,24 +29,16 @@ from embodied.core.tensors import Tensors, each
 from embodied.core.wrapper import Wrapper, find_protocol
 
 ONE_LINE = (ContractError, ConfigError, NotFinite, RobotError, ModuleNotFoundError)
-BEYOND = 3.0
-"""An action outside [-1, 1]."""
-PROBED = 2
-"""Steps of the check at the start of a run."""
-JUMP = 3.0
-"""Times the largest change of an ordinary step: a change that is a reset."""
-TASK_STEPS = 20
-"""Steps in which two tasks should differ."""
-MOST_SECONDS = 1.0
-"""Time before a run that is spent on waiting for the end of an episode, s."""
-QUIET = 2_000
-"""Steps of all parallel envs in which an episode should have ended."""
-MANY = 4096
-"""Numbers of an observation that is rather a picture."""
+BEYOND = 3.0  # an action outside [-1, 1]
+PROBED = 2  # steps of the check at the start of a run
+JUMP = 3.0  # times the largest change of an ordinary step: a change that is a reset
+TASK_STEPS = 20  # steps in which two tasks should differ
+MOST_SECONDS = 1.0  # time before a run that is spent on waiting for the end of an episode, s
+QUIET = 2_000  # steps of all parallel envs in which an episode should have ended
+MANY = 4096  # numbers of an observation that is rather a picture
 
 
 def innermost(env: VecEnv) -> VecEnv:
-    """The environment inside of all wrappers."""
     return innermost(env.env) if isinstance(env, Wrapper) else env
 
 
@@ -91,22 +83,19 @@ def playable(env: VecEnv, action: Tensor, obs: Tensors) -> Tensor:
 
 
 def wrong(env: VecEnv, line: str) -> NoReturn:
-    """Raise ContractError about `env`."""
     raise ContractError(f"{called(env)}: {line}")
 
 
 def require_spec(env: VecEnv) -> None:
     """The action is in [-1, 1] or of choices; `dt` is positive; JSON keeps the spec."""
     spec, act = env.spec, env.spec.act
-    ends = [end if isinstance(end, tuple) else (end,) for end in (act.low, act.high)]
-    unit = set(ends[0]) == {-1} and set(ends[1]) == {1}
     if act.dtype == "int64":
         if act.shape != () or act.low not in (None, 0) or not isinstance(act.high, int | float):
             wrong(env, 'discrete actions are Leaf((), "int64", 0, HIGH), HIGH included')
     elif act.classes:
         if replace(mixed_leaf(act.classes, act.names), unit=act.unit) != act:
             wrong(env, "an action of choices and numbers is mixed_leaf(classes) of core.spec")
-    elif act.dtype != "float32" or len(act.shape) != 1 or not unit:
+    elif act.dtype != "float32" or len(act.shape) != 1 or not act.is_unit:
         wrong(
             env,
             f"its action is {act.dtype}{list(act.shape)} in [{act.low}, {act.high}]; declare "
@@ -183,7 +172,7 @@ class FirstSteps:
         require_step(self.env, step)
         self.steps += 1
         if self._kept is not None:
-            self._require_begun(step)
+            self._require_begun(self._kept, step)
             self.done = True
             return
         change = _change(before, step.next_obs)
@@ -204,16 +193,15 @@ class FirstSteps:
                     "be the last one of the episode that ended (keep it before you reset)",
                 )
 
-    def _require_begun(self, step: Step) -> None:
+    def _require_begun(self, kept: Tensor, step: Step) -> None:
         """The step after an end: its env is in a new episode."""
-        assert self._kept is not None
-        if self.steps > 2 and bool((self._kept & step.ended).any()):
+        if self.steps > 2 and bool((kept & step.ended).any()):
             wrong(
                 self.env,
                 "an env whose episode ended is not reset: reset it inside step, so that obs is the "
                 "first observation of its next episode",
             )
-        if self._kept.any():
+        if kept.any():
             self.note(
                 f"{called(self.env)}: obs and next_obs are the same where an "
                 "episode ended: next_obs is its last observation, obs the first one of the next "
@@ -222,7 +210,6 @@ class FirstSteps:
 
 
 def endless(steps: int) -> str:
-    """What to say of an environment whose episodes do not end."""
     return (
         f"no episode has ended in {steps:,} steps: give a time limit, env.horizon=N (in Python: "
         "gymnasium.wrappers.TimeLimit(env, N))"
@@ -230,7 +217,6 @@ def endless(steps: int) -> str:
 
 
 def _change(one: Tensors, other: Tensors) -> Tensor:
-    """[B]: the largest difference of each env's observations."""
     parts = [(other[k].float() - one[k].float()).abs().reshape(len(one[k]), -1) for k in one]
     return torch.cat(parts, 1).amax(1)
 
@@ -241,7 +227,6 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def require_same_with_same_seed(env: VecEnv, seed: int, steps: int) -> None:
-    """The same seed and actions give the same episodes."""
     plan = random_actions(env, steps)
     one, other = (_episode(env, seed, plan) for _ in range(2))
     for at, (here, there) in enumerate(zip(one, other, strict=True)):
@@ -255,7 +240,6 @@ def require_same_with_same_seed(env: VecEnv, seed: int, steps: int) -> None:
 
 
 def require_other_with_other_seed(env: VecEnv, seed: int, steps: int) -> None:
-    """Another seed gives other episodes."""
     plan = random_actions(env, steps)
     one, other = (_episode(env, start, plan) for start in (seed, seed + 1))
     if all(torch.equal(a[k], b[k]) for a, b in zip(one, other, strict=True) for k in a):
@@ -404,7 +388,6 @@ def errors_in_one_line(env: VecEnv, doing: str) -> Generator[None]:
 
 
 def warn(line: str) -> None:
-    """Print a line about an environment, and go on."""
     warnings.warn(line, ContractWarning, stacklevel=2)
 
 

@@ -6,11 +6,9 @@ from typing import Any
 
 
 class ConfigError(ValueError):
-    """The configuration is wrong; the message is one line that says what to type.
-
-    `key` and `value` are the setting at fault. `allowed` is what it may be: a `Bound`, the known
-    words, or a type in words. `hint` is the most similar known word.
-    """
+    """The configuration is wrong; the message is one line that says what to type. `key` and `value`
+    are the setting at fault. `allowed` is what it may be: a `Bound`, the known words, or a type in
+    words. `hint` is the most similar known word."""
 
     def __init__(
         self,

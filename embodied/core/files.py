@@ -21,11 +21,10 @@ TEXT = 2**25  # bytes of another text, of a header and of an answer
 ROOM = 2**30  # bytes that the content of any file may take in memory
 GROWTH = 20  # times its own size that a larger file may take
 SIDE = 2**13  # pixels: the longest side of a picture
+# What a RuntimeError of a library says where a size in a file is impossible.
 SIZE = re.compile(r"alloc|memory|overflow|too (large|big|many)|storage|negative dim", re.IGNORECASE)
-"""What a RuntimeError of a library says where a size in a file is impossible."""
-
+# What our code raises where a value that a file holds is of another kind than it should be.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError)
-"""What our code raises where a value that a file holds is of another kind than it should be."""
 
 
 class FileError(ConfigError):
@@ -33,11 +32,9 @@ class FileError(ConfigError):
 
 
 def inside(folder: Path, name: str | Path) -> Path:
-    """The file `name`, as another file calls it, in `folder`.
-
-    FileError where the name, or a link on its way, leads out of the folder. The links of a download
-    of the Hugging Face hub (snapshots/REVISION/NAME to blobs/HASH) stay inside.
-    """
+    """The file `name`, as another file calls it, in `folder`. FileError where the name, or a link
+    on its way, leads out of the folder. The links of a download of the Hugging Face hub
+    (snapshots/REVISION/NAME to blobs/HASH) stay inside."""
     parts = Path(name).parts
     try:
         root, found = folder.resolve(), (folder / name).resolve()

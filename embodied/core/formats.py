@@ -20,11 +20,9 @@ NEWEST = {"checkpoint": CHECKPOINT, "dataset": DATASET, "run folder": RUN, "mode
 
 
 def upgrade(kind: str, state: Mapping[str, Any], format: Any) -> dict[str, Any]:
-    """What a file of `format` holds, in the present format; ConfigError for a newer one.
-
-    `kind`: "checkpoint" (its files by name: policy, learner, loop), "dataset" (our entry in
-    info.json), "run folder" (the settings in run.yaml) or "model" (those in model.yaml).
-    """
+    """What a file of `format` holds, in the present format; ConfigError for a newer one. `kind`:
+    "checkpoint" (its files by name: policy, learner, loop), "dataset" (our entry in info.json),
+    "run folder" (the settings in run.yaml) or "model" (those in model.yaml)."""
     if isinstance(format, bool) or not isinstance(format, int) or format < 1:
         raise ConfigError(f"the {kind} has format {format!r}, which is no number from 1 on")
     if format > NEWEST[kind]:

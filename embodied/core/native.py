@@ -28,8 +28,8 @@ LARGEST_BOUND = 1e6  # a bound beyond it says "no limit"
 CHANNELS = (1, 3, 4)  # of a single picture
 MOST_CHANNELS = 32  # of a stack of pictures
 SMALLEST_PICTURE = 16  # pixels a side, where the type alone does not tell
+# What an array of an observation is, where its type, shape and bounds do not tell.
 Kind = Literal["picture", "numbers"]
-"""What an array of an observation is, where its type, shape and bounds do not tell."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,10 @@ def native_leaf(
     high: Any,
     kind: Kind | None = None,
 ) -> NativeLeaf:
-    """The leaf of an array of numbers between `low` and `high` (numpy arrays or numbers).
-
-    Pictures become uint8 [H, W, C] whatever the order of their axes; stacked ones have all channels
-    of all pictures. Floats in [0, 1] count as a picture where their shape is one, and whatever is
-    said to be of that `kind`, whose bounds become 0 and 255; ValueError where it cannot be one.
-    """
+    """The leaf of an array of numbers between `low` and `high` (numpy arrays or numbers). Pictures
+    become uint8 [H, W, C] whatever the order of their axes; stacked ones have all channels of all
+    pictures. Floats in [0, 1] count as a picture where their shape is one, and whatever is said to
+    be of that `kind`, whose bounds become 0 and 255; ValueError where it cannot be one."""
     shape, numbers = tuple(int(size) for size in shape), np.dtype(dtype)
     lows, highs = (np.asarray(end, np.float64) for end in (low, high))
     ends = float(lows.min(initial=np.inf)), float(highs.max(initial=-np.inf))
@@ -148,11 +146,8 @@ def picture_axes(
     shape: tuple[int, ...], dtype: np.dtype[Any], unit_range: bool, said: bool = False
 ) -> tuple[int, ...] | None:
     """The axes of rows, columns and channels of what is a picture, or is `said` to be one; None for
-    other arrays.
-
-    A stack of pictures has two axes of channels. uint8 with three axes is always a picture: its
-    channels are last, unless only the first axis could be channels.
-    """
+    other arrays. A stack of pictures has two axes of channels. uint8 with three axes is always a
+    picture: its channels are last, unless only the first axis could be channels."""
     certain = said or dtype == np.uint8
     if not certain and not (dtype.kind == "f" and unit_range):
         return None
@@ -225,11 +220,9 @@ class NativeAction:
         return tuple(int(high - low) + 1 if self.discrete else 0 for low, high in ends)
 
     def native(self, action: Tensor, name: str = "the environment") -> Any:
-        """Policy actions [B, A] (or int64 [B]) as the own array [B, *shape] of `name`.
-
-        Values outside [-1, 1] are clipped, so that the native bounds always hold, and integers are
-        rounded. NotFinite where one is NaN, which simulators would take for zero.
-        """
+        """Policy actions [B, A] (or int64 [B]) as the own array [B, *shape] of `name`. Values
+        outside [-1, 1] are clipped, so that the native bounds always hold, and integers are
+        rounded. NotFinite where one is NaN, which simulators would take for zero."""
         values = action.detach().numpy()
         if not math.isfinite(values.sum()):
             raise NotFinite(f"{name}: the action is not finite; the run stops here")
@@ -316,7 +309,6 @@ class NestedAction:
         return mixed_leaf(classes, tuple(names))
 
     def native(self, action: Tensor, name: str = "the environment") -> Any:
-        """As `NativeAction.native`, nested."""
         sizes = [len(part.classes) for _, part in self.parts]
         columns = cast(tuple[Tensor, ...], action.split(sizes, 1))  # pyright: ignore
         return self._nested(
@@ -324,11 +316,9 @@ class NestedAction:
         )
 
     def one(self, native: Any, row: int) -> Any:
-        """The action of env `row` out of those of `native`."""
         return self._nested([part.one(picked(native, path), row) for path, part in self.parts])
 
     def unit(self, native: Any) -> Tensor:
-        """As `NativeAction.unit`, of nested arrays."""
         parts = [part.unit(picked(native, path)) for path, part in self.parts]
         return torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)
 
@@ -420,7 +410,6 @@ class Native:
         return cls(obs, act) if act.leaf == spec.act else None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for `Spec.native`."""
         obs = [{**vars(entry), "leaf": entry.leaf.to_json()} for entry in self.obs]
         return {"obs": obs, "act": _described(self.act)}
 
@@ -455,15 +444,9 @@ def _described(action: NativeAction | NestedAction) -> dict[str, Any]:
     return {key: getattr(action, key) for key in fields}
 
 
-def _action(data: dict[str, Any]) -> NativeAction | NestedAction:
-    """The inverse of `_described`."""
+def _action(data: dict[str, Any]) -> Any:
     if "parts" in data:
-        parts = [(tuple(path), _array_action(part)) for path, part in data["parts"]]
-        return NestedAction(tuple(parts))
-    return _array_action(data)
-
-
-def _array_action(data: dict[str, Any]) -> NativeAction:
+        return NestedAction(tuple((tuple(path), _action(part)) for path, part in data["parts"]))
     return NativeAction(**_tuples(data, "shape", "low", "high"))
 
 

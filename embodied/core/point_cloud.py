@@ -27,8 +27,6 @@ from embodied.core.build import ConfigError
 
 Array = NDArray[np.float64]
 DECIMALS = 7
-
-
 Corner = tuple[Number, Number, Number]
 
 
@@ -64,10 +62,8 @@ def unproject(depth: Tensor, matrix: Tensor, pose: Tensor) -> Tensor:
 
 
 def thinned(points: Tensor, colours: Tensor | None, config: Sampling) -> Tensor:
-    """Clouds [B, N, 3 or 6] (float32) of points [B, M, 3] and colours [B, M, 3] in [0, 1].
-
-    Points that are not finite or not in the box do not count.
-    """
+    """Clouds [B, N, 3 or 6] (float32) of points [B, M, 3] and colours [B, M, 3] in [0, 1]. Points
+    that are not finite or not in the box do not count."""
     values = points if colours is None else torch.cat([points, colours.to(points)], 2)
     values = values.double()
     means, valid = _voxels(values, in_box(points.double(), config), config.voxel)
@@ -115,10 +111,7 @@ def _voxels(values: Tensor, valid: Tensor, size: float) -> tuple[Tensor, Tensor]
 def farthest(points: Tensor, valid: Tensor, count: int) -> Tensor:
     """The indices [B, count] (int64, rising) of the points to keep of `points` [B, V, 3], those
     `valid` [B, V] first in their row: the first one, then always the one that is farthest from all
-    kept ones.
-
-    A row with fewer valid points gets them all, then the same again.
-    """
+    kept ones. A row with fewer valid points gets them all, then the same again."""
     rows, total = valid.shape
     kept = torch.zeros(rows, count, dtype=torch.int64, device=points.device)
     every = torch.arange(rows, device=points.device)

@@ -43,14 +43,10 @@ class Policy(nn.Module):
 
     spec: Spec
     chunk: int = 1
-    noise_steps: int = 0
-    """If > 0, the noise [n, ...] of a decision is one vector for each of that many time steps."""
-    saved_file: SavedFile | None = None
-    """The file that the parameters were loaded from; set by `checkpoint.load_policy`."""
-    requires_base: ClassVar[bool] = False
-    """True if training needs a trained base policy (`init=RUN`)."""
-    node: dict[str, Any]
-    """The configuration it was built from, saved in policy.yaml."""
+    noise_steps: int = 0  # if > 0, the noise [n, ...] is one vector for each of so many time steps
+    saved_file: SavedFile | None = None  # that its parameters are from (`checkpoint.load_policy`)
+    requires_base: ClassVar[bool] = False  # training needs a trained base policy (`init=RUN`)
+    node: dict[str, Any]  # the configuration it was built from, saved in policy.yaml
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
@@ -65,11 +61,9 @@ class Policy(nn.Module):
         return {}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        """Noise [n, ...] for one decision, from torch's default generator.
-
-        A generative policy always samples its noise; a policy that uses noise for exploration only
-        returns zeros unless `explore`.
-        """
+        """Noise [n, ...] for one decision, from torch's default generator. A generative policy
+        always samples its noise; a policy that uses noise for exploration only returns zeros unless
+        `explore`."""
         raise NotImplementedError(f"{type(self).__name__} does not implement sample_noise")
 
     @property
@@ -102,10 +96,8 @@ class Policy(nn.Module):
 
     @property
     def feature_size(self) -> int:
-        """The number of `features`; 0 if the policy has none.
-
-        By default those of the attribute `encoder`, a module with `size`.
-        """
+        """The number of `features`; 0 if the policy has none. By default those of the attribute
+        `encoder`, a module with `size`."""
         return int(getattr(getattr(self, "encoder", None), "size", 0))
 
     def features(self, obs: Tensors) -> Tensor:
@@ -120,26 +112,19 @@ class Policy(nn.Module):
 
 
 class PolicyWrapper(Policy):
-    """Base class of policies around a trained base policy: `finetune=NAME init=RUN`.
+    """Base class of policies around a trained base policy: `finetune=NAME init=RUN`. `wrap` builds
+    it. A learner then gets `trainable()`, and `with_trained` puts the result back."""
 
-    `wrap` builds it. A learner then gets `trainable()`, and `with_trained` puts the result back.
-    """
-
-    requires_critic: ClassVar[bool] = False
-    """True if `wrap` takes `critic=`, the trained critic that `embodied eval` finds in the run."""
-
-    for_evaluation: ClassVar[bool] = False
-    """True if it can be put around a trained policy for evaluation, without further training."""
+    requires_critic: ClassVar[bool] = False  # `wrap` takes `critic=`, which `eval` finds in the run
+    for_evaluation: ClassVar[bool] = False  # can be put around a policy without further training
 
     @classmethod
     def wrap(
         cls, base: Policy, node: Mapping[str, Any], inner: Mapping[str, Any] | None = None
     ) -> Self:
         """Build `node` around the trained `base`, which keeps its parameters and normalisers.
-
         `inner` is the node of the policy to train in place of the base (the group `policy=`);
-        ConfigError if the wrapper needs one and it is None, or takes none and it is given.
-        """
+        ConfigError if the wrapper needs one and it is None, or takes none and it is given."""
         if inner is not None:
             raise ConfigError(
                 f"{cls.__name__} trains the base policy itself, by another method than this "

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ARRAY, DEQUE = "ndarray", "deque"
-"""Keys of what checkpoints, which are loaded weights-only, cannot hold."""
+ARRAY, DEQUE = "ndarray", "deque"  # keys of what cannot be loaded weights-only
 
 
 def pack(value: Any) -> Any:
@@ -39,7 +38,6 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """The inverse of `pack`."""
     if isinstance(value, dict):
         kept = cast(dict[Any, Any], value)
         if set(kept) == {ARRAY}:
@@ -55,22 +53,17 @@ def unpack(value: Any) -> Any:
 
 
 class Remembered:
-    """Saves and restores the attributes named in `remembered`, so that a run resumes exactly.
-
-    An attribute is a number, a text, a tensor, an array, a dataclass, a list, a deque or a dict of
+    """Saves and restores the attributes named in `remembered`, so that a run resumes exactly. An
+    attribute is a number, a text, a tensor, an array, a dataclass, a list, a deque or a dict of
     these; or a module, an optimiser, a random generator or an object with `get_state` and
-    `set_state`, by itself or in a dict.
-    """
+    `set_state`, by itself or in a dict."""
 
-    remembered: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes to save, besides those that the base classes name."""
+    remembered: ClassVar[tuple[str, ...]] = ()  # besides those that the base classes name
 
     def get_state(self) -> dict[str, Any]:
-        """A copy of the remembered attributes, by name."""
         return {name: _saved(getattr(self, name)) for name in _names(type(self))}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned."""
         for name in _names(type(self)):
             setattr(self, name, _restored(getattr(self, name), state[name]))
 

@@ -3,18 +3,6 @@
 A `Reward` maps transitions to numbers; a class that settings name has it as a base class. The other
 protocols are optional: a reward that implements one of them, by its methods alone, takes part in
 that stage of training as well.
-
-| protocol | method or member | called |
-|---|---|---|
-| `Reward` | `__call__`, `update` | when transitions are stored or sampled |
-| `AugmentsEnv` | `augment_env` | once, before training: adds observations |
-| `AugmentsEpisodes` | `augment_episode` | for every recorded episode: adds the same observations |
-| `ObservesSteps` | `observe_step` | after every environment step |
-| `Scheduled` | `set_step` | before every step: the weights depend on training progress |
-| `Stateful` | `get_state`, `set_state` | at every checkpoint and on resume |
-| `HasComponents` | `components` | by logs, plots and the viewer |
-| `NeedsColumns` | `extra_columns` | once: transitions get these flags |
-| `NeedsLocalEnv` | `needs_local_env` | once: actors are refused |
 """
 
 from __future__ import annotations
@@ -29,15 +17,13 @@ from embodied.core.tensors import Tensors
 
 
 class Reward(Protocol):
-    """Maps transitions to rewards.
-
-    A frozen reward is applied once, when transitions are stored; a learned one is applied whenever
-    they are sampled, so that old transitions always have the current reward.
-    """
+    """Maps transitions to rewards. A frozen reward is applied once, when transitions are stored; a
+    learned one is applied whenever they are sampled, so that old transitions always have the
+    current reward."""
 
     frozen: bool
-    sums_steps: bool = False
-    """Whether that of an n-step transition is the discounted sum of those of its decisions."""
+    sums_steps: bool = False  # of n steps: the discounted sum of the rewards of its decisions
+    needs_local_env: bool = False  # the environment has to run in its process, not in actors
 
     def __call__(self, transitions: Tensors, /) -> Tensor:
         """Rewards [N] (float32) of N transitions with the keys `obs/*`, `action`, `next_obs/*`,
@@ -103,7 +89,6 @@ class ObservesSteps(Protocol):
         stored. `env_ids` [n] (int64) says which parallel env each one comes from:
         `step.ended[env_ids]` are those that end an episode, `step.log["success"][env_ids]` those
         that succeeded."""
-        ...
 
 
 @runtime_checkable
@@ -112,7 +97,6 @@ class Scheduled(Protocol):
 
     def set_step(self, step: int, /) -> None:
         """`step` environment steps are done. Called before transitions are stored or sampled."""
-        ...
 
 
 @runtime_checkable
@@ -138,28 +122,14 @@ class HasComponents(Protocol):
 class NeedsColumns(Protocol):
     """A reward or learner that needs flags of `Step.log` beside the columns of a transition."""
 
+    # Names of boolean columns: `("intervened",)`; true in demonstrations without them. A learner
+    # that trains offline may also name those of OFFLINE_COLUMNS.
     extra_columns: tuple[str, ...]
-    """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,
-    where the recordings do not have them, they are true. A learner that trains offline may also
-    name those of OFFLINE_COLUMNS."""
 
 
-@runtime_checkable
-class NeedsLocalEnv(Protocol):
-    """A reward into which its augmented environment writes: a store of images, a vocabulary."""
-
-    needs_local_env: bool
-    """Whether the environment has to run in the reward's own process, and not in actors."""
-
-
-def needs_local_env(reward: Reward) -> bool:
-    """Whether the environment of `reward` must run in its process; false for most."""
-    return isinstance(reward, NeedsLocalEnv) and reward.needs_local_env
-
-
+# Of a recorded step: the position in `demos` of its dataset, the number of its episode (int64),
+# and whether it is a person's in an episode in which a policy acted too (bool).
 OFFLINE_COLUMNS = ("source", "episode", "correction")
-"""Of a recorded step: the position in `demos` of its dataset, the number of its episode (int64),
-and whether it is a person's in an episode in which a policy acted too (bool)."""
 
 
 def extra_columns(part: object) -> tuple[str, ...]:

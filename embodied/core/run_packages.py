@@ -30,9 +30,7 @@ def state_file() -> Path:
 
 def remember(folder: Path) -> None:
     """Keep the user's packages that this process was asked to allow, for the run in `folder`.
-
-    Packages of this project that reach robots and networks are allowed anew each time.
-    """
+    Packages of this project that reach robots and networks are allowed anew each time."""
     asked = [name for name in build.asked_packages() if name.split(".")[0] != "embodied"]
     known = _read()
     if not asked and str(folder.resolve()) not in known:
@@ -45,11 +43,9 @@ def remember(folder: Path) -> None:
 
 def recall(words: Iterable[str]) -> list[str]:
     """Allow what was allowed for the runs that `words` of a command line name ("outputs/a",
-    "init=outputs/a", a checkpoint in it); returns the packages that this adds.
-
-    Where several runs are named, only what was allowed for each of them: a run of another person
-    gains nothing from being named beside one of the user's own.
-    """
+    "init=outputs/a", a checkpoint in it); returns the packages that this adds. Where several runs
+    are named, only what was allowed for each of them: a run of another person gains nothing from
+    being named beside one of the user's own."""
     known = _read()
     folders = set[Path]()
     for word in words if known else ():

@@ -25,8 +25,7 @@ from embodied.core.device import free_bytes
 from embodied.core.files import FileError, reading, require_file
 from embodied.core.hashes import file_hash
 
-BASES = "EMBODIED_BASES"
-"""Environment variable: runs, separated by colons, in which a base is looked for that has moved."""
+BASES = "EMBODIED_BASES"  # environment variable: runs (A:B) in which a moved base is looked for
 WEIGHTS = "policy.safetensors"
 
 
@@ -36,13 +35,10 @@ class BaseFileError(RuntimeError):
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A safetensors file."""
-
     path: Path
 
     @property
     def sha256(self) -> str:
-        """The hash of its present content."""
         return file_hash(self.path)
 
     def holds(self, state: Mapping[str, Tensor]) -> bool:
@@ -58,7 +54,6 @@ class SavedFile:
             return False  # it is gone: then a copy is written
 
     def names(self) -> list[str]:
-        """The names of its tensors."""
         require_tensors(self.path)
         with safe_open(self.path, "pt") as opened:  # pyright: ignore[reportUnknownVariableType]
             return list(cast(Any, opened).keys())
@@ -77,8 +72,8 @@ class SavedFile:
 
 HEADER = 2**23  # bytes of the names and shapes in a safetensors file: 80,000 tensors
 SPARE = (2**24, 10_000)  # elements and tensors that a network may have beside four times its file's
+# What the constructors of networks raise for settings that do not go together.
 UNBUILDABLE = (LookupError, TypeError, AttributeError, RuntimeError, AssertionError)
-"""What the constructors of networks raise for settings that do not go together."""
 
 
 def require_tensors(file: Path) -> None:

@@ -16,8 +16,8 @@ from embodied.core import build, formats
 from embodied.core.build import ConfigError, Node
 from embodied.core.files import SETTINGS, read_text
 
+# What PyYAML raises, beside its own errors, for a value that its tag does not fit (`!!bool x`).
 UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
-"""What PyYAML raises, beside its own errors, for a value that its tag does not fit (`!!bool x`)."""
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -34,14 +34,13 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is not YAML ({problem})") from error
 
 
-OUTSIDE = (
+OUTSIDE = (  # packages that reach robots, devices, networks and other processes
     "embodied.real_robot.",
     "embodied.llm.client.",
     "embodied.envs.hardware_sim.",
     "embodied.envs.process.",
     "embodied.policies.remote.",
 )
-"""Packages that reach robots, devices, networks and other processes."""
 MOST = 100_000  # parts of one file: more are an attack, or a mistake
 
 
@@ -78,8 +77,8 @@ def require_inside(node: Any, where: Path | str) -> None:
         if isinstance(part, Mapping) and "_target_" in part:
             target: Any = cast(Node, part)["_target_"]
             if not isinstance(target, str):
-                line = f"_target_ should name a class, not {str(target)[:60]}"
-                raise ConfigError(f"{where}: {line}")
+                said = str(target)[:60]
+                raise ConfigError(f"{where}: _target_ should name a class, not {said}")
             package = next((name for name in OUTSIDE if target.startswith(name)), None)
             if package is not None and not any(target.startswith(each) for each in build.ASKED):
                 raise ConfigError(

@@ -14,9 +14,8 @@ import struct
 import sys
 from collections.abc import Sequence
 
+# Operation, instructions to skip where it holds, and where it does not, constant.
 Line = tuple[int, int, int, int]
-"""Operation, instructions to skip where it holds, and where it does not, constant."""
-
 PR_SET_NO_NEW_PRIVS = 38
 SET_FILTER = 1
 ALL_THREADS = 1
@@ -24,8 +23,8 @@ ALLOW, EPERM, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 LOAD, EQUAL, AT_LEAST, TEST, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER, MACHINE, ARGUMENTS = 0, 4, 16  # offsets in seccomp_data: nr, arch, args
 X32 = 0x40000000  # calls of x86-64 with 32-bit pointers have another number
+# The audit number of each machine, and its number of the call `seccomp`.
 MACHINES = {"x86_64": (0xC000003E, 317), "aarch64": (0xC00000B7, 277)}
-"""The audit number of each machine, and its number of the call `seccomp`."""
 
 
 def argument(index: int) -> int:
@@ -47,7 +46,6 @@ def head() -> list[Line]:
 
 
 def denied(call: int) -> list[Line]:
-    """Deny `call`."""
     return [(EQUAL, 0, 1, call), (RETURN, 0, 0, EPERM)]
 
 

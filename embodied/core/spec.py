@@ -21,12 +21,9 @@ DEPTH = "depth"  # unit of pictures of distances in metres
 INSTRUCTION = "instruction"  # observation: which of `Spec.tasks` a policy is to do
 SENTENCE = "sentence"  # unit of a sentence's vector (embodied.nn.sentences)
 NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
-MASK = "action_mask"
-"""An observation that says which choices of the action are allowed now (`core.choices`)."""
-BEST_ACTION = "privileged/best_action"
-"""An observation: what an expert who knows the task would do now."""
-DEMONSTRATOR = "privileged/demonstrator"
-"""An observation that only a demonstrator reads; it is left out of the dataset it makes."""
+MASK = "action_mask"  # observation: which choices of the action are allowed now (`core.choices`)
+BEST_ACTION = "privileged/best_action"  # observation: what who knows the task would do now
+DEMONSTRATOR = "privileged/demonstrator"  # observation for demonstrators only: never recorded
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 DTYPES = (*INTEGERS, "uint16", "uint32", "uint64", "bool", "float16", "float32", "float64")
 MOST = 2**28  # elements of a leaf
@@ -41,33 +38,22 @@ class SpecMismatch(ValueError):
 class Leaf:
     """One named array without its batch dimension.
 
-    `shape`: without the batch dimension; `dtype`: a torch name ("float32", "uint8", "int64");
-    `low`, `high`: one number or one per element (None: unbounded); `unit`: for display ("m",
-    "rad"); `names`: one per element of a vector, if known (joint names, "x", "y").
+    `dtype`: a torch name ("float32", "uint8", "int64"); `low`, `high`: one number or one per
+    element (None: unbounded); `unit`: for display ("m", "rad"); `names`: one per element of a
+    vector, if known (joint names, "x", "y").
 
     Continuous actions are in [-1, 1]; discrete actions are shape `()`, dtype "int64", from 0 to
     `high` inclusive. An action of several choices, or of choices and numbers, is float32 [A] with
     `classes`: how many classes each element chooses from, 0 for a number in [-1, 1] (`mixed_leaf`).
-    Images are uint8, height x width x channels.
+    Images are uint8 [H, W, C]. These units change what a leaf is:
 
-    An integer leaf with the unit "symbol" is categorical (the kind of a cell, a word, a direction):
-    integers from 0 to `high` inclusive, with one `high` for all elements or one per element of the
-    flattened leaf. Symbols have no order: they are never treated as images or normalised, and
-    encoders use one-hot vectors.
-
-    A uint8 leaf [N] with the unit "text" is a sentence as UTF-8 bytes, zero after its end
-    (`embodied.core.text`): for policies that understand language; encoders of numbers ignore it.
-
-    A float32 leaf [N, 3 or 6] with the unit "points" is a point cloud: x, y, z in metres, then
-    optionally red, green, blue in [0, 1]. Encoders ignore the order of points.
-
-    A float32 leaf [H, W, 1] with the unit "depth" is a picture of distances in metres, 0 where none
-    was measured.
-
-    A leaf with the unit "normalized" holds values that a wrapper normalised
-    (embodied.policies.wrappers. physical_units): most of them are in [-1, 1], but not all. Encoders
-    do not normalise them again, and policies do not clamp such actions; `low` and `high` then tell
-    how far the data reach.
+    "symbol": integers without an order (the kind of a cell, a word) from 0 to `high` inclusive, one
+    `high` for all elements or one each; encoders use one-hot vectors. "text": uint8 [N], a sentence
+    as UTF-8 bytes, zero after its end (`core.text`). "points": float32 [N, 3 or 6], a cloud of x,
+    y, z in m, then optionally red, green, blue in [0, 1], whose order means nothing. "depth":
+    float32 [H, W, 1], distances in m, 0 where none was measured. "normalized": values that a
+    wrapper normalised (`policies.wrappers.physical_units`), most in [-1, 1]; they are neither
+    normalised again nor clamped, and `low` and `high` tell how far the data reach.
     """
 
     shape: tuple[int, ...]
@@ -81,7 +67,6 @@ class Leaf:
 
     @property
     def size(self) -> int:
-        """Number of elements, without the batch dimension."""
         return math.prod(self.shape)
 
     @property
@@ -102,7 +87,6 @@ class Leaf:
 
     @property
     def is_picture(self) -> bool:
-        """Whether it is what a camera gives: colours or grey (`is_image`), or distances."""
         return self.is_image or self.is_depth
 
     @property
@@ -138,10 +122,8 @@ class Leaf:
 
     @property
     def symbols(self) -> tuple[int, ...]:
-        """The number of symbols of each element of the flattened leaf: its high + 1.
-
-        ValueError if this is not a leaf of symbols, or their number is not known.
-        """
+        """The number of symbols of each element of the flattened leaf: its high + 1. ValueError if
+        this is not a leaf of symbols, or their number is not known."""
         highs = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
         if not self.is_symbol or None in highs or len(highs) != self.size or self.low not in _ZERO:
             raise ValueError(
@@ -248,11 +230,9 @@ class Spec:
         return bool(self.tasks) and (number or vector)
 
     def with_act(self, act: Leaf) -> Spec:
-        """This spec with another action space (latent noise, residual)."""
         return replace(self, act=act)
 
     def with_obs(self, **extra: Leaf) -> Spec:
-        """This spec with additional observations."""
         return replace(self, obs={**self.obs, **extra})
 
     def transition_bytes(self, decision: int = 1, pictures: float | None = None) -> int:
@@ -310,13 +290,10 @@ def hidden(name: str) -> bool:
 def require_same(
     here: Spec, there: Spec, here_name: str, there_name: str, any_order: bool = False
 ) -> None:
-    """Raise SpecMismatch, which lists every difference, if the specs differ.
-
-    Of element names it is compared whether they are the same ones in another order (`any_order`:
-    who asks joins them by name); other names and units may mean the same, except that symbols and
-    numbers differ. Task vectors are not compared. `dt` is compared with a relative tolerance of
-    1e-6.
-    """
+    """Raise SpecMismatch, which lists every difference, if the specs differ. Of element names it is
+    compared whether they are the same ones in another order (`any_order`: who asks joins them by
+    name); other names and units may mean the same, except that symbols and numbers differ. Task
+    vectors are not compared. `dt` is compared with a relative tolerance of 1e-6."""
     lines: list[str] = []
     names = sorted({*here.obs, *there.obs})
     pairs = {f"obs/{name}": (here.obs.get(name), there.obs.get(name)) for name in names}
@@ -334,19 +311,16 @@ def require_same(
 
 
 def _difference(name: str, here: Leaf | None, there: Leaf | None, any_order: bool) -> list[str]:
-    same = (
-        here is not None
-        and there is not None
-        and (here.shape, here.dtype, here.low, here.high, here.classes)
-        == (there.shape, there.dtype, there.low, there.high, there.classes)
-        and (here.is_symbol, here.is_depth) == (there.is_symbol, there.is_depth)
-    )
-    if not same:
+    if here is None or there is None or _kind(here) != _kind(there):
         return [f"{name}: {_shown(here)} | {_shown(there)}"]
-    assert here is not None and there is not None
     if any_order or not in_another_order(here, there):
         return []
     return [f"{name}: elements in another order, {list(here.names)} | {list(there.names)}"]
+
+
+def _kind(leaf: Leaf) -> tuple[Any, ...]:
+    bounds = (leaf.low, leaf.high, leaf.classes)
+    return (leaf.shape, leaf.dtype, *bounds, leaf.is_symbol, leaf.is_depth)
 
 
 def in_another_order(here: Leaf, there: Leaf) -> bool:

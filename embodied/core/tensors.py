@@ -26,7 +26,6 @@ def length(rows: Tensors) -> int:
 
 
 def each(rows: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
-    """Apply `function` to every leaf."""
     return {key: function(value) for key, value in rows.items()}
 
 

@@ -15,7 +15,6 @@ from embodied.core.spec import TEXT, Leaf
 
 
 def text_leaf(size: int) -> Leaf:
-    """The leaf of sentences of at most `size` bytes."""
     return Leaf((size,), "uint8", 0, 255, TEXT)
 
 

@@ -16,18 +16,13 @@ P = TypeVar("P")
 
 
 class Wrapper(VecEnv):
-    """Forwards everything to the inner `env`; subclasses override what they change.
+    """Forwards everything to the inner `env`; subclasses override what they change. Other public
+    attributes (`scene`, `parameters`, ...) are looked up on the inner environment too. `memory`
+    holds the wrapper's own state per env, leaves [B, ...]. It is saved and restored with the
+    environment's state, under `wrapper<depth>/` (depth 1: the innermost wrapper)."""
 
-    Other public attributes (`scene`, `parameters`, ...) are looked up on the inner environment too.
-    `memory` holds the wrapper's own state per env, leaves [B, ...]. It is saved and restored with
-    the environment's state, under `wrapper<depth>/` (depth 1: the innermost wrapper).
-    """
-
-    hides_terminations: bool = False
-    """Whether terminations of the inner environment are turned into truncations."""
-
-    memory_roles: ClassVar[StateRoles] = StateRoles()
-    """Which leaves of `memory` are clocks and which random generators."""
+    hides_terminations: bool = False  # turns those of the inner environment into truncations
+    memory_roles: ClassVar[StateRoles] = StateRoles()  # of the leaves of `memory`
 
     def __init__(self, env: VecEnv, spec: Spec | None = None) -> None:
         self.env = env
@@ -106,9 +101,7 @@ class Wrapper(VecEnv):
 
 def find_protocol(env: VecEnv, protocol: type[P]) -> P | None:
     """`env` or the outermost environment inside its wrappers that implements `protocol`, or None.
-
-    `protocol` is one of `core.env`, for example `HasLevels`.
-    """
+    `protocol` is one of `core.env`, for example `HasLevels`."""
     while not isinstance(env, protocol):
         if not isinstance(env, Wrapper):
             return None

@@ -30,8 +30,8 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
 
-Played = tuple[Tensors, str | None]
-"""An episode, and its instruction."""
+Played = tuple[Tensors, str | None]  # an episode, and its instruction
+HIDDEN = f"/{DEMONSTRATOR}"
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,10 @@ class CollectConfig:
 
 
 def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[int, int]:
-    """Write demonstrations; returns the numbers of episodes that were kept and played.
-
-    `tell(kept, played)` is called after each episode. A folder with fewer episodes of the same
-    settings is completed: its episodes are simulated again, but not written again. Raises
-    DatasetError if the folder has other settings, or if hardly any episode succeeds, or none within
-    `config.steps`.
-    """
+    """Write demonstrations; returns the numbers of episodes that were kept and played. `tell(kept,
+    played)` is called after each episode. A folder with fewer episodes of the same settings is
+    completed: its episodes are simulated again, but not written again. Raises DatasetError if the
+    folder has other settings, or if hardly any episode succeeds, or none within `config.steps`."""
     env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
     if config.corrections is not None:
         env = build(config.corrections, Wrapper, env=env)
@@ -68,40 +65,33 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
             raise ConfigError(f"execute={config.execute} is not in 1..{demonstrator.chunk}")
         with locked(config.out):
             _require_same_settings(config)
-            episodes = play_with_text(demonstrator, env, config.seed, config.execute)
+            episodes = play(demonstrator, env, config.seed, config.execute)
+            kept = played = steps = 0
+            most = config.steps or math.inf
             with EpisodeWriter(config.out, stored(env.spec), images=config.images) as writer:
-                return _fill(writer, config, episodes, tell)
+                there = len(writer)
+                while kept < config.episodes and steps < most:
+                    episode, text = next(episodes)
+                    played += 1
+                    steps += len(episode["action"])
+                    if not config.success_only or bool(episode["success"].any()):
+                        kept += 1
+                        if kept > there:
+                            note = {"number": played - 1, "seed": config.seed}
+                            own = {k: v for k, v in episode.items() if not k.endswith(HIDDEN)}
+                            writer.add(own, text, info={**note, **config.demonstrator})
+                    tell(kept, played)
+                    if played >= 100 and kept < played / 50:
+                        raise DatasetError(
+                            f"the demonstrator succeeded in {kept} of {played} episodes; "
+                            "demonstrator=NAME chooses another one; success_only=false keeps all "
+                            "episodes"
+                        )
+                if not kept:
+                    raise DatasetError(f"no success in {config.steps} steps ({played} episodes)")
+            return kept, played
     finally:
         env.close()
-
-
-def _fill(
-    writer: EpisodeWriter,
-    config: CollectConfig,
-    episodes: Iterator[Played],
-    tell: Callable[[int, int], None],
-) -> tuple[int, int]:
-    kept = played = steps = 0
-    there, most = len(writer), config.steps or math.inf
-    while kept < config.episodes and steps < most:
-        episode, text = next(episodes)
-        played += 1
-        steps += len(episode["action"])
-        if not config.success_only or bool(episode["success"].any()):
-            kept += 1
-            if kept > there:
-                note = {"number": played - 1, "seed": config.seed, **config.demonstrator}
-                own = {k: v for k, v in episode.items() if not k.endswith(f"/{DEMONSTRATOR}")}
-                writer.add(own, text, info=note)
-        tell(kept, played)
-        if played >= 100 and kept < played / 50:
-            raise DatasetError(
-                f"the demonstrator succeeded in {kept} of {played} episodes; "
-                "demonstrator=NAME chooses another one; success_only=false keeps all episodes"
-            )
-    if not kept:
-        raise DatasetError(f"no success in {config.steps} steps ({played} episodes)")
-    return kept, played
 
 
 def stored(spec: Spec) -> Spec:
@@ -128,20 +118,12 @@ def _require_same_settings(config: CollectConfig) -> None:
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
-def play(policy: Policy, env: VecEnv, seed: int) -> Iterator[Tensors]:
-    """Infinitely many episodes in the order of their numbers, as `EpisodeWriter.add` expects them.
-
-    `success` [T] is always false if the environment does not report it. The policy's noise has a
-    generator state of its own, so that the caller's random numbers do not change the episodes.
-    """
-    return (episode for episode, _ in play_with_text(policy, env, seed))
-
-
 @torch.no_grad()
-def play_with_text(
-    policy: Policy, env: VecEnv, seed: int, execute: int | None = None
-) -> Iterator[Played]:
-    """As `play`, each episode with its instruction (None: the one of the Spec)."""
+def play(policy: Policy, env: VecEnv, seed: int, execute: int | None = None) -> Iterator[Played]:
+    """Infinitely many episodes in the order of their numbers, as `EpisodeWriter.add` expects them,
+    each with its instruction (None: the one of the Spec). `success` [T] is always false if the
+    environment does not report it. The policy's noise has a generator state of its own, so that the
+    caller's random numbers do not change the episodes."""
     done: dict[int, Played] = {}
     number = 0
     for place, episode, text in _as_they_end(policy, env, seed, execute):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, needed
 
 SCHEME = "hf://"
 NAME = re.compile(r"(?:datasets/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -18,11 +18,9 @@ FILES = ("meta/*", "meta/**/*", "data/**/*", "videos/**/*", "images/**/*", "coll
 
 
 def local_folder(given: str) -> Path:
-    """The folder of a dataset: `given` itself, or the downloaded copy of `hf://owner/name`.
-
-    Without a revision it is the hub's newest, and is looked up each time. ConfigError, in one line,
-    for a dataset that cannot be had.
-    """
+    """The folder of a dataset: `given` itself, or the downloaded copy of `hf://owner/name`. Without
+    a revision it is the hub's newest, and is looked up each time. ConfigError, in one line, for a
+    dataset that cannot be had."""
     if not given.startswith(SCHEME):
         return Path(given)
     matched = NAME.fullmatch(given.removeprefix(SCHEME))
@@ -34,10 +32,7 @@ def local_folder(given: str) -> Path:
 
 
 def _downloaded(given: str, name: str, revision: str | None) -> Path:
-    try:
-        import huggingface_hub as hub
-    except ModuleNotFoundError as error:
-        raise ConfigError('hf:// needs huggingface_hub: pip install "embodied-rl[hub]"') from error
+    hub = needed("huggingface_hub", "hf:// needs huggingface_hub", "hub")
     try:
         folder = hub.snapshot_download(
             name, repo_type="dataset", revision=revision, allow_patterns=list(FILES)

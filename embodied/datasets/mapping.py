@@ -48,8 +48,7 @@ RANGES = ("quantiles", "minmax")
 PREFIXES = ("observation.images.", "observation.", "obs/")
 
 
-Each = float | tuple[float, ...]
-"""One number for all elements, or one for each."""
+Each = float | tuple[float, ...]  # one number for all elements, or one for each
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,6 @@ class Mapping:
 
     @classmethod
     def load(cls, path: Path | str) -> Mapping:
-        """Read a mapping file; ConfigError, in one line."""
         try:
             text = Path(path).read_text()
         except FileNotFoundError as error:
@@ -111,11 +109,7 @@ class Mapping:
         if not isinstance(node, abc.Mapping):
             raise ConfigError(f"{where} should hold `obs:` and `action:`, not {shown(node)}")
         settings = cast(abc.Mapping[str, Any], node)
-        for key in settings:
-            if key not in ("obs", "action"):
-                raise ConfigError(
-                    f'{where} has no setting "{key}"{nearest(str(key), ("obs", "action"))}'
-                )
+        _require_known(settings, ("obs", "action"), where)
         obs = settings.get("obs") or {}
         if not isinstance(obs, abc.Mapping):
             raise ConfigError(f"{where}: obs should be NAME_HERE: NAME_THERE, not {shown(obs)}")
@@ -143,24 +137,17 @@ class Mapping:
         return {"obs": obs, "action": action}
 
     def source(self, name: str) -> Source:
-        """The source there of the observation `name` here."""
         return self.obs.get(name, Source(name))
 
     def obs_here(self, there: Tensors, names: abc.Iterable[str]) -> Tensors:
         """The observations `names` of here, from those of there."""
-        found: Tensors = {}
-        for name in names:
-            source = self.source(name)
-            found[name] = source.here(there[source.name])
-        return found
+        sources = {name: self.source(name) for name in names}
+        return {name: source.here(there[source.name]) for name, source in sources.items()}
 
     def obs_there(self, here: Tensors, names: abc.Iterable[str]) -> Tensors:
         """The observations of there that are made of `names` here; the inverse of `obs_here`."""
-        found: Tensors = {}
-        for name in names:
-            source = self.source(name)
-            found[source.name] = source.there(here[name])
-        return found
+        sources = {name: self.source(name) for name in names}
+        return {source.name: source.there(here[name]) for name, source in sources.items()}
 
     def ordered(self, here: Spec, there: Spec) -> Mapping:
         """This mapping with the order of elements by their names, for `here` and `there`.
@@ -208,7 +195,6 @@ def order_of(here: abc.Sequence[str], there: abc.Sequence[str]) -> tuple[int, ..
 
 
 def inverse_order(order: tuple[int, ...]) -> tuple[int, ...]:
-    """The order that undoes `order`."""
     return tuple(order.index(i) for i in range(len(order)))
 
 
@@ -230,18 +216,21 @@ def _row(numbers: Each, value: Tensor) -> Tensor | float:
     return row.view(last_dims(tuple(value.shape), len(numbers)))
 
 
+def _require_known(node: abc.Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in node:
+        if key not in known:
+            raise ConfigError(f'{where} has no setting "{key}"{nearest(str(key), known)}')
+
+
 def _source(given: Any, where: str) -> Source:
     if isinstance(given, str):
         return Source(short(given))
-    known = ("name", "scale", "offset", "elements")
     if not isinstance(given, abc.Mapping) or not isinstance(given.get("name"), str):
         raise ConfigError(
             f"{where} should be a name there, or {{name: ..., scale: ..., offset: ...}}"
         )
     node = cast(abc.Mapping[str, Any], given)
-    for key in node:
-        if key not in known:
-            raise ConfigError(f'{where} has no setting "{key}"{nearest(str(key), known)}')
+    _require_known(node, ("name", "scale", "offset", "elements"), where)
     scale, offset = _each(node.get("scale", 1.0), where), _each(node.get("offset", 0.0), where)
     if 0 in (scale if isinstance(scale, tuple) else (scale,)):
         raise ConfigError(f"{where}: scale should not be 0")
@@ -393,15 +382,14 @@ def said(leaf: Leaf) -> str:
 
 
 def listed(spec: Spec) -> str:
-    """The observations of a spec with their types and shapes."""
     return ", ".join(f"{name} {said(leaf)}" for name, leaf in spec.obs.items())
 
 
 Numbers = NDArray[np.float64]
 NOISE = 1e-4  # a smaller range, relative to the values (1 or more), is that of measurement noise
 
+# What is -1 and +1: the 1% and 99% quantiles; the extremes; mean -+ standard deviation.
 Statistics = Literal["quantiles", "minmax", "mean_std"]
-"""What is -1 and +1: the 1% and 99% quantiles; the extremes; mean -+ standard deviation."""
 
 
 def measured(values: Tensor, how: Statistics = "quantiles") -> Affine:
@@ -419,7 +407,7 @@ def measured(values: Tensor, how: Statistics = "quantiles") -> Affine:
         low, high = mean - std, mean + std
     middle, varies = (low + high) / 2, _varies(low, high)
     low, high = np.where(varies, low, middle), np.where(varies, high, middle)
-    return Affine.of_range(_listed(low), _listed(high))
+    return Affine.of_range(low.tolist(), high.tolist())
 
 
 def _varies(low: Numbers, high: Numbers) -> NDArray[np.bool_]:
@@ -436,20 +424,13 @@ def outside(values: Tensor) -> float:
     return float((values.abs() > 1 + 1e-4).float().mean())
 
 
-def _listed(values: Any) -> list[float]:
-    return [float(value) for value in values]
-
-
-MOST_OUTSIDE = 0.2
-"""A larger share of actions beyond +-1 means that the range of the mapping is not the data's."""
+MOST_OUTSIDE = 0.2  # a larger share of actions beyond +-1: the mapping's range is not the data's
 
 
 def remapped(episodes: Episodes, here: Spec, mapping: Mapping, where: str) -> Episodes:
     """`episodes` with the observations of `here` and actions whose -1 and +1 are the mapping's.
-
     Nothing is clamped: actions beyond the mapping's range are beyond +-1. ConfigError, which begins
-    with `where`, if something is missing, has another shape or another unit.
-    """
+    with `where`, if something is missing, has another shape or another unit."""
     try:
         require_names(here, mapping)
         require_actions(here, episodes.spec, mapping)

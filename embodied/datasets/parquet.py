@@ -21,12 +21,10 @@ def read_parquet(
     file: Path, columns: Sequence[str] | None = None, episodes: tuple[int, int] | None = None
 ) -> pa.Table:
     """The table in a Parquet file: some `columns` (None: all), the rows whose `episode_index` is
-    within `episodes` (None: all).
-
-    FileError where it would take more memory than `core.files.allowed`: by its metadata, which say
-    how much it is without compression, and counted batch by batch, as they do not say how often a
-    value of a dictionary is repeated. OSError, pa.ArrowException for a file that is damaged.
-    """
+    within `episodes` (None: all). FileError where it would take more memory than
+    `core.files.allowed`: by its metadata, which say how much it is without compression, and counted
+    batch by batch, as they do not say how often a value of a dictionary is repeated. OSError,
+    pa.ArrowException for a file that is damaged."""
     size = require_file(file)
     with pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True) as opened:
         worst = _require_sizes(opened, file, size)

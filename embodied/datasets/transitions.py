@@ -28,6 +28,7 @@ from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.core.tensors import HISTORY, Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.mapping import order_of, permuted
 
 INTERVENED = "intervened"  # column (bool): the step's action was a person's
 SOURCE, EPISODE, CORRECTION = OFFLINE_COLUMNS
@@ -45,16 +46,13 @@ class _Windows:
     valid: Tensor
 
 
-def transitions(
-    episodes: Episodes, gamma: float, chunk: int = 1, n_step: int = 1, keep: Sequence[str] = ()
-) -> Tensors:
+def transitions(episodes: Episodes, gamma: float, chunk: int = 1, n_step: int = 1) -> Tensors:
     """One transition for each of the N steps of `episodes`.
 
     `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps,
     concatenated, [N, H * A] (past the end of the episode the last action is repeated); `reward`
     and `discount` [N] over `n_step` decisions; `episode` [N] (int64), with `chunk` > 1
-    `executed_steps` [N] (int64), how many steps of the chunk were before the episode's end, and
-    the columns named in `keep` ("noise", "success") at the decision.
+    `executed_steps` [N] (int64), how many steps of the chunk were before the episode's end.
     """
     if chunk < 1 or n_step < 1:
         raise ValueError(f"chunk={chunk} and n_step={n_step} should be at least 1")
@@ -72,16 +70,13 @@ def transitions(
         **tt.nest(_successors(episodes, windows), "next_obs"),
         "episode": windows.episode,
         **({"executed_steps": valid[:, :chunk].sum(1)} if chunk > 1 else {}),
-        **{key: steps[key] for key in keep},
     }
 
 
 def chunks(episodes: Episodes, chunk: int) -> Tensors:
     """One imitation sample for each of the N steps: `obs/*` [N, ...], the next H actions `action`
-    [N, H, A] (past the end: the last one again), `valid` [N, H] (bool), `episode` [N] (int64).
-
-    A person's chunk ends where they let go. Of a policy's own step nothing is `valid`.
-    """
+    [N, H, A] (past the end: the last one again), `valid` [N, H] (bool), `episode` [N] (int64). A
+    person's chunk ends where they let go. Of a policy's own step nothing is `valid`."""
     if chunk < 1:
         raise ValueError(f"chunk={chunk} must be at least 1")
     windows = _windows(episodes, chunk)
@@ -146,10 +141,8 @@ def _flag(episodes: Episodes, name: str) -> Tensor:
 def past_observations(episodes: Episodes, steps: Mapping[str, int], width: int = 1) -> Tensors:
     """For every step, the observations NAME of the `steps[NAME]` = k steps before it and before the
     one `width` steps later: `obs/history/NAME`, `next_obs/history/NAME` [N, k, ...], oldest first.
-
     As in a policy's carry (`core.tensors`), before the start of an episode its first one is
-    repeated. Pictures are decoded.
-    """
+    repeated. Pictures are decoded."""
     windows = _windows(episodes, width)
     first = episodes.start[windows.episode][:, None]
     ends = {"obs": windows.rows[:, :1], "next_obs": windows.rows[:, -1:] + 1}
@@ -172,6 +165,7 @@ def joined(parts: Sequence[Episodes]) -> Episodes:
             parts = [with_steps(part, {name: values(part)}) for part in parts]
     keys = [key for key in parts[0].steps if all(key in part.steps for part in parts)]
     length = torch.cat([part.length for part in parts])
+    several = any(part.step_texts for part in parts)
     return Episodes(
         parts[0].spec,
         tt.cat([{key: part.steps[key] for key in keys} for part in parts]),
@@ -180,28 +174,21 @@ def joined(parts: Sequence[Episodes]) -> Episodes:
         tt.cat([part.final for part in parts]),
         sum((part.texts for part in parts), ()),
         sum((part.info for part in parts), ()),
-        _step_texts(parts),
+        sum((part.words() for part in parts), ()) if several else (),
     )
 
 
-def _step_texts(parts: Sequence[Episodes]) -> tuple[str, ...]:
-    """The sentences of all steps where one of `parts` has them."""
-    if not any(part.step_texts for part in parts):
-        return ()
-    return sum((part.words() for part in parts), ())
-
-
-def element_order(here: Leaf, there: Leaf, what: str) -> list[int] | None:
-    """The place there of each element here, by their names; None where they are the same, or one
+def element_order(here: Leaf, there: Leaf, what: str) -> tuple[int, ...]:
+    """The place there of each element here, by their names; empty where they are the same, or one
     side has none. SpecMismatch, which names `what`, for other names."""
     ours, theirs = here.names, there.names
     if ours == theirs or not len(ours) == len(theirs) == here.size == there.size:
-        return None
+        return ()
     if set(ours) != set(theirs) or len(set(ours)) < len(ours):
         raise SpecMismatch(
             f"{what} has the elements {', '.join(theirs)}, and {', '.join(ours)} are needed"
         )
-    return [theirs.index(name) for name in ours]
+    return order_of(ours, theirs)
 
 
 def unnamed(here: Spec, there: Spec) -> str:
@@ -243,15 +230,8 @@ def in_order_of(episodes: Episodes, here: Spec, where: str) -> Episodes:
     return replace(episodes, spec=spec, steps=steps, final=final)
 
 
-def permuted(values: Tensor, order: list[int] | None) -> Tensor:
-    """Values [N, *shape] with the elements of the flattened leaf in another order."""
-    if order is None:
-        return values
-    return values.reshape(len(values), -1)[:, order].reshape(values.shape)
-
-
-def _reordered(leaf: Leaf, order: list[int] | None) -> Leaf:
-    if order is None:
+def _reordered(leaf: Leaf, order: tuple[int, ...]) -> Leaf:
+    if not order:
         return leaf
     low, high = (
         tuple(end[place] for place in order) if isinstance(end, tuple) else end
@@ -318,7 +298,8 @@ def _successors(episodes: Episodes, windows: _Windows) -> Tensors:
     total = len(last)
     ends = (episodes.start + episodes.length - 1)[windows.episode]
     index = torch.where(last == ends, total + windows.episode, last + 1)
-    result: Tensors = {}
-    for name, final in episodes.final.items():
-        result[name] = torch.cat([episodes.steps[f"obs/{name}"], final]).index_select(0, index)
-    return result
+    steps = episodes.steps
+    return {
+        name: torch.cat([steps[f"obs/{name}"], final]).index_select(0, index)
+        for name, final in episodes.final.items()
+    }

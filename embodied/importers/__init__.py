@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import nearest, needed
 from embodied.core.files import MALFORMED, FileError, reading, require_file, require_room
 from embodied.core.native import (
     NativeAction,
@@ -68,10 +68,7 @@ class Converted:
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """An HDF5 file for reading; DatasetError where it is cut off or lacks what is looked up."""
-    try:
-        import h5py
-    except ModuleNotFoundError as error:
-        raise ConfigError('HDF5 files need h5py: pip install "embodied-rl[data]"') from error
+    h5py = needed("h5py", "HDF5 files need h5py", "data")
     try:
         require_file(path)
         with h5py.File(path, "r") as file:
@@ -84,10 +81,8 @@ def opened(path: Path) -> Iterator[Any]:
 
             file.visititems_links(look)
             if found:
-                line = (
-                    f"{found[0][:100]!r} is a link into another file; ask for a file that holds it"
-                )
-                raise FileError(f"{path}: {line}")
+                line = f"{path}: {found[0][:100]!r} is a link into another file"
+                raise FileError(f"{line}; ask for a file that holds it")
             yield file
     except (OSError, SystemError) as error:  # h5py's, where a link is damaged
         reason = str(error).strip().splitlines()[0]
@@ -275,13 +270,10 @@ def convert(
     mask: str | None = None,
 ) -> Converted:
     """Read `in_path`, of one of `formats()`, and write the same episodes to the new dataset
-    `out_path`.
-
-    `dt` is the control period (s); None takes it from the file. Actions become [-1, 1], affine to
-    the environment's bounds or to `bounds`; of formats that do not tell them they stay as they are:
-    see the format's module. `mask`: only the episodes of this subset or split. DatasetError in
-    one line where something is missing, cut off, or already there.
-    """
+    `out_path`. `dt` is the control period (s); None takes it from the file. Actions become [-1, 1],
+    affine to the environment's bounds or to `bounds`; of formats that do not tell them they stay as
+    they are: see the format's module. `mask`: only the episodes of this subset or split.
+    DatasetError in one line where something is missing, cut off, or already there."""
     if source_format not in formats():
         hint = nearest(source_format, formats())
         raise DatasetError(f'there is no importer for "{source_format}"{hint}')

@@ -22,32 +22,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embodied.core.atomic_write import write_durably, write_json
+from embodied.core.atomic_write import write_json
 from embodied.core.files import inside, read_json, read_text
-from embodied.datasets.lerobot.schema import (
-    DAMAGE,
-    DATA,
-    DATA_MB,
-    FILES_PER_CHUNK,
-    INDEX,
-    VERSION,
-    VIDEO,
-    VIDEO_MB,
-    DatasetError,
-    file_in,
-    file_number,
-    place_in_file,
-    place_in_film,
-    require_info,
-    tasks_table,
-    write_parquet,
-)
+from embodied.datasets.lerobot import schema
+from embodied.datasets.lerobot.schema import DAMAGE, DATA, INDEX, VIDEO, DatasetError, write_parquet
 from embodied.datasets.lerobot.writer import summarise
 from embodied.datasets.parquet import read_parquet
 
+# Of data_path and video_path: a format of Python could ask for anything else.
 PART = r"\{(video_key|episode_(chunk|index)(:0?\d{1,2}d)?)\}"
 TEMPLATE = re.compile(rf"([^{{}}]|{PART})*")
-"""Of data_path and video_path: a format of Python could ask for anything else."""
 LINES = 2**28  # bytes of a list of episodes
 
 
@@ -60,14 +44,16 @@ def copy(path: Path, out: Path) -> int:
         raise DatasetError(f"{path} holds no episode")
     if sorted(texts) != list(range(len(texts))):
         raise DatasetError(f"{path / 'meta/tasks.jsonl'}: task_index should count from 0")
-    stats = {line["episode_index"]: line["stats"] for line in _statistics(path)}
+    each = (path / "meta" / "episodes_stats.jsonl").exists()  # not in version 2.0
+    listed = _lines(path, "episodes_stats") if each else ()
+    stats = {line["episode_index"]: line["stats"] for line in listed}
     # info.json of version 3 (totals are written at the end).
     kept = {k: v for k, v in old.items() if k not in ("total_chunks", "total_videos")}
     info = kept | {
-        "codebase_version": VERSION,
-        "chunks_size": FILES_PER_CHUNK,
-        "data_files_size_in_mb": DATA_MB,
-        "video_files_size_in_mb": VIDEO_MB,
+        "codebase_version": schema.VERSION,
+        "chunks_size": schema.FILES_PER_CHUNK,
+        "data_files_size_in_mb": schema.DATA_MB,
+        "video_files_size_in_mb": schema.VIDEO_MB,
         "data_path": DATA,
         "video_path": None if old.get("video_path") is None else VIDEO,
     }
@@ -76,25 +62,24 @@ def copy(path: Path, out: Path) -> int:
     begin = 0
     for number, episode in enumerate(episodes):
         length = int(episode["length"])
-        file = file_number(out, DATA, number, info)
+        file = schema.file_number(out, DATA, number, info)
         _copy_steps(_file(path, old, "data_path", episode), file, number, begin, length)
         row = {"episode_index": number, "tasks": list(episode["tasks"]), "length": length}
-        row |= place_in_file("data", number, info)
+        row |= schema.place_in_file("data", number, info)
         row |= {"dataset_from_index": begin, "dataset_to_index": begin + length}
         for camera in cameras:
             film = _file(path, old, "video_path", episode, camera)
-            _copied(film, file_number(out, VIDEO, number, info, camera))
-            row |= place_in_film(camera, number, info, 0.0, length / info["fps"])
-        row |= place_in_file("meta/episodes", 0, info)
+            _copied(film, schema.file_number(out, VIDEO, number, info, camera))
+            row |= schema.place_in_film(camera, number, info, 0.0, length / info["fps"])
+        row |= schema.place_in_file("meta/episodes", 0, info)
         for name, kinds in stats.get(episode["episode_index"], {}).items():
             row |= {f"stats/{name}/{kind}": value for kind, value in kinds.items()}
         rows.append(row)
         begin += length
     index = pa.Table.from_pylist(rows)
-    listed, tasks = file_in(out, INDEX, 0, 0), out / "meta" / "tasks.parquet"
-    write_durably(listed, lambda sink: write_parquet(index, sink))
+    write_parquet(index, schema.file_in(out, INDEX, 0, 0))
     words = [texts[number] for number in range(len(texts))]
-    write_durably(tasks, lambda sink: write_parquet(tasks_table(words), sink))
+    write_parquet(schema.tasks_table(words), out / "meta" / "tasks.parquet")
     summarise(out, info, index)
     if not stats and (path / "meta" / "stats.json").exists():
         write_json(out / "meta" / "stats.json", read_json(path / "meta" / "stats.json"))
@@ -109,7 +94,7 @@ def _info(path: Path) -> dict[str, Any]:
         info = read_json(file)
         version = str(info["codebase_version"])
         templates = str(info["data_path"]), str(info.get("video_path") or "")
-        require_info(info, file)
+        schema.require_info(info, file)
     except (*DAMAGE, TypeError, AttributeError) as error:
         raise DatasetError(f"{file} is damaged ({error}); copy it again") from error
     if not version.startswith("v2."):
@@ -130,12 +115,6 @@ def _lines(path: Path, name: str) -> Iterator[dict[str, Any]]:
         raise DatasetError(f"{file} is missing; copy the dataset again") from error
     except ValueError as error:
         raise DatasetError(f"{file} is damaged ({error}); copy it again") from error
-
-
-def _statistics(path: Path) -> Iterator[dict[str, Any]]:
-    """Those of every episode (2.1); none in version 2.0."""
-    if (path / "meta" / "episodes_stats.jsonl").exists():
-        yield from _lines(path, "episodes_stats")
 
 
 def _file(
@@ -178,4 +157,4 @@ def _copy_steps(file: Path, target: Path, number: int, begin: int, length: int) 
     for name, values in counters.items():
         at = table.column_names.index(name)
         table = table.set_column(at, table.schema.field(name), pa.array(values, pa.int64()))
-    write_durably(target, lambda sink: write_parquet(table, sink))
+    write_parquet(table, target)

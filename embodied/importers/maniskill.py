@@ -19,33 +19,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from embodied import importers
 from embodied.core.files import read_text, require_file
 from embodied.core.native import Native, NativeAction, NestedAction
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.envs.maniskill.observations import flat, leaves
-from embodied.importers import (
-    CONTROL_PERIOD,
-    Bounds,
-    Recorded,
-    flags,
-    last_flags,
-    numbered,
-    numbers,
-    opened,
-    split,
-    unit_box,
-    walk,
-    with_actions,
-)
+from embodied.importers import CONTROL_PERIOD, Bounds, Recorded, flags, last_flags, numbers, walk
 
 
 def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
     """The Spec of a file, and its trajectories in the order of their numbers."""
     about = _about(path)
-    with opened(path) as file:
-        names = numbered(file, "traj")
+    with importers.opened(path) as file:
+        names = importers.numbered(file, "traj")
         if not names:
             raise DatasetError(f"{path} holds no traj_0; is it a ManiSkill trajectory file?")
         first = file[names[0]]
@@ -65,10 +53,10 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
             "--low and --high (env.action_space.low and .high of the task in ManiSkill)"
         )
     size = sum(count for _, count in arms)
-    action = bounds.action((size,), str(path)) if bounds.given else unit_box(size)
+    action = bounds.action((size,), str(path)) if bounds.given else importers.unit_box(size)
     rate = settings.get("sim_config", {}).get("control_freq", 1.0 / CONTROL_PERIOD)
     text = str(about.get("env_id", ""))
-    episodes = with_actions(path, names, action, text, "trajectory", "/", _rows)
+    episodes = importers.with_actions(path, names, action, text, "trajectory", "/", _rows)
     own = _of_arms(action, arms)
     native = Native((), own).to_json()
     return Spec(obs, own.leaf, dt or 1.0 / rate, text=text, native=native), episodes
@@ -110,7 +98,7 @@ def _nested(node: Any) -> Any:
 
 
 def _rows(trajectory: Any) -> Tensors:
-    rows = split(_observations(trajectory))
+    rows = importers.split(_observations(trajectory))
     actions = [numbers(values) for _, values in walk(trajectory["actions"])]
     rows["action"] = torch.from_numpy(np.concatenate(actions, 1))
     steps = len(rows["action"])

@@ -21,24 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from embodied.core.build import ConfigError
+from embodied import importers
+from embodied.core.build import needed
 from embodied.core.files import MALFORMED, read_json, reading
 from embodied.core.native import Native, NativeLeaf
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.datasets.lerobot.video import decode_image
-from embodied.importers import (
-    Bounds,
-    Recorded,
-    flags,
-    into_unit,
-    leaf_tensor,
-    naming,
-    numbered,
-    opened,
-    split,
-)
+from embodied.importers import Bounds, Recorded, flags, into_unit, leaf_tensor, naming, numbered
 
 Episode = Mapping[str, Any]
 SUCCESS = ("success", "is_success")
@@ -60,15 +51,12 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
 
 
 def _space(folder: Path, about: Mapping[str, Any], kind: str) -> Any:
-    try:
-        from gymnasium.spaces.utils import flatdim
-        from minari.serialization import deserialize_space
-    except ModuleNotFoundError as error:
-        raise ConfigError('this dataset needs Minari: pip install "embodied-rl[data]"') from error
+    serialization = needed("minari.serialization", "this dataset needs Minari", "data")
+    flatdim = needed("gymnasium.spaces.utils", "this dataset needs Minari", "data").flatdim
     if kind not in about:
         raise DatasetError(f"{folder / 'metadata.json'}: the {kind} is not given")
     with reading(f"{folder / 'metadata.json'}: the {kind}", AssertionError, *MALFORMED):
-        made = deserialize_space(about[kind])
+        made = serialization.deserialize_space(about[kind])
     with suppress(ValueError, NotImplementedError):  # spaces of no fixed size
         if flatdim(made) > MOST:
             raise DatasetError(f"{folder / 'metadata.json'}: the {kind} is too large")
@@ -134,7 +122,7 @@ def _period(folder: Path, about: Mapping[str, Any]) -> float:
 def _episodes(folder: Path, about: Mapping[str, Any]) -> Iterator[Iterator[Episode]]:
     """The episodes, as groups of arrays, whichever way they are stored."""
     if about.get("data_format", "hdf5") == "hdf5":
-        with opened(folder / "main_data.hdf5") as file:
+        with importers.opened(folder / "main_data.hdf5") as file:
             yield (file[name] for name in numbered(file, "episode"))
         return
     from minari import MinariDataset
@@ -168,7 +156,7 @@ def _rows(one: Episode, native: Native) -> tuple[Tensors, dict[str, int]]:
                 f"{name} has {len(value)} observations and there are {steps} actions; one "
                 "observation more is needed"
             )
-    rows = split(observations)
+    rows = importers.split(observations)
     rows["action"], notes = into_unit(native.act, _acted(one["actions"]))
     rows["reward"] = torch.from_numpy(np.asarray(one["rewards"], np.float32))
     # Terminated wins where both are set; an episode that merely stops was cut.

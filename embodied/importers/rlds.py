@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from embodied import importers
 from embodied.core.files import read_json, require_file, require_room
 from embodied.core.native import NativeLeaf, native_leaf
 from embodied.core.spec import Leaf, Spec
@@ -28,15 +29,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.datasets.lerobot.video import decode_image
 from embodied.envs.process.worker.memory import flat_name
-from embodied.importers import (
-    Bounds,
-    Recorded,
-    in_own_units,
-    naming,
-    observed,
-    require_elements,
-    with_final,
-)
+from embodied.importers import Bounds, Recorded, in_own_units, naming, observed, require_elements
 
 OBSERVATION, ACTION = "steps/observation/", "steps/action"
 FILE = re.compile(r"-(\w+)\.tfrecord(-\d+-of-\d+)?$")
@@ -138,7 +131,7 @@ def _rows(
         return {}, values
     seen = [str(entry.path[0]) for entry in entries]
     arrays = {name: features[name].array(name, episode[name]) for name in seen}
-    rows = with_final(observed(entries, arrays), torch.from_numpy(values))
+    rows = importers.with_final(observed(entries, arrays), torch.from_numpy(values))
     for name in ("steps/reward", "steps/is_terminal"):
         if name not in episode:
             continue
@@ -198,11 +191,9 @@ def records(file: Path) -> Iterator[bytes]:
 
 
 def example(record: bytes) -> dict[str, Values]:
-    """The features of a serialized tf.train.Example: a list of bytes, or numbers.
-
-    Example.features = 1, Features.feature = 1 (map: key = 1, value = 2), and Feature is one of
-    bytes_list = 1, float_list = 2, int64_list = 3, each with value = 1.
-    """
+    """The features of a serialized tf.train.Example: a list of bytes, or numbers. Example.features
+    = 1, Features.feature = 1 (map: key = 1, value = 2), and Feature is one of bytes_list = 1,
+    float_list = 2, int64_list = 3, each with value = 1."""
     found: dict[str, Values] = {}
     for _, features in _fields(memoryview(record)):
         for _, entry in _fields(features):

@@ -19,32 +19,19 @@ from typing import Any
 
 import torch
 
+from embodied import importers
 from embodied.core.native import Native, NativeLeaf
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
-from embodied.importers import (
-    CONTROL_PERIOD,
-    Bounds,
-    Recorded,
-    flags,
-    last_flags,
-    leaves,
-    numbered,
-    numbers,
-    observed,
-    opened,
-    unit_box,
-    walk,
-    with_actions,
-)
+from embodied.importers import CONTROL_PERIOD, Bounds, Recorded, flags, leaves, numbers, observed
 
 
 def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
     """The Spec of a file, and its demonstrations in the order of their numbers."""
-    with opened(path) as file:
+    with importers.opened(path) as file:
         data = file["data"]
-        demos = numbered(data, "demo")
+        demos = importers.numbered(data, "demo")
         if not demos:
             raise DatasetError(f"{path} holds no data/demo_0; is it a robomimic file?")
         first = data[demos[0]]
@@ -56,9 +43,11 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
         about = json.loads(data.attrs.get("env_args", "{}"))
         settings = about.get("env_kwargs", {})
         period = dt or 1.0 / settings.get("control_freq", 1.0 / CONTROL_PERIOD)
-        entries = leaves((place, numbers(array[:1])) for place, array in walk(first["obs"]))
+        entries = leaves(
+            (place, numbers(array[:1])) for place, array in importers.walk(first["obs"])
+        )
         size = first["actions"].shape[1]
-        action = bounds.action((size,), str(path)) if bounds.given else unit_box(size)
+        action = bounds.action((size,), str(path)) if bounds.given else importers.unit_box(size)
         if not bounds.given and _is_absolute(settings.get("controller_configs")):
             raise DatasetError(
                 f"{path}: actions are absolute poses, whose bounds the file does not hold: --low "
@@ -70,7 +59,7 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
         return _rows(demo, entries, bool(settings.get("reward_shaping")))
 
     spec = Native(entries, action).spec(period, text)
-    return spec, with_actions(path, demos, action, text, "demo", "data", rows)
+    return spec, importers.with_actions(path, demos, action, text, "demo", "data", rows)
 
 
 def _is_absolute(controller: Any) -> bool:
@@ -96,4 +85,4 @@ def _rows(demo: Any, entries: tuple[NativeLeaf, ...], shaped: bool) -> Tensors:
     rows |= {f"next_obs/{name}": value for name, value in after.items()}
     rows |= {"reward": reward[:steps], "success": success[:steps]}
     rows["action"] = torch.from_numpy(numbers(demo["actions"]))[:steps]
-    return rows | last_flags(steps, bool(success[-1]))
+    return rows | importers.last_flags(steps, bool(success[-1]))

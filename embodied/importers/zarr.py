@@ -23,21 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from embodied.core.build import ConfigError
+from embodied import importers
+from embodied.core.build import ConfigError, needed
 from embodied.core.files import allowed, inside, read_bytes, require_file, require_room
 from embodied.core.native import NativeLeaf, native_leaf, picture_axes
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.schema import DatasetError
-from embodied.importers import (
-    Bounds,
-    Recorded,
-    in_own_units,
-    leaf_tensor,
-    naming,
-    require_elements,
-    with_final,
-)
+from embodied.importers import Bounds, Recorded, in_own_units, leaf_tensor, naming, require_elements
 
 ENDS = "meta/episode_ends"
 ACTION = "action"
@@ -90,7 +83,7 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
                 rows, notes = Tensors(), {"episode": number}
                 if len(values):
                     unit, clipped = convert(values)
-                    rows, notes = with_final(observed, unit), notes | clipped
+                    rows, notes = importers.with_final(observed, unit), notes | clipped
             yield Recorded(f"episode {number}", rows, "", notes)
 
     leaves = {entry.name: entry.leaf for entry in entries.values()}
@@ -285,10 +278,7 @@ def zstd_size(data: bytes) -> int:
 def codec(settings: Mapping[str, Any], known: Sequence[str]) -> Any:
     """The codec of numcodecs, one of `known`: some of the others run code of the file (pickle).
     Those of pictures (UMI's JPEG XL) are in imagecodecs. ConfigError."""
-    try:
-        from numcodecs.registry import get_codec
-    except ModuleNotFoundError as error:
-        raise ConfigError('zarr files need numcodecs: pip install "embodied-rl[data]"') from error
+    registry = needed("numcodecs.registry", "zarr files need numcodecs", "data")
     name = str(settings["id"])
     if name not in known and not name.startswith("imagecodecs_"):
         raise ConfigError(
@@ -301,6 +291,6 @@ def codec(settings: Mapping[str, Any], known: Sequence[str]) -> Any:
             raise ConfigError(f"{name} pictures need: pip install imagecodecs") from error
         register_codecs(verbose=False)
     try:
-        return get_codec(dict(settings))
+        return registry.get_codec(dict(settings))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"numcodecs has no codec {name} of these settings ({error})") from error

@@ -35,8 +35,8 @@ from embodied.reports.page import (
 )
 from embodied.teachers.teacher import LEVEL, Floats, LevelSpace, LoggedEpisodes, read_episode_log
 from embodied.training.logger import read_metrics
-from embodied.training.reward_components import FILE
-from embodied.training.reward_hacking import evaluations, ever_diverged
+from embodied.training.run_evaluation import TERMS
+from embodied.training.warning_signs import evaluations, ever_diverged
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -331,7 +331,7 @@ def _goodhart(folder: Path) -> str:
 
 def _terms(folder: Path) -> str:
     """The reward's components over one evaluation episode."""
-    file = folder / FILE
+    file = folder / TERMS
     if not file.exists():
         return ""
     kept = json.loads(file.read_text())

@@ -85,7 +85,6 @@ class Collector:
         return self.complete(self.act())
 
     def act(self) -> Step:
-        """Step the environment with the actor's next action."""
         action = self.actor(self.obs, self.first)
         return self.env.step(action.to(self.env.device))
 
@@ -169,7 +168,6 @@ class Collector:
 
     @property
     def savable(self) -> bool:
-        """Whether the environment can save its exact state."""
         try:
             self.env.get_state()
         except NotSavable:
@@ -196,7 +194,6 @@ class Collector:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         self.env.set_state(state["env"])
         self.actor.set_state(state["actor"])
         here, there = self.actor.device, self.env.device

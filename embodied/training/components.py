@@ -23,28 +23,25 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
 from embodied.training.config import OffPolicy, RunConfig, as_node
-from embodied.training.run_evaluation import RunEvaluation
-from embodied.training.trainer import Loop
+from embodied.training.run_evaluation import RunEvaluation, write_terms
+from embodied.training.trainer import Loop, RunParts
 
 if TYPE_CHECKING:
     from embodied.datasets.lerobot.reader import Episodes
     from embodied.training.actors.pool import ActorPool
     from embodied.training.off_policy import OffPolicyLoop
 
-BUILDERS = {
+BUILDERS = {  # the function that builds the loop of a regime; a run imports its own only
     "offline": "embodied.training.offline.build_offline",
     "off_policy": "embodied.training.off_policy.build_off_policy",
     "on_policy": "embodied.training.on_policy.build_on_policy",
 }
-"""The function that builds the loop of a regime; a run imports its own only."""
 AFTER_EVALUATION = 7_000_003  # added to the seeds of the episodes after a shared evaluation
 
 
 class BestPolicy:
-    """Keeps the policy with the lowest held-out loss of a run, which is what it saves.
-
-    `policy`: the best one that was offered (None: none yet); `score`, `step`: its own.
-    """
+    """Keeps the policy with the lowest held-out loss of a run, which is what it saves. `policy`:
+    the best one that was offered (None: none yet); `score`, `step`: its own."""
 
     def __init__(self) -> None:
         self.policy: Policy | None = None
@@ -63,7 +60,6 @@ class BestPolicy:
         return {"score": self.score, "step": self.step}
 
     def set_state(self, state: Mapping[str, Any], policy: Policy) -> None:
-        """Restore what `get_state` returned, with the saved `policy`."""
         self.policy, self.score, self.step = policy.eval(), state["score"], state["step"]
 
 
@@ -86,7 +82,6 @@ class RunComponents:
             raise
 
     def _build(self) -> None:
-        """Policy, learner, loop and evaluation."""
         config = self.config
         self.episodes: Episodes | None = None
         if config.demos is not None:
@@ -109,9 +104,8 @@ class RunComponents:
         self.policy.to(self.device)
         module, _, name = BUILDERS[config.data.regime].rpartition(".")
         build_loop: Callable[..., Loop] = getattr(import_module(module), name)
-        self.loop = build_loop(
-            config, self.env, self.policy, self.learner, self.device, self.episodes
-        )
+        parts = RunParts(config, self.env, self.policy, self.learner, self.device, self.episodes)
+        self.loop = build_loop(parts)
         second = getattr(self.loop, "second_agent", None)  # of a two-agent teacher
         if second is not None:
             accelerate(second.learner, self.kernels.native)
@@ -134,7 +128,6 @@ class RunComponents:
         return "; ".join(parts)
 
     def close(self) -> None:
-        """Close the environments of training, evaluation and teacher, if there are any."""
         second = getattr(self.loop, "second_agent", None)
         estimator = getattr(self.loop.teacher, "student", None)
         theirs = None if second is None else second.loop.collector.env
@@ -193,8 +186,6 @@ class RunComponents:
         reward = None if self.loop.rewards is None else self.loop.rewards.reward
         if self.evaluation is None or not isinstance(reward, HasComponents):
             return
-        from embodied.training.reward_components import write_terms
-
         settings = self.config.eval
         self.policy.eval()
         gamma, execute = self.learner.gamma, self.config.execute
@@ -203,19 +194,20 @@ class RunComponents:
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
         """Save a checkpoint. This one and the one before have the loop state, which only resuming
-        needs; older ones lose it.
-
-        The policy in it is the one with the best evaluation so far where there is no environment.
-        """
+        needs; older ones lose it. The policy in it is the one with the best evaluation so far where
+        there is no environment."""
         loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
         loop["best"] = self.best.get_state()
+        state = self.learner.get_state()
+        left_out = tuple(self._left_out())  # a base that the checkpoint only refers to
+        state["module"] = {k: v for k, v in state["module"].items() if not k.startswith(left_out)}
         for old in sorted((folder / "checkpoints").glob("[0-9]*/loop.pt"))[:-1]:
             old.unlink()  # first, so that the disk never holds three
         checkpoint.save(
             folder / "checkpoints" / f"{step:08d}",
             self.deployed((self.best.policy or self.policy).inference_policy()),
             step,
-            self._learner_state(),
+            state,
             loop,
             {
                 "metrics": metrics,
@@ -230,13 +222,6 @@ class RunComponents:
         """`policy`, of a model's environment as one of the real environment."""
         imagined = None if self.env is None else find_protocol(self.env, HasModel)
         return policy if imagined is None else imagined.deployed(policy)
-
-    def _learner_state(self) -> dict[str, Any]:
-        """The learner's state, without a base that the checkpoint only refers to."""
-        state = self.learner.get_state()
-        left_out = tuple(self._left_out())
-        state["module"] = {k: v for k, v in state["module"].items() if not k.startswith(left_out)}
-        return state
 
     def _left_out(self) -> list[str]:
         """Prefixes of the learner's parameters that are in the file of a base policy."""

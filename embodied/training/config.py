@@ -8,7 +8,7 @@ OnPolicy    every update uses the newest environment steps, once
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from embodied.core.bounds import (
@@ -118,17 +118,20 @@ class OnPolicy:
     regime: ClassVar[Regime] = "on_policy"
 
 
-REGIMES: dict[str, type[Offline | OffPolicy | OnPolicy]] = {
-    "offline": Offline,
-    "off_policy": OffPolicy,
-    "on_policy": OnPolicy,
-}
+REGIMES: dict[str, type[Offline | OffPolicy | OnPolicy]]
+REGIMES = {kind.regime: kind for kind in (Offline, OffPolicy, OnPolicy)}
 # Settings outside `data` that only some regimes use.
 ONLY: dict[str, tuple[Regime, ...]] = {
     "replay": ("off_policy",),
     "weighting": ("offline", "off_policy"),
     "reward": ("off_policy", "on_policy"),
     "teacher": ("off_policy", "on_policy"),
+}
+FOR_DEMOS = {
+    "demo_episodes": "demo_episodes limits the episodes read of each dataset",
+    "demo_memory_mb": "demo_memory_mb is for pictures of demonstrations",
+    "demo_policy_steps": "demo_policy_steps is for recordings with interventions",
+    "weighting": "weighting needs demonstrations",
 }
 INSTEAD = {
     "reward": "embodied reward label DATASET reward=... out=DIR relabels a dataset, then demos=DIR"
@@ -187,17 +190,15 @@ class RunConfig:
         for name, regimes in ONLY.items():
             if getattr(self, name) is not None and self.data.regime not in regimes:
                 raise ConfigError(refusal(name, self.data.regime, regimes))
-        if self.demos is None and self.demo_episodes is not None:
-            raise ConfigError("demo_episodes limits the episodes read of each dataset: demos=DIR")
-        if self.demos is None and self.demo_memory_mb != RunConfig.demo_memory_mb:
-            raise ConfigError("demo_memory_mb is for pictures of demonstrations: demos=DIR")
+        if self.demos is None:
+            for name, line in FOR_DEMOS.items():
+                if getattr(self, name) != getattr(RunConfig, name):
+                    raise ConfigError(f"{line}: demos=DIR")
         if self.instruction != "number" and (self.env is not None or self.demos is None):
             raise ConfigError(
                 f"instruction={self.instruction} is for demos= without env=: an environment says "
                 "itself what a policy observes"
             )
-        if self.demo_policy_steps and self.demos is None:
-            raise ConfigError("demo_policy_steps is for recordings with interventions: demos=DIR")
         if self.demo_policy_steps and not resolve(self.learner["_target_"], Learner).imitates():
             raise ConfigError(
                 "demo_policy_steps is for a learner that imitates; this one uses all steps of "
@@ -215,8 +216,6 @@ class RunConfig:
             require_fractions(self.data.fractions, self.demos)
         if self.eval.shared:
             require_shared(self)
-        if self.demos is None and self.weighting is not None:
-            raise ConfigError("weighting needs demonstrations: demos=DIR")
 
     @property
     def environment(self) -> Node:
@@ -229,12 +228,10 @@ class RunConfig:
 
     @property
     def pretrain_steps(self) -> int:
-        """Updates before the first environment step."""
         return self.data.pretrain_steps if isinstance(self.data, OffPolicy) else 0
 
     @property
     def total_steps(self) -> int:
-        """The final value of the run's step counter."""
         return self.pretrain_steps + self.steps
 
     @property
@@ -311,10 +308,8 @@ def regime_of(node: Mapping[str, Any]) -> Regime:
 
 def read_config(node: Mapping[str, Any]) -> RunConfig:
     """A run's settings, checked; raises ConfigError for a wrong setting and one without effect.
-
     `node["data"]` is a mapping with `regime` and the regime's settings, or a regime's name, or
-    missing (the learner's regime).
-    """
+    missing (the learner's regime)."""
     regime = regime_of(node)
     given = node.get("data") or {}
     given = {} if isinstance(given, str) else {k: v for k, v in given.items() if k != "regime"}
@@ -333,4 +328,4 @@ def settings_of(kind: type) -> list[str]:
 def as_node(config: RunConfig) -> Node:
     """The settings as plain nested dictionaries, as they are written to run.yaml."""
     data = {"regime": config.data.regime, **asdict(config.data)}
-    return plain({**asdict(replace(config)), "data": data})
+    return plain({**asdict(config), "data": data})

@@ -263,9 +263,7 @@ def source_of(
 ) -> Dataset | Weighted | Mixture:
     """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set (`gamma`:
     the learner's discount); with `data.fractions` a mixture of one such source of each dataset.
-
-    Rows of the episodes `held` [E] (bool), and a policy's own steps, are never sampled.
-    """
+    Rows of the episodes `held` [E] (bool), and a policy's own steps, are never sampled."""
     kept, own = torch.ones(len(episodes)) if held is None else (~held).double(), imitated(rows)
     fractions = config.data.fractions if isinstance(config.data, Offline) else None
     if fractions is None and config.weighting is None and bool(kept.all()) and bool(own.all()):

@@ -109,9 +109,7 @@ PHYSICAL = f"{PhysicalUnits.__module__}.{PhysicalUnits.__qualname__}"
 
 def physical_policy(node: Node, episodes: Episodes, statistics: Statistics) -> Policy:
     """The policy of `node` on values normalised by `statistics` of `episodes`, in physical units.
-
-    Images, symbols, points and observations of critics are not normalised.
-    """
+    Images, symbols, points and observations of critics are not normalised."""
     if not episodes.spec.act.is_continuous:
         return build(node, Policy, spec=episodes.spec)  # choices have no units
     action = measured(episodes.steps["action"], statistics)
@@ -131,10 +129,8 @@ def physical_policy(node: Node, episodes: Episodes, statistics: Statistics) -> P
 
 def saved_policy(path: str, node: Node, episodes: Episodes) -> Policy:
     """The policy of an earlier run without an environment, with its own statistics, to go on with.
-
     SpecMismatch if its dataset had other observations or actions; ConfigError if `node`, the
-    configured policy, is another one.
-    """
+    configured policy, is another one."""
     policy = checkpoint.load_policy(path, episodes.spec)
     held = policy.node.get("base", policy.node)["_target_"]
     if held != node["_target_"]:

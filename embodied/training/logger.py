@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -27,13 +26,11 @@ PLAIN = 5.0  # s between lines if the output is not a terminal
 
 
 class Log:
-    """One run's log; `folder/metrics.jsonl` has one JSON object per line.
-
-    Every line has `step`, `seconds` (wall time, over all resumes) and metrics such as
-    `train/critic_loss` and `eval/success`. `last` holds the newest value of each. After a resume,
-    lines past the resumed step and an incomplete last line are dropped. Without `begin` nothing is
-    printed. A `silent` log prints and writes nothing. `also`: "tensorboard" or "wandb".
-    """
+    """One run's log; `folder/metrics.jsonl` has one JSON object per line. Every line has `step`,
+    `seconds` (wall time, over all resumes) and metrics such as `train/critic_loss` and
+    `eval/success`. `last` holds the newest value of each. After a resume, lines past the resumed
+    step and an incomplete last line are dropped. Without `begin` nothing is printed. A `silent` log
+    prints and writes nothing. `also`: "tensorboard" or "wandb"."""
 
     def __init__(self, folder: Path, also: str | None = None, silent: bool = False) -> None:
         self.folder, self.file = Path(folder), Path(folder) / "metrics.jsonl"
@@ -55,10 +52,8 @@ class Log:
         config: Any = None,
         verbose: bool = True,
     ) -> None:
-        """Print `facts` and show progress from `step` to `steps`, if `verbose`.
-
-        Metrics past `step` are dropped: `step` 0 starts a new file.
-        """
+        """Print `facts` and show progress from `step` to `steps`, if `verbose`. Metrics past `step`
+        are dropped: `step` 0 starts a new file."""
         self._cut = step
         if self.silent:
             return
@@ -104,12 +99,10 @@ class Log:
             self._shown.tell(self.last)
 
     def advance(self, step: int) -> None:
-        """Update the progress; cheap enough for every iteration."""
         if self._shown is not None:
             self._shown.advance(step)
 
     def warn(self, line: str) -> None:
-        """Print a warning line above the progress."""
         if not self.silent:
             print(f"embodied: {line}", file=sys.stderr, flush=True)
 
@@ -123,12 +116,7 @@ class Log:
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self, step: int) -> None:
@@ -162,8 +150,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 class _Bar:
-    """A progress bar with rate, remaining time and the newest result."""
-
     def __init__(self, console: Console, steps: int, step: int) -> None:
         self.shown, self.start, self.began = 0.0, step, time.monotonic()
         self.progress = Progress(
@@ -256,11 +242,9 @@ def _logged_in() -> bool:
 
 class EventFile:
     """A new file in `folder` that TensorBoard reads, which replaces what earlier files have after
-    `step`; nothing has to be installed to write it.
-
-    Records are a length, its checksum, data and their checksum (TFRecord); the data protocol
-    buffers `Event`: wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7.
-    """
+    `step`; nothing has to be installed to write it. Records are a length, its checksum, data and
+    their checksum (TFRecord); the data protocol buffers `Event`: wall_time = 1, step = 2,
+    file_version = 3, summary = 5, session_log = 7."""
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -277,7 +261,6 @@ class EventFile:
         self._add(step, _field(5, b"".join(_field(1, value) for value in each)))
 
     def finish(self) -> None:
-        """Nothing is left to write."""
         self._file.close()
 
     def _add(self, step: int, content: bytes) -> None:

@@ -28,7 +28,7 @@ from embodied.nn.networks import Ensemble
 from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import OffPolicy, RunConfig
 from embodied.training.reward_pipeline import RewardPipeline, build_reward, pop_env_reward
-from embodied.training.trainer import Trainer
+from embodied.training.trainer import RunParts, Trainer
 
 if TYPE_CHECKING:
     from embodied.buffers.success import SuccessBuffer
@@ -40,15 +40,9 @@ if TYPE_CHECKING:
     from embodied.training.update_ratio import UpdateRatio
 
 UNIFORM: Node = {"_target_": "embodied.buffers.replay.ReplayBuffer"}
+# Episodes as the reward augments them, and their transitions, with the columns of the buffer.
+Demonstrations = tuple["Episodes", Tensors]
 NORMALIZER_ROWS = 10_000  # warm-up transitions to which the normalizers are fitted
-
-
-@dataclass(frozen=True)
-class Demonstrations:
-    """`rows`: the transitions of `episodes`, with the columns of the replay buffer."""
-
-    episodes: Episodes
-    rows: Tensors
 
 
 @dataclass(frozen=True)
@@ -76,21 +70,18 @@ class Buffers:
 
 
 def build_buffers(
-    config: RunConfig,
-    learner: Learner,
-    rewards: RewardPipeline,
-    demonstrations: Demonstrations | None,
-    device: torch.device,
+    parts: RunParts, rewards: RewardPipeline, demonstrations: Demonstrations | None
 ) -> Buffers:
     """The buffers; `demonstrations` are mixed into every batch or put into the replay buffer."""
+    config, learner, device = parts.config, parts.learner, parts.device
     assert isinstance(config.data, OffPolicy)
     data = config.data
-    replay, source, demos = _replay_and_demos(config, learner, rewards, demonstrations, device)
+    replay, source, demos = _replay_and_demos(parts, rewards, demonstrations)
     metrics: Mapping[str, float] = {}
     if demonstrations is not None:
         from embodied.training.demonstrations import metrics_of
 
-        metrics = metrics_of(demos, demonstrations.episodes)
+        metrics = metrics_of(demos, demonstrations[0])
     success: SuccessBuffer | None = None
     if share := data.success_fraction:
         from embodied.buffers.source import Mixture
@@ -136,19 +127,14 @@ def require_imaginable(config: RunConfig, learner: Learner, replay: ReplayBuffer
         "data.success_fraction=0": config.data.success_fraction > 0,
         "finetune=null": config.finetune is not None,
     }
-    for instead, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(f"data.imagined replaces every batch by imagined steps: {instead}")
+    require_none(wrong, "data.imagined replaces every batch by imagined steps")
 
 
 def _replay_and_demos(
-    config: RunConfig,
-    learner: Learner,
-    rewards: RewardPipeline,
-    demonstrations: Demonstrations | None,
-    device: torch.device,
+    parts: RunParts, rewards: RewardPipeline, demonstrations: Demonstrations | None
 ) -> tuple[ReplayBuffer, Source, Source]:
     """The replay buffer, and the sources of updates and of pretraining updates."""
+    config, learner, device = parts.config, parts.learner, parts.device
     assert isinstance(config.data, OffPolicy)
     data = config.data
     rank = f"-{distributed.rank()}" if distributed.world() > 1 else ""
@@ -164,7 +150,7 @@ def _replay_and_demos(
     if demonstrations is None:
         replay = new_replay(capacity=data.replay_size)
         return replay, replay, replay
-    rows, share = demonstrations.rows, data.demo_fraction
+    (episodes, rows), share = demonstrations, data.demo_fraction
     if share is None:
         replay = new_replay(capacity=data.replay_size + tt.length(rows))
         replay.add(rows)
@@ -173,7 +159,7 @@ def _replay_and_demos(
     from embodied.buffers.source import Mixture
     from embodied.training.demonstrations import source_of
 
-    demos = source_of(rows, demonstrations.episodes, config, device, learner.gamma)
+    demos = source_of(rows, episodes, config, device, learner.gamma)
     if replay.columns:
         raise ConfigError(
             "this replay buffer cannot be mixed with demonstrations: data.demo_fraction=null"
@@ -222,12 +208,14 @@ def require_single_steps(config: RunConfig, learner: Learner, policy: Policy) ->
         "data.demo_fraction=0.5": config.demos is not None and data.demo_fraction is None,
         "replay=uniform": policy.augments or bool(learner.columns),
     }
-    for instead, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(
-                "this replay buffer asks the environment of this process about single steps, as "
-                f"the policy observed them: {instead}"
-            )
+    line = "this replay buffer asks the environment of this process about single steps, as the"
+    require_none(wrong, f"{line} policy observed them")
+
+
+def require_none(wrong: Mapping[str, bool], line: str) -> None:
+    """ConfigError with `line` and the first setting to choose instead of one that is wrong."""
+    for instead in (instead for instead, is_wrong in wrong.items() if is_wrong):
+        raise ConfigError(f"{line}: {instead}")
 
 
 def require_usable(config: RunConfig, learner: Learner) -> None:
@@ -258,10 +246,8 @@ def require_usable(config: RunConfig, learner: Learner) -> None:
 
 class OffPolicyLoop:
     """The run's steps count `pretrain_steps` updates from demonstrations, then environment steps of
-    all parallel envs (and processes) together.
-
-    `policy` collects after the warm-up. `schedule` sets the ratio of updates (None: constant).
-    """
+    all parallel envs (and processes) together. `policy` collects after the warm-up. `schedule` sets
+    the ratio of updates (None: constant)."""
 
     held_out = None
     memory = ""
@@ -347,14 +333,11 @@ class OffPolicyLoop:
         self.buffers.replay.end_episodes(torch.isin(self.env_ids, env_ids))
 
     def mean_reward(self) -> dict[str, Tensor]:
-        """Mean rewards of the transitions that were stored since the last call."""
         return self.rewards.mean_of_stored(self.buffers.replay)
 
     def _due_updates(self, transitions: Tensors) -> int:
         """Return the whole number of updates due: `utd_ratio` per new transition; the rest is kept.
-
-        All processes of a distributed run make the same number of updates.
-        """
+        All processes of a distributed run make the same number of updates."""
         stored = distributed.mean(len(transitions["reward"]) if transitions else 0)
         if not (self.learning and stored and distributed.all_min(len(self.buffers.replay))):
             return 0
@@ -425,7 +408,6 @@ class OffPolicyLoop:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         if self.schedule is not None:
             self.utd_ratio = state["utd_ratio"]
             self.schedule.set_state(unpack(state["schedule"]))
@@ -449,16 +431,10 @@ class OffPolicyLoop:
         self.rewards.set_state(state["reward"])
 
 
-def build_off_policy(
-    config: RunConfig,
-    env: VecEnv,
-    policy: Policy,
-    learner: Learner,
-    device: torch.device,
-    episodes: Episodes | None,
-) -> OffPolicyLoop:
+def build_off_policy(parts: RunParts) -> OffPolicyLoop:
     """The loop; the demonstrations of `episodes` (None: none) are mixed in by `config`."""
-    assert isinstance(config.data, OffPolicy)
+    config, policy, learner, env = parts.config, parts.policy, parts.learner, parts.env
+    assert isinstance(config.data, OffPolicy) and env is not None
     data = config.data
     require_usable(config, learner)
     acting = behaviour_of(learner, policy)
@@ -467,19 +443,17 @@ def build_off_policy(
     if config.teacher is not None:
         from embodied.training.task_sampling import build_task_sampling
 
-        tasks = build_task_sampling(config, env, learner, device)
+        tasks = build_task_sampling(config, env, learner, parts.device)
         env = tasks.env
         stateful = tasks.stateful
-    rewards = build_reward(config, env, learner, device)
+    rewards = build_reward(config, env, learner, parts.device)
     if learner.columns and (learner.n_step > 1 or rewards.learned):
         raise ConfigError(
             f"this learner's transitions need {' and '.join(learner.columns)}, which cannot be "
             "computed with n_step above 1 or with a learned reward"
         )
-    demonstrations = None
-    if episodes is not None:
-        demonstrations = _demonstrations(config, rewards, policy, learner, episodes, device)
-    buffers = build_buffers(config, learner, rewards, demonstrations, device)
+    demonstrations = _demonstrations(parts, rewards)
+    buffers = build_buffers(parts, rewards, demonstrations)
     if buffers.dyna is not None:
         stateful = {**stateful, "dyna": buffers.dyna}
     if data.actors and acting is not policy:
@@ -492,49 +466,38 @@ def build_off_policy(
     memory = require_memory(config, buffers, rewards.env, acting)
     loop = OffPolicyLoop(
         data,
-        collector=_collector(config, env, rewards, acting, learner, device),
+        collector=_collector(parts, rewards, acting),
         policy=acting,
         learner=learner,
         buffers=buffers,
         rewards=rewards,
         stateful=stateful,
-        fit_after_warmup=config.normalizes and episodes is None,
+        fit_after_warmup=config.normalizes and parts.episodes is None,
         schedule=schedule,
     )
     loop.memory = memory
     return loop
 
 
-def _demonstrations(
-    config: RunConfig,
-    rewards: RewardPipeline,
-    policy: Policy,
-    learner: Learner,
-    episodes: Episodes,
-    device: torch.device,
-) -> Demonstrations:
-    """The transitions of `episodes`, to which the learner's normalizers are fitted."""
+def _demonstrations(parts: RunParts, rewards: RewardPipeline) -> Demonstrations | None:
+    """The learner's normalizers are fitted to them."""
     from embodied.datasets.transitions import flags
     from embodied.training.demonstrations import rows_for
 
-    assert isinstance(config.data, OffPolicy)
-    episodes = rewards.augment_demonstrations(episodes)
+    if parts.episodes is None:
+        return None
+    config, policy, learner = parts.config, parts.policy, parts.learner
+    episodes = rewards.augment_demonstrations(parts.episodes)
     transitions = rows_for(episodes, policy, learner, config.execute)
-    if config.normalizes or config.data.pretrain_steps:
+    if config.normalizes or config.pretrain_steps:
         learner.fit(transitions)
     transitions |= flags(episodes, rewards.extra_columns, config.execute or policy.chunk)
-    return Demonstrations(episodes, rewards.demonstrations(transitions, learner, device))
+    return episodes, rewards.demonstrations(transitions, learner, parts.device)
 
 
-def _collector(
-    config: RunConfig,
-    env: VecEnv,
-    rewards: RewardPipeline,
-    policy: Policy,
-    learner: Learner,
-    device: torch.device,
-) -> Collector | ActorPool:
+def _collector(parts: RunParts, rewards: RewardPipeline, policy: Policy) -> Collector | ActorPool:
     """Steps the environment in this process, or asks the actors that do."""
+    config, learner, device = parts.config, parts.learner, parts.device
     assert isinstance(config.data, OffPolicy)
     data = config.data
     warmup = data.warmup_steps > 0 and data.pretrain_steps == 0
@@ -548,8 +511,8 @@ def _collector(
     if data.actors:
         from embodied.training.actors.pool import ActorEnv, ActorPool
 
-        assert isinstance(env, ActorEnv)
-        return ActorPool(env, policy, warmup, settings, device, data.max_lag or 0)
+        assert isinstance(parts.env, ActorEnv)
+        return ActorPool(parts.env, policy, warmup, settings, device, data.max_lag or 0)
     acting = policy.warmup_policy() if warmup else policy
     seed = distributed.own_seed(config.seed)
     return Collector(rewards.env, acting, seed=seed, device=device, **settings)

@@ -10,24 +10,19 @@ import torch
 from embodied.buffers.augment import augmented
 from embodied.buffers.source import Mixture, Source
 from embodied.core.build import ConfigError
-from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
-from embodied.datasets.lerobot.reader import Episodes
 from embodied.evaluation.held_out import HeldOut, held_out_episodes
 from embodied.learners.learner import Learner
-from embodied.training.config import Offline, RunConfig
+from embodied.training.config import Offline
 from embodied.training.demonstrations import imitated, metrics_of, pairs_of, rows_for, source_of
-from embodied.training.trainer import Trainer
+from embodied.training.trainer import RunParts, Trainer
 
 if TYPE_CHECKING:
     from embodied.rewards.preferences.offline import SegmentPairs
 
 
 class OfflineLoop:
-    """Runs updates from `source`; the steps of the run count updates.
-
-    `pairs`: the labelled pairs of segments in `source`, if it samples pairs.
-    """
+    """Runs updates from `source`; the steps of the run count updates. `pairs`: the labelled pairs
+    of segments in `source`, if it samples pairs."""
 
     memory = ""
 
@@ -65,21 +60,15 @@ class OfflineLoop:
         return {} if self.pairs is None else {"pairs": self.pairs.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         if self.pairs is not None:
             self.pairs.set_state(state["pairs"])
 
 
-def build_offline(
-    config: RunConfig,
-    env: VecEnv | None,
-    policy: Policy,
-    learner: Learner,
-    device: torch.device,
-    episodes: Episodes | None,
-) -> OfflineLoop:
+def build_offline(parts: RunParts) -> OfflineLoop:
     """The loop over `episodes`; normalizers are fitted to them. Without an environment some
     episodes are held out, to evaluate on."""
+    config, policy, learner, device = parts.config, parts.policy, parts.learner, parts.device
+    episodes = parts.episodes
     assert isinstance(config.data, Offline)
     if episodes is None:
         raise ConfigError(
@@ -94,7 +83,7 @@ def build_offline(
         return OfflineLoop(learner, source, pairs=pairs)
     if config.data.pairs is not None:
         raise ConfigError("data.pairs has no effect: this learner does not learn from pairs")
-    share = 0.0 if env is not None else config.data.held_out
+    share = 0.0 if parts.env is not None else config.data.held_out
     own = imitated(rows)
     usable = torch.stack([part.any() for part in own.split(episodes.length.tolist())])
     held = held_out_episodes(usable, share)

@@ -18,7 +18,6 @@ from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
 from embodied.core.reward import Stateful
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import HasStateValues, Learner, TakesDemonstrations
 from embodied.teachers.teacher import Curriculum, StudentEstimates, TwoAgentTeacher
 from embodied.training.collector import Collector, behaviour_of
@@ -26,7 +25,7 @@ from embodied.training.config import RunConfig
 from embodied.training.demonstrations import imitated, rows_for
 from embodied.training.reward_pipeline import RewardPipeline, build_reward
 from embodied.training.task_sampling import SecondAgent, build_task_sampling
-from embodied.training.trainer import Trainer
+from embodied.training.trainer import RunParts, Trainer
 
 SEED_OFFSET = 1_000_003  # from the seed of the first agent's environment to that of the second's
 
@@ -82,11 +81,8 @@ class OnPolicyLoop:
             trainer.advance(stride + second.drain(), metrics, step)
 
     def advance(self, step: int = 0) -> tuple[dict[str, Tensor], Step]:
-        """One step of all parallel envs, and an update if one is due.
-
-        `step`: the run's step count after it. Returns the update's metrics (possibly empty) and the
-        environment's step.
-        """
+        """One step of all parallel envs, and an update if one is due. `step`: the run's step count
+        after it. Returns the update's metrics (possibly empty) and the environment's step."""
         made = self.collector.act()
         if self.second_agent is not None:
             made = self.second_agent.after_step(made)
@@ -102,12 +98,10 @@ class OnPolicyLoop:
         return metrics, made
 
     def restart(self, seed: int) -> None:
-        """Begin new episodes and a new batch."""
         self.collector.restart(seed)
         self._start_batch()
 
     def mean_reward(self) -> dict[str, Tensor]:
-        """Mean rewards of the last batch."""
         return self.rewards.mean_of_batch()
 
     def _start_batch(self) -> None:
@@ -176,7 +170,6 @@ class OnPolicyLoop:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         self.rewards.set_state(state["reward"])
         for name, part in self.stateful.items():
             part.set_state(unpack(state["parts"][name]))
@@ -191,17 +184,25 @@ class OnPolicyLoop:
         self.age = state["steps_in_batch"]
 
 
-def build_on_policy(
-    config: RunConfig,
-    env: VecEnv,
-    policy: Policy,
-    learner: Learner,
-    device: torch.device,
-    episodes: Episodes | None,
-) -> OnPolicyLoop:
+def build_on_policy(parts: RunParts) -> OnPolicyLoop:
     """The loop; `episodes` are the demonstrations of a learner that uses them (ppo_demos)."""
-    _give_demonstrations(learner, policy, episodes, config.execute)
-    tasks = build_task_sampling(config, env, learner, device, build_second_agent)
+    config, policy, learner, device = parts.config, parts.policy, parts.learner, parts.device
+    episodes = parts.episodes
+    assert parts.env is not None
+    if isinstance(learner, TakesDemonstrations):
+        if episodes is None:
+            raise ConfigError("this learner needs demonstrations: demos=DIR")
+        if learner.rows == "pairs":
+            raise ConfigError("pairs are labelled in offline training only: data=offline")
+        rows = rows_for(episodes, policy, learner, config.execute)
+        own = imitated(rows)
+        learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
+    elif episodes is not None:
+        raise ConfigError(
+            "demos have no effect in on-policy training, except with a learner that imitates "
+            "demonstrations (embodied list learners)"
+        )
+    tasks = build_task_sampling(config, parts.env, learner, device, build_second_agent)
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
     acting = behaviour_of(learner, policy)
@@ -228,24 +229,6 @@ def require_memory(
         "memory" if device.type == "cpu" else "GPU memory",
         "a smaller learner.horizon or env.num_envs",
     )
-
-
-def _give_demonstrations(
-    learner: Learner, policy: Policy, episodes: Episodes | None, execute: int | None
-) -> None:
-    if isinstance(learner, TakesDemonstrations):
-        if episodes is None:
-            raise ConfigError("this learner needs demonstrations: demos=DIR")
-        if learner.rows == "pairs":
-            raise ConfigError("pairs are labelled in offline training only: data=offline")
-        rows = rows_for(episodes, policy, learner, execute)
-        own = imitated(rows)
-        learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
-    elif episodes is not None:
-        raise ConfigError(
-            "demos have no effect in on-policy training, except with a learner that imitates "
-            "demonstrations (embodied list learners)"
-        )
 
 
 def build_second_agent(

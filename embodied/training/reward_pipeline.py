@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,11 +33,10 @@ from embodied.core.reward import (
     Scheduled,
     Stateful,
     extra_columns,
-    needs_local_env,
 )
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
-from embodied.training import reward_hacking
+from embodied.training import warning_signs
 from embodied.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -47,20 +46,9 @@ RECENT = 16  # steps of transitions for the mean components of a frozen reward
 PIECE = 4096  # transitions of demonstrations in one call of the reward
 
 
-@runtime_checkable
-class AugmentedElsewhere(Protocol):
-    """Parallel envs that other processes step."""
-
-    def augmented(self, gamma: float) -> VecEnv:
-        """The same envs with the observations that the run's reward adds (discount `gamma`)."""
-        ...
-
-
 class RewardPipeline:
     """Applies `reward` (None: the environment's) in `env`, which has the observations it needs.
-
-    `reward_only_keys`: those observations' columns; a frozen reward's are not stored.
-    """
+    `reward_only_keys`: those observations' columns; a frozen reward's are not stored."""
 
     def __init__(
         self,
@@ -84,7 +72,6 @@ class RewardPipeline:
         return self.reward is not None and not self.reward.frozen
 
     def set_step(self, step: int) -> None:
-        """`step` environment steps are done."""
         if isinstance(self.reward, Scheduled):
             self.reward.set_step(step)
 
@@ -101,8 +88,7 @@ class RewardPipeline:
         return rewards
 
     def before_storing(self, rows: Tensors) -> Tensors:
-        """The transitions as they are stored."""
-        if not rows or self.reward is None or not self.reward.frozen:
+        if not rows or not self.frozen:
             return rows
         if isinstance(self.reward, HasComponents):
             self.recent.append(tt.each(rows, torch.clone))
@@ -119,7 +105,7 @@ class RewardPipeline:
 
     def demonstrations(self, rows: Tensors, learner: Learner, device: torch.device) -> Tensors:
         """Transitions of demonstrations, rewarded if the reward is frozen."""
-        if self.reward is None or not self.reward.frozen:
+        if not self.frozen:
             return rows
         if missing := set(self.env.spec.obs) - set(tt.under(rows, "obs")):
             raise ConfigError(
@@ -144,9 +130,7 @@ class RewardPipeline:
 
     def sampled(self, source: Source) -> Source:
         """The transitions of `source`, rewarded as they are sampled where the reward learns."""
-        if self.reward is None or self.reward.frozen:
-            return source
-        return Relabel(source, self.rewarded)
+        return Relabel(source, self.rewarded) if self.learned else source
 
     def update(self, batch: Tensors, env_reward: Tensor | None) -> dict[str, Tensor]:
         """Update a learned reward from a sampled batch; returns its metrics."""
@@ -175,28 +159,27 @@ class RewardPipeline:
         """Mean rewards, and of each component, of the last on-policy batch."""
         if self.reward is None or self.last_batch is None:
             return {}
-        return reward_hacking.describe(self.reward, *self.last_batch)
+        return warning_signs.describe(self.reward, *self.last_batch)
 
     @torch.no_grad()
     def mean_of_stored(self, replay: ReplayBuffer) -> dict[str, Tensor]:
         """Mean rewards, and of each component, of the transitions stored since the last call."""
-        count, self.new_rows = min(self.new_rows, reward_hacking.NEWEST, len(replay)), 0
+        count, self.new_rows = min(self.new_rows, warning_signs.NEWEST, len(replay)), 0
         if self.reward is None or not count:
             return {}
         back = torch.arange(count, device=replay.device) + 1
         rows = replay.take((replay.cursor - back) % replay.capacity)
         if not self.reward.frozen:
-            return reward_hacking.describe(self.reward, rows, self.reward(rows))
+            return warning_signs.describe(self.reward, rows, self.reward(rows))
         recent = tt.cat(self.recent) if self.recent else None
-        parts = {} if recent is None else reward_hacking.describe(self.reward, recent)
-        return {**parts, reward_hacking.PROXY: rows["reward"].mean()}
+        parts = {} if recent is None else warning_signs.describe(self.reward, recent)
+        return {**parts, warning_signs.PROXY: rows["reward"].mean()}
 
     def get_state(self) -> dict[str, Any] | None:
         self.finite.read()  # a checkpoint holds only finite rewards
         return self.reward.get_state() if isinstance(self.reward, Stateful) else None
 
     def set_state(self, state: dict[str, Any] | None) -> None:
-        """Continue exactly from `get_state`."""
         if isinstance(self.reward, Stateful) and state is not None:
             self.reward.set_state(state)
 
@@ -213,7 +196,7 @@ def pop_env_reward(batch: Tensors) -> Tensor | None:
 def make_reward(config: RunConfig, env: VecEnv, gamma: float, device: torch.device) -> Reward:
     """The reward of `config.reward` for transitions of `env`."""
     assert config.reward is not None
-    built = build(
+    return build(
         config.reward,
         Reward,
         spec=env.spec,
@@ -223,7 +206,6 @@ def make_reward(config: RunConfig, env: VecEnv, gamma: float, device: torch.devi
         seed=distributed.own_seed(config.seed),
         folder=Path(config.out) / "reward",
     )
-    return built
 
 
 def build_reward(
@@ -245,10 +227,11 @@ def augment(env: VecEnv, reward: Reward, gamma: float) -> VecEnv:
     """`env` with the observations that `reward` needs, added where the environment runs."""
     if not isinstance(reward, AugmentsEnv):
         return env
-    if not isinstance(env, AugmentedElsewhere):
+    elsewhere = getattr(env, "augmented", None)  # parallel envs that other processes step
+    if elsewhere is None:
         return reward.augment_env(env)
-    if needs_local_env(reward):
+    if reward.needs_local_env:
         raise ConfigError(
             "this reward keeps what the environment shows in the training process: data.actors=0"
         )
-    return env.augmented(gamma)
+    return elsewhere(gamma)

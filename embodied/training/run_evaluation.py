@@ -7,18 +7,25 @@ success rates differ by more than chance: there the policy exploits errors of th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.core.build import ConfigError, Node, build
+import torch
+
+from embodied.core import tensors as tt
+from embodied.core.actor import Actor
+from embodied.core.atomic_write import write_json
+from embodied.core.build import ConfigError, build
+from embodied.core.device import forked
 from embodied.core.env import HasModel, VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import AugmentsEnv, Reward
+from embodied.core.reward import AugmentsEnv, HasComponents, Reward
 from embodied.core.spec import require_same
+from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
-from embodied.evaluation.statistics import rate, wilson
+from embodied.training.collector import Collector
 from embodied.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -34,7 +41,15 @@ class RunEvaluation:
         self.imagined = find_protocol(env, HasModel)
         self._real: VecEnv | None = None
         if config.eval.env is not None:
-            self._real = self._real_env(config.eval.env)
+            if self.imagined is None:
+                raise ConfigError(
+                    "eval.env is the real environment beside env=imagined, and env= is no model: "
+                    "leave eval.env out"
+                )
+            rows = min(config.eval.num_envs, config.eval.episodes)
+            self._real = build(config.eval.env | {"num_envs": rows}, VecEnv)
+            theirs = self.imagined.real_spec
+            require_same(self._real.spec, theirs, "eval.env", "the model's environment")
         if config.eval.shared and config.eval.num_envs != env.num_envs:
             raise ConfigError(
                 f"eval.shared evaluates in the environment of the training, which has "
@@ -79,7 +94,6 @@ class RunEvaluation:
         return env
 
     def close(self) -> None:
-        """Close its environments, if they were used and are its own."""
         if self._env is not None and not self.config.eval.shared:
             self._env.close()
         if self._real is not None:
@@ -114,30 +128,41 @@ class RunEvaluation:
         args = settings.episodes, settings.seed, self.config.execute
         return evaluate(policy.eval(), self._real, *args).metrics() | own
 
-    def _real_env(self, node: Node) -> VecEnv:
-        """The environment of `eval.env`. ConfigError where training is not imagined, SpecMismatch
-        if the model is of another environment."""
-        if self.imagined is None:
-            raise ConfigError(
-                "eval.env is the real environment beside env=imagined, and env= is no model: "
-                "leave eval.env out"
-            )
-        settings = self.config.eval
-        env = build(node | {"num_envs": min(settings.num_envs, settings.episodes)}, VecEnv)
-        require_same(env.spec, self.imagined.real_spec, "eval.env", "the model's environment")
-        return env
+
+LONGEST = 1000  # steps of the episode whose reward components are written, at most
+TERMS = "terms.json"
 
 
-def parted(result: Mapping[str, float]) -> str:
-    """A line where the 95% intervals of imagined and real success do not overlap; else empty."""
-    if not {"imagined_success", "success"} <= result.keys():
-        return ""
-    trials = int(result["episodes"])
-    imagined, real = (round(result[k] * trials) for k in ("imagined_success", "success"))
-    (low, high), (other_low, other_high) = wilson(imagined, trials), wilson(real, trials)
-    if low <= other_high and other_low <= high:
-        return ""
-    return (
-        f"imagined success is {rate(imagined, trials)}, and real success {rate(real, trials)}: "
-        "they have parted, so stop here, or fit the model and the reward to newer recordings"
-    )
+@torch.no_grad()
+def write_terms(
+    folder: Path,
+    reward: HasComponents,
+    policy: Policy,
+    env: VecEnv,
+    gamma: float,
+    seed: int,
+    execute: int | None = None,
+) -> None:
+    """Run the first evaluation episode of parallel env 0 and write the reward's components, one
+    number per decision, to FOLDER/terms.json."""
+    if isinstance(reward, AugmentsEnv):
+        env = reward.augment_env(env)
+    # The transitions of env 0's first episode, without exploration, and whether it succeeded.
+    with forked(seed):
+        rollout = Collector(env, policy, gamma, 1, execute, seed)
+        rollout.actor = Actor(policy, env.num_envs, execute)
+        kept: list[Tensors] = []
+        won: bool | None = None
+        for _ in range(LONGEST):
+            rows, step = rollout.step()
+            finished = rollout.finished
+            at = [0] if finished is None else (finished == 0).nonzero().flatten().tolist()
+            if rows and at:  # env 0 finished a decision
+                kept.append({key: value[at[0] : at[0] + 1] for key, value in rows.items()})
+            if "success" in step.log:
+                won = bool(won) or bool(step.log["success"][0])
+            if bool(step.ended[0]):
+                break
+    rows = tt.to(tt.cat(kept), next(policy.parameters()).device)
+    parts = {name: value.tolist() for name, value in reward.components(rows).items()}
+    write_json(folder / TERMS, {"terms": parts, "success": won})

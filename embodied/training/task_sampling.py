@@ -8,9 +8,10 @@ first agent's policy is the one that is evaluated and deployed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,41 +36,26 @@ from embodied.teachers.teacher import (
     Teacher,
     TwoAgentTeacher,
 )
-from embodied.training.collector import Collector
 from embodied.training.config import OnPolicy, RunConfig
 
 
-class SteppedLoop(Protocol):
-    """A training loop that is stepped from outside."""
-
-    collector: Collector
-
-    def advance(self) -> tuple[dict[str, Tensor], Step]: ...
-    def get_state(self) -> dict[str, Any]: ...
-    def set_state(self, state: dict[str, Any]) -> None: ...
-
-
 class SecondAgent:
-    """An agent that `loop` steps and updates with `learner`, when `teacher` decides."""
+    """An agent that the OnPolicyLoop `loop` steps and updates, when `teacher` decides."""
 
-    def __init__(self, teacher: TwoAgentTeacher, learner: Learner, loop: SteppedLoop) -> None:
+    def __init__(self, teacher: TwoAgentTeacher, learner: Learner, loop: Any) -> None:
         self.teacher, self.learner, self.loop = teacher, learner, loop
         self.new_steps = 0
         self.metrics: dict[str, Tensor] = {}
 
     def after_step(self, step: Step) -> Step:
-        """After `step` of the first agent, step the second one as often as the teacher decides.
-
-        Returns the step from which the first agent learns.
-        """
+        """The step from which the first agent learns, which made `step`; the second one is stepped
+        as often as the teacher decides."""
         return self.teacher.after_step(step, self.step)
 
     def step(self, obs: Tensors | None = None) -> None:
-        """One step of all parallel envs, and an update where one is due.
-
-        `obs`: the current observations, if the first agent changed the environment since the last
-        step (None: those of the last step).
-        """
+        """One step of all parallel envs, and an update where one is due. `obs`: the current
+        observations, if the first agent changed the environment since the last step (None: those of
+        the last step)."""
         if obs is not None:
             self.loop.collector.obs = obs
         metrics, step = self.loop.advance()
@@ -86,7 +72,6 @@ class SecondAgent:
         return {"learner": self.learner.get_state(), "loop": self.loop.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from `get_state`."""
         self.learner.set_state(tt.state_to(state["learner"], self.loop.collector.actor.device))
         self.loop.set_state(state["loop"])
         if state["loop"]["collector"] is None:
@@ -111,7 +96,6 @@ class TaskValueEstimator:
         return np.concatenate(parts)
 
     def close(self) -> None:
-        """Close the environment, if it was used."""
         if self.env is not None:
             self.env.close()
 
@@ -148,28 +132,29 @@ class TaskSampling:
     second_agent: SecondAgent | None = None
 
 
-class SecondAgentBuilder(Protocol):
-    """Builds the second agent of a two-agent teacher."""
-
-    def __call__(
-        self, config: RunConfig, teacher: TwoAgentTeacher, env: VecEnv, device: torch.device
-    ) -> SecondAgent: ...
-
-
 def build_task_sampling(
     config: RunConfig,
     env: VecEnv,
     learner: Learner,
     device: torch.device,
-    build_second_agent: SecondAgentBuilder | None = None,
+    build_second_agent: Callable[..., SecondAgent] | None = None,
 ) -> TaskSampling:
-    """The environment, with the tasks of `config.teacher` if it is set.
-
-    `build_second_agent`: None where the training regime has no two-agent teachers.
-    """
+    """The environment, with the tasks of `config.teacher` if it is set. `build_second_agent`: None
+    where the training regime has no two-agent teachers."""
     if config.teacher is None:
         return TaskSampling(env)
-    teacher = _teacher(config, env, learner, device)
+    assert config.teacher is not None
+    levelled = find_protocol(env, HasLevels)
+    teacher = build(
+        config.teacher,
+        Curriculum,
+        spec=env.spec,
+        env=env,
+        seed=distributed.own_seed(config.seed),
+        folder=Path(config.out),
+        levels=None if levelled is None else levelled.levels,
+        student=task_value_estimator(config.environment, learner, device),
+    )
     log = EpisodeLog(Path(config.out) / FILE) if distributed.rank() == 0 else None
     estimates: StudentEstimates | None = None
     second: SecondAgent | None = None
@@ -201,18 +186,3 @@ def build_task_sampling(
     parts = {"teacher": teacher, "episode_log": log, "estimates": estimates, "second_agent": second}
     stateful = {name: part for name, part in parts.items() if part is not None}
     return TaskSampling(env, stateful, estimates, second)
-
-
-def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.device) -> Curriculum:
-    assert config.teacher is not None
-    levelled = find_protocol(env, HasLevels)
-    return build(
-        config.teacher,
-        Curriculum,
-        spec=env.spec,
-        env=env,
-        seed=distributed.own_seed(config.seed),
-        folder=Path(config.out),
-        levels=None if levelled is None else levelled.levels,
-        student=task_value_estimator(config.environment, learner, device),
-    )

@@ -12,22 +12,19 @@ import yaml
 from embodied.core import distributed, formats, run_packages
 from embodied.core.device import seed_everything
 from embodied.core.errors import RemoteError, RobotError
-from embodied.training import reward_hacking
+from embodied.training import warning_signs
 from embodied.training.components import RunComponents
 from embodied.training.config import as_node, read_config
 from embodied.training.logger import Log, read_metrics
-from embodied.training.run_evaluation import parted
 from embodied.training.trainer import Callback, Trainer, intervals
 
 
 def train(node: dict[str, Any], log: Log, callback: Callback | None = None) -> Path:
-    """Train with the settings `node` (the fields of RunConfig); returns the run folder.
-
-    Writes `run.yaml`, checkpoints, metrics and a video. A run interrupted by Ctrl-C saves a
-    checkpoint, raises KeyboardInterrupt and can be resumed bit for bit (on the CPU). Each process
-    of torchrun has its own environments and replay buffer, and only the first one writes. A resumed
-    run loads the saved replay buffer in all processes and resets the environments of the others.
-    """
+    """Train with the settings `node` (the fields of RunConfig); returns the run folder. Writes
+    `run.yaml`, checkpoints, metrics and a video. A run interrupted by Ctrl-C saves a checkpoint,
+    raises KeyboardInterrupt and can be resumed bit for bit (on the CPU). Each process of torchrun
+    has its own environments and replay buffer, and only the first one writes. A resumed run loads
+    the saved replay buffer in all processes and resets the environments of the others."""
     config = read_config(node)
     first = distributed.start() == 0
     seed_everything(config.seed)
@@ -72,8 +69,8 @@ def _trainer(
         if first:
             found = components.evaluate(step)
             result = {f"eval/{k}": v for k, v in found.items()}
-            reward_hacking.log_evaluation(components.loop, log, step, result)
-            if line := parted(found):
+            warning_signs.log_evaluation(components.loop, log, step, result)
+            if line := warning_signs.parted(found):
                 log.warn(line)
             if config.eval.shared:  # the running episodes were lost
                 trainer.episodes.forget(torch.arange(stride))
@@ -109,9 +106,7 @@ def _finish(
             trainer.evaluate(trainer.step)
     finally:  # what was trained is kept, also where an episode never ends
         trainer.save_now()
-    from embodied.training import rising_values
-
-    if line := rising_values.warning(read_metrics(folder), components.learner.n_step, folder):
+    if line := warning_signs.warning(read_metrics(folder), components.learner.n_step, folder):
         log.warn(line)
     if components.config.video and first:
         components.record_videos(folder / "videos")

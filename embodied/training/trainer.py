@@ -17,29 +17,41 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core.children import outlive_parent
-from embodied.core.env import Step
+from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.evaluation.episode_stats import EpisodeMeans
 from embodied.training.logger import Log
 
 if TYPE_CHECKING:
+    from embodied.datasets.lerobot.reader import Episodes
     from embodied.evaluation.held_out import HeldOut
+    from embodied.learners.learner import Learner
     from embodied.teachers.teacher import Curriculum
+    from embodied.training.config import RunConfig
     from embodied.training.reward_pipeline import RewardPipeline
 
-
+# Called after each step, with the number of steps; where it returns False, the training ends.
 Callback: TypeAlias = "Callable[[int, Log, Policy], object]"
-"""Called after each step, with the number of steps; where it returns False, the training ends."""
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a training loop is built of; `episodes`: the demonstrations (None: none)."""
+
+    config: RunConfig
+    env: VecEnv | None
+    policy: Policy
+    learner: Learner
+    device: torch.device
+    episodes: Episodes | None
 
 
 class Loop(Protocol):
     """A training loop: runs until `trainer.running` is false; its state allows an exact resume.
-
     `data_metrics`: metrics of the dataset, logged before training. `rewards`: the run's reward
     pipeline (None: the rewards of the dataset). `held_out`: episodes of the dataset to evaluate on
     (None: none). `teacher`: chooses the tasks (None: the environment does). `memory`: a line about
-    the memory that the run needs, if it is much.
-    """
+    the memory that the run needs, if it is much."""
 
     memory: str
 
@@ -54,7 +66,6 @@ class Loop(Protocol):
     def run(self, trainer: Trainer, /) -> None: ...
     def restart(self, seed: int, /) -> None:
         """Begin new episodes from `seed`: the environment was used for something else."""
-        ...
 
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any]) -> None: ...
@@ -94,13 +105,11 @@ class Throughput:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The time of this context does not count."""
         began = time.monotonic()
         yield
         self.began += time.monotonic() - began
 
     def drain(self, step: int) -> dict[str, float]:
-        """Metrics, now at `step`."""
         seconds = max(time.monotonic() - self.began, 1e-9)
         rates = {"train/steps_per_second": (step - self.step) / seconds}
         if self.counted:
@@ -113,13 +122,10 @@ ECHO = 0.5  # s in which the same signal may have been sent again already
 
 
 class Trainer:
-    """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
-
-    `minutes`: wall time from the first step on, after which it is enough (None: no limit), as where
-    `call(step)`, if it is set, returns False after a step. The first Ctrl-C finishes the current
-    iteration, saves and raises KeyboardInterrupt; a second one, more than `ECHO` s later, stops at
-    once.
-    """
+    """Counts steps and calls `evaluate(step)` and `save(step)` when they are due. `minutes`: wall
+    time from the first step on, after which it is enough (None: no limit), as where `call(step)`,
+    if it is set, returns False after a step. The first Ctrl-C finishes the current iteration, saves
+    and raises KeyboardInterrupt; a second one, more than `ECHO` s later, stops at once."""
 
     def __init__(
         self,
@@ -136,9 +142,7 @@ class Trainer:
         self.stopped = False
         self.log, self.steps, self.every = log, steps, every
         self.evaluate, self.save, self.teacher = evaluate, save, teacher
-        self.step = step
-        self.first_step = step
-        self.saved = step
+        self.step = self.first_step = self.saved = step
         self.interrupted, self.heard = False, 0.0
         self.episodes = EpisodeMeans()
         self.updates: list[Mapping[str, Tensor]] = []
@@ -195,7 +199,6 @@ class Trainer:
                 self.stopped = self.call(self.step) is False
 
     def save_now(self) -> None:
-        """Save, unless this step is saved already."""
         if self.saved != self.step:
             self.save(self.step)
             self.saved = self.step

@@ -18,22 +18,20 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, unknown
+from embodied.core.remembered import Remembered
 
 
 class UpdateRatio(Protocol):
     """A schedule of the number of updates per stored transition, with a state to resume from."""
 
     def ratio(self, metrics: Mapping[str, Tensor]) -> float:
-        """The ratio (at least 0) from now on.
-
-        It is called once before the first update, with no metrics, then after each environment step
-        with updates: `metrics` are 0-d tensors of the last of them, as `update` of the learner and
-        of the reward return them. Reading a tensor's value waits for the device.
-        """
+        """The ratio (at least 0) from now on. It is called once before the first update, with no
+        metrics, then after each environment step with updates: `metrics` are 0-d tensors of the
+        last of them, as `update` of the learner and of the reward return them. Reading a tensor's
+        value waits for the device."""
         ...
 
     def get_state(self) -> dict[str, Any]: ...
-
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
@@ -50,9 +48,11 @@ class Config:
     earliest: CountOrZero = 0  # calls before which the switch is not made
 
 
-class SwitchWhenSteady(UpdateRatio):
+class SwitchWhenSteady(Remembered, UpdateRatio):
     """`low` until the mean of a metric changes by at most `threshold` from one check to the next,
     then `high`."""
+
+    remembered = ("calls", "switched", "sum", "previous")
 
     def __init__(self, config: Config) -> None:
         if config.window > config.every:
@@ -86,15 +86,3 @@ class SwitchWhenSteady(UpdateRatio):
         steady = self.previous is not None and abs(mean - self.previous) <= config.threshold
         self.switched = steady and self.calls >= config.earliest
         self.previous, self.sum = mean, torch.zeros_like(self.sum)
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "calls": self.calls,
-            "switched": self.switched,
-            "sum": self.sum,
-            "previous": self.previous,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.calls, self.switched = state["calls"], state["switched"]
-        self.sum, self.previous = state["sum"], state["previous"]

@@ -30,13 +30,9 @@ from embodied.policies.remote.policy import RemotePolicy
 from embodied.real_robot.daemon import requests
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
+from embodied.real_robot.drivers.servos import calibration
 from embodied.real_robot.drivers.servos.bus import MAKES
-from embodied.real_robot.drivers.servos.calibration import (
-    Progress,
-    driver_settings,
-    load_lerobot,
-    motors_of,
-)
+from embodied.real_robot.drivers.servos.calibration import Progress, driver_settings, load_lerobot
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.kernel.mailbox import Mailbox, MailboxError, memory_folder
 from embodied.real_robot.kernel.messages import REQUEST, VERSION, Command, Mode, state_record
@@ -49,13 +45,13 @@ from embodied.serve.policy_service import PolicyService
 from embodied.serve.protocol import CodecError, Offer, decode, encode
 from embodied.serve.protocol import RequestError as ServedError
 from tests.attacks.doors import DOORS, Door
+from tests.attacks.files import Content
 from tests.builders import ROOT, make_policy
 from tests.real_robot.chunk_fuzz import without_physics
 from tests.real_robot.deployment_fuzz import WHOLE, bases, outcome
 from tests.real_robot.test_control import Bench, within
 from tests.real_robot.test_replay import black_box
 
-Content = bytes | str | Callable[[Path], object]
 KEPT = ROOT / "embodied" / "embodiments"
 
 
@@ -316,7 +312,7 @@ ROBOTS = {node["driver"]["_target_"].split(".")[-1]: node for node in bases()}
 
 def calibrated(path: Path) -> None:
     motors = load_lerobot(path)
-    motors_of(driver_settings(motors))
+    calibration.motors_of(driver_settings(motors))
 
 
 def noise(codec: Any) -> Callable[[bytes], None]:
@@ -334,10 +330,6 @@ def board(data: bytes) -> None:
     buffer = bytearray(data)
     while take_status(buffer):
         pass
-
-
-def mapping(path: Path) -> None:
-    Mapping.load(path)
 
 
 MAPPING = {
@@ -366,7 +358,7 @@ RECORDS: dict[str, tuple[str, Content, Door]] = {
         (KEPT / "so101_capsules.yaml").read_bytes(),
         reader(lambda path: read_model.__wrapped__(str(path))),
     ),
-    "mapping": (".yaml", yaml.safe_dump(MAPPING), reader(mapping)),
+    "mapping": (".yaml", yaml.safe_dump(MAPPING), reader(Mapping.load)),
     "remote": (".yaml", yaml.safe_dump(REMOTE), reader(lambda path: remote_node(str(path)))),
     **{
         f"deployment-{name}": (".json", json.dumps(node), deployed) for name, node in ROBOTS.items()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from tests.attacks import records
 from tests.attacks.doors import DOORS, Door, typed
-from tests.attacks.files import SAVED, Bases, Maker, edit, hdf5, mjcf, save_run
+from tests.attacks.files import SAVED, Bases, Maker, alone, edit, hdf5, mjcf, save_run
 from tests.builders import exit_of, node_of
 from tests.datasets.test_importers import maniskill_file
 from tests.datasets.test_other_formats import write_rlds, write_zarr
@@ -46,19 +45,6 @@ class Subject:
 
 def of(kind: str) -> Maker:
     return lambda bases, to: bases.copy(kind, to)
-
-
-def file(suffix: str, content: bytes | str | Callable[[Path], object]) -> Maker:
-    def make(_: Bases, to: Path) -> Path:
-        path = to.with_suffix(suffix)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if callable(content):
-            content(path)
-        else:
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
-
-    return make
 
 
 def flow(_: Bases, to: Path) -> Path:
@@ -227,10 +213,10 @@ SUBJECTS: dict[str, Subject] = {
     "minari": Subject(minari, DOORS["minari"]),
     "maniskill": Subject(maniskill, inside("maniskill", "a.h5")),
     "mjcf": Subject(mjcf(""), DOORS["describe"]),
-    "urdf": Subject(file(".urdf", URDF), DOORS["describe"]),
-    "study": Subject(file(".yaml", yaml.safe_dump(STUDY)), study),
+    "urdf": Subject(alone(".urdf", URDF), DOORS["describe"]),
+    "study": Subject(alone(".yaml", yaml.safe_dump(STUDY)), study),
     **{
-        name: Subject(file(suffix, content), door)
+        name: Subject(alone(suffix, content), door)
         for name, (suffix, content, door) in records.RECORDS.items()
     },
 }

@@ -18,6 +18,7 @@ import pytest
 
 from embodied.core.files import FileError, inside, read_bytes, reading
 from tests.attacks.files import ATTACKS, FILM, Attack, Bases
+from tests.attacks.fuzz import kept
 from tests.builders import ROOT
 from tests.tiers import only_all
 
@@ -153,3 +154,33 @@ def test_what_is_no_fault_of_the_file_stays_a_traceback() -> None:
         with pytest.raises(FileError) as refused, reading("a file", ValueError):
             raise error
         assert "a file" in str(refused.value) and "\n" not in str(refused.value)
+
+
+SLOW = {
+    *("adopt-act", "adopt-diffusion", "check", "classifier", "drop", "eval", "export", "info"),
+    *("lerobot", "maniskill", "minari", "mjcf", "rlds", "robomimic", "study", "urdf", "view"),
+    *("resume", "zarr"),
+}
+
+
+def require_right(*names: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attacks.fuzz", "--replay", *names],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-1500:]
+    wrong = json.loads(done.stdout.splitlines()[-1])
+    assert not wrong, "\n".join(wrong)
+
+
+@only_all  # a sample of them: test_files.py
+def test_no_kept_try_is_wrong() -> None:
+    require_right(*sorted({name for name, _ in kept()} - SLOW))
+
+
+@only_all
+def test_no_kept_try_of_a_slow_door_is_wrong() -> None:
+    require_right(*sorted(SLOW))

@@ -32,6 +32,7 @@ from embodied.evaluation.evaluate import evaluate
 from embodied.training.collector import Collector
 from embodied.training.config import read_config
 from embodied.training.off_policy import build_off_policy
+from embodied.training.trainer import RunParts
 from tests.builders import make_learner, make_policy, node_of
 from tests.tiers import only_all
 from tests.toy_envs import Reach
@@ -404,7 +405,7 @@ def test_what_does_not_store_single_steps_is_refused(
     learner = make_learner("off_policy.sac.Sac", policy, **shape, **parts["learner"])
     config = read_config(settings(tmp_path, replay=HINDSIGHT, **changes))
     with pytest.raises(ConfigError, match=f"asks .* single steps, .*: {instead}"):
-        build_off_policy(config, env, policy, learner, torch.device("cpu"), None)
+        build_off_policy(RunParts(config, env, policy, learner, torch.device("cpu"), None))
 
 
 class Plane(gymnasium.Env[Any, Any]):

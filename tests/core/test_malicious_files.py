@@ -24,6 +24,7 @@ from embodied.policies.scripted.checkpoint import CheckpointDemonstrator
 from embodied.policies.scripted.checkpoint import Config as Trained
 from embodied.real_robot.policy import decider
 from embodied.viewer.launch import open_session
+from tests.attacks.child import STARTS, WIRES
 from tests.builders import node_of
 
 SPEC = two_gap.TwoGap(two_gap.Config(num_envs=1)).spec
@@ -32,8 +33,6 @@ GAUSSIAN = node_of("policies.gaussian.Gaussian", hidden=[8])
 RANDOM = node_of("policies.random.Random")
 SAC = {"learner": node_of("learners.off_policy.sac.Sac"), "policy": GAUSSIAN}
 RESUMED = {**SAC, "data": {"regime": "off_policy"}}
-STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
-WIRES = ("socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request")
 SEEN: list[str] = []
 WATCHING = False
 

@@ -49,7 +49,7 @@ class Reusing(Counter):
 def test_a_held_episode_keeps_its_own_end() -> None:
     """The third of row 0 ends at 9 but waits for row 1 to end at 10, when row 0 is at 1 again."""
     env = Reusing(Config())
-    episodes = list(islice(play(Random(RandomConfig(), env.spec), env, 0), 5))
+    episodes = [one for one, _ in islice(play(Random(RandomConfig(), env.spec), env, 0), 5)]
     assert env.memory.flatten().tolist() == [1, 105]
     assert [episode["next_obs/state"].item() for episode in episodes] == [3, 105, 3, 105, 3]
 
@@ -101,7 +101,7 @@ def test_corrections_are_recorded_as_a_persons_steps(tmp_path: Path) -> None:
 def test_episodes_come_in_turns_not_as_they_end() -> None:
     """Rows of 3 and 5 steps end in the order 3 5 3 3 5 3; in turns they alternate."""
     env = Counter(Config())
-    episodes = list(islice(play(Random(RandomConfig(), env.spec), env, 0), 6))
+    episodes = [one for one, _ in islice(play(Random(RandomConfig(), env.spec), env, 0), 6)]
     assert [len(episode["action"]) for episode in episodes] == [3, 5, 3, 5, 3, 5]
     for number, episode in enumerate(episodes):
         begin = 100.0 * (number % 2)
@@ -120,7 +120,7 @@ def test_what_happens_between_episodes_changes_nothing() -> None:
     def actions(disturb: bool) -> list[torch.Tensor]:
         env = Counter(Config())
         found = []
-        for episode in islice(play(Random(RandomConfig(), env.spec), env, 7), 4):
+        for episode, _ in islice(play(Random(RandomConfig(), env.spec), env, 7), 4):
             found.append(episode["action"])
             if disturb:
                 torch.rand(3)

@@ -15,18 +15,11 @@ from scipy.spatial.transform import Rotation as Reference
 from embodied.commands.train import train
 from embodied.core import checkpoint
 from embodied.core.spec import DEPTH, POINTS, Leaf, Spec
+from embodied.datasets.editing import transform
 from embodied.datasets.editing.check import CheckConfig
 from embodied.datasets.editing.edit import checked
 from embodied.datasets.editing.rotations import NAMES, from_matrix, to_matrix
-from embodied.datasets.editing.transform import (
-    Projection,
-    Relation,
-    Rotation,
-    absolute,
-    points,
-    relative,
-    rotate,
-)
+from embodied.datasets.editing.transform import Projection, Relation, Rotation, relative, rotate
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
 from embodied.serve.policy_service import PolicyService
 from tests.builders import exit_of, recorded
@@ -160,7 +153,7 @@ def test_relative_poses_are_in_the_frame_of_the_state(poses: Path, tmp_path: Pat
     assert now.spec.act.names == (*(f"relative.{name}" for name in POSE[:7]), "width")
     with pytest.raises(DatasetError, match="the actions are relative already"):
         relative(tmp_path / "relative", tmp_path / "x", how)
-    absolute(tmp_path / "relative", tmp_path / "back", how)
+    relative(tmp_path / "relative", tmp_path / "back", how, back=True)
     again = read_episodes(tmp_path / "back")
     assert again.spec == was.spec
     np.testing.assert_allclose(absolute_poses(again)[0], wanted, atol=2e-5)
@@ -189,7 +182,7 @@ def test_relative_joints_are_joined_by_name(tmp_path: Path) -> None:
     relative(tmp_path / "unnamed", tmp_path / "by_place", Relation())
     moved = read_episodes(tmp_path / "by_place").steps["action"]
     torch.testing.assert_close(moved, action - state[:8])
-    absolute(tmp_path / "by_place", tmp_path / "unnamed_back", Relation())
+    relative(tmp_path / "by_place", tmp_path / "unnamed_back", Relation(), back=True)
     torch.testing.assert_close(read_episodes(tmp_path / "unnamed_back").steps["action"], action)
 
 
@@ -348,10 +341,10 @@ def test_mistakes_about_cameras_are_one_line(walls: Path, tmp_path: Path) -> Non
     ]
     for settings, line in cases:
         with pytest.raises(DatasetError, match=line):
-            points(walls, tmp_path / "out", Projection(**settings))
+            transform.points(walls, tmp_path / "out", Projection(**settings))
         assert not (tmp_path / "out").exists()
     sight = Projection(fov=60)
     with pytest.raises(DatasetError, match="walls has no depth picture front: from=eye"):
-        points(walls, tmp_path / "out", sight, "front")
+        transform.points(walls, tmp_path / "out", sight, "front")
     with pytest.raises(DatasetError, match="has an observation state already"):
-        points(walls, tmp_path / "out", sight, name="state")
+        transform.points(walls, tmp_path / "out", sight, name="state")

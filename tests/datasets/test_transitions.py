@@ -95,12 +95,11 @@ def test_chunks_of_two_at_every_offset() -> None:
 
 
 def test_n_step_keeps_the_first_action() -> None:
-    rows = transitions(TWO, gamma=0.5, n_step=3, keep=["success"])
+    rows = transitions(TWO, gamma=0.5, n_step=3)
     assert rows["reward"].tolist() == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8, 16 + 16, 32]
     assert rows["discount"].tolist() == [0.0, 0.0, 0.0, 0.125, 0.25, 0.5]
     assert rows["next_obs/state"].flatten().tolist() == [3, 3, 3, 13, 13, 13]
     assert torch.equal(rows["action"], TWO.steps["action"])
-    assert rows["success"].tolist() == [False, False, True, False, False, False]
 
 
 def test_n_steps_of_chunks() -> None:

@@ -12,11 +12,11 @@ import threading
 import time
 from typing import Self
 
+from embodied.real_robot.drivers.robotiq import driver
 from embodied.real_robot.drivers.robotiq.driver import (
     ACTIVATE,
     GO,
     INPUTS,
-    OUTPUTS,
     SLAVE,
     WRITE,
     crc,
@@ -85,7 +85,7 @@ class SerialGripper(PtyDevice):
     def reply(self, frame: bytes) -> bytes:
         """The answer to a request, both without CRC."""
         kind, at, count = struct.unpack(">BHH", frame[1:6])
-        if kind == WRITE and at == OUTPUTS and count == 3:
+        if kind == WRITE and at == driver.OUTPUTS and count == 3:
             action, _, _, position, speed, force = frame[7:13]
             self.gripper.command(bool(action & ACTIVATE), bool(action & GO), position, speed, force)
             return frame[:6]

@@ -51,7 +51,8 @@ def two_gap() -> VecEnv:
 def episodes() -> list[Tensors]:
     env = two_gap()
     demonstrator = node_of("policies.scripted.two_gap.TwoGapDemonstrator")
-    return list(islice(play(build(demonstrator, Policy, spec=env.spec), env, 0), EPISODES))
+    played = play(build(demonstrator, Policy, spec=env.spec), env, 0)
+    return [episode for episode, _ in islice(played, EPISODES)]
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.cli import main
 from embodied.nn import kernels
 from embodied.nn.kernels import Kernels, choose
+from tests.builders import exit_of
 
 CPU = torch.device("cpu")
 PPO = "experiment=pendulum_ppo size=debug device=cpu video=false"
 
 
 def command(line: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(line.split())
-    assert stop.value.code == 0
+    assert exit_of(*line.split()) == 0
 
 
 def saved(run: Path) -> dict[str, Any]:

@@ -300,16 +300,6 @@ def gather(run: Collector, steps: int) -> dict[str, list[float]]:
     return {name: rows[name].flatten()[order].tolist() for name in names}
 
 
-def test_collector_single_steps() -> None:
-    rows = gather(rollout(), 5)
-    assert rows["obs/state"] == [0, 0, 1, 1, 2, 100, 101, 102, 103, 104]
-    assert rows["reward"] == rows["obs/state"]
-    # Row 0 terminates in its third step: nothing follows, yet the true successor is kept. The clock
-    # that cuts row 1 in its fifth does not end the world.
-    assert rows["discount"] == [GAMMA, GAMMA, GAMMA, GAMMA, 0, *[GAMMA] * 5]
-    assert rows["next_obs/state"] == [1, 1, 2, 2, 3, 101, 102, 103, 104, 105]
-
-
 def test_chunks_are_cut_at_the_end_and_rows_are_independent() -> None:
     rows = gather(rollout(chunk=2), 6)
     # Row 0 (3 steps, terminates): decisions at 0 (2 steps) and 2 (1 step), twice.

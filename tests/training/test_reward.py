@@ -14,16 +14,16 @@ from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow
 from embodied.core.env import NotFinite
-from embodied.core.reward import Reward
+from embodied.core.reward import Reward, SummedReward
 from embodied.core.tensors import Tensors
 from embodied.reports import run_report
-from embodied.training import reward_hacking
+from embodied.training import warning_signs
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.demonstrations import rows_for
 from embodied.training.logger import Log, read_metrics
 from embodied.training.off_policy import OffPolicyLoop
-from embodied.training.reward_hacking import diverging, evaluations, ever_diverged, log_evaluation
+from embodied.training.warning_signs import diverging, evaluations, ever_diverged, log_evaluation
 from tests.builders import node_of, random_demos
 from tests.training.test_train import resumed, run, settings
 
@@ -150,9 +150,6 @@ def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
         run(settings(tmp_path / "clip", **{**more, "reward": looks}))
 
 
-allow("tests")
-
-
 class Payer:
     """A loop that says what it is told to have paid."""
 
@@ -160,7 +157,7 @@ class Payer:
         self.next = 0.0
 
     def mean_reward(self) -> dict[str, Tensor]:
-        return {reward_hacking.PROXY: torch.tensor(self.next)}
+        return {warning_signs.PROXY: torch.tensor(self.next)}
 
 
 def history(pairs: list[tuple[float, float]]) -> list[tuple[float, float, int]]:
@@ -224,25 +221,14 @@ def test_a_world_without_success_or_reward_has_none(tmp_path: Path) -> None:
     assert not any("reward/alarm" in row for row in read_metrics(tmp_path))
 
 
-@dataclass(frozen=True)
-class RewardHackingConfig:
-    frozen: bool = True
-
-
-class Parted(Reward):
+class Parted(SummedReward):
     """Twice the world's reward, and 1."""
 
-    def __init__(self, config: RewardHackingConfig) -> None:
-        self.frozen = config.frozen
-
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
+    def __init__(self, frozen: bool) -> None:
+        self.frozen = frozen
 
     def components(self, rows: Tensors) -> Tensors:
         return {"world": 2 * rows["reward"], "bonus": torch.ones_like(rows["reward"])}
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        return {}
 
 
 PPO: dict[str, Any] = {

@@ -276,14 +276,6 @@ def test_another_spec_is_refused_with_both_sides(tmp_path: Path) -> None:
         checkpoint.load_policy(tmp_path / "run", build(other, VecEnv).spec)
 
 
-def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
-    run(settings(tmp_path / "run", steps=100))
-    file = checkpoint.find(tmp_path / "run") / "policy.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="damaged"):
-        checkpoint.load_policy(tmp_path / "run")
-
-
 def test_nan_from_an_environment_stops_the_run(tmp_path: Path) -> None:
     node = settings(tmp_path / "run")
     node["env"] = {"_target_": "tests.training.test_train.Broken", "num_envs": 4}

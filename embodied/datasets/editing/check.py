@@ -25,14 +25,9 @@ import pyarrow as pa
 
 from embodied.core.bounds import Bound, NonNegative, Number
 from embodied.datasets.editing.write import Source
+from embodied.datasets.lerobot import schema
 from embodied.datasets.lerobot.pictures import fitted
-from embodied.datasets.lerobot.schema import (
-    DAMAGE,
-    Column,
-    DatasetError,
-    columns_of_info,
-    spec_of_info,
-)
+from embodied.datasets.lerobot.schema import DAMAGE, Column, DatasetError, columns_of_info
 
 
 @dataclass(frozen=True)
@@ -55,50 +50,42 @@ class Finding:
     what: str
 
 
+Found = Iterator[tuple[int | None, str]]  # (step, what is wrong)
+
+
 def check(source: Source, config: CheckConfig) -> Iterator[Finding]:
     """All findings, in order of the episodes."""
-    columns = columns_of_info(source.info)
-    limits = _limits(source, config)
-    file: Path | None = None
-    table: pa.Table | DatasetError | None = None
+    columns, limits = columns_of_info(source.info), _limits(source, config)
     for episode in range(len(source)):
-        if source.data_file(episode) != file:
-            file = source.data_file(episode)
-            table = _table(source, file)
         try:
-            if isinstance(table, DatasetError):
-                raise table
-            rows = source.rows(episode, table)
+            file = source.data_file(episode)
+            if not file.exists():
+                raise DatasetError(f"{file} is missing")
+            rows = source.rows(episode)
         except DatasetError as error:
             yield Finding(episode, None, _short(error))
             continue
-        values: dict[str, np.ndarray] = {}  # [T, size] in double precision
-        for c in (c for c in columns if not c.stored):
-            numbers = c.to_tensor(rows[c.name]).double()
-            values[c.key] = numbers.reshape(len(numbers), -1).numpy()
-        yield from _check_numbers(episode, columns, values, limits)
-        yield from _check_time(episode, source, rows, config.gap)
-        yield from _check_turns(episode, columns, values)
-        yield from _check_joints(episode, source, columns, values, config.still)
-        if config.pictures:
-            # The robot moves where the state changes, or the action if there is none.
-            state = [v for key, v in values.items() if key.startswith("obs/")]
-            flat = np.nan_to_num(np.concatenate(state or [values["action"]], 1))
-            span = np.ptp(flat, 0)
-            change = np.abs(np.diff(flat, axis=0, prepend=flat[:1]))
-            moves = ((change > 1e-3 * np.maximum(span, 1e-9)) & (span > 0)).any(1)
-            for camera in (c for c in columns if c.stored):
-                found = check_pictures(source, episode, camera, rows, moves, config)
-                yield from (Finding(episode, frame, what) for frame, what in found)
+        for frame, what in _check_episode(source, episode, columns, rows, limits, config):
+            yield Finding(episode, frame, what)
 
 
-def _table(source: Source, file: Path) -> pa.Table | DatasetError:
-    if not file.exists():
-        return DatasetError(f"{file} is missing (")
-    try:
-        return source.table(file)
-    except DatasetError as error:
-        return error
+def _check_episode(
+    source: Source, episode: int, columns: Any, rows: pa.Table, limits: Any, config: CheckConfig
+) -> Found:
+    values = {c.key: c.numbers(rows[c.name]) for c in columns if not c.stored}
+    yield from _check_numbers(columns, values, limits)
+    yield from _check_time(source, rows, config.gap)
+    yield from _check_turns(columns, values)
+    yield from _check_joints(source, columns, values, config.still)
+    if config.pictures:
+        # The robot moves where the state changes, or the action if there is none.
+        state = [v for key, v in values.items() if key.startswith("obs/")]
+        flat = np.nan_to_num(np.concatenate(state or [values["action"]], 1))
+        span = np.ptp(flat, 0)
+        change = np.abs(np.diff(flat, axis=0, prepend=flat[:1]))
+        moves = ((change > 1e-3 * np.maximum(span, 1e-9)) & (span > 0)).any(1)
+        for camera in (c for c in columns if c.stored):
+            yield from check_pictures(source, episode, camera, rows, moves, config)
 
 
 def _short(error: DatasetError) -> str:
@@ -114,47 +101,41 @@ def _limits(source: Source, config: CheckConfig) -> tuple[np.ndarray, np.ndarray
     """Lowest and highest action, from the settings or from the dataset's Spec."""
     if config.action is not None:
         return np.array(config.action[0]), np.array(config.action[1])
-    act = spec_of_info(source.info).act
+    act = schema.spec_of_info(source.info).act
     if act.low is None or act.high is None:
         return None
     return np.asarray(act.low).reshape(-1), np.asarray(act.high).reshape(-1)
 
 
-def _name(column: Column, element: Any) -> str:
-    return column.element(int(element))
-
-
-def _check_numbers(
-    episode: int, columns: Any, values: dict[str, np.ndarray], limits: Any
-) -> Iterator[Finding]:
+def _check_numbers(columns: Any, values: dict[str, np.ndarray], limits: Any) -> Found:
     for column in (c for c in columns if not c.stored):
         rows = values[column.key]
         for element in np.flatnonzero(~np.isfinite(rows).all(0)):
             frame = int(np.flatnonzero(~np.isfinite(rows[:, element]))[0])
-            yield Finding(episode, frame, f"{_name(column, element)} is not finite")
+            yield frame, f"{column.element(int(element))} is not finite"
         if column.key == "action" and limits is not None:
             room = 1e-5 * np.maximum(np.abs(limits[0]), np.abs(limits[1])) + 1e-6
             outside = (rows < limits[0] - room) | (rows > limits[1] + room)
             for element in np.flatnonzero(outside.any(0)):
                 frame = int(np.flatnonzero(outside[:, element])[0])
                 value = rows[frame, element]
-                yield Finding(episode, frame, f"{_name(column, element)} {value:g} outside limits")
+                yield frame, f"{column.element(int(element))} {value:g} outside limits"
 
 
-def _check_time(episode: int, source: Source, rows: pa.Table, gap: float) -> Iterator[Finding]:
+def _check_time(source: Source, rows: pa.Table, gap: float) -> Found:
     frames = rows["frame_index"].to_numpy()
     missing = np.flatnonzero(np.diff(frames) != 1)
     if len(missing) or frames[0] != 0:
-        yield Finding(episode, int(missing[0]) + 1 if len(missing) else 0, "steps are missing")
+        yield int(missing[0]) + 1 if len(missing) else 0, "steps are missing"
     clocks = [n for n in rows.column_names if n == "timestamp" or n == "stamp.measured"]
     for name in clocks:
         between = np.diff(rows[name].to_numpy().astype(np.float64)) * source.info["fps"]
         for frame in np.flatnonzero((between > gap) | (between <= 0))[:1]:
             seconds = between[frame] / source.info["fps"]
-            yield Finding(episode, int(frame) + 1, f"{name}: {seconds:.3f} s after the step before")
+            yield int(frame) + 1, f"{name}: {seconds:.3f} s after the step before"
 
 
-def _check_turns(episode: int, columns: Any, values: dict[str, np.ndarray]) -> Iterator[Finding]:
+def _check_turns(columns: Any, values: dict[str, np.ndarray]) -> Found:
     """Numbers that jump where the rotation they stand for does not."""
     for column in (c for c in columns if c.key in values and c.key.startswith(("obs/", "action"))):
         rows = values[column.key]
@@ -162,9 +143,9 @@ def _check_turns(episode: int, columns: Any, values: dict[str, np.ndarray]) -> I
             part = rows[:, first : first + 4]
             if np.abs(np.linalg.norm(part, axis=1) - 1).max() < 1e-3:
                 for frame in np.flatnonzero((part[1:] * part[:-1]).sum(1) < 0)[:1]:
-                    name = _name(column, first)
+                    name = column.element(first)
                     what = f"{name} and the next 3: the quaternion changes its sign"
-                    yield Finding(episode, int(frame) + 1, what)
+                    yield int(frame) + 1, what
         for turn, unit in ((360.0, "degrees"), (2 * np.pi, "rad")):
             low, high = rows.min(0), rows.max(0)
             room = 1e-3 * turn
@@ -172,13 +153,13 @@ def _check_turns(episode: int, columns: Any, values: dict[str, np.ndarray]) -> I
             jumps = np.abs(np.diff(rows, axis=0)) > 0.9 * turn
             for element in np.flatnonzero(angle & jumps.any(0)):
                 frame = int(np.flatnonzero(jumps[:, element])[0]) + 1
-                what = f"{_name(column, element)} jumps by a turn ({turn:.4g} {unit})"
-                yield Finding(episode, frame, what)
+                what = f"{column.element(int(element))} jumps by a turn ({turn:.4g} {unit})"
+                yield frame, what
 
 
 def _check_joints(
-    episode: int, source: Source, columns: Any, values: dict[str, np.ndarray], still: float
-) -> Iterator[Finding]:
+    source: Source, columns: Any, values: dict[str, np.ndarray], still: float
+) -> Found:
     """A joint whose position and command have the same place in `observation.state` and `action`:
     commanded through more than a tenth of its range while its position does not change."""
     state = next((c for c in columns if c.key == "obs/state"), None)
@@ -194,7 +175,7 @@ def _check_joints(
         held = _spread(position[:, element], width) <= 1e-6 * max(1.0, span[element])
         asked = _spread(command[:, element], width) > 0.1 * max(span[element], 1e-6)
         for frame in np.flatnonzero(held & asked)[:1]:
-            yield Finding(episode, int(frame), f"{_name(state, element)} is stuck")
+            yield int(frame), f"{state.element(element)} is stuck"
 
 
 def _spread(values: np.ndarray, width: int) -> np.ndarray:
@@ -212,8 +193,8 @@ def check_pictures(
     rows: pa.Table,
     moves: np.ndarray,
     limits: CheckConfig,
-) -> Iterator[tuple[int | None, str]]:
-    """(step, what is wrong); one finding of each kind at most. `moves` [T]: the robot moves."""
+) -> Found:
+    """One finding of each kind at most. `moves` [T]: the robot moves."""
     length, fps = len(moves), float(source.info["fps"])
     dark = frozen = None
     before: np.ndarray | None = None

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,15 +20,9 @@ import pyarrow as pa
 
 from embodied.core.atomic_write import sync
 from embodied.core.files import MALFORMED, reading
+from embodied.datasets.editing import write
 from embodied.datasets.editing.check import CheckConfig, Finding, check
-from embodied.datasets.editing.write import (
-    Chosen,
-    Copied,
-    Source,
-    differences,
-    open_source,
-    write_dataset,
-)
+from embodied.datasets.editing.write import Chosen, Copied, Source, open_source, write_dataset
 from embodied.datasets.lerobot.schema import (
     OURS,
     DatasetError,
@@ -42,10 +36,8 @@ DAMAGED = (*MALFORMED, pa.ArrowException)  # what wrong files of a dataset lead 
 @contextmanager
 def new_folder(out: Path | str) -> Iterator[Path]:
     """Yields a partial folder beside `out`, which is renamed to `out` at the end of the block.
-
     After an error nothing is left. A killed process leaves `.NAME.partial`, which the next attempt
-    clears away. DatasetError where `out` exists, or where another process is writing it.
-    """
+    clears away. DatasetError where `out` exists, or where another process is writing it."""
     out = Path(out)
     if out.exists():
         raise DatasetError(f"{out} exists; edits go to a new folder: out=ANOTHER")
@@ -91,34 +83,30 @@ Choose = Callable[[Source], list[int]]
 
 def merge(paths: Sequence[Path | str], out: Path | str) -> Copied:
     """All episodes of `paths`, in order. DatasetError where their features or rates differ."""
-    with new_folder(out) as partial:
-        with scratch_of(partial) as scratch:
-            sources = [open_source(path, scratch) for path in paths]
-            here = sources[0]
-            for there in sources[1:]:
-                found = differences(here.info, there.info)
-                if (OURS in here.info) != (OURS in there.info):
-                    found.append("one was recorded by LeRobot, the other by embodied")
-                elif OURS in here.info and _layout(here.info) != _layout(there.info):
-                    found.append("their Specs differ (bounds, names or period)")
-                if found:
-                    line = f"{here.path} and {there.path} cannot be merged"
-                    raise DatasetError(f"{line}: {'; '.join(found)}")
-            result = write_dataset(partial, [Chosen(s, list(range(len(s)))) for s in sources])
-        return result
+    with new_folder(out) as partial, scratch_of(partial) as scratch:
+        sources = [open_source(path, scratch) for path in paths]
+        here = sources[0]
+        for there in sources[1:]:
+            found = write.differences(here.info, there.info)
+            if (OURS in here.info) != (OURS in there.info):
+                found.append("one was recorded by LeRobot, the other by embodied")
+            elif OURS in here.info and _layout(here.info) != _layout(there.info):
+                found.append("their Specs differ (bounds, names or period)")
+            if found:
+                line = f"{here.path} and {there.path} cannot be merged"
+                raise DatasetError(f"{line}: {'; '.join(found)}")
+        return write_dataset(partial, [Chosen(s, list(range(len(s)))) for s in sources])
 
 
 def drop(path: Path | str, out: Path | str, choose: Choose) -> Copied:
     """The episodes of `path` but those that `choose` names."""
-    with new_folder(out) as partial:
-        with scratch_of(partial) as scratch:
-            source = open_source(path, scratch)
-            gone = set(choose(source))
-            kept = [episode for episode in range(len(source)) if episode not in gone]
-            if not kept:
-                raise DatasetError(f"all {len(source)} episodes would be dropped; nothing is left")
-            result = write_dataset(partial, [Chosen(source, kept)])
-        return result
+    with new_folder(out) as partial, scratch_of(partial) as scratch:
+        source = open_source(path, scratch)
+        gone = set(choose(source))
+        kept = [episode for episode in range(len(source)) if episode not in gone]
+        if not kept:
+            raise DatasetError(f"all {len(source)} episodes would be dropped; nothing is left")
+        return write_dataset(partial, [Chosen(source, kept)])
 
 
 def _layout(info: Mapping[str, Any]) -> Any:
@@ -151,16 +139,12 @@ def split(path: Path | str, out: Path | str, rest: Path | str, how: Split) -> tu
     """Two new datasets with different episodes of `path`; neither appears before both are whole."""
     if Path(out) == Path(rest):
         raise DatasetError(f"out={out} and rest={rest} are the same folder")
-    with ExitStack() as stack:
-        second = stack.enter_context(new_folder(rest))
-        first = stack.enter_context(new_folder(out))
-        with scratch_of(first) as scratch:
-            source = open_source(path, scratch)
-            chosen = how.first(len(source))
-            other = [e for e in range(len(source)) if e not in set(chosen)]
-            made = write_dataset(first, [Chosen(source, chosen)])
-            left = write_dataset(second, [Chosen(source, other)])
-        return made, left
+    with new_folder(rest) as second, new_folder(out) as first, scratch_of(first) as scratch:
+        source = open_source(path, scratch)
+        chosen = how.first(len(source))
+        other = [e for e in range(len(source)) if e not in set(chosen)]
+        made = write_dataset(first, [Chosen(source, chosen)])
+        return made, write_dataset(second, [Chosen(source, other)])
 
 
 def checked(path: Path | str, config: CheckConfig) -> tuple[list[Finding], int]:

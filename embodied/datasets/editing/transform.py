@@ -20,7 +20,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from embodied.core.atomic_write import write_durably
 from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
 from embodied.core.build import nearest
 from embodied.core.files import inside
@@ -37,28 +36,29 @@ from embodied.core.spec import POINTS, Leaf, Spec
 from embodied.datasets.editing.edit import new_folder, scratch_of
 from embodied.datasets.editing.rotations import NAMES, from_matrix, to_matrix
 from embodied.datasets.editing.write import Chosen, Copied, Source, open_source, write_dataset
+from embodied.datasets.lerobot import schema
 from embodied.datasets.lerobot.pictures import bytes_of, fitted
-from embodied.datasets.lerobot.schema import (
-    OURS,
-    Column,
-    DatasetError,
-    columns_of_info,
-    leaf_of,
-    observation,
-    write_parquet,
-)
+from embodied.datasets.lerobot.schema import OURS, Column, DatasetError, columns_of_info, leaf_of
 from embodied.datasets.lerobot.video import decode_numbers
 from embodied.datasets.lerobot.writer import statistics, summarise, write_row_groups
 
 RELATIVE = "relative."  # begins the names of elements that count from the state
-
 PIXELS = 1_000_000  # of depth pictures that become clouds at once
 
 Values = dict[str, np.ndarray]
+# From the columns of an episode, [T, size] each, to the new values of the changed one. Where that
+# is an observation, all observations have the final one, if the dataset keeps it. The pictures [H,
+# W, C] are those of the changed column, if it holds pictures.
 Compute = Callable[[Values, Iterator[np.ndarray]], np.ndarray]
-"""From the columns of an episode, [T, size] each, to the new values of the changed one. Where that
-is an observation, all observations have the final one, if the dataset keeps it. The pictures [H, W,
-C] are those of the changed column, if it holds pictures."""
+
+
+Plan = tuple[Column, Column, Compute]  # the second takes the place of the first
+
+
+def require_kind(kind: str) -> None:
+    """DatasetError unless `kind` is a way to write rotations."""
+    if kind not in NAMES:
+        raise DatasetError(f"{kind} is no way to write rotations{nearest(kind, NAMES)}")
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,8 @@ class Rotation:
     first: int | None = None
 
     def __post_init__(self) -> None:
-        for kind in (self.source, self.target):
-            if kind not in NAMES:
-                raise DatasetError(f"{kind} is no way to write rotations{nearest(kind, NAMES)}")
+        require_kind(self.source)
+        require_kind(self.target)
 
 
 def rotate(path: Path | str, out: Path | str, rotation: Rotation) -> Copied:
@@ -107,7 +106,7 @@ def rotate(path: Path | str, out: Path | str, rotation: Rotation) -> Copied:
             made = from_matrix(turn, rotation.target)
             return np.concatenate([here[:, :first], made, here[:, end:]], 1)
 
-        return Plan(column, _changed(column, (*old[:first], *new, *old[end:])), compute)
+        return column, _changed(column, (*old[:first], *new, *old[end:])), compute
 
     return _transformed(path, out, plan)
 
@@ -125,22 +124,14 @@ class Relation:
     rotation: str | None = None
 
     def __post_init__(self) -> None:
-        if self.rotation is not None and self.rotation not in NAMES:
-            hint = nearest(self.rotation, NAMES)
-            raise DatasetError(f"{self.rotation} is no way to write rotations{hint}")
+        if self.rotation is not None:
+            require_kind(self.rotation)
 
 
-def relative(path: Path | str, out: Path | str, relation: Relation) -> Copied:
-    """A copy of the dataset at `path` whose actions count from the state of their step."""
-    return _related(path, out, relation, back=False)
+def relative(path: Path | str, out: Path | str, relation: Relation, back: bool = False) -> Copied:
+    """A copy of the dataset at `path` whose actions count from the state of their step; `back`:
+    from such a dataset one whose actions are absolute."""
 
-
-def absolute(path: Path | str, out: Path | str, relation: Relation) -> Copied:
-    """The inverse of `relative`."""
-    return _related(path, out, relation, back=True)
-
-
-def _related(path: Path | str, out: Path | str, relation: Relation, back: bool) -> Copied:
     def plan(source: Source) -> Plan:
         action, state = _column(source, "action"), _column(source, relation.state)
         names = _names(action)
@@ -155,9 +146,32 @@ def _related(path: Path | str, out: Path | str, relation: Relation, back: bool) 
                 raise DatasetError(f"the action has no element {name}{nearest(name, plain)}")
         change = marked if back else [name not in relation.keep for name in plain]
         joined = _joined(plain, action, state, change, relation)
-        compute = _differences(action.name, state.name, change, joined, relation, back)
+        place = slice(relation.pose, relation.pose + 3)
+        turn = (
+            slice(place.stop, place.stop + len(NAMES[relation.rotation]))
+            if relation.rotation
+            else None
+        )
+        sign = 1.0 if back else -1.0
+
+        def compute(values: Values, _: Iterator[np.ndarray]) -> np.ndarray:
+            acted = values[action.name]
+            base = values[state.name][:, joined]
+            made = np.where(change, acted + sign * base, acted)
+            if relation.rotation is not None and turn is not None:
+                facing = to_matrix(base[:, turn], relation.rotation)
+                wanted = to_matrix(acted[:, turn], relation.rotation)
+                if back:
+                    moved = base[:, place] + np.einsum("tij,tj->ti", facing, acted[:, place])
+                    turned = facing @ wanted
+                else:
+                    moved = np.einsum("tji,tj->ti", facing, acted[:, place] - base[:, place])
+                    turned = facing.swapaxes(1, 2) @ wanted
+                made[:, place], made[:, turn] = moved, from_matrix(turned, relation.rotation)
+            return made
+
         new = [p if back or not c else RELATIVE + p for p, c in zip(plain, change, strict=True)]
-        return Plan(action, _changed(action, new), compute)
+        return action, _changed(action, new), compute
 
     return _transformed(path, out, plan)
 
@@ -189,32 +203,6 @@ def _joined(
     return [theirs.index(n) if c else 0 for n, c in zip(names, change, strict=True)]
 
 
-def _differences(
-    action: str, state: str, change: Sequence[bool], joined: list[int], how: Relation, back: bool
-) -> Compute:
-    place = slice(how.pose, how.pose + 3)
-    turn = slice(place.stop, place.stop + len(NAMES[how.rotation])) if how.rotation else None
-    sign = 1.0 if back else -1.0
-
-    def compute(values: Values, _: Iterator[np.ndarray]) -> np.ndarray:
-        acted = values[action]
-        base = values[state][:, joined]
-        made = np.where(change, acted + sign * base, acted)
-        if how.rotation is not None and turn is not None:
-            facing = to_matrix(base[:, turn], how.rotation)
-            wanted = to_matrix(acted[:, turn], how.rotation)
-            if back:
-                moved = base[:, place] + np.einsum("tij,tj->ti", facing, acted[:, place])
-                turned = facing @ wanted
-            else:
-                moved = np.einsum("tji,tj->ti", facing, acted[:, place] - base[:, place])
-                turned = facing.swapaxes(1, 2) @ wanted
-            made[:, place], made[:, turn] = moved, from_matrix(turned, how.rotation)
-        return made
-
-    return compute
-
-
 @dataclass(frozen=True)
 class Projection(Sampling):
     """How depth pictures become clouds: what the camera sees, where it is, which points are kept.
@@ -243,9 +231,7 @@ class Projection(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rotation not in NAMES:
-            hint = nearest(self.rotation, NAMES)
-            raise DatasetError(f"{self.rotation} is no way to write rotations{hint}")
+        require_kind(self.rotation)
         given = [number is not None for number in (self.fx, self.fy, self.cx, self.cy)]
         if any(given) == (self.fov is not None) or any(given) != all(given):
             raise DatasetError(
@@ -333,7 +319,7 @@ def points(
 
     def plan(source: Source) -> Plan:
         old = _depth_column(source, camera)
-        new = observation(name, Leaf((projection.points, 3), unit=POINTS), "image")
+        new = schema.observation(name, Leaf((projection.points, 3), unit=POINTS), "image")
         if any(column.key == new.key for column in columns_of_info(source.info)):
             raise DatasetError(f"{source.path} has an observation {name} already: to=ANOTHER")
         projection.matrix(old.shape[0], old.shape[1])
@@ -347,7 +333,7 @@ def points(
             clouds = projection.clouds((_measured(one, old) for one in pictures), frames)
             return clouds.reshape(len(clouds), -1)
 
-        return Plan(old, new, compute)
+        return old, new, compute
 
     return _transformed(path, out, plan)
 
@@ -398,40 +384,30 @@ def _changed(column: Column, names: Sequence[str]) -> Column:
     return replace(column, shape=(len(names),), dtype="float32", names=tuple(names))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """`new` takes the place of `old`, and has the values that `compute` gives."""
-
-    old: Column
-    new: Column
-    compute: Compute
-
-
 def _transformed(path: Path | str, out: Path | str, plan: Callable[[Source], Plan]) -> Copied:
     """A copy of the dataset with the column that `plan` names and computes."""
-    with new_folder(out) as partial:
-        with scratch_of(partial) as scratch:
-            source = open_source(path, scratch)
-            planned = plan(source)
-            made = write_dataset(partial, [Chosen(source, list(range(len(source))))])
+    with new_folder(out) as partial, scratch_of(partial) as scratch:
+        source = open_source(path, scratch)
+        planned = plan(source)
+        made = write_dataset(partial, [Chosen(source, list(range(len(source))))])
         _rewrite(Source(Path(path), partial), planned)
         return made
 
 
 def _rewrite(source: Source, plan: Plan) -> None:
     """Change the column in the dataset in `source.folder`."""
-    old, new = plan.old, plan.new
+    old, new, compute = plan
     keeps_final = new.key.startswith("obs/") and _final(old) in source.index.column_names
     finals: list[np.ndarray] = []
     stats: list[dict[str, np.ndarray]] = []
-    for file, episodes in _by_file(source):
-        table, tables = source.table(file), list[pa.Table]()
+    for file, episodes in source.by_file(source.data_file).items():
+        tables = list[pa.Table]()
         for episode in episodes:
-            rows = source.rows(episode, table)
+            rows = source.rows(episode)
             try:
                 values = _values(source, episode, rows, keeps_final)
                 pictures = _pictures(source, old, episode, rows, keeps_final)
-                made = plan.compute(values, pictures).astype(np.float32)
+                made = compute(values, pictures).astype(np.float32)
             except (ValueError, OSError, EOFError, RuntimeError) as error:
                 raise DatasetError(
                     f"{source.path}: {old.name} of episode {episode}: {error}"
@@ -441,15 +417,14 @@ def _rewrite(source: Source, plan: Plan) -> None:
                 made = made[:-1]
             tensor = torch.from_numpy(made)
             stats.append(statistics(new, tensor) if new.summarised else {})
-            if old.name in rows.column_names:
-                at = rows.column_names.index(old.name)
-                tables.append(rows.set_column(at, new.name, new.to_arrow(tensor)))
-            else:
-                tables.append(rows.append_column(new.name, new.to_arrow(tensor)))
+            there = old.name in rows.column_names
+            at = rows.column_names.index(old.name) if there else rows.num_columns
+            put = rows.set_column if there else rows.add_column
+            tables.append(put(at, new.name, new.to_arrow(tensor)))
         write_row_groups(file, [t.replace_schema_metadata(None) for t in tables])
     index = _new_index(source.index, plan, stats, finals)
     (file,) = (source.folder / "meta" / "episodes").rglob("*.parquet")
-    write_durably(file, lambda sink: write_parquet(index, sink))
+    schema.write_parquet(index, file)
     if old.stored == "video":
         shutil.rmtree(inside(source.folder / "videos", old.name))
     summarise(source.folder, _new_info(source.info, plan), index)
@@ -465,9 +440,9 @@ def _values(source: Source, episode: int, rows: pa.Table, keeps_final: bool) -> 
     line = source.index.slice(episode, 1)
     values: Values = {}
     for column in (c for c in columns_of_info(source.info) if not c.stored):
-        numbers = _numbers(column, rows[column.name])
+        numbers = column.numbers(rows[column.name])
         if keeps_final and column.key.startswith("obs/"):
-            numbers = np.concatenate([numbers, _numbers(column, line[_final(column)])])
+            numbers = np.concatenate([numbers, column.numbers(line[_final(column)])])
         values[column.name] = numbers
     return values
 
@@ -490,7 +465,7 @@ def _new_index(
     index: pa.Table, plan: Plan, stats: Sequence[dict[str, np.ndarray]], finals: list[np.ndarray]
 ) -> pa.Table:
     """The index with the statistics and final observations of the new column."""
-    old, new = plan.old, plan.new
+    old, new, _ = plan
     kinds = [kind for kind in stats[0] if f"stats/{old.name}/{kind}" in index.column_names]
     columns = {
         f"stats/{new.name}/{kind}": pa.array([each[kind].tolist() for each in stats])
@@ -506,22 +481,8 @@ def _new_index(
     return index
 
 
-def _by_file(source: Source) -> Iterator[tuple[Path, list[int]]]:
-    """The data files, and the episodes in each."""
-    files: dict[Path, list[int]] = {}
-    for episode in range(len(source)):
-        files.setdefault(source.data_file(episode), []).append(episode)
-    yield from files.items()
-
-
-def _numbers(column: Column, values: Any) -> np.ndarray:
-    """[T, size] in double precision."""
-    numbers = column.to_tensor(values).double()
-    return numbers.reshape(len(numbers), -1).numpy()
-
-
 def _new_info(info: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    old, new = plan.old, plan.new
+    old, new, _ = plan
     kept = info["features"][old.name] if new.name == old.name else {}
     changed = {old.name: (new.name, {**kept, **new.feature})}
     info["features"] = dict(changed.get(n, (n, f)) for n, f in info["features"].items())

@@ -12,10 +12,10 @@ from __future__ import annotations
 import copy
 import io
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +25,22 @@ import pyarrow.compute as pc
 
 from embodied.core.atomic_write import write_durably
 from embodied.core.files import inside, require_file
+from embodied.datasets.lerobot import schema
 from embodied.datasets.lerobot.pictures import bytes_of, film_pixels
-from embodied.datasets.lerobot.schema import (
-    DAMAGE,
-    DATA,
-    INDEX,
-    VIDEO,
-    Column,
-    DatasetError,
-    damaged,
-    file_in,
-    file_number,
-    list_pending,
-    place_in_file,
-    place_in_film,
-    read_index,
-    read_info,
-    read_tasks,
-    tasks_table,
-    write_parquet,
-)
+from embodied.datasets.lerobot.schema import DATA, Column, DatasetError, damaged, file_in, read_info
 from embodied.datasets.lerobot.video import FILMS, decode_numbers, open_film, open_sink
 from embodied.datasets.lerobot.writer import consolidate, summarise, write_row_groups
 from embodied.datasets.parquet import read_parquet
 
-KINDS = ("chunk", "file")
-
 
 @dataclass
 class Source:
-    """`path`: the folder that was named; `folder`: where it is read, with no pending episodes."""
+    """`path`: the folder that was named; `folder`: where it is read, with no pending episodes.
+    `newest`: the data file that was read last, and its rows."""
 
     path: Path
     folder: Path
+    newest: tuple[Path, pa.Table] | None = None
 
     @cached_property
     def info(self) -> dict[str, Any]:
@@ -66,14 +49,13 @@ class Source:
     @cached_property
     def index(self) -> pa.Table:
         """One line an episode, in order; DatasetError where there is none."""
-        index = read_index(self.folder)
+        index = schema.read_index(self.folder)
         if index is None or not index.num_rows:
             raise DatasetError(f"{self.path} holds no finished episode")
         return index
 
     @property
     def cameras(self) -> list[str]:
-        """The features that are kept as films."""
         return [n for n, feature in self.info["features"].items() if feature["dtype"] == "video"]
 
     def __len__(self) -> int:
@@ -87,14 +69,14 @@ class Source:
 
     def place(self, what: str, episode: int) -> tuple[int, int]:
         """The chunk and file of `what` ("data", "videos/NAME") that hold an episode."""
-        chunk, file = (int(self.column(f"{what}/{k}_index")[episode]) for k in KINDS)
+        chunk, file = (int(self.column(f"{what}/{k}_index")[episode]) for k in schema.KINDS)
         return chunk, file
 
     def data_file(self, episode: int) -> Path:
         return file_in(self.folder, DATA, *self.place("data", episode))
 
     def film(self, camera: str, episode: int) -> Path:
-        return file_in(self.folder, VIDEO, *self.place(f"videos/{camera}", episode), camera)
+        return file_in(self.folder, schema.VIDEO, *self.place(f"videos/{camera}", episode), camera)
 
     def span(self, camera: str, episode: int) -> tuple[float, float]:
         """Where in its film an episode begins and ends (s)."""
@@ -103,27 +85,30 @@ class Source:
         return begin, begin + int(self.column("length")[episode]) / self.info["fps"]
 
     def texts(self) -> list[list[str]]:
-        """The tasks of every episode in words."""
         return [list(texts or [""]) for texts in self.index["tasks"].to_pylist()]
 
-    def table(self, file: Path) -> pa.Table:
-        """All rows of a data file, all its columns."""
-        try:
-            return read_parquet(file)
-        except DAMAGE as error:
-            raise damaged(file, error) from error
-
-    def rows(self, episode: int, table: pa.Table | None = None) -> pa.Table:
-        """The steps of one episode, in order (`table`: its data file, if that is read already)."""
+    def rows(self, episode: int) -> pa.Table:
+        """The steps of one episode, in order."""
         file = self.data_file(episode)
-        every = self.table(file) if table is None else table
+        if self.newest is None or self.newest[0] != file:
+            try:
+                self.newest = file, read_parquet(file)
+            except schema.DAMAGE as error:
+                raise damaged(file, error) from error
         number = int(self.column("episode_index")[episode])
-        same = pc.equal(every["episode_index"], number)  # pyright: ignore
-        rows = every.filter(same)
+        same = pc.equal(self.newest[1]["episode_index"], number)  # pyright: ignore
+        rows = self.newest[1].filter(same)
         length = int(self.column("length")[episode])
         if rows.num_rows != length:
             raise damaged(file, f"it has {rows.num_rows} steps of episode {number}, not {length}")
         return rows
+
+    def by_file(self, file_of: Callable[[int], Path]) -> dict[Path, list[int]]:
+        """The files that `file_of` an episode names, and the episodes in each."""
+        files: dict[Path, list[int]] = {}
+        for episode in range(len(self)):
+            files.setdefault(file_of(episode), []).append(episode)
+        return files
 
     def pictures(self, camera: Column, episode: int, rows: pa.Table) -> Iterator[np.ndarray]:
         """The pictures of an episode's `rows` as the files hold them (`fitted`). DAMAGE,
@@ -147,8 +132,8 @@ def open_source(path: Path | str, scratch: Path) -> Source:
     `scratch` and finished there: what is at `path` is not touched."""
     path = Path(path)
     info = read_info(path)
-    index = read_index(path)
-    if not list_pending(path, 0 if index is None else index.num_rows):
+    index = schema.read_index(path)
+    if not schema.list_pending(path, 0 if index is None else index.num_rows):
         return Source(path, path)
     copy = scratch / f"finished-{len(list(scratch.glob('finished-*')))}"
     for link in (file for file in path.rglob("*") if file.is_symlink()):
@@ -185,7 +170,7 @@ def cut_film(file: Path, spans: Sequence[Span], fps: float) -> bytes | None:
         with open_film(file) as film:
             packets = _packets(film, spans, 0.5 / fps)
             return None if packets is None else _joined(film, packets, fps)
-    except (*DAMAGE, RuntimeError, IndexError) as error:
+    except (*schema.DAMAGE, RuntimeError, IndexError) as error:
         raise damaged(file, error) from error
 
 
@@ -253,22 +238,7 @@ class Copied:
 def write_dataset(folder: Path, chosen: Sequence[Chosen]) -> Copied:
     """Write the episodes in order to the empty `folder`."""
     made = Copied()
-    info = _new_info(chosen)
-    lines = _copy_data(folder, info, chosen)
-    for camera in chosen[0].source.cameras:
-        films = _copy_films(folder, info, chosen, camera, made)
-        lines = [line | film for line, film in zip(lines, films, strict=True)]
-    index = _new_index(chosen, lines)
-    target = file_in(folder, INDEX, 0, 0)
-    write_durably(target, lambda sink: write_parquet(index, sink))
-    _copy_other_meta(folder, chosen)
-    summarise(folder, info, index)
-    made.episodes, made.steps = index.num_rows, int(info["total_frames"])
-    return made
-
-
-def _new_info(chosen: Sequence[Chosen]) -> dict[str, Any]:
-    """info.json of the first; where films or robots differ, what is true of all."""
+    # info.json of the first; where films or robots differ, what is true of all.
     infos = [one.source.info for one in chosen]
     info = copy.deepcopy(infos[0])
     info["robot_type"] = "+".join(dict.fromkeys(str(one.get("robot_type")) for one in infos))
@@ -277,7 +247,16 @@ def _new_info(chosen: Sequence[Chosen]) -> dict[str, Any]:
         if feature.get("info"):
             same = {k: v for k, v in details[0].items() if all(d.get(k) == v for d in details)}
             feature["info"] = {key: same.get(key) for key in details[0]}
-    return info
+    lines = _copy_data(folder, info, chosen)
+    for camera in chosen[0].source.cameras:
+        films = _copy_films(folder, info, chosen, camera, made)
+        lines = [line | film for line, film in zip(lines, films, strict=True)]
+    index = _new_index(chosen, lines)
+    schema.write_parquet(index, file_in(folder, schema.INDEX, 0, 0))
+    _copy_other_meta(folder, chosen)
+    summarise(folder, info, index)
+    made.episodes, made.steps = index.num_rows, int(info["total_frames"])
+    return made
 
 
 def _copy_data(
@@ -292,7 +271,7 @@ def _copy_data(
     def flush() -> None:
         nonlocal file, size
         if waiting:
-            write_row_groups(file_number(folder, DATA, file, info), waiting)
+            write_row_groups(schema.file_number(folder, DATA, file, info), waiting)
             waiting.clear()
             file, size = file + 1, 0
 
@@ -300,7 +279,7 @@ def _copy_data(
         for rows in _episodes(one, texts):
             if size + rows.nbytes > info["data_files_size_in_mb"] * 1e6:
                 flush()
-            line = {"episode_index": len(lines), **place_in_file("data", file, info)}
+            line = {"episode_index": len(lines), **schema.place_in_file("data", file, info)}
             line |= {"dataset_from_index": frame}
             rows = _replaced(rows, "episode_index", np.full(rows.num_rows, len(lines)))
             rows = _replaced(rows, "index", np.arange(frame, frame + rows.num_rows))
@@ -308,21 +287,15 @@ def _copy_data(
             lines.append(line | {"dataset_to_index": frame})
             waiting.append(rows)
     flush()
-    tasks = folder / "meta" / "tasks.parquet"
-    write_durably(tasks, lambda sink: write_parquet(tasks_table(list(texts)), sink))
+    schema.write_parquet(schema.tasks_table(list(texts)), folder / "meta" / "tasks.parquet")
     return lines
 
 
 def _episodes(chosen: Chosen, texts: dict[str, int]) -> Any:
     """The steps of every chosen episode with the new numbers of their tasks, which `texts` gets."""
-    source, words = chosen.source, read_tasks(chosen.source.folder)
-    file: Path | None = None
-    table: pa.Table | None = None
+    source, words = chosen.source, schema.read_tasks(chosen.source.folder)
     for episode in chosen.episodes:
-        if source.data_file(episode) != file:
-            file = source.data_file(episode)
-            table = source.table(file)
-        rows = source.rows(episode, table)
+        rows = source.rows(episode)
         old = rows["task_index"].to_pylist()
         new = [texts.setdefault(words.get(number, ""), len(texts)) for number in old]
         yield _replaced(rows, "task_index", np.array(new))
@@ -341,17 +314,13 @@ def _copy_films(
     places: list[dict[str, Any]] = []
     number = 0
     for one in chosen:
-        source = one.source
-        every: dict[Path, list[int]] = {}
-        for episode in range(len(source)):
-            every.setdefault(source.film(camera, episode), []).append(episode)
-        wanted = set(one.episodes)
+        source, wanted = one.source, set(one.episodes)
         found: dict[int, dict[str, Any]] = {}
-        for file, here in every.items():
+        for file, here in source.by_file(partial(source.film, camera)).items():
             kept = [episode for episode in here if episode in wanted]
             if not kept:
                 continue
-            target = file_number(folder, VIDEO, number, info, camera)
+            target = schema.file_number(folder, schema.VIDEO, number, info, camera)
             begins = _copy_film(source, camera, file, kept, len(kept) == len(here), target)
             if begins is None:
                 made.uncut.append(file)
@@ -359,7 +328,7 @@ def _copy_films(
                 shutil.copyfile(file, target)
             for episode, begin in zip(kept, begins, strict=True):
                 end = begin + int(source.column("length")[episode]) / info["fps"]
-                found[episode] = place_in_film(camera, number, info, begin, end)
+                found[episode] = schema.place_in_film(camera, number, info, begin, end)
             number += 1
         places += [found[episode] for episode in one.episodes]
     return places
@@ -402,7 +371,7 @@ def _new_index(chosen: Sequence[Chosen], lines: Sequence[dict[str, Any]]) -> pa.
     places = {name: pa.array([line[name] for line in lines]) for name in lines[0]}
     for name, values in places.items():
         index = index.append_column(name, values)
-    for kind in ("chunk", "file"):
+    for kind in schema.KINDS:
         index = index.append_column(f"meta/episodes/{kind}_index", pa.array([0] * len(lines)))
     return index
 

@@ -86,11 +86,9 @@ class EpisodeFiles:
 
     @cached_property
     def start(self) -> np.ndarray:
-        """The first row of each episode."""
         return np.cumsum(self.length) - self.length
 
     def episode(self, rows: Any) -> Any:
-        """The episode of each row."""
         return np.searchsorted(self.start, rows, side="right") - 1
 
     def where(self, row: int) -> str:
@@ -144,11 +142,6 @@ def fitted_in(episodes: EpisodeFiles, row: int, picture: np.ndarray, column: Col
         return fitted(picture, column)
     except ValueError as error:
         raise DatasetError(f"{episodes.where(row)}: {error}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @dataclass(eq=False)
@@ -222,8 +215,9 @@ class Encoded(Stored):
             try:
                 picture = decode_numbers(bytes_of(self.data[row].as_py(), self.episodes.folder))
             except DAMAGE as error:
-                where = self.episodes.where(row)
-                raise DatasetError(f"{where}: {self.column.name}: {_reason(error)}") from error
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                where = f"{self.episodes.where(row)}: {self.column.name}"
+                raise DatasetError(f"{where}: {reason}") from error
             put(i, fitted_in(self.episodes, row, picture, self.column))
 
         return [lambda i=i, row=int(row): job(i, row) for i, row in enumerate(rows)]
@@ -245,11 +239,11 @@ class Held(Stored):
 
 
 class Joined:
-    """Several `Pictures` one after the other."""
+    """Rows of several `Pictures`, one after the other."""
 
-    def __init__(self, all_: Sequence[Pictures]) -> None:
-        self.all, self.column = list(all_), all_[0].column
-        self.end = np.cumsum([len(one) for one in all_])
+    def __init__(self, all_: Sequence[tuple[Pictures, np.ndarray]]) -> None:
+        self.all, self.column = list(all_), all_[0][0].column
+        self.end = np.cumsum([len(rows) for _, rows in all_])
 
     def __len__(self) -> int:
         return int(self.end[-1])
@@ -259,8 +253,8 @@ class Joined:
         found: list[tuple[Stored, np.ndarray, np.ndarray]] = []
         for number in np.unique(which).tolist():
             here = np.flatnonzero(which == number)
-            first = self.end[number] - len(self.all[number])
-            parts = self.all[number].parts(rows[here] - first)
+            pictures, chosen = self.all[number]
+            parts = pictures.parts(chosen[rows[here] - self.end[number] + len(chosen)])
             found += [(store, own, here[at]) for store, own, at in parts]
         return found
 
@@ -316,13 +310,11 @@ aten = torch.ops.aten
 
 
 class LazyPictures(Tensor):
-    """Rows `rows` [N] of `pictures`, decoded when they are used, and then on `device`.
-
-    Choosing rows (`index_select`, a slice, an index) and concatenation give another LazyPictures,
-    which costs eight bytes a row. Every other operation decodes the rows, at most `limit` bytes of
-    them (else DatasetError), and works on an ordinary tensor; `load` does so for a whole batch at
-    once, which is the fastest way.
-    """
+    """Rows `rows` [N] of `pictures`, decoded when they are used, and then on `device`. Choosing
+    rows (`index_select`, a slice, an index) and concatenation give another LazyPictures, which
+    costs eight bytes a row. Every other operation decodes the rows, at most `limit` bytes of them
+    (else DatasetError), and works on an ordinary tensor; `load` does so for a whole batch at once,
+    which is the fastest way."""
 
     pictures: Pictures
     rows: np.ndarray
@@ -345,7 +337,6 @@ class LazyPictures(Tensor):
 
     @classmethod
     def of(cls, pictures: Pictures, limit: int) -> LazyPictures:
-        """All of `pictures`."""
         return cls(pictures, np.arange(len(pictures)), limit)
 
     def at(self, rows: np.ndarray, device: torch.device | str | None = None) -> LazyPictures:
@@ -353,7 +344,6 @@ class LazyPictures(Tensor):
         return LazyPictures(self.pictures, rows, self.limit, device or self.device)
 
     def load(self) -> Tensor:
-        """The decoded pictures."""
         return read([(self.pictures, self.rows)])[0].to(self.device)
 
     def require_room(self) -> None:
@@ -438,27 +428,15 @@ def _cat(all_: Sequence[Tensor], dim: int = 0) -> LazyPictures | None:
     alike = all((one.dtype, one.shape[1:]) == (all_[0].dtype, all_[0].shape[1:]) for one in all_)
     if lazy is None or dim != 0 or not alike:
         return None
-    views = [
-        _Chosen(one)
-        if isinstance(one, LazyPictures)
-        else Held(lazy.pictures.column, FrameCache(0), one.cpu().numpy())
-        for one in all_
-    ]
-    joined = Joined(views)
+    parts: list[tuple[Pictures, np.ndarray]] = []
+    for one in all_:
+        if isinstance(one, LazyPictures):
+            parts.append((one.pictures, one.rows))
+        else:
+            held = Held(lazy.pictures.column, FrameCache(0), one.cpu().numpy())
+            parts.append((held, np.arange(len(one))))
+    joined = Joined(parts)
     return LazyPictures(joined, np.arange(len(joined)), lazy.limit, lazy.device)
-
-
-class _Chosen:
-    """The rows of a LazyPictures as `Pictures`."""
-
-    def __init__(self, lazy: LazyPictures) -> None:
-        self.lazy, self.column = lazy, lazy.pictures.column
-
-    def __len__(self) -> int:
-        return len(self.lazy.rows)
-
-    def parts(self, rows: np.ndarray) -> Any:
-        return self.lazy.pictures.parts(self.lazy.rows[rows])
 
 
 _LAZY: dict[Any, Callable[..., Tensor | None]] = {

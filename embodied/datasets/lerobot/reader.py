@@ -19,6 +19,7 @@ from embodied.core import tensors as tt
 from embodied.core.files import MALFORMED, reading
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot import schema
 from embodied.datasets.lerobot.pictures import (
     Encoded,
     EpisodeFiles,
@@ -27,30 +28,11 @@ from embodied.datasets.lerobot.pictures import (
     LazyPictures,
     Pictures,
 )
-from embodied.datasets.lerobot.schema import (
-    DAMAGE,
-    DATA,
-    OURS,
-    VIDEO,
-    Column,
-    DatasetError,
-    Pending,
-    columns_of_info,
-    damaged,
-    file_in,
-    images_of,
-    is_class,
-    list_pending,
-    read_index,
-    read_info,
-    read_tasks,
-    spec_of_info,
-)
+from embodied.datasets.lerobot.schema import DAMAGE, DATA, Column, DatasetError, Pending, damaged
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.datasets.parquet import read_parquet
 
 MEMORY_MB = 1500.0  # of decoded pictures
-KINDS = ("chunk", "file")
 
 __all__ = ["DatasetError", "EpisodeWriter", "Episodes", "read_episodes", "salvage"]
 
@@ -112,63 +94,46 @@ def read_episodes(
     """
     path = Path(path)
     with reading(path, pa.ArrowException, *MALFORMED):
-        return _read(path, limit, memory_mb)
-
-
-def _read(path: Path, limit: int | None, memory_mb: float) -> Episodes:
-    # In this order nothing is missed while a writer moves episodes from pending to listed.
-    info, waiting = read_info(path), list_pending(path, 0)
-    index = read_index(path)
-    listed = 0 if index is None else index.num_rows
-    waiting = [one for one in waiting if one.number >= listed]
-    if info["total_episodes"] > listed:
-        raise damaged(
-            path / "meta" / "episodes",
-            f"{listed} episodes are listed, meta/info.json promises {info['total_episodes']}",
-        )
-    if index is not None and info["total_episodes"] == listed:
-        frames = int(np.sum(index["length"].to_numpy()))
-        if frames != info["total_frames"]:
-            raise damaged(
-                path / "meta" / "info.json",
-                f"it promises {info['total_frames']} steps, meta/episodes lists {frames}",
-            )
-    wanted = range(listed if limit is None else min(limit, listed))
-    waiting = waiting if limit is None else waiting[: max(0, limit - listed)]
-    if not len(wanted) and not waiting:
-        raise DatasetError(f"{path} holds no finished episode yet")
-    index = None if index is None else index.slice(0, len(wanted))
-    return _assemble(path, info, index, waiting, memory_mb)
+        # In this order nothing is missed while a writer moves episodes from pending to listed.
+        info, waiting = schema.read_info(path), schema.list_pending(path, 0)
+        index = schema.read_index(path)
+        listed = 0 if index is None else index.num_rows
+        waiting = [one for one in waiting if one.number >= listed]
+        if info["total_episodes"] > listed:
+            line = f"{listed} episodes are listed, meta/info.json promises {info['total_episodes']}"
+            raise damaged(path / "meta" / "episodes", line)
+        if index is not None and info["total_episodes"] == listed:
+            frames = int(np.sum(index["length"].to_numpy()))
+            if frames != info["total_frames"]:
+                line = f"it promises {info['total_frames']} steps, meta/episodes lists {frames}"
+                raise damaged(path / "meta" / "info.json", line)
+        wanted = range(listed if limit is None else min(limit, listed))
+        waiting = waiting if limit is None else waiting[: max(0, limit - listed)]
+        if not len(wanted) and not waiting:
+            raise DatasetError(f"{path} holds no finished episode yet")
+        index = None if index is None else index.slice(0, len(wanted))
+        return _assemble(path, info, index, waiting, memory_mb)
 
 
 def salvage(path: Path | str, out: Path | str) -> int:
     """Copy every episode of `path` that can still be read to a new dataset; returns how many."""
     path = Path(path)
-    info, index = read_info(path), read_index(path, whole=False)
-    spec = spec_of_info(info)
+    info, index = schema.read_info(path), schema.read_index(path, whole=False)
+    spec = schema.spec_of_info(info)
     numbers = [] if index is None else index["episode_index"].to_pylist()
-    images = images_of(columns_of_info(info))
+    images = schema.images_of(schema.columns_of_info(info))
     with EpisodeWriter(out, spec, str(info.get("robot_type")), images) as writer:
-        for place in range(len(numbers)):
-            assert index is not None
-            _copy(writer, path, info, index.slice(place, 1), [])
-        for one in list_pending(path, max(numbers, default=-1) + 1):
-            _copy(writer, path, info, None, [one])
+        parts: list[tuple[pa.Table | None, list[Pending]]] = []
+        if index is not None:
+            parts += [(index.slice(place, 1), []) for place in range(len(numbers))]
+        parts += [(None, [one]) for one in schema.list_pending(path, max(numbers, default=-1) + 1)]
+        for listed, waiting in parts:
+            try:
+                episodes = _assemble(path, info, listed, waiting)
+            except DatasetError:
+                continue  # that it is damaged is why we are here
+            writer.add(episodes.episode(0), episodes.text(0), episodes.info[0])
         return len(writer)
-
-
-def _copy(
-    writer: EpisodeWriter,
-    path: Path,
-    info: Mapping[str, Any],
-    index: pa.Table | None,
-    waiting: Sequence[Pending],
-) -> None:
-    try:
-        episodes = _assemble(path, info, index, waiting)
-    except DatasetError:
-        return  # that it is damaged is why we are here
-    writer.add(episodes.episode(0), episodes.text(0), episodes.info[0])
 
 
 def _assemble(
@@ -179,7 +144,7 @@ def _assemble(
     memory_mb: float = MEMORY_MB,
 ) -> Episodes:
     """Read the episodes listed in `index`, then those in `waiting`."""
-    columns = columns_of_info(info)
+    columns = schema.columns_of_info(info)
     lines = [] if index is None or not index.num_rows else [index]
     tables = [] if not lines else _read_data(path, lines[0])
     for one in waiting:
@@ -208,8 +173,8 @@ def _assemble(
         elif column.stored:
             pictures = Encoded(column, memory.cache, table[column.name], episodes)
             steps[column.key] = memory.read(pictures)
-    spec = spec_of_info(info)
-    if is_class(info, steps["action"]):
+    spec = schema.spec_of_info(info)
+    if schema.is_class(info, steps["action"]):
         steps["action"] = steps["action"].reshape(-1).long()
         spec = spec.with_act(Leaf((), "int64", 0, int(steps["action"].max())))
     final = {
@@ -225,7 +190,7 @@ def _assemble(
     steps["truncated"] = truncated
     steps.setdefault("reward", torch.zeros(rows))
     texts, step_texts = _texts(path, line, tables, start, len(waiting))
-    notes = line["info"].to_pylist() if OURS in info else [None] * len(length)
+    notes = line["info"].to_pylist() if schema.OURS in info else [None] * len(length)
     parsed = tuple(json.loads(note) if note else {} for note in notes)
     return Episodes(spec, steps, start, length, final, texts, parsed, step_texts)
 
@@ -247,11 +212,11 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
     """The steps of the listed episodes, in order, checked against the index."""
     number = index["episode_index"].to_numpy()
     length = index["length"].to_numpy()
-    chunk, file = (index[f"data/{kind}_index"].to_numpy() for kind in ("chunk", "file"))
+    chunk, file = (index[f"data/{kind}_index"].to_numpy() for kind in schema.KINDS)
     tables = []
     for place in dict.fromkeys(zip(chunk.tolist(), file.tolist(), strict=True)):
         here = (chunk == place[0]) & (file == place[1])
-        name = file_in(path, DATA, *place)
+        name = schema.file_in(path, DATA, *place)
         try:
             low, high = int(number[here].min()), int(number[here].max())
             table = read_parquet(name, episodes=(low, high)).replace_schema_metadata(None)
@@ -271,9 +236,9 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
 
 def _files(path: Path, index: pa.Table, what: str, template: str, camera: str = "") -> list[Path]:
     """The file that holds each listed episode's `what` ("data", "videos/NAME")."""
-    columns = (index[f"{what}/{kind}_index"].to_pylist() for kind in KINDS)
+    columns = (index[f"{what}/{kind}_index"].to_pylist() for kind in schema.KINDS)
     places = list(zip(*columns, strict=True))
-    files = {(a, b): file_in(path, template, a, b, camera) for a, b in set(places)}
+    files = {(a, b): schema.file_in(path, template, a, b, camera) for a, b in set(places)}
     return [files[place] for place in places]
 
 
@@ -292,7 +257,7 @@ def _filmed(
     begin: list[float] = []
     if index is not None:
         at = f"videos/{column.name}"
-        files = _files(path, index, at, VIDEO, column.name)
+        files = _files(path, index, at, schema.VIDEO, column.name)
         begin = index[f"{at}/from_timestamp"].to_pylist()
     files += [one.film(column) for one in waiting]
     begin += [0.0] * len(waiting)
@@ -324,7 +289,7 @@ def _texts(
     if all(len(texts or []) <= 1 for texts in listed):
         return tuple((texts or [""])[0] for texts in listed), ()
     words: list[str] = []
-    known = read_tasks(path) if len(tables) > pending else {}
+    known = schema.read_tasks(path) if len(tables) > pending else {}
     own = [known] * (len(tables) - pending) + [
         dict(enumerate(texts)) for texts in listed[len(listed) - pending :]
     ]

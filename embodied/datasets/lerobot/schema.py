@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import formats
+from embodied.core.atomic_write import write_durably
 from embodied.core.files import FileError, inside, read_json, reading, require_names
 from embodied.core.spec import DEPTH, POINTS, Leaf, Spec, hidden, known
 from embodied.core.tensors import Tensors
@@ -36,6 +37,7 @@ OURS = "embodied"  # our key in info.json
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 INDEX = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+KINDS = ("chunk", "file")  # the two numbers of a file
 FILES_PER_CHUNK = 1000
 DATA_MB, VIDEO_MB = 100, 200
 CLOCK = ("timestamp", "frame_index", "episode_index", "index", "task_index")
@@ -91,9 +93,8 @@ class Depth:
         if not self.logarithmic:
             return (low + codes * ((high - low) / self.CODES)).astype(np.float32)
         first, last = np.log(low + self.shift), np.log(high + self.shift)
-        return (np.exp(first + codes * ((last - first) / self.CODES)) - self.shift).astype(
-            np.float32
-        )
+        metres = np.exp(first + codes * ((last - first) / self.CODES)) - self.shift
+        return metres.astype(np.float32)
 
     @classmethod
     def of_feature(cls, feature: Mapping[str, Any]) -> Depth | None:
@@ -137,12 +138,10 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one step in memory."""
         return self.size * np.dtype(self.dtype).itemsize
 
     @property
     def feature(self) -> dict[str, Any]:
-        """Its entry in info.json."""
         if self.stored == TEXT:
             about: dict[str, Any] = {f"{OURS}.png": list(self.shape)}
             if self.depth is not None:
@@ -169,6 +168,11 @@ class Column:
             return self.name
         named = self.names[number] if len(self.names) == self.size else str(number)
         return f"{self.name}[{named}]"
+
+    def numbers(self, column: pa.ChunkedArray | pa.Array) -> np.ndarray:
+        """`to_tensor` as [T, size] in double precision."""
+        values = self.to_tensor(column).double()
+        return values.reshape(len(values), -1).numpy()
 
     def to_arrow(self, values: Tensor) -> pa.Array:
         """Values [T, *shape] as an Arrow array of length T."""
@@ -203,11 +207,9 @@ class Column:
 
 
 def observation(name: str, leaf: Leaf, images: str) -> Column:
-    """The column of the observation `name`; `images` is "video" or "image".
-
-    Depth pictures are always single pictures (PNG, mm). What policies do not see lies outside of
-    `observation.`, pictures as TEXT, so that LeRobot's policies do not see it either.
-    """
+    """The column of the observation `name`; `images` is "video" or "image". Depth pictures are
+    always single pictures (PNG, mm). What policies do not see lies outside of `observation.`,
+    pictures as TEXT, so that LeRobot's policies do not see it either."""
     key, plain = f"obs/{name}", name.replace("/", ".")
     within = plain if hidden(name) else f"observation.{plain}"
     if leaf.is_picture and leaf.shape[2] in CHANNELS:
@@ -252,7 +254,11 @@ def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
         if name in CLOCK or _skips(name, feature):
             continue
         shape: tuple[int, ...] = tuple(feature["shape"])
-        names = _element_names(feature)
+        # The names of a feature's elements: LeRobot writes a list, or {"motors": list}.
+        given = feature.get("names")
+        if isinstance(given, Mapping):
+            given = [word for words in given.values() if isinstance(words, list) for word in words]
+        names = [str(word) for word in given] if isinstance(given, list) else []
         key = str(keys.get(name, name))
         if name.startswith("observation."):
             key = f"obs/{name.split('.', 1)[1]}"
@@ -300,14 +306,6 @@ def _skips(name: str, feature: Mapping[str, Any]) -> bool:
     known = feature["dtype"] in DTYPES or feature["dtype"] in ("video", "image")
     known = known or f"{OURS}.png" in (feature.get("info") or {})
     return not known or name.startswith("observation.language")
-
-
-def _element_names(feature: Mapping[str, Any]) -> list[str]:
-    """The names of a feature's elements: LeRobot writes a list, or {"motors": list}."""
-    given = feature.get("names")
-    if isinstance(given, Mapping):
-        given = [word for words in given.values() if isinstance(words, list) for word in words]
-    return [str(word) for word in given] if isinstance(given, list) else []
 
 
 def _picture_shape(name: str, shape: tuple[int, ...], names: list[str]) -> tuple[int, ...]:
@@ -361,7 +359,6 @@ def leaf_of(column: Column) -> Leaf:
 def new_info(
     spec: Spec, columns: tuple[Column, ...], robot: str, images: str, fps: float
 ) -> dict[str, Any]:
-    """info.json of an empty dataset."""
     features = {column.name: column.feature for column in columns}
     whole = int(fps) if float(fps).is_integer() else fps
     for column in columns:
@@ -380,11 +377,7 @@ def new_info(
     for name in CLOCK:
         dtype = "float32" if name == "timestamp" else "int64"
         features[name] = {"dtype": dtype, "shape": [1], "names": None}
-    ours = {
-        "format": formats.DATASET,
-        "spec": spec.to_json(),
-        "columns": [c.to_json() for c in columns],
-    }
+    written = [column.to_json() for column in columns]
     return {
         "codebase_version": VERSION,
         "robot_type": robot,
@@ -399,7 +392,7 @@ def new_info(
         "data_path": DATA,
         "video_path": VIDEO if images == "video" else None,
         "features": features,
-        OURS: ours,
+        OURS: {"format": formats.DATASET, "spec": spec.to_json(), "columns": written},
     }
 
 
@@ -440,26 +433,24 @@ def tasks_table(texts: list[str]) -> pa.Table:
     table = pa.table({"task_index": pa.array(range(len(texts)), pa.int64()), "task": texts})
     number = {"name": "task_index", "field_name": "task_index", "metadata": None}
     word = {"name": "task", "field_name": "task", "metadata": None}
+    number |= {"pandas_type": "int64", "numpy_type": "int64"}
+    word |= {"pandas_type": "unicode", "numpy_type": "object"}
     pandas = {
         "index_columns": ["task"],
         "column_indexes": [],
-        "columns": [
-            number | {"pandas_type": "int64", "numpy_type": "int64"},
-            word | {"pandas_type": "unicode", "numpy_type": "object"},
-        ],
+        "columns": [number, word],
         "creator": {"library": "pyarrow", "version": pa.__version__},
         "pandas_version": "2.0.0",
     }
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
 
-def write_parquet(table: pa.Table, sink: Any) -> None:
-    """Write a table with a checksum of each page: a reader notices a bit that was flipped."""
-    pq.write_table(table, sink, write_page_checksum=True)
+def write_parquet(table: pa.Table, file: Path) -> None:
+    """Write a table durably, with a checksum of each page: a reader notices a flipped bit."""
+    write_durably(file, lambda sink: pq.write_table(table, sink, write_page_checksum=True))
 
 
 def read_tasks(path: Path) -> dict[int, str]:
-    """The sentence of every task_index, from meta/tasks.parquet."""
     file = path / "meta" / "tasks.parquet"
     try:
         table = read_parquet(file)
@@ -537,10 +528,9 @@ def read_info(path: Path) -> dict[str, Any]:
             f"convert it: embodied demos convert lerobot {path} NEW_FOLDER"
         )
     if OURS in info:
-        ours = info[OURS]
+        ours: dict[str, Any] = info[OURS]
         if not isinstance(ours, dict):
             raise damaged(file, TypeError(f"{OURS} should hold a dictionary"))
-        ours = cast(dict[str, Any], ours)
         info[OURS] = formats.upgrade("dataset", ours, ours.get("format", 1))
         with reading(file, KeyError, TypeError, ValueError, AttributeError):
             require_names((column.name for column in columns_of_info(info)), file)
@@ -560,10 +550,8 @@ def require_info(info: Mapping[str, Any], file: Path) -> None:
 
 
 def read_index(path: Path, whole: bool = True) -> pa.Table | None:
-    """meta/episodes in order of episode_index, or None where nothing is listed yet.
-
-    With `whole` a damaged file is an error, without it what the file listed is left out.
-    """
+    """meta/episodes in order of episode_index, or None where nothing is listed yet. With `whole` a
+    damaged file is an error, without it what the file listed is left out."""
     tables = []
     for file in sorted((path / "meta" / "episodes").glob("*/*.parquet")):
         try:

@@ -1,10 +1,9 @@
 """Pictures on disk: H.264 films of whole episodes, single PNG images, random access to films.
 
 Our films have a key frame every second picture and none that looks ahead, so that films of the same
-camera can be joined without encoding them again, and any moment is read quickly.
-A decoder goes on from where it stands if the next moment lies in the same group of pictures, and
-seeks otherwise. A film of LeRobot's or of ours has a key frame every second picture, so at most two
-pictures are decoded for one. A film with rare key frames costs as many as lie in between.
+camera can be joined without encoding them again. A decoder goes on from where it stands if the next
+moment lies in the same group of pictures, and seeks otherwise: at most two pictures are decoded for
+one. A film with rare key frames costs as many as lie in between.
 """
 
 # pyright: basic
@@ -31,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.build import needed
 from embodied.core.files import MALFORMED, SIDE, FileError, require_file
 from embodied.datasets.lerobot.schema import DAMAGE, DatasetError, damaged
 
@@ -42,10 +41,8 @@ def rate(fps: float) -> Fraction:
 
 
 def encode_film(frames: Tensor, fps: float, quality: int = 18) -> bytes:
-    """An MP4 file (H.264, yuv420p) of `frames` [T, H, W, 3] uint8 with even H and W.
-
-    `quality` is x264's constant rate factor: 0 is lossless, 18 hard to tell apart, 30 small.
-    """
+    """An MP4 file (H.264, yuv420p) of `frames` [T, H, W, 3] uint8 with even H and W. `quality` is
+    x264's constant rate factor: 0 is lossless, 18 hard to tell apart, 30 small."""
     av = _av()
     sink = io.BytesIO()
     with av.open(sink, "w", format="mp4") as film:
@@ -119,8 +116,8 @@ def encode_png(picture: Tensor) -> bytes:
     return _imageio().imwrite("<bytes>", array[..., 0] if array.shape[-1] == 1 else array, **_PNG)
 
 
+# What Pillow raises, beside what any reader does, for a file that is damaged.
 NO_PICTURE = (OSError, SyntaxError, OverflowError, struct.error, zlib.error)
-"""What Pillow raises, beside what any reader does, for a file that is damaged."""
 
 
 def decode_image(data: bytes) -> Tensor:
@@ -166,19 +163,11 @@ _PNG = {"extension": ".png", "compress_level": 3}
 
 
 def _av() -> Any:
-    try:
-        import av
-    except ModuleNotFoundError as error:
-        raise ConfigError('films need PyAV: pip install "embodied-rl[media]"') from error
-    return av
+    return needed("av", "films need PyAV", "media")
 
 
 def _imageio() -> Any:
-    try:
-        import imageio.v3
-    except ModuleNotFoundError as error:
-        raise ConfigError('images need imageio: pip install "embodied-rl[media]"') from error
-    return imageio.v3
+    return needed("imageio.v3", "images need imageio", "media")
 
 
 SAY_DEPTH = 'write "info": {"is_depth_map": true, "depth_unit": "mm"} into its feature'
@@ -204,10 +193,8 @@ class FilmReader:
 
     def picture(self, time: float, pixels: str = "rgb24") -> np.ndarray:
         """The picture [H, W, 3] uint8 that is shown `time` s after the film's beginning; with the
-        `pixels` "gray" or "gray12le" [H, W, 1], of 8 or 12 bits.
-
-        DatasetError where the film is damaged, or shows none within half a period of it.
-        """
+        `pixels` "gray" or "gray12le" [H, W, 1], of 8 or 12 bits. DatasetError where the film is
+        damaged, or shows none within half a period of it."""
         try:
             if self.frame is None or not self._ahead(time):
                 at = int((time + 0.5 * self.half) / self.stream.time_base)
@@ -252,8 +239,7 @@ class FilmReader:
 class FilmPool:
     """Open films, for several threads: a film is used by one thread at a time, or opened twice."""
 
-    def __init__(self, most: int = OPEN) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.free: OrderedDict[int, FilmReader] = OrderedDict()
 
@@ -271,12 +257,11 @@ class FilmPool:
         """Keep the film open for the next one who asks; the one unused for longest is closed."""
         with self.lock:
             self.free[id(reader)] = reader
-            old = self.free.popitem(last=False)[1] if len(self.free) > self.most else None
+            old = self.free.popitem(last=False)[1] if len(self.free) > OPEN else None
         if old is not None:
             old.close()
 
     def forget(self) -> None:
-        """Close the films that nobody uses."""
         with self.lock:
             readers, self.free = list(self.free.values()), OrderedDict()
         for reader in readers:

@@ -29,29 +29,7 @@ from embodied.core.files import inside
 from embodied.core.spec import Leaf, Spec, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot import schema
-from embodied.datasets.lerobot.schema import (
-    DATA,
-    INDEX,
-    ROW,
-    VIDEO,
-    Column,
-    DatasetError,
-    Pending,
-    columns_of,
-    columns_of_info,
-    file_in,
-    file_number,
-    list_pending,
-    pending_file,
-    place_in_file,
-    place_in_film,
-    read_index,
-    read_info,
-    read_tasks,
-    spec_of_info,
-    tasks_table,
-    write_parquet,
-)
+from embodied.datasets.lerobot.schema import Column, DatasetError, Pending, file_number, read_index
 from embodied.datasets.lerobot.video import encode_film, encode_png, join_films
 
 
@@ -60,8 +38,8 @@ def consolidate(path: Path) -> None:
     FileError where a link in its place leads out of the dataset."""
     for name in ("meta", "data", "videos", "pending"):
         inside(path, name)
-    info, index = read_info(path), read_index(path)
-    waiting = list_pending(path, 0 if index is None else index.num_rows)
+    info, index = schema.read_info(path), read_index(path)
+    waiting = schema.list_pending(path, 0 if index is None else index.num_rows)
     if waiting:
         _clear_unlisted(path, info, index)
         _move(path, info, index, waiting)
@@ -78,20 +56,20 @@ def _move(path: Path, info: dict[str, Any], index: pa.Table | None, all_: list[P
     lines = [episode.read()[1] for episode in all_]
     texts = _add_texts(path, [text for line in lines for text in line["tasks"][0].as_py()])
     extra = _write_data(path, info, index, all_, texts)
-    for column in columns_of_info(info):
+    for column in schema.columns_of_info(info):
         if column.stored == "video":
             films = _write_films(path, info, index, all_, column, extra)
             extra = [one | film for one, film in zip(extra, films, strict=True)]
     number = _next_number(index, "meta/episodes", info)
-    place = place_in_file("meta/episodes", number, info)
+    place = schema.place_in_file("meta/episodes", number, info)
     rows = []
     for line, one in zip(lines, extra, strict=True):
         for name, value in (one | place).items():
             line = line.append_column(name, pa.array([value]))
         rows.append(line)
     table = pa.concat_tables(rows)
-    target = file_number(path, INDEX, number, info)
-    write_durably(target, lambda sink: write_parquet(table, sink))  # from here on they are listed
+    target = file_number(path, schema.INDEX, number, info)
+    schema.write_parquet(table, target)  # from here on they are listed
 
 
 def _write_data(
@@ -112,7 +90,7 @@ def _write_data(
         for one in group:
             steps, line = one.read()
             end = frame + len(steps)
-            place = {"episode_index": episode, **place_in_file("data", number, info)}
+            place = {"episode_index": episode, **schema.place_in_file("data", number, info)}
             places.append(place | {"dataset_from_index": frame, "dataset_to_index": end})
             own = np.array([texts[text] for text in line["tasks"][0].as_py()])
             counters = {
@@ -125,7 +103,7 @@ def _write_data(
                 steps = steps.append_column(name, pa.array(values, pa.int64()))
             tables.append(steps.select(stored))
             episode, frame = episode + 1, end
-        write_row_groups(file_number(path, DATA, number, info), tables)
+        write_row_groups(file_number(path, schema.DATA, number, info), tables)
         number += 1
     return places
 
@@ -151,10 +129,10 @@ def _write_films(
         begin = 0
         for one in group:
             end = begin + steps[one.number]
-            places.append(place_in_film(camera, number, info, begin / fps, end / fps))
+            places.append(schema.place_in_film(camera, number, info, begin / fps, end / fps))
             begin = end
         joined = join_films([one.film(column).read_bytes() for one in group])
-        film = file_number(path, VIDEO, number, info, camera)
+        film = file_number(path, schema.VIDEO, number, info, camera)
         write_durably(film, lambda sink, joined=joined: sink.write(joined))
         number += 1
     return places
@@ -179,12 +157,12 @@ def _grouped(
 
 def write_row_groups(file: Path, tables: Sequence[pa.Table]) -> None:
     """One row group an episode, so that a reader can fetch one without the others."""
-    schema = tables[0].schema
+    kind = tables[0].schema
 
     def write(sink: Any) -> None:
-        with pq.ParquetWriter(sink, schema, write_page_checksum=True) as writer:
+        with pq.ParquetWriter(sink, kind, write_page_checksum=True) as writer:
             for table in tables:
-                writer.write_table(table.select(schema.names).cast(schema))
+                writer.write_table(table.select(kind.names).cast(kind))
 
     write_durably(file, write)
 
@@ -193,17 +171,17 @@ def _next_number(index: pa.Table | None, what: str, info: Mapping[str, Any]) -> 
     """The number of the file after the last listed one of `what`."""
     if index is None:
         return 0
-    chunks, files = (index[f"{what}/{kind}_index"].to_numpy() for kind in ("chunk", "file"))
+    chunks, files = (index[f"{what}/{kind}_index"].to_numpy() for kind in schema.KINDS)
     return int(np.max(chunks * info["chunks_size"] + files)) + 1
 
 
 def _add_texts(path: Path, texts: Sequence[str]) -> dict[str, int]:
     """Number every sentence, old ones first, and write tasks.parquet where there are new ones."""
     file = path / "meta" / "tasks.parquet"
-    known = list(read_tasks(path).values()) if file.exists() else []
+    known = list(schema.read_tasks(path).values()) if file.exists() else []
     every = list(dict.fromkeys([*known, *texts]))
     if every != known:
-        write_durably(file, lambda sink: write_parquet(tasks_table(every), sink))
+        schema.write_parquet(schema.tasks_table(every), file)
     return {text: number for number, text in enumerate(every)}
 
 
@@ -211,10 +189,10 @@ def _clear_unlisted(path: Path, info: Mapping[str, Any], index: pa.Table | None)
     """Remove large files that a killed process wrote but did not get to list."""
     listed = set()
     for line in [] if index is None else index.to_pylist():
-        listed.add(_file_of(path, line, "data", DATA))
+        listed.add(_file_of(path, line, "data", schema.DATA))
         for name in info["features"]:
             if f"videos/{name}/file_index" in line:
-                listed.add(_file_of(path, line, f"videos/{name}", VIDEO, name))
+                listed.add(_file_of(path, line, f"videos/{name}", schema.VIDEO, name))
     for pattern in ("data/*/*.parquet", "videos/*/*/*.mp4", "*/**/.*.partial"):
         for file in path.glob(pattern):
             if file not in listed:
@@ -222,7 +200,8 @@ def _clear_unlisted(path: Path, info: Mapping[str, Any], index: pa.Table | None)
 
 
 def _file_of(path: Path, line: Mapping[str, Any], what: str, template: str, name: str = "") -> Path:
-    return file_in(path, template, line[f"{what}/chunk_index"], line[f"{what}/file_index"], name)
+    chunk, file = (line[f"{what}/{kind}_index"] for kind in schema.KINDS)
+    return schema.file_in(path, template, chunk, file, name)
 
 
 def summarise(path: Path, info: dict[str, Any], index: pa.Table) -> None:
@@ -256,10 +235,8 @@ QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 
 def statistics(column: Column, values: Tensor) -> dict[str, np.ndarray]:
     """Minimum, maximum, mean, deviation, count and quantiles of `values` [T, *shape], per element.
-
     Pictures: per channel in [0, 1] (distances: mm), shape [C, 1, 1], from at most 50 steps and
-    4,096 pixels each.
-    """
+    4,096 pixels each."""
     count = np.array([len(values)])
     if column.stored:
         # Distances in mm, as they are stored.
@@ -280,9 +257,7 @@ def statistics(column: Column, values: Tensor) -> dict[str, np.ndarray]:
 
 def pool(each: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One column's statistics over all episodes, from those of every episode ([E, ...] arrays).
-
-    Exact but for the quantiles, which are averaged by length, as LeRobot does.
-    """
+    Exact but for the quantiles, which are averaged by length, as LeRobot does."""
     count = each["count"].reshape(-1, *[1] * (each["mean"].ndim - 1))
     share = count / count.sum()
     mean = (each["mean"] * share).sum(0)
@@ -318,7 +293,20 @@ class EpisodeWriter:
         self.fps = float(round(fps)) if abs(fps - round(fps)) < 1e-4 * fps else fps
         self.columns: tuple[Column, ...] = ()
         self.count = 0
-        self._lock: int | None = self._locked()
+        # The folder's own handle, locked; the lock goes with the process, however it ends.
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise DatasetError(
+                f"{self.path} is being written to by another process; wait for it to end"
+            ) from error
+        self._lock: int | None = handle
         try:
             if (self.path / "meta" / "info.json").exists():
                 self._continue()
@@ -372,7 +360,7 @@ class EpisodeWriter:
 
     def drop_newest(self) -> None:
         """Remove the episode that `add` kept last. DatasetError where there is none any more."""
-        newest = pending_file(self.path, self.count - 1)
+        newest = schema.pending_file(self.path, self.count - 1)
         if not newest.file.exists():
             raise DatasetError(
                 f"{self.path}: its newest episode was kept in an earlier session; type: "
@@ -398,27 +386,11 @@ class EpisodeWriter:
     def __enter__(self) -> EpisodeWriter:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, _: object, error: object, *__: object) -> None:
         if isinstance(error, DatasetError):
             self._unlock()  # the disk is full or gone: what is pending stays as it is
         else:
             self.close()
-
-    def _locked(self) -> int:
-        """The folder's own handle, locked; the lock goes with the process, however it ends."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise DatasetError(
-                f"{self.path} is being written to by another process; wait for it to end"
-            ) from error
-        return handle
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -426,27 +398,27 @@ class EpisodeWriter:
             self._lock = None
 
     def _continue(self) -> None:
-        info, index = read_info(self.path), read_index(self.path)
+        info, index = schema.read_info(self.path), read_index(self.path)
         if schema.OURS not in info:
             raise DatasetError(f"{self.path} was recorded by LeRobot; write to another folder")
         listed = 0 if index is None else index.num_rows
-        self.count = listed + len(list_pending(self.path, listed))
+        self.count = listed + len(schema.list_pending(self.path, listed))
         if not self.count:
             return  # nothing was finished: the first episode decides anew
-        require_same(self.spec, spec_of_info(info), "these episodes", f"dataset {self.path}")
-        self.columns = columns_of_info(info)
+        require_same(self.spec, schema.spec_of_info(info), "these episodes", f"dataset {self.path}")
+        self.columns = schema.columns_of_info(info)
         seen = (c for c in self.columns if c.stored and c.stored != schema.TEXT)
         colours = (c.stored for c in seen if c.depth is None)
         self.stored = next(colours, self.stored)
 
     def _begin(self, steps: Tensors) -> None:
         """The first episode decides the columns, and is preceded by the file that says so."""
-        columns = columns_of(self.spec, steps, self.stored)
+        columns = schema.columns_of(self.spec, steps, self.stored)
         for column in columns:
-            odd = column.stored == "video" and (
-                column.shape[0] % 2 or column.shape[1] % 2 or column.shape[2] != 3
-            )
-            if odd:
+            if column.stored != "video":
+                continue
+            height, width, channels = column.shape
+            if height % 2 or width % 2 or channels != 3:
                 raise DatasetError(
                     f"{column.key} {list(column.shape)} cannot be filmed (three channels and even "
                     'sides are needed); use images="png"'
@@ -459,7 +431,7 @@ class EpisodeWriter:
         self.columns = columns
 
     def _write(self, steps: Tensors, line: pa.Table, sentences: Sequence[int]) -> None:
-        target = pending_file(self.path, self.count)
+        target = schema.pending_file(self.path, self.count)
         arrays: dict[str, pa.Array] = {}
         for column in self.columns:
             values = steps[column.key]
@@ -481,8 +453,8 @@ class EpisodeWriter:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, line.schema) as stream:
             stream.write_table(line)
-        table = pa.table(arrays).replace_schema_metadata({ROW: sink.getvalue().to_pybytes()})
-        write_durably(target.file, lambda out: write_parquet(table, out))
+        table = pa.table(arrays).replace_schema_metadata({schema.ROW: sink.getvalue().to_pybytes()})
+        schema.write_parquet(table, target.file)
 
     def _line(
         self, steps: Tensors, final: Tensors, sentences: Sequence[str], info: str
@@ -511,18 +483,17 @@ class EpisodeWriter:
         steps: Tensors = {}
         final: Tensors = {}
         for name, leaf in self.spec.obs.items():
-            steps[f"obs/{name}"] = seen = _leaf(episode, f"obs/{name}", leaf, length)
+            seen = _fitting(_required(episode, f"obs/{name}"), f"obs/{name}", leaf, length)
+            steps[f"obs/{name}"] = seen
             if leaf.is_depth and (seen.min() < 0 or seen.max() > 65.535):
                 raise DatasetError(f"obs/{name} should be distances from 0 to 65.535 m")
             last = _required(episode, f"next_obs/{name}")
             last = last if last.ndim == len(leaf.shape) else last[-1]
-            final[f"obs/{name}"] = _leaf(
-                {f"next_obs/{name}": last[None]}, f"next_obs/{name}", leaf
-            )[0]
-        steps["action"] = _leaf(episode, "action", self.spec.act, length)
-        steps["reward"] = _leaf(episode, "reward", Leaf(()), length)
-        for key in ("terminated", "truncated", *(["success"] if "success" in episode else [])):
-            steps[key] = _leaf(episode, key, Leaf((), "bool"), length)
+            final[f"obs/{name}"] = _fitting(last[None], f"next_obs/{name}", leaf)[0]
+        flags = ("terminated", "truncated", *(["success"] if "success" in episode else []))
+        own = {"action": self.spec.act, "reward": Leaf(())} | dict.fromkeys(flags, Leaf((), "bool"))
+        for key, leaf in own.items():
+            steps[key] = _fitting(_required(episode, key), key, leaf, length)
         if (steps["terminated"] | steps["truncated"])[:-1].any():
             raise DatasetError(
                 "an episode ends at its last step: the flags before it must be false"
@@ -536,7 +507,7 @@ class EpisodeWriter:
             if key not in steps and not key.startswith(("obs/", "next_obs/")):
                 constant = key == "task" and value.ndim == 1
                 value = value.expand(length, *value.shape) if constant else value
-                steps[key] = _leaf({key: value}, key, Leaf(tuple(value.shape[1:]), ""), length)
+                steps[key] = _fitting(value, key, Leaf(tuple(value.shape[1:]), ""), length)
         return steps, final
 
     def _unwritable(self, error: OSError) -> DatasetError:
@@ -552,9 +523,9 @@ def _required(rows: Tensors, key: str) -> Tensor:
     return rows[key]
 
 
-def _leaf(rows: Tensors, key: str, leaf: Leaf, length: int = 1) -> Tensor:
-    """`rows[key]` as [length, *leaf.shape] of the leaf's type, finite."""
-    value = _required(rows, key).detach().cpu()
+def _fitting(values: Tensor, key: str, leaf: Leaf, length: int = 1) -> Tensor:
+    """`values` of `key`, which should be [length, *leaf.shape] and finite, in the leaf's type."""
+    value = values.detach().cpu()
     if tuple(value.shape) != (length, *leaf.shape):
         raise DatasetError(
             f"{key} is {list(value.shape)}, expected {[length, *leaf.shape]} (steps first)"

@@ -36,7 +36,6 @@ from embodied.core.reward import (
     Scheduled,
     Stateful,
     SummedReward,
-    needs_local_env,
 )
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -134,7 +133,7 @@ class CompositeReward(Remembered, SummedReward):
 
     @property
     def needs_local_env(self) -> bool:
-        return any(needs_local_env(part) for part in self.parts.values())
+        return any(part.needs_local_env for part in self.parts.values())
 
     @property
     def _decays(self) -> bool:

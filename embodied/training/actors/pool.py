@@ -39,15 +39,14 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.training.actors.actor import EnvActor, sendable
-from embodied.training.actors.ray_cluster import RayCluster
-from embodied.training.actors.transport import (
+from embodied.training.actors.actor import (
     END,
     LOOK,
     ActorDied,
     ActorSettings,
     ActorWeights,
     Collected,
+    EnvActor,
     RemoteActor,
     Transport,
     Weights,
@@ -56,7 +55,9 @@ from embodied.training.actors.transport import (
     joined,
     learned,
     load_flat,
+    sendable,
 )
+from embodied.training.actors.ray_cluster import RayCluster
 from embodied.training.config import OffPolicy
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(settings: ActorSettings, links: Links, pipe: Connection) -> None:
     actor: EnvActor | None = None
     try:
         actor = EnvActor(settings)
-        ProcessLoop(actor, settings.lag, links, pipe).serve()
+        serve(actor, settings.lag, links, pipe)
     except (EOFError, ConnectionError):
         pass
     except Exception as error:
@@ -89,41 +90,31 @@ def run(settings: ActorSettings, links: Links, pipe: Connection) -> None:
             actor.close()
 
 
-class ProcessLoop:
+def serve(actor: EnvActor, lag: int | None, links: Links, pipe: Connection) -> None:
     """Every answer has the number of messages that were sent before it."""
-
-    def __init__(self, actor: EnvActor, lag: int | None, links: Links, pipe: Connection) -> None:
-        self.actor, self.links, self.pipe = actor, links, pipe
-        self.lockstep, self.never_waits, self.begun = lag == 0, lag is None, False
-        self.sent = 0
-
-    def serve(self) -> None:
-        while True:
-            while self.pipe.poll(0 if self.actor.collector else None):
-                command, arguments = self.pipe.recv()
-                value = getattr(self.actor, command)(*arguments)
-                self.pipe.send(("answer", value, self.sent))
-            if self.actor.collector is not None and self._allowed():
-                if self.lockstep:
-                    torch.set_rng_state(self.links.rng.clone())
-                message = self.actor.step()
-                if self.lockstep:
-                    self.links.rng.copy_(torch.get_rng_state())
-                self.links.steps.send_bytes(message)
-                self.sent += 1
-
-    def _allowed(self) -> bool:
-        if self.never_waits and self.begun:
-            return True
-        self.begun = self.links.credits.acquire(timeout=LOOK / 10)
-        return self.begun
+    sent, begun = 0, False
+    while True:
+        while pipe.poll(0 if actor.collector else None):
+            command, arguments = pipe.recv()
+            pipe.send(("answer", getattr(actor, command)(*arguments), sent))
+        if actor.collector is None:
+            continue
+        if lag is not None or not begun:  # else it never waits
+            begun = links.credits.acquire(timeout=LOOK / 10)
+        if begun:
+            if lag == 0:
+                torch.set_rng_state(links.rng.clone())
+            message = actor.step()
+            if lag == 0:
+                links.rng.copy_(torch.get_rng_state())
+            links.steps.send_bytes(message)
+            sent += 1
 
 
 class Inbox:
     """Receives an actor's messages as they come, so that the actor never waits for room in `pipe`.
-
-    `queue`: those that were not used yet; `received`: all since the start; `arrived` guards both.
-    """
+    `queue`: those that were not used yet; `received`: all since the start; `arrived` guards
+    both."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.queue, self.received = pipe, deque[bytes](), 0
@@ -143,8 +134,6 @@ class Inbox:
 
 
 class ActorProcess(RemoteActor):
-    """Runs `run`."""
-
     def __init__(self, settings: ActorSettings) -> None:
         # Actors start within a second: torch is imported once, in a process that they fork from.
         context = mp.get_context("forkserver")
@@ -243,11 +232,9 @@ VERSION, SUMS = 0, 1  # the newest version, then one checksum for each slot
 
 
 class SharedWeights(Weights, ActorWeights):
-    """The learned tensors of `policy` in shared memory; pass it to a process as an argument.
-
-    Two slots are written in turn and a reader never waits: it checks its copy's checksum, which
-    depends on the version, and copies again where the writer was faster.
-    """
+    """The learned tensors of `policy` in shared memory; pass it to a process as an argument. Two
+    slots are written in turn and a reader never waits: it checks its copy's checksum, which depends
+    on the version, and copies again where the writer was faster."""
 
     def __init__(self, policy: nn.Module) -> None:
         self.version = 0  # of the writer
@@ -278,8 +265,6 @@ class SharedWeights(Weights, ActorWeights):
 
 
 class Processes(Transport):
-    """Actors are processes of this machine."""
-
     def start(self, settings: ActorSettings) -> ActorProcess:
         return ActorProcess(settings)
 
@@ -296,10 +281,8 @@ DEATHS = 20  # actors that may die in one run
 
 
 class ActorEnv(VecEnv):
-    """The parallel envs of `count` actors together; `num_envs` is divided among them.
-
-    `settings`: of the first actor, with the number of all parallel envs.
-    """
+    """The parallel envs of `count` actors together; `num_envs` is divided among them. `settings`:
+    of the first actor, with the number of all parallel envs."""
 
     def __init__(self, settings: ActorSettings, count: int, transport: Transport) -> None:
         self.num_envs, self.lag, self.transport = settings.num_envs, settings.lag, transport
@@ -353,10 +336,9 @@ class ActorEnv(VecEnv):
 
 class ActorPool:
     """See the module; the arguments are a Collector's, `warmup` takes the policy's warm-up policy.
-
     `behind`: whether more steps wait than `lag` (always False where actors wait for the learner).
-    `restarted`: the parallel envs [n] whose running episodes were lost in the last step, or None.
-    """
+    `restarted`: the parallel envs [n] whose running episodes were lost in the last step, or
+    None."""
 
     def __init__(
         self,
@@ -467,8 +449,8 @@ class ActorPool:
         """For the log: how old the weights were, steps that wait, actors that died, hours of all
         actors (wall time, with all resumes)."""
         waiting = float(sum(actor.waiting for actor in self.env.actors))
-        named = {"policy_lag": self.lag, "waiting_steps": waiting, "actor_deaths": self.deaths}
-        named |= {"actor_hours": self._actor_hours()}
+        ages = {"policy_lag": self.lag, "waiting_steps": waiting}
+        named = {**ages, "actor_deaths": self.deaths, "actor_hours": self._actor_hours()}
         return {name: torch.tensor(float(value)) for name, value in named.items()}
 
     def _actor_hours(self) -> float:
@@ -481,7 +463,6 @@ class ActorPool:
         """Actors check each step and end with NotFinite."""
 
     def restart(self) -> None:
-        """Reset all parallel envs."""
         for actor in self.env.actors:
             actor.ask("restart")
 

@@ -21,21 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError
-from embodied.training.actors.actor import EnvActor, sendable
-from embodied.training.actors.ray_connection import connected, imported
-from embodied.training.actors.transport import (
+from embodied.training.actors.actor import (
     END,
     ActorDied,
     ActorSettings,
     ActorWeights,
     Collected,
+    EnvActor,
     RemoteActor,
     Transport,
     Weights,
     decode,
     flat_weights,
     load_flat,
+    sendable,
 )
+from embodied.training.actors.ray_connection import connected, imported
 
 SLOW = 60.0  # s for an actor to begin before a warning
 Reply = tuple[bool, Any]  # (whether the call succeeded, its value or the error)
@@ -197,10 +198,8 @@ class RayActor(RemoteActor):
 
 
 class RayCluster(Transport):
-    """The cluster of RAY_ADDRESS ("auto": this machine's), else one that is started here.
-
-    `count` actors need `cpus` cores each; ConfigError if the cluster has fewer.
-    """
+    """The cluster of RAY_ADDRESS ("auto": this machine's), else one that is started here. `count`
+    actors need `cpus` cores each; ConfigError if the cluster has fewer."""
 
     def __init__(self, count: int, cpus: int) -> None:
         self.ray, self.cpus = imported("data.actors_on=ray"), cpus

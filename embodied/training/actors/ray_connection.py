@@ -18,11 +18,9 @@ CONNECT = 5.0  # s
 
 def imported(setting: str) -> Any:
     """The module `ray`, which sends no usage statistics unless the user's environment says so;
-    ConfigError names the `setting` that needs it.
-
-    Where RAY_ADDRESS names no cluster, and RAY_AUTH_MODE is not set, the one that is started here
-    asks for a token, which is made for it: Ray reads these variables when it is imported.
-    """
+    ConfigError names the `setting` that needs it. Where RAY_ADDRESS names no cluster, and
+    RAY_AUTH_MODE is not set, the one that is started here asks for a token, which is made for it:
+    Ray reads these variables when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not os.environ.get("RAY_ADDRESS") and "ray" not in sys.modules:
         os.environ.setdefault("RAY_AUTH_MODE", "token")

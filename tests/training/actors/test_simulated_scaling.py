@@ -15,15 +15,9 @@ from torch import nn
 
 from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
+from embodied.training.actors import actor
+from embodied.training.actors.actor import ActorSettings, ActorWeights, Collected, RemoteActor
 from embodied.training.actors.pool import ActorEnv, ActorPool
-from embodied.training.actors.transport import (
-    ActorSettings,
-    ActorWeights,
-    Collected,
-    RemoteActor,
-    Transport,
-    Weights,
-)
 from tests.builders import make_policy
 
 # ms of CPU time of a vector step of 16 Ants with a policy of 256 x 256: 40 quantiles of 250 steps.
@@ -83,7 +77,7 @@ class SimulatedActor(RemoteActor):
         """Nothing is left."""
 
 
-class NoWeights(Weights):
+class NoWeights(actor.Weights):
     version = 0
 
     def publish(self, policy: nn.Module) -> int:
@@ -94,7 +88,7 @@ class NoWeights(Weights):
         return None  # type: ignore[return-value]
 
 
-class Simulated(Transport):
+class Simulated(actor.Transport):
     def __init__(self) -> None:
         self.clock = Clock()
 

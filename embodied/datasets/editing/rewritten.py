@@ -1,10 +1,16 @@
-"""Mirror a dataset: every episode as its reflection to the other side of the robot.
+"""Other episodes made of the recorded ones: their reflections, their failed attempts.
+
+Mirror a dataset: every episode as its reflection to the other side of the robot.
 
 GR-RL (ByteDance Seed, 2025) doubles its recordings so. A table of the robot says what becomes of an
 element x of a vector, by its name or a pattern: it stays (`keep`), changes its sign (`negate`), or
 is reflected about a value c (`about`), x -> 2 c - x. What has "left" in its name and what has
 "right" change places: elements, cameras, words of the instruction. Pictures are flipped, and points
 negate their y. Everything else (rewards, ends, who acted) stays.
+
+Failed attempts are what led nowhere in a success with retries (GR-RL too). Recordings of people
+hold few failures, and a critic needs them. Where a recording marks that a new attempt begins, the
+steps before are one more episode, which fails: M marks are M failures.
 """
 
 from __future__ import annotations
@@ -18,23 +24,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from embodied.core import tensors as tt
 from embodied.core.bounds import Number
 from embodied.core.build import parse
 from embodied.core.saved_node import read_saved
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, under
 from embodied.datasets.editing.edit import new_folder, scratch_of
 from embodied.datasets.editing.write import Copied
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import columns_of_info, images_of, read_info
+from embodied.datasets.transitions import INTERVENED
 
 SIDES = {"left": "right", "right": "left", "Left": "Right", "Right": "Left"}
 WORD = re.compile(rf"(?<![a-zA-Z])({'|'.join(SIDES)})(?![a-zA-Z])")
 Text = str | Sequence[str] | None
+# What becomes of an episode, as `Episodes.episode` gives it with pictures decoded, of a dataset's
+# Spec, and of its task in words, as `EpisodeWriter.add` takes them: any number of episodes.
 Change = Callable[[Tensors, Spec, Text], Iterator[tuple[Tensors, Text]]]
-"""What becomes of an episode, as `Episodes.episode` gives it with pictures decoded, of a dataset's
-Spec, and of its task in words, as `EpisodeWriter.add` takes them: any number of episodes."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +85,10 @@ class Table:
 
 
 def read_table(file: Path | str) -> Table:
-    """The table in a YAML file."""
     return parse(Table, dict(read_saved(Path(file))), "table")
 
 
 def other_side(text: str) -> str:
-    """`text` with left and right exchanged."""
     return WORD.sub(lambda found: SIDES[found[0]], text)
 
 
@@ -148,3 +154,41 @@ def rewritten(path: Path | str, out: Path | str, change: Change, empty: str) -> 
         for one in whole.iterdir():
             one.rename(partial / one.name)
     return made
+
+
+RETRY = "retry"  # column (bool): a new attempt begins with this step
+
+
+def retries(path: Path | str, out: Path | str) -> Copied:
+    """Write every failed attempt in the dataset at `path` as an episode to the new folder `out`.
+    DatasetError if no attempt is marked."""
+
+    def change(episode: Tensors, spec: Spec, text: Text) -> Iterator[tuple[Tensors, Text]]:
+        for end in attempts(episode):
+            words = text if text is None or isinstance(text, str) else text[:end]
+            yield failed_attempt(episode, end), words
+
+    empty = "no new attempt is marked: no column retry, and no person takes over from a policy"
+    return rewritten(path, out, change, empty)
+
+
+def attempts(episode: Tensors) -> list[int]:
+    """The steps from 1 on at which a new attempt begins: those that `retry` [T] (bool) marks, and
+    those at which a person took over (`intervened` [T] becomes true)."""
+    begins = torch.zeros(len(episode["action"]), dtype=torch.bool)
+    if RETRY in episode:
+        begins |= episode[RETRY].flatten().bool()
+    if INTERVENED in episode:
+        human = episode[INTERVENED].flatten().bool()
+        begins[1:] |= human[1:] & ~human[:-1]
+    return (begins[1:].nonzero().flatten() + 1).tolist()
+
+
+def failed_attempt(episode: Tensors, end: int) -> Tensors:
+    """The steps before `end` as an episode that terminates without reward and success."""
+    whole = {key: value for key, value in episode.items() if not key.startswith("next_obs/")}
+    steps = tt.each(whole, lambda value: value[:end])
+    gone = ("reward", "success", "truncated")
+    steps |= {key: torch.zeros_like(steps[key]) for key in gone if key in steps}
+    steps["terminated"] = torch.arange(end) == end - 1
+    return steps | tt.nest({k: v[end] for k, v in under(whole, "obs").items()}, "next_obs")
