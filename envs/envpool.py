@@ -40,7 +40,8 @@ except ModuleNotFoundError as error:
         "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'", name="envpool"
     ) from error
 
-from embodied.envs.spaces import entries, replace_rows, require_finite_arrays, row_noise
+from embodied.envs.row_rng import row_seed
+from embodied.envs.spaces import entries, replace_rows, require_finite_arrays
 
 SUCCESS = ("info:success", "info:is_success", "info:solved")
 IDS = ("env_id", "players.env_id")  # what EnvPool wants beside the actions
@@ -201,7 +202,7 @@ def make(config: Config, seed: int) -> Any:
     options = {"num_envs": config.num_envs, "num_threads": config.threads, **config.kwargs}
     if config.horizon is not None:
         options["max_episode_steps"] = config.horizon
-    seeds = [row_noise(seed, row) for row in range(config.num_envs)]
+    seeds = [row_seed(seed, row) for row in range(config.num_envs)]
     # EnvPool's own spaces lose precision in their bounds, which it reports once per leaf.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

@@ -36,6 +36,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from embodied.envs import saved_state
+from embodied.envs.row_rng import row_seed
 from embodied.envs.spaces import (
     achieved,
     action_of,
@@ -45,7 +46,6 @@ from embodied.envs.spaces import (
     require_finite_arrays,
     require_known_id,
     reset_result,
-    row_noise,
     warn_of_dtypes,
     wrong_observation,
     wrong_step,
@@ -282,7 +282,7 @@ class Gym(VecEnv):
     ) -> Tensors:
         arrays = self._arrays(len(rows))
         for place, row in enumerate(rows):
-            begin = None if seed is None and self._now else row_noise(seed, int(row))
+            begin = None if seed is None and self._now else row_seed(seed, int(row))
             obs, info = self.begin_one(int(row), begin, task)
             if not self._dtypes_checked:
                 # The first only: conversions cost little, but a wrong type may lose digits.

@@ -165,14 +165,6 @@ def require_finite_arrays(reward: np.ndarray, arrays: Mapping[str, np.ndarray], 
     require_finite(torch.from_numpy(reward), tensors, name)
 
 
-def row_noise(seed: int | None, row: int) -> int:
-    """The seed of one env: 31 bits that depend on (seed, row) only; a random one if
-    `seed` is None.
-    """
-    entropy = None if seed is None else (seed, row)
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
-
-
 def replace_rows(rows: Tensors, index: np.ndarray, values: Tensors) -> Tensors:
     """A copy of `rows` in which rows `index` [n] are `values` [n, ...]."""
     where = torch.from_numpy(index.astype(np.int64))

@@ -21,9 +21,10 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.crafter.picture import Kind, fields
+from embodied.envs.crafter.picture import Kind, leaves
 from embodied.envs.crafter.pool import Pool, Settings
 from embodied.envs.crafter.rules import ACHIEVEMENTS, ACTIONS, happened
+from embodied.envs.row_rng import row_seed
 
 TASK = "survive, and unlock as many of the 22 achievements as you can"
 
@@ -70,12 +71,8 @@ class Crafter(VecEnv):
         self._pool = Pool(
             config.num_envs, config.workers, Settings(config.length, goal, config.observe)
         )
-        self._names = tuple(fields(config.observe))
         self.spec = Spec(
-            obs={
-                name: Leaf(field.shape, field.dtype, 0, field.high, field.unit, field.names)
-                for name, field in fields(config.observe).items()
-            },
+            obs=leaves(config.observe),
             act=Leaf((), "int64", 0, len(ACTIONS) - 1),
             dt=1.0,
             text=config.text,
@@ -104,7 +101,7 @@ class Crafter(VecEnv):
         if arrays["action"].min() < 0 or arrays["action"].max() >= len(ACTIONS):
             raise ValueError(f"actions must be 0 to {len(ACTIONS) - 1}, got {action.tolist()}")
         self._pool.step()
-        following = {name: _copied(arrays[f"next/{name}"]) for name in self._names}
+        following = {name: _copied(arrays[f"next/{name}"]) for name in self.spec.obs}
         terminated, truncated = _copied(arrays["terminated"]), _copied(arrays["truncated"])
         ended = terminated | truncated
         self._now = self._with_first_obs(following, ended) if ended.any() else following
@@ -124,7 +121,7 @@ class Crafter(VecEnv):
 
     def _with_first_obs(self, before: Tensors, began: Tensor) -> Tensors:
         """`before`, with the first observations of new episodes in the finished envs."""
-        start = {name: _copied(self._pool.arrays[f"obs/{name}"]) for name in self._names}
+        start = {name: _copied(self._pool.arrays[f"obs/{name}"]) for name in self.spec.obs}
         return tt.where(began, start, before) if before else start
 
     @property
@@ -140,7 +137,7 @@ class Crafter(VecEnv):
 
     def set_state(self, state: Tensors) -> Tensors:
         self._pool.write({k: v.numpy() for k, v in state.items() if not k.startswith("obs/")})
-        self._now = {name: state[f"obs/{name}"].clone() for name in self._names}
+        self._now = {name: state[f"obs/{name}"].clone() for name in self.spec.obs}
         return self._now
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
@@ -160,14 +157,6 @@ class Crafter(VecEnv):
 def score(successes: Tensor) -> float:
     """Crafter score in percent from the unlocked achievements of episodes [N, 22] (bool or 0/1)."""
     return math.exp(torch.log1p(100 * successes.double().mean(0)).mean().item()) - 1
-
-
-def row_seed(seed: int | None, row: int) -> int:
-    """The package's seed for one env: 31 bits that depend on (seed, row); a random one if `seed` is
-    None.
-    """
-    entropy = None if seed is None else (seed, row)
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
 def _copied(array: np.ndarray) -> Tensor:

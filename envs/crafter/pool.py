@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.envs.crafter import rules
-from embodied.envs.crafter.picture import Kind, fields, observe, portrait, seen
+from embodied.envs.crafter.picture import Kind, leaves, observe, portrait, seen
 from embodied.envs.crafter.player import (
     DRINK,
     ENERGY,
@@ -112,18 +112,13 @@ def _thing(line: list[int]) -> Thing:
 
 
 VITAL = (HEALTH, FOOD, DRINK, ENERGY)
-FACING: dict[int, str] = dict(zip(rules.WAYS, ("left", "right", "up", "down"), strict=True))
-# The cell in front, from the middle of the view: (down, right).
-AHEAD: dict[int, tuple[int, int]] = dict(
-    zip(rules.WAYS, ((0, -1), (0, 1), (-1, 0), (1, 0)), strict=True)
-)
 
 
 def words(world: World) -> str:
     """Near things with direction and distance, vitals, inventory, daylight, achievements."""
     player = world.player
     view = seen(world)
-    down, right = AHEAD[player.way]
+    down, right = rules.AHEAD[rules.WAYS.index(player.way)]
     ahead = rules.SYMBOLS[view[rules.HIGH // 2 + down, rules.WIDE // 2 + right]]
     vitals = ", ".join(f"{rules.ITEMS[i]} {player.inventory[i]}/9" for i in VITAL)
     has = [f"{n} {rules.ITEMS[i]}" for i, n in enumerate(player.inventory) if n and i not in VITAL]
@@ -131,7 +126,7 @@ def words(world: World) -> str:
     state = "asleep" if player.sleeping else "awake"
     return "\n".join(
         [
-            f"The player is {state}, faces {FACING[player.way]}, in front of it: {ahead}.",
+            f"The player is {state}, faces {rules.WAY_NAMES[player.way]}, in front of it: {ahead}.",
             f"It sees {_near(view)}.",
             f"Vitals: {vitals}. It has {_listed(has)}.",
             f"Daylight {world.light:.0%}, step {world.clock}. Achieved: {_listed(done)}.",
@@ -179,7 +174,7 @@ class Settings:
 def layout(settings: Settings) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape (per env) and dtype of every shared array. `next/*`: the successor of the action;
     `obs/*`: the first observation of a new episode, where one started."""
-    seen = {name: (field.shape, field.dtype) for name, field in fields(settings.kinds).items()}
+    seen = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves(settings.kinds).items()}
     return {
         "action": ((), "int64"),
         "reward": ((), "float32"),

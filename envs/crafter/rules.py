@@ -72,6 +72,7 @@ RIM = 4
 STRIDE = SIDE + 2 * RIM
 CELLS = STRIDE * STRIDE
 LEFT, RIGHT, UP, DOWN = WAYS = (-STRIDE, STRIDE, -1, 1)  # x goes right, y goes down
+WAY_NAMES = {LEFT: "left", RIGHT: "right", UP: "up", DOWN: "down"}
 WIDE = 9  # cells that the player sees across
 HIGH = 7  # and in height
 ITEM_ROWS = 2
@@ -147,15 +148,11 @@ def _amounts(node: dict[str, int]) -> Amounts:
     return tuple((ITEMS.index(name), int(count)) for name, count in node.items())
 
 
-def _achievement(name: str) -> int:
-    return ACHIEVEMENTS.index(name)
-
-
 COLLECT = {
     MATERIAL[material]: Collect(
         _amounts(node["require"]),
         _amounts(node["receive"]),
-        tuple(_achievement(f"collect_{name}") for name in node["receive"]),
+        tuple(ACHIEVEMENTS.index(f"collect_{name}") for name in node["receive"]),
         MATERIAL[node["leaves"]],
         float(node.get("probability", 1)),
     )
@@ -166,7 +163,7 @@ PLACE = {
         _amounts(node["uses"]),
         _table(*node["where"]),
         MATERIAL[name] if node["type"] == "material" else 0,
-        _achievement(f"place_{name}"),
+        ACHIEVEMENTS.index(f"place_{name}"),
     )
     for name, node in _data["place"].items()
 }
@@ -176,7 +173,7 @@ MAKE = {
         tuple(MATERIAL[near] for near in node["nearby"]),
         ITEMS.index(name),
         int(node["gives"]),
-        _achievement(f"make_{name}"),
+        ACHIEVEMENTS.index(f"make_{name}"),
     )
     for name, node in _data["make"].items()
 }
@@ -191,7 +188,7 @@ WORTH_FACING = {
     *("water", "tree", "coal", "iron", "diamond", "table", "furnace", "cow", "zombie", "skeleton"),
     *("lava", "ripe plant"),
 }
-AHEAD = ((0, -1), (0, 1), (-1, 0), (1, 0))  # (down, right), in the order of `facing`
+AHEAD = ((0, -1), (0, 1), (-1, 0), (1, 0))  # of the view's middle: (down, right), as in `WAYS`
 NEEDED = {"symbols", "facing", "body", "inventory"}
 
 

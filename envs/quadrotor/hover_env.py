@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,11 +24,13 @@ from torch import Tensor
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative
 from embodied.core.build import nearest, registered
 from embodied.core.device import pick_device
-from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
+from embodied.core.env import NotFinite, StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, MOTORS, PAPER, RATE, VEHICLES
+from embodied.envs.batched import turned
 from embodied.envs.quadrotor.dynamics import Body, Physics, Vehicles, numbers, tilted
+from embodied.envs.quadrotor.flights import Flights
 from embodied.envs.quadrotor.native_hover import Flown, NativeHover, obstacle
 from embodied.envs.row_rng import RowRng
 
@@ -103,12 +105,19 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class Quadrotor(VecEnv):
+class Quadrotor(Flights):
     """Observations: `state` [18 + 4 history]: position, rotation, velocity, angular velocity (all
     noisy), actions (oldest first); `critic/state` [28]: the same 18 without noise, force, torque,
     rotor speeds; `privileged/vehicle`: the task parameters, if there are any. Actions are rotor
     commands.
     """
+
+    name = "quadrotor"
+    kept: ClassVar = {
+        **{"flight": "state", "hidden": "hidden", "body": "bodies", "task": "task"},
+        **{"count": "count", "stream": "streams.state"},
+    }
+    columns = ("flight", "hidden", "body", "task")
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -151,7 +160,6 @@ class Quadrotor(VecEnv):
         self.native = None
         if self.native_obstacle() is None:
             self.native = NativeHover(self, SPREAD, START)
-        self._obs: Tensors | None = None
 
     def native_obstacle(self) -> str | None:
         """Why the steps are not native code; None if they are."""
@@ -159,42 +167,22 @@ class Quadrotor(VecEnv):
             return f"native={self.config.native}, compile={self.config.compile}".lower()
         return obstacle(self.device)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
-        if self._obs is None and len(rows) < self.num_envs:
-            raise ValueError("quadrotor: the first reset must reset all envs (mask=None)")
-        if seed is not None:
-            self.streams.seed(seed, rows)
-        self._begin(rows, None if task is None else self._checked_task(task))
-        self._obs = self._with(self._obs, rows)
-        return self._obs
-
     def step(self, action: Tensor) -> Step:
-        if self._obs is None:
-            raise RuntimeError("quadrotor: call reset() before step()")
-        expected = (self.num_envs, len(MOTORS))
-        if action.shape != expected:
-            raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
-        advance = self._advance if self.native is None else self.native.step
-        following, reward, terminated, truncated = advance(action, self._obs["state"])
-        self._obs = following
-        ended = (terminated | truncated).nonzero().flatten()
-        if len(ended):
-            self._notify_before_reset(terminated | truncated)
-            self._begin(ended, None)
-            self._obs = self._with(following, ended)
-        return Step(self._obs, following, reward, terminated, truncated, {"success": truncated})
+        seen = self.checked(action)
+        if self.native is None:
+            flown = self._advance(action, seen)
+        else:
+            flown = self.native.step(action, seen["state"])
+        truncated = flown[-1]
+        return self.finish(*flown, {"success": truncated})
 
-    def _advance(self, action: Tensor, before: Tensor) -> Flown:
+    def _advance(self, action: Tensor, before: Tensors) -> Flown:
         """One step without resets, after the observations `before` [B, ...]."""
-        assert self._obs is not None
         # On a GPU the host would wait; the observations that follow are not finite either.
         if self.device.type == "cpu" and not bool(torch.isfinite(action.sum())):
             raise NotFinite("quadrotor: the action is not finite; the run stops here")
         act = action.detach().to(self.device, torch.float32).clamp(-1, 1)
-        reward = hover(self._obs["critic/state"], act, self.weights, self.vehicle.hover)
+        reward = hover(before["critic/state"], act, self.weights, self.vehicle.hover)
         self.state = self.fly(self.state, act.T, Body.of(self.bodies), self.spec.dt)
         self.count = self.count + 1
         terminated = self.state[:3].abs().amax(0) > BOX
@@ -203,7 +191,7 @@ class Quadrotor(VecEnv):
         if self.config.history:
             past = following["state"][:, SEEN:]
             width = len(MOTORS)
-            past[:, :-width] = before[:, SEEN + width :]
+            past[:, :-width] = before["state"][:, SEEN + width :]
             past[:, -width:] = act
         return following, reward * ~terminated, terminated, truncated
 
@@ -211,54 +199,21 @@ class Quadrotor(VecEnv):
     def state_roles(self) -> StateRoles:
         return StateRoles({"count": None}, {"stream": None})
 
-    def get_state(self) -> Tensors:
-        if self._obs is None:
-            raise RuntimeError("quadrotor: call reset() before get_state()")
-        columns = {"flight": self.state, "hidden": self.hidden, "body": self.bodies}
-        columns |= {"task": self.task}
-        kept = {key: _columns(value) for key, value in columns.items()}
-        kept |= {"count": self.count.clone(), "stream": self.streams.state.clone()}
-        return kept | {f"obs/{key}": value.clone() for key, value in self._obs.items()}
-
     def set_state(self, state: Tensors) -> Tensors:
-        here = {key: value.to(self.device) for key, value in state.items()}
+        super().set_state(state)
         # The same strides as before: sums and matrix products round by layout.
-        self.state = _columns(here["flight"])
-        self.hidden = _columns(here["hidden"])
-        self.bodies = _columns(here["body"])
-        self.task = _columns(here["task"])
-        self.count = here["count"].clone()
-        self.streams.state = here["stream"].clone()
-        self._obs = {key: _columns(here[f"obs/{key}"]).T for key in self.spec.obs if key != "state"}
-        self._obs["state"] = here["obs/state"].clone(memory_format=torch.contiguous_format)
-        return self._obs
-
-    def scene(self, row: int = 0) -> tuple[Any, Any]:
-        """A MuJoCo model and data that show one env."""
-        return self._measured.show(self.state[:7, row].cpu().numpy())
-
-    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        pose = self.state[:7, row].cpu().numpy()
-        return torch.from_numpy(self._measured.picture(pose, width, height))
-
-    @property
-    def _measured(self) -> Any:
-        """The scene, made when someone looks."""
-        if not hasattr(self, "_drawn"):
-            from embodied.envs.quadrotor.scene import Sight
-
-            self._drawn = Sight(self.vehicle)
-        return self._drawn
+        self.obs = {
+            key: state["obs/state"].to(self.device).clone(memory_format=torch.contiguous_format)
+            if key == "state"
+            else turned(state[f"obs/{key}"].to(self.device)).T
+            for key in self.spec.obs
+        }
+        return self.obs
 
     def describe(self, row: int = 0) -> str:
         return described(self.state[:, row].cpu(), int(self.count[row]) * self.spec.dt)
 
-    def close(self) -> None:
-        if hasattr(self, "_drawn"):
-            self._drawn.close()
-
-    def _begin(self, rows: Tensor, task: Tensor | None) -> None:
-        """Start new flights in `rows` [n]; `task` [B, D] fixes their task vectors."""
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         if self.native is not None:
             self.native.start(rows, task)
             return
@@ -298,26 +253,19 @@ class Quadrotor(VecEnv):
             obs["privileged/vehicle"] = self.vehicles.native(task).T
         return obs
 
-    def _with(self, obs: Tensors | None, rows: Tensor) -> Tensors:
-        """A copy of `obs` in which `rows` [n] are at the start of a flight."""
-        if self.native is not None:
-            return self.native.observe(obs, rows)
+    def observe(self, rows: Tensor) -> Tensors:
+        """Observations of `rows` [n] at the start of a flight."""
         fresh = self._observe(rows)
         fresh["state"][:, SEEN:] = 2 * START - 1  # the commands that keep the rotors as they are
-        if obs is None:
-            return fresh
-        return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
+        return fresh
 
-    def _checked_task(self, task: Tensor) -> Tensor:
-        expected = (self.num_envs, len(self.parameters))
-        if not self.parameters or task.shape != expected:
-            raise ValueError(f"quadrotor: task is {tuple(task.shape)}, expected {expected}")
-        return task.detach().to(self.device, torch.float32)
+    def begun(self, obs: Tensors | None, rows: Tensor) -> Tensors:
+        if self.native is not None:
+            return self.native.observe(obs, rows)
+        return super().begun(obs, rows)
 
-
-def _columns(rows: Tensor) -> Tensor:
-    """Rows [B, k] as a copy [k, B], or back."""
-    return rows.T.clone(memory_format=torch.contiguous_format)
+    def checked_task(self, task: Tensor) -> Tensor:
+        return super().checked_task(task).float()
 
 
 def described(state: Tensor, seconds: float) -> str:
