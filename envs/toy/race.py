@@ -24,7 +24,7 @@ from embodied.core.env import StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.batched import BatchedEnv, paint, paint_discs, pixel_grid
-from embodied.envs.reset_free.state_machine import Facts
+from embodied.envs.reset_free.wrapper import Facts
 from embodied.envs.row_rng import RowRng
 
 

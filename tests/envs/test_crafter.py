@@ -20,11 +20,10 @@ opensimplex = pytest.importorskip("opensimplex")
 from embodied.core.actor import Actor  # noqa: E402
 from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.env import Step  # noqa: E402
-from embodied.envs.crafter.env import Config, Crafter, row_seed, score  # noqa: E402
+from embodied.envs.crafter.env import Config, Crafter, read, row_seed, score, words, write  # noqa: E402
 from embodied.envs.crafter.maps import Noise, make  # noqa: E402
 from embodied.envs.crafter.picture import picture, seen  # noqa: E402
 from embodied.envs.crafter.player import COW, KINDS, PLANT, RIPE, Thing, World  # noqa: E402
-from embodied.envs.crafter.pool import words  # noqa: E402
 from embodied.envs.crafter.rules import (  # noqa: E402
     ACHIEVEMENTS,
     ACTIONS,
@@ -235,8 +234,6 @@ def test_a_saved_world_goes_on_exactly_also_elsewhere() -> None:
 def test_other_states_of_a_chunk_are_saved_too() -> None:
     """Who came to a chunk first decides who leaves it: the order survives."""
     world, copy = World(5), World(6)
-    from embodied.envs.crafter import pool as crafter_state
-
     first, second = Thing(COW, place(1, 1)), Thing(COW, place(13, 1))
     for thing in (first, second):
         world.who[thing.at] = None
@@ -244,7 +241,7 @@ def test_other_states_of_a_chunk_are_saved_too() -> None:
     world.cells[place(12, 1)] = world.cells[place(11, 1)] = 2
     world.move(second, LEFT, bytes([1] * 13))
     world.move(second, LEFT, bytes([1] * 13))
-    crafter_state.write(copy, crafter_state.read(world))
+    write(copy, read(world))
     order = {chunk: [t.at for t in things] for chunk, things in world.chunks.items()}
     assert {chunk: [t.at for t in things] for chunk, things in copy.chunks.items()} == order
     assert list(copy.chunks) == list(world.chunks)

@@ -14,9 +14,8 @@ import numpy as np  # noqa: E402
 from minigrid.minigrid_env import MiniGridEnv  # noqa: E402
 
 from embodied.envs.minigrid.describe import described, described_whole  # noqa: E402
-from embodied.envs.minigrid.env import Config, MiniGrid  # noqa: E402
+from embodied.envs.minigrid.env import WORDS, Config, MiniGrid, tokens  # noqa: E402
 from embodied.envs.minigrid.gym_rows import View  # noqa: E402
-from embodied.envs.minigrid.settings import mission_of, tokens  # noqa: E402
 from embodied.envs.row_rng import row_seed  # noqa: E402
 
 IDS = (
@@ -144,6 +143,10 @@ def test_a_level_in_words_and_pictures() -> None:
     red, green, blue = picture[65, 125].tolist()  # in the fourth of five rows of 20 pixels
     assert green > red + 100 and green > blue + 100  # the goal
     assert (picture[:, :50] == 24).all() and (picture[:, 150:] == 24).all()
+
+
+def mission_of(row: np.ndarray) -> str:
+    return " ".join(WORDS[place - 1] for place in row if place).replace(" ,", ",")
 
 
 def test_missions_are_symbols() -> None:

@@ -16,9 +16,15 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.reset_free import state_machine
-from embodied.envs.reset_free.state_machine import Facts, Mode, PracticeStates
-from embodied.envs.reset_free.wrapper import Config, ResetFreeWrapper
+from embodied.envs.reset_free.wrapper import (
+    Config,
+    Facts,
+    Mode,
+    PracticeStates,
+    ResetFreeWrapper,
+    StatesConfig,
+    Verdict,
+)
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 from embodied.policies.scripted.intervener import Intervener
@@ -31,7 +37,7 @@ def flags(*values: int) -> Tensor:
 
 def states(n: int = 1, **more: object) -> PracticeStates:
     settings = {"window": 3, "radius": 0.5, "timeout": 6, "recovery": 2, "tries": 2} | more
-    made = PracticeStates(state_machine.Config(**settings), n, 1)  # pyright: ignore[reportArgumentType]
+    made = PracticeStates(StatesConfig(**settings), n, 1)  # pyright: ignore[reportArgumentType]
     made.begin(torch.ones(n, dtype=torch.bool))
     return made
 
@@ -40,7 +46,7 @@ def facts(x: float, reached: int = 0, crashed: int = 0, lost: int = 0) -> Facts:
     return Facts(torch.tensor([[x]]), flags(reached), flags(crashed), flags(lost))
 
 
-def names(machine: PracticeStates, verdict: state_machine.Verdict) -> tuple[str, str]:
+def names(machine: PracticeStates, verdict: Verdict) -> tuple[str, str]:
     """How the episode went on, and the mode."""
     end = "terminated" if verdict.terminated else "truncated" if verdict.truncated else "-"
     return end, Mode(int(machine.memory["mode"])).name
@@ -188,11 +194,11 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ALLOWED", [*module.ALLOWED, "tests."])
 
 
-SHORT = state_machine.Config(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
+SHORT = StatesConfig(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
 
 
 def corridor(
-    states: state_machine.Config = SHORT, num_envs: int = 1, **settings: Any
+    states: StatesConfig = SHORT, num_envs: int = 1, **settings: Any
 ) -> tuple[ResetFreeWrapper, Corridor]:
     world = Corridor(CorridorConfig(num_envs))
     env = ResetFreeWrapper(Config(states, **settings), world)

@@ -44,7 +44,7 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     **GYM,
     **MINIGRID,
     "fr3 random": ("fr3.env.Fr3", {"randomize": RANDOM, "horizon": 15}),
-    "fr3_tasks": ("fr3.language.env.LanguageTasks", {"horizon": 12}),
+    "fr3_tasks": ("fr3.language.LanguageTasks", {"horizon": 12}),
     "quadrotor": ("quadrotor.hover_env.Quadrotor", {"ranges": VEHICLES}),
     "quadrotor native": ("quadrotor.hover_env.Quadrotor", {"ranges": VEHICLES, "native": True}),
     "Ant": ("mujoco.locomotion.Locomotion", {"id": "Ant-v5", "horizon": 60}),
