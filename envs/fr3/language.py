@@ -217,85 +217,32 @@ def released(view: View) -> Flags:
     return view.width > 2 * BLOCK + 0.008
 
 
-def above(view: View, thing: str, base: str, low: float, high: float) -> Flags:
-    """The middle of `thing` is between `low` and `high` (m) above the origin of `base`."""
-    height = view.place[thing][:, 2] - view.place[base][:, 2]
-    return (height > low) & (height < high)
-
-
-def beside(view: View, thing: str, base: str, most: float) -> Flags:
-    """`thing` and `base` are at most `most` m apart, seen from above."""
-    return np.linalg.norm((view.place[thing] - view.place[base])[:, :2], axis=1) < most
-
-
-def into_bowl(block: str) -> Predicate:
-    """The block lies inside the bowl, below its rim."""
+def put(block: str, base: str, low: float, high: float, most: float) -> Predicate:
+    """The block is let go with its middle `low` to `high` above the origin of `base` and at most
+    `most` beside it (m)."""
 
     def done(view: View) -> Flags:
-        low = above(view, block, "bowl", 0.0, RIM)
-        return low & beside(view, block, "bowl", 0.04) & released(view)
+        away = view.place[block] - view.place[base]
+        beside = np.linalg.norm(away[:, :2], axis=1) < most
+        return (away[:, 2] > low) & (away[:, 2] < high) & beside & released(view)
 
     return done
 
 
-def onto_plate(block: str) -> Predicate:
-    """The block lies on the plate."""
-
-    def done(view: View) -> Flags:
-        height = THICK + BLOCK
-        lies = above(view, block, "plate", height - 0.006, height + 0.006)
-        return lies & beside(view, block, "plate", 0.05) & released(view)
-
-    return done
+def onto_cabinet(view: View) -> Flags:
+    """The green block lies on top of the cabinet."""
+    x, y, z = (view.place["green"] - view.place["cabinet"]).T
+    height = CABINET[2] + BLOCK
+    lies = (z > height - 0.006) & (z < height + 0.006)
+    return lies & (np.abs(x) < CABINET[0]) & (np.abs(y) < CABINET[1]) & released(view)
 
 
-def stacked(block: str, base: str) -> Predicate:
-    """The block lies on the other block."""
-
-    def done(view: View) -> Flags:
-        lies = above(view, block, base, 2 * BLOCK - 0.006, 2 * BLOCK + 0.006)
-        return lies & beside(view, block, base, 0.025) & released(view)
-
-    return done
-
-
-def onto_cabinet(block: str) -> Predicate:
-    """The block lies on top of the cabinet."""
-
-    def done(view: View) -> Flags:
-        x, y = np.abs(view.place[block] - view.place["cabinet"])[:, :2].T
-        height = CABINET[2] + BLOCK
-        lies = above(view, block, "cabinet", height - 0.006, height + 0.006)
-        return lies & (x < CABINET[0]) & (y < CABINET[1]) & released(view)
-
-    return done
-
-
-def into_drawer(block: str) -> Predicate:
-    """The block lies inside the drawer, which may be open or closed."""
-
-    def done(view: View) -> Flags:
-        x, y = (view.place[block] - view.place["cabinet"])[:, :2].T
-        y = y + view.joint["drawer"]
-        inside = (np.abs(x) < 0.059) & (y > -0.08) & (y < 0.047)
-        return inside & above(view, block, "cabinet", 0.0, 0.045) & released(view)
-
-    return done
-
-
-def drawer_open(view: View) -> Flags:
-    """The drawer is at least 12.5 cm out (it begins 7 to 9 cm out)."""
-    return view.joint["drawer"] > 0.125
-
-
-def drawer_closed(view: View) -> Flags:
-    """The drawer is at most 1.2 cm out."""
-    return view.joint["drawer"] < 0.012
-
-
-def button_pressed(view: View) -> Flags:
-    """The cap of the button is 7 mm down."""
-    return view.joint["cap"] > 0.007
+def into_drawer(view: View) -> Flags:
+    """The red block lies inside the drawer, which may be open or closed."""
+    x, y, z = (view.place["red"] - view.place["cabinet"]).T
+    y = y + view.joint["drawer"]
+    inside = (np.abs(x) < 0.059) & (y > -0.08) & (y < 0.047)
+    return inside & (z > 0.0) & (z < 0.045) & released(view)
 
 
 def plate_left(view: View) -> Flags:
@@ -304,20 +251,30 @@ def plate_left(view: View) -> Flags:
     return (moved > 0.10) & (view.place["plate"][:, 2] < 2 * THICK)
 
 
+ON_PLATE = THICK + BLOCK
+ON_BLOCK = 2 * BLOCK
 INSTRUCTIONS = (
-    Instruction("red_into_bowl", "put the red block into the bowl", into_bowl("red")),
-    Instruction("blue_into_bowl", "put the blue block into the bowl", into_bowl("blue")),
-    Instruction("green_onto_plate", "put the green block onto the plate", onto_plate("green")),
     Instruction(
-        "blue_onto_green", "stack the blue block on the green block", stacked("blue", "green")
+        "red_into_bowl", "put the red block into the bowl", put("red", "bowl", 0.0, RIM, 0.04)
     ),
-    Instruction("red_into_drawer", "put the red block into the drawer", into_drawer("red")),
     Instruction(
-        "green_onto_cabinet", "put the green block on top of the cabinet", onto_cabinet("green")
+        "blue_into_bowl", "put the blue block into the bowl", put("blue", "bowl", 0.0, RIM, 0.04)
     ),
-    Instruction("open_drawer", "open the drawer", drawer_open),
-    Instruction("close_drawer", "close the drawer", drawer_closed),
-    Instruction("press_button", "press the button", button_pressed),
+    Instruction(
+        "green_onto_plate",
+        "put the green block onto the plate",
+        put("green", "plate", ON_PLATE - 0.006, ON_PLATE + 0.006, 0.05),
+    ),
+    Instruction(
+        "blue_onto_green",
+        "stack the blue block on the green block",
+        put("blue", "green", ON_BLOCK - 0.006, ON_BLOCK + 0.006, 0.025),
+    ),
+    Instruction("red_into_drawer", "put the red block into the drawer", into_drawer),
+    Instruction("green_onto_cabinet", "put the green block on top of the cabinet", onto_cabinet),
+    Instruction("open_drawer", "open the drawer", lambda view: view.joint["drawer"] > 0.125),
+    Instruction("close_drawer", "close the drawer", lambda view: view.joint["drawer"] < 0.012),
+    Instruction("press_button", "press the button", lambda view: view.joint["cap"] > 0.007),
     Instruction("push_plate_left", "push the plate to the left", plate_left),
 )
 NAMES = tuple(each.name for each in INSTRUCTIONS)

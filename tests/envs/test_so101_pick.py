@@ -12,7 +12,7 @@ import torch
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.embodiments import so101
-from embodied.envs.so101_pick import RAISED, Config, So101Pick
+from embodied.envs.so101 import RAISED, PickConfig, So101Pick
 from embodied.evaluation.evaluate import evaluate
 from embodied.policies.scripted.so101 import Config as ScriptConfig
 from embodied.policies.scripted.so101 import ScriptedPick
@@ -32,7 +32,7 @@ def set_cubes(env: So101Pick, place: np.ndarray) -> None:
 
 
 def test_the_script_picks_up_most_cubes() -> None:
-    env = So101Pick(Config(num_envs=48))
+    env = So101Pick(PickConfig(num_envs=48))
     script = ScriptedPick(ScriptConfig(), env.spec)
     won = evaluate(script, env, 48, seed=0).success
     assert won is not None and won.float().mean() > 0.85
@@ -40,7 +40,7 @@ def test_the_script_picks_up_most_cubes() -> None:
 
 def test_success_is_a_cube_in_the_hand_and_high() -> None:
     """Not one in the air beside the hand, nor one in the hand at the table."""
-    env = So101Pick(Config(num_envs=3, reward="shaped"))
+    env = So101Pick(PickConfig(num_envs=3, reward="shaped"))
     env.reset(0)
     high = np.array([[0.2, 0.0, RAISED + 0.03], [0.2, 0.0, RAISED + 0.03], [0.2, 0.0, 0.03]])
     q = so101.inverse(high, np.full(3, 1.0))
@@ -55,7 +55,7 @@ def test_success_is_a_cube_in_the_hand_and_high() -> None:
 
 
 def test_a_cube_that_is_held_stays_in_the_hand() -> None:
-    env = So101Pick(Config(num_envs=4, ranges={"cube_yaw": (0, 0), "cube_y": (0, 0)}))
+    env = So101Pick(PickConfig(num_envs=4, ranges={"cube_yaw": (0, 0), "cube_y": (0, 0)}))
     env.reset(0)
     half = env.native(np.arange(4))["cube_half"]
     place = np.tile([0.2, 0.0, 0.05], (4, 1))
@@ -83,7 +83,7 @@ def test_the_inverse_kinematics_are_those_of_the_arm() -> None:
 
 def test_pictures_replace_the_cube_in_the_state() -> None:
     env = So101Pick(
-        Config(num_envs=1, objects="privileged", cameras=("front", "wrist"), image_size=64)
+        PickConfig(num_envs=1, objects="privileged", cameras=("front", "wrist"), image_size=64)
     )
     obs = env.reset(0)
     assert not any(name.startswith("cube") for name in env.spec.obs["state"].names)
@@ -94,7 +94,7 @@ def test_pictures_replace_the_cube_in_the_state() -> None:
 
 
 def test_a_script_needs_joint_positions() -> None:
-    env = So101Pick(Config(num_envs=1, controller="cartesian_delta"))
+    env = So101Pick(PickConfig(num_envs=1, controller="cartesian_delta"))
     with pytest.raises(ConfigError, match="controller=joint_position"):
         ScriptedPick(ScriptConfig(), env.spec)
 
@@ -103,13 +103,13 @@ def test_the_driver_of_the_arm_takes_what_a_policy_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the driver's own names; a policy sees and does the same there."""
-    env = So101Pick(Config(num_envs=1))
+    env = So101Pick(PickConfig(num_envs=1))
     outside = build(settings()["driver"], Driver).outside()
     assert outside is not None and env.spec.act.names == outside.names
     run = tmp_path / "run"
     policy = make_policy("gaussian.Gaussian", env.spec)
     checkpoint.save(run / "checkpoints" / "00000001", policy, 1)
-    (run / "run.yaml").write_text("env: {_target_: embodied.envs.so101_pick.So101Pick}\n")
+    (run / "run.yaml").write_text("env: {_target_: embodied.envs.so101.So101Pick}\n")
     given = f"robot.given={json.dumps(GIVEN)}".replace('"', "").replace(" ", "")
     words = ("check", "robot=so101_sim", f"policy={run}", given)
     code, text = command(capsys, *words, JOINTS)
