@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv
 from embodied.envs.reset_free.wrapper import (
     Config,
     Facts,
@@ -25,6 +26,7 @@ from embodied.envs.reset_free.wrapper import (
     StatesConfig,
     Verdict,
 )
+from embodied.envs.row_rng import RowRng
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 from embodied.policies.scripted.intervener import Intervener
@@ -117,32 +119,40 @@ class CorridorConfig:
     num_envs: int = 1
 
 
-class Corridor(VecEnv):
+class Corridor(BatchedEnv):
     """x moves by the action; goals are at 0 and 3; below -2 there is a hole that nobody leaves."""
+
+    name = "corridor"
+    kept: ClassVar = {"x": "x", "goal": "goal"}
 
     def __init__(self, config: CorridorConfig) -> None:
         n = self.num_envs = config.num_envs
         leaf = Leaf((2,), names=("x", "goal"))
         self.spec = Spec({"state": leaf}, Leaf((1,), low=-1.0, high=1.0), dt=0.1, text="walk")
+        self.streams = RowRng(0, n)
         self.x, self.goal = torch.zeros(n), torch.ones(n, dtype=torch.int64)
         self.taken, self.homes, self.resets = 0, 0, 0
+        self.obs = self.look()
+
+    def observe(self, rows: Tensor) -> Tensors:
+        return {"state": torch.stack([self.x, 3.0 * self.goal], 1)[rows]}
 
     def look(self) -> Tensors:
-        return {"state": torch.stack([self.x, 3.0 * self.goal], 1)}
+        return self.observe(torch.arange(self.num_envs))
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         self.resets += 1
-        self.x, self.goal = self.x.masked_fill(rows, 0.0), self.goal.masked_fill(rows, 1)
+        self.x = self.x.index_fill(0, rows, 0.0)
+        self.goal = self.goal.index_fill(0, rows, 1)
+
+    def begun(self, obs: Tensors | None, rows: Tensor) -> Tensors:
         return self.look()
 
     def step(self, action: Tensor) -> Step:
         self.taken += 1
         self.x = torch.where(self.x < -2, self.x, self.x + action[:, 0])
         never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return Step(self.look(), self.look(), torch.zeros(self.num_envs), never, never.clone(), {})
+        return self.finish(self.look(), torch.zeros(self.num_envs), never, never.clone(), {})
 
     def facts(self) -> Facts:
         never = torch.zeros(self.num_envs, dtype=torch.bool)
@@ -154,13 +164,6 @@ class Corridor(VecEnv):
 
     def rehome(self, rows: Tensor) -> None:
         self.homes += int(rows.sum())
-
-    def get_state(self) -> Tensors:
-        return {"x": self.x.clone(), "goal": self.goal.clone()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        self.x, self.goal = state["x"].clone(), state["goal"].clone()
-        return self.look()
 
 
 class Towards(Policy):
