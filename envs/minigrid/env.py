@@ -10,116 +10,24 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.env import StateRoles, Step, VecEnv
-from embodied.core.spec import SYMBOL, Leaf
 from embodied.core.tensors import Tensors
 from embodied.envs.minigrid.describe import happened
+from embodied.envs.minigrid.settings import Config
 from embodied.envs.minigrid.subgoals import Guide
 
 if TYPE_CHECKING:
     from embodied.envs.minigrid.envpool_rows import Pool
     from embodied.envs.minigrid.gym_rows import Rows
 
-# All words of all missions of MiniGrid 3 and BabyAI, and the comma; 0 is "no word".
-LIST = (
-    ", a after an and at avoid ball behind blue box door end fetch find from front get go goal "
-    "green grey hallway in it key lava left matching must near next object of on open opening "
-    "pick purple put reach red right room rooms square stay the then this to traverse turn unlock "
-    "up use with yellow you your"
-)
-WORDS = tuple(LIST.split())
-PLACES = {word: place for place, word in enumerate(WORDS, start=1)}
-
-
-@lru_cache(maxsize=4096)
-def tokens(mission: str, count: int) -> NDArray[np.int64]:
-    """The first `count` words of `mission` as [count] numbers, 0 after its end.
-
-    ValueError when a word is unknown, or when there are more words than `count`: a mission that is
-    cut short is another mission.
-    """
-    words = mission.replace(",", " , ").split()
-    if len(words) > count:
-        raise ValueError(f"mission_words={count} is too small: {mission!r} has {len(words)} words")
-    unknown = [word for word in words if word not in PLACES]
-    if unknown:
-        raise ValueError(
-            f"the mission {mission!r} has a word that is not in the vocabulary: {unknown[0]!r}"
-        )
-    row = np.zeros(count, np.int64)
-    row[: len(words)] = [PLACES[word] for word in words]
-    row.flags.writeable = False
-    return row
-
-
-# The largest kind (agent), colour (grey) and state (locked, or the fourth direction) of a cell.
-HIGHS = (10, 5, 3)
-NOTHING = (1, 0, 0)
-DIRECTION = Leaf((), "int64", 0, 3, SYMBOL)
-
-
-@dataclass(frozen=True)
-class Config:
-    """Settings of MiniGrid.
-
-    `backend`: "gymnasium" (any id, wrappers, exact state), "envpool" (fast), or "auto": EnvPool
-    where it has the id and neither `wrappers` nor `kwargs` are given. `horizon` also scales
-    MiniGrid's reward.
-    """
-
-    id: str = "MiniGrid-DoorKey-8x8-v0"  # of MiniGrid or BabyAI, or module:Name-v0 of your own
-    backend: Literal["auto", "gymnasium", "envpool"] = "auto"  # who simulates
-    wrappers: tuple[str | dict[str, Any], ...] = ()  # MiniGrid's, by name, or {name: settings}
-    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the environment's constructor
-    num_envs: Count = 16  # parallel environments
-    threads: Count = 2  # CPU threads
-    horizon: Count | None = None  # replaces the level's own time limit (steps)
-    mission_words: CountOrZero = 0  # adds the mission as that many symbols (0: not)
-    privileged: bool = False  # adds the whole level, for critics and planners
-    dt: Positive = 1.0  # control period, s
-    seed: CountOrZero = 0  # of the random numbers
-    text: str = ""  # task instruction as a sentence
-
-
-def cells_leaf(shape: tuple[int, ...]) -> Leaf:
-    """Kind, colour and state of cells [across, along, 3], as MiniGrid numbers them."""
-    return Leaf(shape, "uint8", 0, HIGHS * (shape[0] * shape[1]), SYMBOL)
-
-
-def mission_leaf(config: Config) -> Leaf:
-    """The words of the mission [mission_words]; 0 is none."""
-    return Leaf((config.mission_words,), "int64", 0, len(WORDS), SYMBOL)
-
-
-def whole_leaves(width: int, height: int) -> dict[str, Leaf]:
-    """The level itself [W, H, 3], and the agent: cell, turn, and what it carries."""
-    names = ("x", "y", "turn", "carried_kind", "carried_colour")
-    highs = (width - 1, height - 1, 3, HIGHS[0], HIGHS[1])
-    return {
-        "privileged/grid": cells_leaf((width, height, 3)),
-        "privileged/agent": Leaf((5,), "int64", 0, highs, SYMBOL, names),
-    }
-
-
-def privileged(rows: Sequence[Mapping[str, np.ndarray]]) -> Tensors:
-    """`privileged/*` of rows [n] from their symbolic states."""
-    about = [[*row["agent"].tolist(), *row["hand"][0, :2].tolist()] for row in rows]
-    return {
-        "privileged/grid": torch.from_numpy(np.stack([row["grid"] for row in rows])),
-        "privileged/agent": torch.tensor(about, dtype=torch.int64),
-    }
+__all__ = ["Config", "MiniGrid"]
 
 
 class MiniGrid(VecEnv):

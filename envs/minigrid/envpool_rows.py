@@ -16,7 +16,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.envs.envpool import Config as PoolConfig
 from embodied.envs.envpool import EnvPool, envpool, make
 from embodied.envs.minigrid.describe import described
-from embodied.envs.minigrid.env import (
+from embodied.envs.minigrid.settings import (
     DIRECTION,
     NOTHING,
     Config,

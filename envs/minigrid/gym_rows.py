@@ -38,7 +38,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.envs.gym import Gym
 from embodied.envs.minigrid.describe import described
-from embodied.envs.minigrid.env import (
+from embodied.envs.minigrid.settings import (
     DIRECTION,
     Config,
     cells_leaf,

@@ -14,8 +14,9 @@ import numpy as np  # noqa: E402
 from minigrid.minigrid_env import MiniGridEnv  # noqa: E402
 
 from embodied.envs.minigrid.describe import described, described_whole  # noqa: E402
-from embodied.envs.minigrid.env import WORDS, Config, MiniGrid, tokens  # noqa: E402
+from embodied.envs.minigrid.env import Config, MiniGrid  # noqa: E402
 from embodied.envs.minigrid.gym_rows import View  # noqa: E402
+from embodied.envs.minigrid.settings import WORDS, tokens  # noqa: E402
 from embodied.envs.row_rng import row_seed  # noqa: E402
 
 IDS = (
