@@ -41,7 +41,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from embodied.envs.row_rng import row_seed
-from embodied.envs.spaces import entries, replace_rows, require_finite_arrays
+from embodied.envs.spaces import entries, one_line, replace_rows, require_finite_arrays
 
 SUCCESS = ("info:success", "info:is_success", "info:solved")
 IDS = ("env_id", "players.env_id")  # what EnvPool wants beside the actions
@@ -210,8 +210,9 @@ def make(config: Config, seed: int) -> Any:
             pool = envpool.make(config.id, env_type="gymnasium", seed=seeds, **options)
             _ = pool.observation_space
         except (TypeError, AssertionError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"EnvPool cannot make {config.id} with {options}: {reason}") from error
+            raise ValueError(
+                f"EnvPool cannot make {config.id} with {options}: {one_line(error)}"
+            ) from error
     return pool
 
 

@@ -42,6 +42,7 @@ from embodied.envs.spaces import (
     action_of,
     entries,
     mask_in_info,
+    one_line,
     replace_rows,
     require_finite_arrays,
     require_known_id,
@@ -346,11 +347,11 @@ def make(config: Config) -> gymnasium.Env:
                 "again: em.load(RUN, env=...)"
             ) from error
         raise ValueError(
-            f"cannot find the Gymnasium environment {config.id!r}: {_line(error)}"
+            f"cannot find the Gymnasium environment {config.id!r}: {one_line(error)}"
         ) from error
     except TypeError as error:
         what = f"does not accept kwargs {dict(config.kwargs)}" if config.kwargs else "is not made"
-        raise ValueError(f"{config.id} {what}: {_line(error)}") from error
+        raise ValueError(f"{config.id} {what}: {one_line(error)}") from error
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), gymnasium.Space):
             raise ContractError(
@@ -386,7 +387,7 @@ def task_space(env: gymnasium.Env, name: str) -> gymnasium.spaces.Box | None:
 
 def missing(name: str, error: Exception) -> ModuleNotFoundError:
     """The error for a missing package, with the install command."""
-    said = _line(error)
+    said = one_line(error)
     absent = re.search(r"No module named '([^'.]+)", said)
     package = next((known for word, known in EXTRAS.items() if word in said.lower()), None)
     if package == SIM and importlib.util.find_spec("mujoco") is not None:
@@ -395,10 +396,6 @@ def missing(name: str, error: Exception) -> ModuleNotFoundError:
         package = absent[1]
     advice = f"; type: pip install '{package}'" if package else ""
     return ModuleNotFoundError(f"{name} cannot be made: {said}{advice}", name=package)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def control_period(env: gymnasium.Env) -> float:

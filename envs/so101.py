@@ -38,14 +38,7 @@ from embodied.envs.fr3.tasks.task import (
     centimetres,
     distance,
 )
-from embodied.envs.mujoco.batch_env import (
-    STATE,
-    Floats,
-    MujocoVecEnv,
-    Outcome,
-    Rows,
-    action_leaf,
-)
+from embodied.envs.mujoco.batch_env import STATE, Floats, MujocoVecEnv, Outcome, Rows, action_leaf
 from embodied.envs.mujoco.cameras import Cameras, Point, looking
 from embodied.envs.point_goals import PointGoals
 

@@ -184,10 +184,7 @@ def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def reset_result(
-    name: str,
-    env: gymnasium.Env[Any, Any],
-    seed: int | None,
-    options: dict[str, Any] | None = None,
+    name: str, env: gymnasium.Env[Any, Any], seed: int | None, options: dict[str, Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """Observation and info of a reset; ContractError where `reset` is not as in Gymnasium."""
     try:
@@ -261,6 +258,11 @@ def warn_of_dtypes(name: str, space: Any, entries: Sequence[NativeLeaf], obs: An
                 ContractWarning,
                 stacklevel=2,
             )
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, without line breaks."""
+    return " ".join(str(error).split())
 
 
 def _what(value: Any) -> str:

@@ -86,16 +86,10 @@ def place(x: int, y: int) -> int:
     return (x + RIM) * STRIDE + y + RIM
 
 
-def _chunks() -> list[int]:
-    """The chunk of every cell (-1 in the rim)."""
-    chunks = [-1] * CELLS
-    for x in range(SIDE):
-        for y in range(SIDE):
-            chunks[place(x, y)] = x // CHUNK * CHUNK_ROW + y // CHUNK
-    return chunks
-
-
-CHUNK_OF = _chunks()
+CHUNK_OF = [-1] * CELLS  # the chunk of every cell (-1 in the rim)
+for x in range(SIDE):
+    for y in range(SIDE):
+        CHUNK_OF[place(x, y)] = x // CHUNK * CHUNK_ROW + y // CHUNK
 CHUNK_CELLS = tuple(
     tuple(at for at in range(CELLS) if CHUNK_OF[at] == chunk) for chunk in range(CHUNK_ROW**2)
 )
@@ -226,9 +220,10 @@ def _said(code: bytes) -> str:
     more = {name: new[place] - old[place] for name, place in ITEM.items()}
     ahead = SYMBOLS[old[-3]]
     now = SYMBOLS[new[-3]]
+    placed = now != ahead and now in PLACED and more[PLACED[now]] < 0
     return (
         _made(more)
-        or _placed(more, ahead, now)
+        or (f"you placed {_listed(now)}" if placed else "")
         or _lived(more, ahead, bool(old[-1]), bool(new[-1]))
         or (f"you face {_listed(now)}" if now != ahead and now in WORTH_FACING else "")
     )
@@ -240,11 +235,6 @@ def _made(more: dict[str, int]) -> str:
             return f"you made {_listed(name.replace('_', ' '))}"
     got = [name for name in GOODS if more[name] > 0]
     return f"you collected {_listed(got[0]) if got[0] == 'sapling' else got[0]}" if got else ""
-
-
-def _placed(more: dict[str, int], ahead: str, now: str) -> str:
-    there = now != ahead and now in PLACED and more[PLACED[now]] < 0
-    return f"you placed {_listed(now)}" if there else ""
 
 
 def _lived(more: dict[str, int], ahead: str, slept: bool, sleeping: bool) -> str:

@@ -20,7 +20,7 @@ from embodied.embodiments import fr3
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.tasks import TASKS
-from embodied.envs.fr3.tasks.task import Flags, Parameter, Params, Task, View
+from embodied.envs.fr3.tasks.task import Flags, Parameter, Params, Start, Task, View
 from embodied.envs.mujoco.cameras import Point, looking
 
 QUANTITIES = {
@@ -303,6 +303,44 @@ def addresses(model: mujoco.MjModel, task: Task) -> dict[str, int]:
 def mocaps(model: mujoco.MjModel, task: Task) -> dict[str, int]:
     """The index of each marker of `task` in mocap_pos."""
     return {name: int(model.body(name).mocapid[0]) for name in task.markers}
+
+
+def stand(qpos: Floats, q: Floats, start: Start, free: Mapping[str, int]) -> None:
+    """Write arms at the joints `q` [n, 7] and the bodies of `start` into states `qpos` [n, nq]."""
+    qpos[:, :7] = q
+    qpos[:, 7:9] = start.width[:, None] / 2
+    for name, (place, turn) in start.bodies(fr3.forward(q)[0]).items():
+        at = free[name]
+        qpos[:, at : at + 3] = place
+        qpos[:, at + 3 : at + 7] = turn
+
+
+def view_of(
+    qpos: Floats,
+    qvel: Floats,
+    mocap: Floats,
+    free: Mapping[str, int],
+    markers: Mapping[str, int],
+    wanted: Floats | None,
+    param: Params,
+    memory: dict[str, Floats],
+) -> View:
+    """The `View` of states [n, ...]; `wanted` [n, 3] is the commanded tool point (None: not
+    known)."""
+    tool = fr3.forward(qpos[:, :7])[0]
+    place = {name: qpos[:, at : at + 3] for name, at in free.items()}
+    place |= {name: mocap[:, at] for name, at in markers.items()}
+    return View(
+        q=qpos[:, :7],
+        dq=qvel[:, :7],
+        tool=tool,
+        lead=namespace(tool).zeros_like(tool) if wanted is None else wanted - tool,
+        width=qpos[:, 7] + qpos[:, 8],
+        place=place,
+        turn={name: qpos[:, at + 3 : at + 7] for name, at in free.items()},
+        param=param,
+        memory=memory,
+    )
 
 
 def _parameters_in_ranges(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:

@@ -41,6 +41,8 @@ from embodied.envs.fr3.base import (
     addresses,
     compile_scene,
     mocaps,
+    stand,
+    view_of,
     write_joints,
 )
 from embodied.envs.fr3.tasks.goal import SIDE
@@ -298,14 +300,9 @@ class Fr3(MujocoVecEnv):
     def place(self, rows: Rows, draws: Floats) -> None:
         start = self.what.start(self.native(rows), draws)
         q = self._start.reach(start.tool)
-        tool, _, _ = fr3.forward(q)
-        qpos = self.batch.qpos
-        qpos[rows, :7] = q
-        qpos[rows, 7:9] = start.width[:, None] / 2
-        for name, (place, turn) in start.bodies(tool).items():
-            first = self._free[name]
-            qpos[rows, first : first + 3] = place
-            qpos[rows, first + 3 : first + 7] = turn
+        qpos = self.batch.qpos[rows]
+        stand(qpos, q, start, self._free)
+        self.batch.qpos[rows] = qpos
         for name, place in start.marker.items():
             self.batch.mocap_pos[rows, self._markers[name]] = place
         for key, value in {**self.controller.begin(q, start.width), **start.memory}.items():
@@ -331,21 +328,15 @@ class Fr3(MujocoVecEnv):
 
     def view(self, rows: Rows) -> View:
         """The `View` of `rows` for rewards, observations and descriptions."""
-        qpos = self.batch.qpos[rows]
-        tool, _, _ = fr3.forward(qpos[:, :7])
-        place = {name: qpos[:, at : at + 3] for name, at in self._free.items()}
-        for name, marker in self._markers.items():
-            place[name] = self.batch.mocap_pos[rows, marker]
-        return View(
-            q=qpos[:, :7],
-            dq=self.batch.qvel[rows, :7],
-            tool=tool,
-            lead=self.memory["place"][rows] - tool,
-            width=qpos[:, 7] + qpos[:, 8],
-            place=place,
-            turn={name: qpos[:, at + 3 : at + 7] for name, at in self._free.items()},
-            param=self.native(rows),
-            memory={key: self.memory[key][rows] for key in self._own},
+        return view_of(
+            self.batch.qpos[rows],
+            self.batch.qvel[rows],
+            self.batch.mocap_pos[rows],
+            self._free,
+            self._markers,
+            self.memory["place"][rows],
+            self.native(rows),
+            {key: self.memory[key][rows] for key in self._own},
         )
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:

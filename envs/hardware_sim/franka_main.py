@@ -32,11 +32,7 @@ from embodied.embodiments import fr3
 from embodied.envs.fr3.base import addresses, mocaps
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.envs.hardware_sim.franka import Config
-from embodied.real_robot.drivers.momentum import (
-    MomentumObserver,
-    mujoco_bias,
-    mujoco_inertia,
-)
+from embodied.real_robot.drivers.momentum import MomentumObserver, mujoco_bias, mujoco_inertia
 from embodied.real_robot.emulators.process import Pace, answer, settings
 from embodied.real_robot.ipc.external_state import ExternalStateWriter
 

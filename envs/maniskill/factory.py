@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from embodied.core.bounds import Count, CountOrZero
-from embodied.envs.spaces import require_known_id
+from embodied.envs.spaces import one_line, require_known_id
 
 SOFTWARE = Path("/usr/share/vulkan/icd.d/lvp_icd.json")
 CHOSEN = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")
@@ -99,9 +99,9 @@ def require_driver(backend: str) -> None:
         sapien.render.set_log_level("off")
         sapien.render.RenderSystem(sapien.Device("cuda" if backend == "gpu" else "cpu"))
     except RuntimeError as error:
-        told = next((f"{name}={os.environ[name]}" for name in CHOSEN if name in os.environ), "")
+        told = next((f"; {name}={os.environ[name]}" for name in CHOSEN if name in os.environ), "")
         raise NoDriver(
-            f"ManiSkill finds no Vulkan driver ({_line(error)}{'; ' + told if told else ''}); "
+            f"ManiSkill finds no Vulkan driver ({one_line(error)[:300]}{told}); "
             "type: sh scripts/system-packages.sh (it installs mesa-vulkan-drivers 24.3 or newer), "
             "or install your GPU's Vulkan driver"
         ) from error
@@ -147,7 +147,7 @@ def make(settings: Config, count: int) -> Any:
         except (KeyError, NotImplementedError, AssertionError, TypeError, RuntimeError) as error:
             known = {key: value for key, value in options.items() if value is not None}
             raise ValueError(
-                f"ManiSkill cannot make {settings.id} with {known}: {_line(error)}"
+                f"ManiSkill cannot make {settings.id} with {known}: {one_line(error)[:300]}"
             ) from (error)
 
 
@@ -168,7 +168,3 @@ def _no_downloads(name: str) -> Iterator[None]:
         yield
     finally:
         download_asset.prompt_yes_no = asked
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

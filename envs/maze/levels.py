@@ -373,7 +373,9 @@ class MazeLevels:
         a level unsolvable or held out are skipped.
         """
         goal, start = (words[:, i].clip(max=self.cells - 1) for i in range(2))
-        levels = self._empty(start, goal, random.integers(4, size=len(words)))
+        free = np.zeros((len(words), self.side, self.side), bool)
+        empty = Plans(free, start, goal, random.integers(4, size=len(words)))
+        levels = self._canonical(self.encode(empty))
         # Return the levels with all walls of `words` [n, k], none on start or goal.
         walls = np.zeros((len(levels), self.cells + 1))
         np.put_along_axis(walls, words[:, self.marks :].clip(max=self.cells), 1.0, axis=1)
@@ -412,12 +414,6 @@ class MazeLevels:
         """Means over levels for the log: number of walls, length of the shortest path."""
         walls = self.decode(levels).walls.sum((1, 2)).mean()
         return {"walls": float(walls), "way": float(self.ways(levels).mean())}
-
-    def _empty(
-        self, start: NDArray[np.int64], goal: NDArray[np.int64], facing: NDArray[np.int64]
-    ) -> Floats:
-        walls = np.zeros((len(start), self.side, self.side), bool)
-        return self._canonical(self.encode(Plans(walls, start, goal, facing)))
 
     def _with_walls(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
         """Add each of the walls in turn, unless a level would be unfit with it."""
