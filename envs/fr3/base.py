@@ -345,10 +345,13 @@ def view_of(
 
 def _parameters_in_ranges(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:
     known = [parameter.name for parameter in task.parameters]
-    for key in ranges:
+    for key, (low, high) in ranges.items():
         if key not in known:
             name = type(task).__name__.lower()
-            raise ValueError(f"ranges: {name} has no parameter {key!r}; it has {known}")
+            near = nearest(key, known)
+            raise ConfigError(f"ranges: {name} has no parameter {key!r}{near}; it has {known}")
+        if low > high:
+            raise ConfigError(f"ranges: {key}=[{low}, {high}] must be [low, high]")
     return tuple(
         Parameter(each.name, *ranges.get(each.name, (each.low, each.high)), each.unit)
         for each in task.parameters

@@ -12,7 +12,7 @@ import torch
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.embodiments import so101
-from embodied.envs.so101 import NEAR, RAISED, RANGES, Config, PickConfig, So101, So101Pick
+from embodied.envs.so101 import RAISED, Config, PickConfig, So101, So101Pick, Touch
 from embodied.evaluation.evaluate import evaluate
 from embodied.policies.scripted.fr3 import Config as ReachScript
 from embodied.policies.scripted.fr3 import Scripted
@@ -137,8 +137,8 @@ def test_success_is_the_tool_at_the_goal() -> None:
     env = So101(Config(num_envs=2, reward="shaped"))
     env.reset(0)
     tool = so101.forward(env.batch.qpos[:, :5])[0]
-    low, high = np.array(list(RANGES.values())).T
-    tool[:, 0] += [0.5 * NEAR, 2 * NEAR]
+    low, high = np.array([(each.low, each.high) for each in Touch.parameters]).T
+    tool[:, 0] += [0.5 * Touch.close, 2 * Touch.close]
     goals = np.concatenate([tool, np.ones((2, 1))], 1)
     env.task[:] = (goals - low) / (high - low)
     outcome = env.outcome(np.zeros((2, 4)))
@@ -159,7 +159,7 @@ def test_a_stiffer_servo_follows_sooner() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(ConfigError, match=r"unknown parameter 'goal' \(did you mean"):
-        Config(ranges={"goal": (0, 1)})
+    with pytest.raises(ConfigError, match=r"no parameter 'goal' \(did you mean"):
+        So101(Config(ranges={"goal": (0, 1)}))
     with pytest.raises(ConfigError, match=r"must be \[low, high\]"):
-        Config(ranges={"goal_x": (0.3, 0.2)})
+        So101(Config(ranges={"goal_x": (0.3, 0.2)}))
