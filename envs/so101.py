@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from embodied.core.bounds import Count, CountOrZero, Ranges
 from embodied.core.build import Node, build
 from embodied.core.env import GoalSpace
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Spec
 from embodied.embodiments import so101
 from embodied.embodiments.arrays import namespace
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
-from embodied.envs.fr3.base import TaskInstance, addresses
+from embodied.envs.fr3.base import TaskEnv, TaskInstance, addresses, without_objects
 from embodied.envs.fr3.tasks.goal import GoalTask
 from embodied.envs.fr3.tasks.objects import Lift, approach
 from embodied.envs.fr3.tasks.task import (
@@ -39,7 +39,7 @@ from embodied.envs.fr3.tasks.task import (
     add_box,
     distance,
 )
-from embodied.envs.mujoco.batch_env import STATE, Floats, MujocoVecEnv, Outcome, Rows
+from embodied.envs.mujoco.batch_env import STATE, Floats, Outcome, Rows
 from embodied.envs.mujoco.cameras import Cameras, Point, looking
 from embodied.envs.point_goals import PointGoals
 
@@ -82,7 +82,7 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class So101Arm(MujocoVecEnv):
+class So101Arm(TaskEnv):
     """B parallel arms on a table, moved by a controller.
 
     The arm's joints come first in `qpos`, then the opening of its hand.
@@ -147,10 +147,6 @@ class So101Arm(MujocoVecEnv):
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
         return {"state": self.given.observe(self.view(rows)).astype(np.float32)}
 
-    def native(self, rows: Rows) -> dict[str, Floats]:
-        """Task parameters [n] of `rows` in their own units, by name."""
-        return self.given.native(self.task[rows])
-
     def view(self, rows: Rows) -> View:
         """The `View` of `rows` for rewards, observations and descriptions."""
         qpos = self.batch.qpos[rows]
@@ -168,9 +164,6 @@ class So101Arm(MujocoVecEnv):
             param=self.native(rows),
             memory={},
         )
-
-    def describe(self, row: int = 0) -> str:
-        return self.what.describe(self.view(np.array([row])))
 
 
 def scene(place: Point, target: Point) -> mujoco.MjSpec:
@@ -291,10 +284,7 @@ class So101Pick(So101Arm):
 
     def own_spec(self) -> Spec:
         spec = super().own_spec()
-        if not self.hides:
-            return spec
-        robot = Leaf((len(ROBOT_NAMES),), names=ROBOT_NAMES)
-        return spec.with_obs(**{"state": robot, "privileged/state": spec.obs["state"]})
+        return without_objects(spec, ROBOT_NAMES) if self.hides else spec
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
         obs = super().observe(rows)
@@ -302,9 +292,6 @@ class So101Pick(So101Arm):
             return obs
         state = obs["state"]
         return {"state": state[:, : len(ROBOT_NAMES)].copy(), "privileged/state": state}
-
-    def outcome(self, action: Floats) -> Outcome:
-        return Outcome(*self.given.judge(self.view(np.arange(self.num_envs))))
 
     def place(self, rows: Rows, draws: Floats) -> None:
         q = so101.HOME + PICK_TURNED * (2 * draws[:, :JOINTS] - 1)

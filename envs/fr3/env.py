@@ -37,18 +37,20 @@ from embodied.envs.fr3.base import (
     ROBOT_NAMES,
     JointValues,
     RenderScene,
+    TaskEnv,
     TaskInstance,
     addresses,
     compile_scene,
     mocaps,
     stand,
     view_of,
+    without_objects,
     write_joints,
 )
 from embodied.envs.fr3.tasks.goal import SIDE
 from embodied.envs.fr3.tasks.task import Parameter, Task, View
 from embodied.envs.maze.levels import MazeLevels
-from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
+from embodied.envs.mujoco.batch_env import Floats, Rows
 from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.point_goals import PointGoals
 from embodied.envs.wrappers import point_cloud
@@ -216,7 +218,7 @@ class Config:
     controller: str | Node = "cartesian_delta"  # what actions mean
 
 
-class Fr3(MujocoVecEnv):
+class Fr3(TaskEnv):
     """B parallel FR3 robots with one of the tasks of `embodied.envs.fr3.tasks`."""
 
     def __init__(self, config: Config) -> None:
@@ -294,9 +296,6 @@ class Fr3(MujocoVecEnv):
             obs["privileged/random"] = self.task[rows, -size:].astype(np.float32)
         return obs
 
-    def outcome(self, action: Floats) -> Outcome:
-        return Outcome(*self.given.judge(self.view(np.arange(self.num_envs))))
-
     def place(self, rows: Rows, draws: Floats) -> None:
         start = self.what.start(self.native(rows), draws)
         q = self._start.reach(start.tool)
@@ -321,10 +320,6 @@ class Fr3(MujocoVecEnv):
         for (name, geom), value in self.what.shape(native).items():
             self.batch.expand(name)[rows, self.model.geom(geom).id] = value
         self._physics.scale(self.batch, rows, native)
-
-    def native(self, rows: Rows) -> dict[str, Floats]:
-        """Task parameters [n] of `rows` in their own units, by name."""
-        return self.given.native(self.task[rows])
 
     def view(self, rows: Rows) -> View:
         """The `View` of `rows` for rewards, observations and descriptions."""
@@ -362,14 +357,10 @@ class Fr3(MujocoVecEnv):
         shaped = self.config.reward == "shaped"
         return PointGoals(self.spec.obs["state"], self.what.close, shaped, self.name)
 
-    def describe(self, row: int = 0) -> str:
-        return self.what.describe(self.view(np.array([row])))
-
     def _spec(self, drawn: tuple[str, ...]) -> Spec:
         spec = self.given.spec(self.controller)
         if self.config.objects == "privileged":
-            robot = Leaf((len(ROBOT_NAMES),), names=ROBOT_NAMES)
-            spec = spec.with_obs(**{"state": robot, "privileged/state": spec.obs["state"]})
+            spec = without_objects(spec, ROBOT_NAMES)
         if self.config.reveal and drawn:
             leaf = Leaf((len(drawn),), low=0.0, high=1.0, names=drawn)
             spec = spec.with_obs(**{"privileged/random": leaf})
