@@ -167,7 +167,6 @@ class EnvPool(VecEnv):
 
 
 def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:
-    """The place of one observation in the pool's flat list."""
     if entry.in_info:
         return _masks(keys)[0]
     # Deeper levels are joined by a dot (dm_control) or by a colon (FrankaKitchen).

@@ -122,7 +122,6 @@ class Gym(VecEnv):
         self._choices = Choices(self.spec)
 
     def make_one(self) -> gymnasium.Env:
-        """One of the environments."""
         return make(self.config)
 
     def named_entries(self, space: gymnasium.Space) -> tuple[NativeLeaf, ...]:
@@ -153,7 +152,6 @@ class Gym(VecEnv):
         return reset_result(self.config.id, self.envs[row], seed, given)
 
     def read_one(self, row: int) -> saved_state.Arrays:
-        """The state of one env; NotSavable."""
         return saved_state.read(self.envs[row], self.config.id)
 
     def write_one(self, row: int, state: saved_state.Arrays) -> None:

@@ -113,7 +113,6 @@ class So101Arm(TaskEnv):
             self.memory[key] = np.zeros((self.num_envs, *value.shape[1:]))
 
     def own_spec(self) -> Spec:
-        """The spec without cameras."""
         return self.given.spec(self.controller, ROBOT_NAMES)
 
     def objects(self, rows: Rows) -> tuple[dict[str, Floats], dict[str, Floats]]:
@@ -203,7 +202,6 @@ class So101(So101Arm):
         return {"goal": np.stack([native[f"goal_{axis}"] for axis in "xyz"], 1)}, {}
 
     def goal_space(self) -> GoalSpace:
-        """The goals of the tool."""
         shaped = self.config.reward == "shaped"
         return PointGoals(self.spec.obs["state"], self.what.close, shaped, self.name)
 

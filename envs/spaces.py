@@ -235,7 +235,6 @@ def wrong_step(name: str, result: Any) -> ContractError:
 
 
 def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) -> ContractError:
-    """The message about an observation that has not the shape of the declared space."""
     return ContractError(
         f"{name}: the observation {leaf} is {_what(value)}, observation_space says {list(shape)}"
     )
@@ -261,7 +260,6 @@ def warn_of_dtypes(name: str, space: Any, entries: Sequence[NativeLeaf], obs: An
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, without line breaks."""
     return " ".join(str(error).split())
 
 

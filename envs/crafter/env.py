@@ -221,7 +221,6 @@ class Rows:
             observe(self.worlds[row], self.start, row)
 
     def step(self) -> None:
-        """Step every env and reset those whose episode ended."""
         arrays = self.arrays
         goal = self.settings.goal
         reward, terminated, truncated = (

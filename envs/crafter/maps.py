@@ -334,7 +334,6 @@ def continued(generator: np.random.RandomState) -> Random:
 
 
 def _settle(material: bytearray, tunnel: Flags, draw: Callable[[], float]) -> list[tuple[str, int]]:
-    """Cows, zombies and skeletons where they are born."""
     now = np.frombuffer(material, np.uint8)
     grass = now == rules.GRASS
     path = now == rules.PATH

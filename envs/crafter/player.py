@@ -191,7 +191,6 @@ class Player(Thing):
         return rules.LOOK["player-sleep"] if self.sleeping else PLAYER_LOOK[self.way]
 
     def turn(self, world: World, action: int) -> None:
-        """One step of the player."""
         if self.sleeping:
             if self.inventory[ENERGY] < rules.MOST[ENERGY]:
                 action = SLEEP
@@ -287,7 +286,6 @@ class Player(Thing):
             self.inventory[item] -= count
 
     def _advance_life(self) -> None:
-        """Hunger, thirst, fatigue; health comes back or goes."""
         inventory = self.inventory
         sleeping = self.sleeping
         self.hunger += 0.5 if sleeping else 1
@@ -377,7 +375,6 @@ class World:
         self.grass, self.path = self._count(rules.GRASS), self._count(rules.PATH)
 
     def _count(self, material: int) -> list[int]:
-        """The number of cells of a material in each chunk."""
         chunks = CHUNKS[np.frombuffer(self.cells, np.uint8) == material]
         return np.bincount(chunks, minlength=len(rules.CHUNK_CELLS)).tolist()
 
@@ -469,7 +466,6 @@ class World:
         return True
 
     def put(self, at: int, material: int) -> None:
-        """Change the ground of a cell."""
         chunk = rules.CHUNK_OF[at]
         before = self.cells[at]
         for kind, counts in ((rules.GRASS, self.grass), (rules.PATH, self.path)):

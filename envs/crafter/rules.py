@@ -4,9 +4,8 @@ The tables are read from the package's `data.yaml`. A position is one integer in
 of four cells, so neighbours and views never leave the array; border cells have material 0 and are
 always empty.
 
-Event captions say what changed between two observations ("you collected wood", "you placed a
-table"). They are derived from the inventory, the cell ahead and the sleep flag, all of which the
-player observes. Achievements are left out: the environment's reward already contains them.
+Event captions say what changed between two observations ("you collected wood"), from the inventory,
+the cell ahead and the sleep flag. Achievements are left out: the reward already contains them.
 """
 
 from __future__ import annotations

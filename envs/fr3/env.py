@@ -1,9 +1,8 @@
 """Fr3: tabletop tasks of the Franka FR3 in batched MuJoCo, with the controller of the real arm.
 
-Domain randomization: physical and visual quantities per episode (Tobin et al., 2017; Peng et al.,
-2018). Each quantity is one more element of the task vector: it is
-drawn from the env's own generator at the start of an episode, a teacher may set it, and it is saved
-with the env. The fields are those of MjSpec and MjModel, relative to the compiled values:
+Domain randomization (Tobin et al., 2017; Peng et al., 2018): each physical or visual quantity is
+one more element of the task vector, drawn from the env's own generator at the start of an episode.
+The fields are those of MjSpec and MjModel, relative to the compiled values:
 
     geom_friction * friction,  body_mass, body_inertia * mass,  actuator stiffness * gain,
     actuator damping * damping,  dof_damping of the fingers * hand,

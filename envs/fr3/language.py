@@ -82,7 +82,6 @@ CYLINDER = mujoco.mjtGeom.mjGEOM_CYLINDER
 
 
 def add_objects(spec: mujoco.MjSpec) -> None:
-    """Add all objects to the scene."""
     # Software rendering pays for every triangle: MuJoCo draws a face of a box as 32 of them.
     quality = spec.visual.quality
     quality.numquads = 1
@@ -230,7 +229,6 @@ def put(block: str, base: str, low: float, high: float, most: float) -> Predicat
 
 
 def onto_cabinet(view: View) -> Flags:
-    """The green block lies on top of the cabinet."""
     x, y, z = (view.place["green"] - view.place["cabinet"]).T
     height = CABINET[2] + BLOCK
     lies = (z > height - 0.006) & (z < height + 0.006)

@@ -82,7 +82,6 @@ class Shuttle(fr3_env.Fr3):
         self._aim(np.flatnonzero(rows.numpy()))
 
     def rehome(self, rows: Tensor) -> None:
-        """Move arms to the home pose with closed grippers."""
         index = np.flatnonzero(rows.numpy())
         if not len(index):
             return

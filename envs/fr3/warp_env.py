@@ -201,7 +201,6 @@ class Fr3Warp(VecEnv):
         return self._obs
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data of one env for cameras and the viewer."""
         task = self.task[row : row + 1].cpu().numpy()
         model, data = self._drawn.shaped(self.given.native(task))
         for name in ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat"):
@@ -255,7 +254,6 @@ class Fr3Warp(VecEnv):
             self.batch.keep(~mask, unsettled)
 
     def _set_tasks(self) -> None:
-        """Write the model fields that follow from the task vectors."""
         for (name, geom), value in self.what.shape(self.given.native(self.task)).items():
             self.batch.field(name)[:, self.model.geom(geom).id] = value.float()
 

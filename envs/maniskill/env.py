@@ -2,19 +2,15 @@
 
 Source: ManiSkill 3 (Tao et al., 2024). The inner environment is stepped without ManiSkill's time
 limit and vector wrapper, so that the true successor state is available before finished envs are
-reset.
+reset. On the CPU, PhysX holds one environment per scene, in this process or in workers, to which
+observations are sent: that costs less than 1% of a step.
 
-Parallel ManiSkill environments: single ones on the CPU, with worker processes, or a GPU batch.
-
-A step of one env takes milliseconds and its observation has at most a few hundred kilobytes:
-sending it costs less than 1% of a step, so shared memory would gain nothing.
-
-On the CPU, PhysX holds one environment per scene. The saved state of an env is the seed of its
-episode and the actions since then: PhysX has contact caches that cannot be read, so restoring poses
-is not exact, while replaying the episode from its seed is. To make that work, the contacts of the
-previous episode are flushed by one physics step at the new initial state. PhysX still numbers
-contacts by what came before, which changed the last bits in 3 of 18 trials of two episodes; a scene
-that is built anew for each episode (`kwargs: {reconfiguration_freq: 1}`, 0.2 s) changed none.
+The saved state of an env on the CPU is the seed of its episode and the actions since then: PhysX
+has contact caches that cannot be read, so restoring poses is not exact, while replaying the episode
+from its seed is. To make that work, the contacts of the previous episode are flushed by one physics
+step at the new initial state. PhysX still numbers contacts by what came before, which changed the
+last bits in 3 of 18 trials of two episodes; a scene that is built anew for each episode (`kwargs:
+{reconfiguration_freq: 1}`, 0.2 s) changed none.
 """
 
 from __future__ import annotations
@@ -55,7 +51,6 @@ class Row:
         self.tape: list[NDArray[np.float32]] = []
 
     def begin(self) -> Tensors:
-        """Start the env's next episode."""
         return self.play(int(self.generator.integers(2**31)))
 
     def play(self, seed: int) -> Tensors:
@@ -93,7 +88,6 @@ class Rows:
         self.rows = [Row(settings) for _ in range(count)]
 
     def about(self) -> tuple[Any, Tensors, tuple[str, ...], float]:
-        """The action space, an observation, the names of the flat state, the control period."""
         env = self.rows[0].env
         obs = flat(env._init_raw_obs, self.settings.cameras)
         return env.single_action_space, obs, element_names(env), float(env.control_timestep)
@@ -207,7 +201,6 @@ class Batch:
 
 
 def joined(parts: list[Tensors]) -> Tensors:
-    """Row after row, by name."""
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
 
 
@@ -247,7 +240,6 @@ class Pool(WorkerPool):
 
 
 def _make_rows(settings: Config, count: int) -> Rows:
-    """The envs of a worker process."""
     torch.set_num_threads(1)
     return Rows(settings, count)
 

@@ -1,13 +1,9 @@
 """Maze: partially observed maze navigation with levels as task vectors, as batched tensors.
 
 The environment of the studies of unsupervised environment design (Dennis et al., 2020): walls
-anywhere, three actions (turn left, turn right, go forward). The reward on reaching the goal after t
-steps is
-
-    r = 1 - 0.9 t / horizon.
-
-The level is the task vector (`embodied.envs.maze.levels`).
-`BatchLevels` has many levels as tensors, on any device: it decodes, draws and checks them at once.
+anywhere, three actions (turn left, turn right, go forward), and on reaching the goal after t steps
+the reward 1 - 0.9 t / horizon. The level is the task vector (`embodied.envs.maze.levels`);
+`BatchLevels` decodes, draws and checks many at once, on any device.
 """
 
 from __future__ import annotations

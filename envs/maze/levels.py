@@ -156,7 +156,6 @@ def labyrinth(side: int, random: np.random.Generator, name: str = "labyrinth") -
 
 
 def _farthest(walls: Walls, start: int) -> int:
-    """A cell that takes the most steps to get to."""
     return int(distances(walls[None], np.array([start])).argmax())
 
 

@@ -62,7 +62,6 @@ class MiniGrid(VecEnv):
         return self.world.whole()
 
     def missions(self) -> list[str]:
-        """The mission text of every env."""
         return self.world.missions()
 
     @property

@@ -443,7 +443,6 @@ class Rows(Gym):
         return under(privileged([symbols(world) for world in self.worlds]), "privileged")
 
     def missions(self) -> list[str]:
-        """The mission text of every env."""
         return [world.mission for world in self.worlds]
 
     @property

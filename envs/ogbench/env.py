@@ -1,24 +1,19 @@
 """Ogbench: the single-task environments of OGBench (Park et al., 2025) in this process.
 
 The package's environments as they are: rewards are 0 once all is done and -1 for each thing that is
-not (`cube-single`: -1 or 0), success ends the episode. With `play` an episode is play data instead.
+not (`cube-single`: -1 or 0), success ends the episode. The package steps twice with unseeded random
+actions while it resets a manipulation scene, and the solver's start and the contact forces of these
+steps reach the first observation: here they are cleared, so that the seed decides the whole
+episode. Each env has a generator of its own behind `numpy.random`, which the package uses too.
 
-Task: one of OGBench's single tasks, so that the seed decides the whole episode.
-
-The package steps twice with unseeded random actions while it resets a manipulation scene, and the
-solver's start and the contact forces of these steps reach the first observation. Here they are
-cleared. Each env has a generator of its own behind `numpy.random`, which the package uses too.
-
-Play: an oracle moves what is there to one random target after another. Source: OGBench (Park et
-al., 2025), appendix on data collection, `play`: an episode of 1,001 steps in a random scene, the
-plan oracle of the package with its own correlated noise (0.1, smoothed by 0.5), a new target
-whenever it is done. Rewards are those of a single task, computed by the package (`relabel_dataset`)
-from the state before the step. A step at the task's goal is a success, with which returns end (the
-published data's masks), and the play goes on.
-
-Differences. In `scene` an episode is cut when the cube leaves the part of the table that can be
-seen; the authors draw it again. The oracle's action is the observation `privileged/demonstrator`,
-so an episode can also be played by another policy.
+With `play` an oracle moves what is there to one random target after another, as in the paper's
+appendix on data collection: an episode of 1,001 steps in a random scene, the package's plan oracle
+with its own correlated noise, a new target whenever it is done. Rewards are those of a single task,
+computed by the package (`relabel_dataset`) from the state before the step. A step at the task's
+goal is a success, with which returns end (the published data's masks), and the play goes on. In
+`scene` an episode is cut when the cube leaves the part of the table that can be seen; the authors
+draw it again. The oracle's action is the observation `privileged/demonstrator`, so an episode can
+also be played by another policy.
 """
 
 from __future__ import annotations
@@ -215,7 +210,6 @@ class Play(gymnasium.Env[Any, Any]):
         return self._observed(state, info), reward, False, late, {"success": solved}
 
     def _begin(self, state: Any, info: dict[str, Any]) -> None:
-        """The oracle of the target begins its plan."""
         self.oracle = self.oracles[info["privileged/target_task"]]
         self.oracle.reset(state, info)
 

@@ -34,7 +34,6 @@ class Flights(BatchedEnv):
         return self.state[:7, row]
 
     def scene(self, row: int = 0) -> tuple[Any, Any]:
-        """A MuJoCo model and data that show one env."""
         return self._sight.show(self.pose(row).cpu().numpy())
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:

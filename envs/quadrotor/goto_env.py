@@ -1,9 +1,7 @@
 """QuadrotorGoto: flies to a goal by velocity commands for a position set-point, batched.
 
-The setting of a drone that is commanded over a radio: its firmware flies it (simulated by
-`embodied.envs.quadrotor.dynamics`), the policy moves the set-point, which the drone
-follows with lag. Observations have the names of the real robot interface, so a trained policy can
-be deployed without changes.
+The setting of a drone that is commanded over a radio: its firmware flies it, the policy moves the
+set-point, which the drone follows with lag. Observations have the names of the real robot's.
 
     r = 10 (|goal - p| before - |goal - p|) + [|goal - p| < near] - |v|^2 / 20
 """

@@ -3,9 +3,7 @@
 Learning to Fly in Seconds (Eschmann et al., 2024): rigid-body dynamics with motor lag at 100 Hz, a
 constant disturbance per episode, noisy observations and the last 32 actions for the policy,
 noise-free state and disturbance for the critic. Leaving a box of 1.2 m around the target terminates
-the episode.
-
-Hover reward of the quadrotor: a survival bonus minus squared errors (Eschmann et al., 2024).
+the episode. The reward is a survival bonus minus squared errors,
 
     r = 2 - 1/2 (w_p |p|^2 + 5 (1 - q_w^2) + w_v |v|^2 + w_a |a - a_hover|^2)
 

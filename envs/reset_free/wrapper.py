@@ -140,7 +140,6 @@ class PracticeStates:
             value[rows] = 0
 
     def learn(self, facts: Facts) -> Verdict:
-        """Update after a step of the learner in all envs."""
         memory = self.memory
         config = self.config
         trail = torch.cat([facts.place[:, None].to(memory["trail"]), memory["trail"][:, :-1]], 1)
@@ -166,7 +165,6 @@ class PracticeStates:
         return Verdict(terminated, truncated, won, stuck & fails, late & fails)
 
     def recovered(self) -> None:
-        """Update after the primitive has finished its steps."""
         mode = self.memory["mode"]
         self.memory["mode"] = mode.masked_fill(mode == Mode.RECOVERY, int(Mode.LEARNING))
 
@@ -286,7 +284,6 @@ class ResetFreeWrapper(Wrapper):
         return self.states
 
     def _remembered_step(self, action: Tensor) -> Step:
-        """A step of whoever acts, which is remembered."""
         if "last" in self.memory:
             self.memory["last"] = action.clone()
         return self.env.step(action)

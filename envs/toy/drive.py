@@ -370,7 +370,6 @@ class Drive(BatchedEnv):
         return self.finish(following, reward, terminated, truncated, log)
 
     def _drive(self, action: Tensor) -> None:
-        """Move the cars by one step."""
         x, y, yaw, speed, acceleration, _, curvature = self.car.unbind(1)
         throttle, steer = action.unbind(1)
         wanted = torch.where(throttle > 0, PUSH * throttle, BRAKE * throttle)

@@ -165,7 +165,6 @@ class Rooms(BatchedEnv):
         self.visited[envs, middle] = True
 
     def _corner(self, row: int, column: int) -> int:
-        """The first cell of a room."""
         return (row * self.step_size + 1 + self.pad) * self.width + (
             column * self.step_size + 1 + self.pad
         )

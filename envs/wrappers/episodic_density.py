@@ -61,7 +61,6 @@ class EpisodicDensity(EpisodeWrapper):
         self.memory["counting"] = torch.ones(n, dtype=torch.bool)
 
     def count(self, on: bool) -> None:
-        """Select whether observations are counted from now on."""
         self.memory["counting"] = torch.full_like(self.memory["counting"], on)
 
     def surprise(self, before: Tensors, after: Tensors) -> Tensor:

@@ -5,11 +5,8 @@
 for elements e of a vector by name; m is drawn once per episode. The error of a relative element
 `A_from_B` follows from those of A and B, as on a robot that computes it from both.
 
-Partial: keeps only selected elements of an observation (partial observability).
-
-    seen = o[elements]
-
-An environment without velocities is the usual test of memory (Hausknecht and Stone, 2015).
+Partial keeps only selected elements of an observation: an environment without velocities is the
+usual test of memory (Hausknecht and Stone, 2015).
 """
 
 from __future__ import annotations
@@ -88,7 +85,6 @@ class ObservationNoise(EpisodeWrapper):
         return {**obs, self.leaf: obs[self.leaf] + off}
 
     def begin(self, obs: Tensors, rows: Tensor) -> None:
-        """Another bias, and other noise, for the episodes that begin."""
         index = rows.nonzero().flatten()
         self.memory["bias"][index] = self._noise(index) * self.bias
         self.memory["noise"][index] = self._noise(index) * self.deviation
@@ -140,7 +136,6 @@ class Partial(EpisodeWrapper):
 
 
 def part(name: str, leaf: Leaf, elements: tuple[int, ...]) -> Leaf:
-    """The leaf of some elements of a vector."""
     size = leaf.shape[0] if len(leaf.shape) == 1 else 0
     if not elements or not all(0 <= element < size for element in elements):
         raise ConfigError(
