@@ -24,14 +24,12 @@ from embodied.core.build import Node, build
 from embodied.core.env import GoalSpace
 from embodied.core.spec import Spec
 from embodied.embodiments import so101
-from embodied.embodiments.arrays import namespace
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.fr3.base import TaskEnv, TaskInstance, addresses, without_objects
 from embodied.envs.fr3.tasks.goal import GoalTask
-from embodied.envs.fr3.tasks.objects import Lift, approach
+from embodied.envs.fr3.tasks.objects import Lift, approach, grasp, raised
 from embodied.envs.fr3.tasks.task import (
-    Flags,
     Parameter,
     Task,
     Term,
@@ -206,30 +204,13 @@ class So101(So101Arm):
         return PointGoals(self.spec.obs["state"], self.what.close, shaped, self.name)
 
 
-RAISED = 0.06  # m
 LARGEST = 0.02  # half edge of a cube, m
-HELD = 0.05  # m between the tool and the centre of a cube in the hand, at most
 PICK_TURNED = np.array([0.5, 0.1, 0.1, 0.1, 0.5])  # rad from home, where episodes begin at most
 OPENINGS = (0.03, so101.OPEN)  # m, of the hand where episodes begin
 GRIP = (200.0, 4.0, 8.0)  # of the hand: N/m, N s/m, and N at most
 
 
-def grasp(view: View) -> Floats:
-    """The hand has closed on the cube, which lies beside the fixed jaw."""
-    close = distance(view.tool, view.place["cube"]) < 0.03
-    holds = close & (view.width < 2.6 * view.param["cube_half"])
-    return holds * namespace(view.width).ones_like(view.width)
-
-
-def raised(view: View) -> Floats:
-    """The share of the way up that the cube has gone, in [0, 1]."""
-    height = view.place["cube"][:, 2] - view.param["cube_half"]
-    return namespace(height).clip(height / RAISED, 0.0, 1.0)
-
-
 class Pick(Lift):
-    """Success: the cube's bottom is six centimetres above the table, with the cube in the hand."""
-
     text = "pick up the cube and raise it six centimetres above the table"
     parameters = (
         Parameter("cube_x", 0.18, 0.26),
@@ -239,17 +220,18 @@ class Pick(Lift):
         Parameter("cube_friction", 0.8, 1.2, ""),
         Parameter("stiffness", 0.7, 1.4, ""),
     )
-    terms: ClassVar[Mapping[str, Term]] = {"approach": approach, "grasp": grasp, "raised": raised}
-    horizon = 80
+    top = 0.06
+    # The cube lies beside the fixed jaw.
+    terms: ClassVar[Mapping[str, Term]] = {
+        "approach": approach,
+        "grasp": grasp(0.03),
+        "raised": raised(top),
+    }
 
     def edit(self, spec: mujoco.MjSpec) -> None:
         half = (LARGEST, LARGEST, LARGEST)
         cube = add_box(spec, "cube", half, (0.85, 0.23, 0.16, 1.0), 0.03).geoms[0]
         cube.contype = 1  # the arm is made of shapes that touch what has this bit
-
-    def success(self, view: View) -> Flags:
-        high = view.place["cube"][:, 2] - view.param["cube_half"] > RAISED
-        return high & (distance(view.tool, view.place["cube"]) < HELD)
 
 
 @dataclass(frozen=True)

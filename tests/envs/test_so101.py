@@ -12,7 +12,7 @@ import torch
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.embodiments import so101
-from embodied.envs.so101 import RAISED, Config, PickConfig, So101, So101Pick, Touch
+from embodied.envs.so101 import Config, Pick, PickConfig, So101, So101Pick, Touch
 from embodied.evaluation.evaluate import evaluate
 from embodied.policies.scripted.fr3 import Config as ReachScript
 from embodied.policies.scripted.fr3 import Scripted
@@ -44,7 +44,7 @@ def test_success_is_a_cube_in_the_hand_and_high() -> None:
     """Not one in the air beside the hand, nor one in the hand at the table."""
     env = So101Pick(PickConfig(num_envs=3, reward="shaped"))
     env.reset(0)
-    high = np.array([[0.2, 0.0, RAISED + 0.03], [0.2, 0.0, RAISED + 0.03], [0.2, 0.0, 0.03]])
+    high = np.array([[0.2, 0.0, Pick.top + 0.03], [0.2, 0.0, Pick.top + 0.03], [0.2, 0.0, 0.03]])
     q = so101.inverse(high, np.full(3, 1.0))
     env.batch.qpos[:, :4] = q
     env.batch.qpos[:, 4] = 0.0
