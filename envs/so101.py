@@ -26,7 +26,8 @@ from embodied.core.spec import Spec
 from embodied.embodiments import so101
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
-from embodied.envs.fr3.base import TaskEnv, TaskInstance, addresses, without_objects
+from embodied.envs.fr3.base import TaskInstance, addresses, without_objects
+from embodied.envs.fr3.task_env import TaskEnv
 from embodied.envs.fr3.tasks.goal import GoalTask
 from embodied.envs.fr3.tasks.objects import Lift, approach, grasp, raised
 from embodied.envs.fr3.tasks.task import (

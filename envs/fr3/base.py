@@ -7,7 +7,6 @@ Joint parameters, per joint (stiffness, damping, friction, armature):
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -22,7 +21,6 @@ from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.tasks import TASKS
 from embodied.envs.fr3.tasks.task import Flags, Parameter, Params, Start, Task, View
-from embodied.envs.mujoco.batch_env import MujocoVecEnv, Outcome, Rows
 from embodied.envs.mujoco.cameras import Point, looking
 
 QUANTITIES = {
@@ -269,27 +267,6 @@ class TaskInstance:
             reward = xp.where(success, 1.0, reward / 10)
         log = {"success": success, "lost": lost, **{f"term/{k}": v for k, v in terms.items()}}
         return reward, success | lost, log
-
-
-class TaskEnv(MujocoVecEnv):
-    """A batch of arms with a task: `given`, and `what` it is; subclasses have `view`."""
-
-    given: TaskInstance
-    what: Task
-
-    @abstractmethod
-    def view(self, rows: Rows) -> View:
-        """The `View` of `rows` for rewards, observations and descriptions."""
-
-    def native(self, rows: Rows) -> dict[str, Floats]:
-        """Task parameters [n] of `rows` in their own units, by name."""
-        return self.given.native(self.task[rows])
-
-    def outcome(self, action: Floats) -> Outcome:
-        return Outcome(*self.given.judge(self.view(np.arange(self.num_envs))))
-
-    def describe(self, row: int = 0) -> str:
-        return self.what.describe(self.view(np.array([row])))
 
 
 def without_objects(spec: Spec, robot: tuple[str, ...]) -> Spec:

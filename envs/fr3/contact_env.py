@@ -25,7 +25,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.joint_position import JointDelta, JointDeltaConfig
-from embodied.envs.fr3.base import TaskEnv, TaskInstance, compile_scene, mocaps, write_joints
+from embodied.envs.fr3.base import TaskInstance, compile_scene, mocaps, write_joints
+from embodied.envs.fr3.task_env import TaskEnv
 from embodied.envs.fr3.tasks.goal import path_length
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.batch_env import Floats, Outcome, Rows

@@ -36,7 +36,6 @@ from embodied.envs.fr3.base import (
     ROBOT_NAMES,
     JointValues,
     RenderScene,
-    TaskEnv,
     TaskInstance,
     addresses,
     compile_scene,
@@ -46,6 +45,7 @@ from embodied.envs.fr3.base import (
     without_objects,
     write_joints,
 )
+from embodied.envs.fr3.task_env import TaskEnv
 from embodied.envs.fr3.tasks.goal import SIDE
 from embodied.envs.fr3.tasks.task import Parameter, Task, View
 from embodied.envs.maze.levels import MazeLevels
