@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,14 +16,6 @@ from torch import Tensor
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-
-
-class Streams(Protocol):
-    """A random generator per env, as `RowRng` has them; `state` [B, n] may be set."""
-
-    state: Any
-
-    def seed(self, seed: int, rows: Tensor) -> None: ...
 
 
 class Generators:
@@ -63,7 +55,7 @@ class BatchedEnv(VecEnv):
     columns: ClassVar[tuple[str, ...]] = ()
     keeps_obs: ClassVar[bool] = False
     name: str
-    streams: Streams
+    streams: Any  # a random generator per env: a `RowRng` or `Generators`
     obs: Tensors | None = None
 
     @abstractmethod
