@@ -40,7 +40,8 @@ except ModuleNotFoundError as error:
         "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'", name="envpool"
     ) from error
 
-from embodied.envs.spaces import entries, replace_rows, require_finite_arrays, row_noise
+from embodied.envs.row_rng import row_seed
+from embodied.envs.spaces import entries, one_line, replace_rows, require_finite_arrays
 
 SUCCESS = ("info:success", "info:is_success", "info:solved")
 IDS = ("env_id", "players.env_id")  # what EnvPool wants beside the actions
@@ -166,7 +167,6 @@ class EnvPool(VecEnv):
 
 
 def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:
-    """The place of one observation in the pool's flat list."""
     if entry.in_info:
         return _masks(keys)[0]
     # Deeper levels are joined by a dot (dm_control) or by a colon (FrankaKitchen).
@@ -201,7 +201,7 @@ def make(config: Config, seed: int) -> Any:
     options = {"num_envs": config.num_envs, "num_threads": config.threads, **config.kwargs}
     if config.horizon is not None:
         options["max_episode_steps"] = config.horizon
-    seeds = [row_noise(seed, row) for row in range(config.num_envs)]
+    seeds = [row_seed(seed, row) for row in range(config.num_envs)]
     # EnvPool's own spaces lose precision in their bounds, which it reports once per leaf.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -209,8 +209,9 @@ def make(config: Config, seed: int) -> Any:
             pool = envpool.make(config.id, env_type="gymnasium", seed=seeds, **options)
             _ = pool.observation_space
         except (TypeError, AssertionError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"EnvPool cannot make {config.id} with {options}: {reason}") from error
+            raise ValueError(
+                f"EnvPool cannot make {config.id} with {options}: {one_line(error)}"
+            ) from error
     return pool
 
 

@@ -36,16 +36,17 @@ except ModuleNotFoundError as error:
     ) from error
 
 from embodied.envs import saved_state
+from embodied.envs.row_rng import row_seed
 from embodied.envs.spaces import (
     achieved,
     action_of,
     entries,
     mask_in_info,
+    one_line,
     replace_rows,
     require_finite_arrays,
     require_known_id,
     reset_result,
-    row_noise,
     warn_of_dtypes,
     wrong_observation,
     wrong_step,
@@ -121,7 +122,6 @@ class Gym(VecEnv):
         self._choices = Choices(self.spec)
 
     def make_one(self) -> gymnasium.Env:
-        """One of the environments."""
         return make(self.config)
 
     def named_entries(self, space: gymnasium.Space) -> tuple[NativeLeaf, ...]:
@@ -152,7 +152,6 @@ class Gym(VecEnv):
         return reset_result(self.config.id, self.envs[row], seed, given)
 
     def read_one(self, row: int) -> saved_state.Arrays:
-        """The state of one env; NotSavable."""
         return saved_state.read(self.envs[row], self.config.id)
 
     def write_one(self, row: int, state: saved_state.Arrays) -> None:
@@ -282,7 +281,7 @@ class Gym(VecEnv):
     ) -> Tensors:
         arrays = self._arrays(len(rows))
         for place, row in enumerate(rows):
-            begin = None if seed is None and self._now else row_noise(seed, int(row))
+            begin = None if seed is None and self._now else row_seed(seed, int(row))
             obs, info = self.begin_one(int(row), begin, task)
             if not self._dtypes_checked:
                 # The first only: conversions cost little, but a wrong type may lose digits.
@@ -346,11 +345,11 @@ def make(config: Config) -> gymnasium.Env:
                 "again: em.load(RUN, env=...)"
             ) from error
         raise ValueError(
-            f"cannot find the Gymnasium environment {config.id!r}: {_line(error)}"
+            f"cannot find the Gymnasium environment {config.id!r}: {one_line(error)}"
         ) from error
     except TypeError as error:
         what = f"does not accept kwargs {dict(config.kwargs)}" if config.kwargs else "is not made"
-        raise ValueError(f"{config.id} {what}: {_line(error)}") from error
+        raise ValueError(f"{config.id} {what}: {one_line(error)}") from error
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), gymnasium.Space):
             raise ContractError(
@@ -386,7 +385,7 @@ def task_space(env: gymnasium.Env, name: str) -> gymnasium.spaces.Box | None:
 
 def missing(name: str, error: Exception) -> ModuleNotFoundError:
     """The error for a missing package, with the install command."""
-    said = _line(error)
+    said = one_line(error)
     absent = re.search(r"No module named '([^'.]+)", said)
     package = next((known for word, known in EXTRAS.items() if word in said.lower()), None)
     if package == SIM and importlib.util.find_spec("mujoco") is not None:
@@ -395,10 +394,6 @@ def missing(name: str, error: Exception) -> ModuleNotFoundError:
         package = absent[1]
     advice = f"; type: pip install '{package}'" if package else ""
     return ModuleNotFoundError(f"{name} cannot be made: {said}{advice}", name=package)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def control_period(env: gymnasium.Env) -> float:

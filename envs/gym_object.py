@@ -52,7 +52,6 @@ def _maker(given: Any) -> Callable[[], Any]:
 
 
 def _one(made: Any) -> gymnasium.Env[Any, Any]:
-    """What a function made, if it is one environment."""
     if not isinstance(made, gymnasium.Env):
         raise ConfigError(_instead(made))
     return made

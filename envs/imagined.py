@@ -12,6 +12,7 @@ Chandra et al., 2025).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,12 +21,13 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.core.device import pick_device
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.envs.batched import BatchedEnv
 from embodied.envs.row_rng import RowRng
 from embodied.models import dynamics, latents
 from embodied.models.dynamics import Dynamics, LatentDynamics
@@ -46,9 +48,13 @@ class Config:
     device: str = "cpu"  # cpu, cuda, auto
 
 
-class Imagined(VecEnv):
+class Imagined(BatchedEnv):
     """The model's predictions as an environment with its Spec. Every env draws initial states and
     noise from a generator of its own."""
+
+    name = "imagined"
+    kept: ClassVar = {"age": "age", "generator": "streams.state"}
+    keeps_obs = True
 
     def __init__(self, config: Config) -> None:
         self.num_envs, self.horizon, self.ends = config.num_envs, config.horizon, config.ends
@@ -56,65 +62,32 @@ class Imagined(VecEnv):
         self.model = dynamics.load(config.model).to(device).requires_grad_(False)
         self.spec = self.model.spec
         self.starts = tt.to(initial_states(config, self.model), device)
-        self.rng = RowRng(config.seed, self.num_envs, device)
+        self.streams = RowRng(config.seed, self.num_envs, device)
         self.age = torch.zeros(self.num_envs, dtype=torch.int64, device=device)
-        self.obs = {k: leaf.zeros(self.num_envs, device) for k, leaf in self.spec.obs.items()}
-        self._begin(torch.ones(self.num_envs, dtype=torch.bool, device=device))
+        self.obs = self.observe(torch.arange(self.num_envs, device=device))
 
-    def _begin(self, mask: Tensor) -> None:
-        """Draw new initial states in the envs of `mask` [B]."""
-        rows = mask.nonzero().flatten()
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
+        self.age = self.age.index_fill(0, rows, 0)
+
+    def observe(self, rows: Tensor) -> Tensors:
+        """Initial states, drawn from the data."""
         count = tt.length(self.starts)
-        drawn = (self.rng.uniform(1, rows)[0] * count).long().clamp(max=count - 1)
-        self.obs = {
-            name: value.index_copy(0, rows, self.starts[name][drawn])
-            for name, value in self.obs.items()
-        }
-        self.age = self.age * ~mask
-
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        mask = torch.ones_like(self.age, dtype=torch.bool) if mask is None else mask
-        if seed is not None:
-            self.rng.seed(seed, mask.nonzero().flatten())
-        self._begin(mask)
-        return dict(self.obs)
+        drawn = (self.streams.uniform(1, rows)[0] * count).long().clamp(max=count - 1)
+        return {name: self.starts[name][drawn] for name in self.spec.obs}
 
     @torch.no_grad()
     def step(self, action: Tensor) -> Step:
         action = action.clamp(-1, 1) if self.spec.act.is_continuous else action
-        noise = self.rng.normal(self.model.noise_size).T
-        following = self.model.step(self.obs, action, noise)
-        self.obs, self.age = following.next_obs, self.age + 1
+        noise = self.streams.normal(self.model.noise_size).T
+        following = self.model.step(self.obs or {}, action, noise)
+        self.age = self.age + 1
         terminated = following.terminated & self.ends
         late = (self.age >= self.horizon) & ~terminated
-        ended = terminated | late
-        if ended.any():
-            self._notify_before_reset(ended)
-            self._begin(ended)
-        return Step(
-            obs=dict(self.obs),
-            next_obs=following.next_obs,
-            reward=following.reward,
-            terminated=terminated,
-            truncated=late,
-            log={},
-        )
+        return self.finish(following.next_obs, following.reward, terminated, late, {})
 
     @property
     def state_roles(self) -> StateRoles:
         return StateRoles({"age": None}, {"generator": None})
-
-    def get_state(self) -> Tensors:
-        place = tt.nest(tt.each(self.obs, torch.clone), "obs")
-        return {**place, "age": self.age.clone(), "generator": self.rng.state.clone()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        state = tt.to(state, self.device)
-        self.obs = tt.each(tt.under(state, "obs"), torch.clone)
-        self.age, self.rng.state = state["age"].clone(), state["generator"].clone()
-        return dict(self.obs)
 
     @property
     def real_spec(self) -> Spec:
@@ -128,7 +101,7 @@ class Imagined(VecEnv):
         return LatentPolicy.of(policy, model) if isinstance(model, LatentDynamics) else policy
 
     def describe(self, row: int = 0) -> str:
-        parts = (f"{name} {value[row].tolist()}" for name, value in self.obs.items())
+        parts = (f"{name} {value[row].tolist()}" for name, value in (self.obs or {}).items())
         return f"Imagined by a model, after {int(self.age[row])} steps: {', '.join(parts)}."
 
 

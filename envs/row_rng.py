@@ -99,6 +99,13 @@ def _open(half: Tensor) -> Tensor:
     return half.mul_(UNIT).add_(0.5 + 2.0**-25)
 
 
+def row_seed(seed: int | None, row: int) -> int:
+    """A simulator's seed for one env: 31 bits that depend on (seed, row) only; random if `seed` is
+    None."""
+    entropy = None if seed is None else (seed, row)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
+
 def pack(generator: np.random.Generator) -> NDArray[np.int64]:
     """A PCG64 generator as six int64 words: two 128-bit numbers, and the half word it keeps."""
     state: Any = generator.bit_generator.state

@@ -165,14 +165,6 @@ def require_finite_arrays(reward: np.ndarray, arrays: Mapping[str, np.ndarray], 
     require_finite(torch.from_numpy(reward), tensors, name)
 
 
-def row_noise(seed: int | None, row: int) -> int:
-    """The seed of one env: 31 bits that depend on (seed, row) only; a random one if
-    `seed` is None.
-    """
-    entropy = None if seed is None else (seed, row)
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
-
-
 def replace_rows(rows: Tensors, index: np.ndarray, values: Tensors) -> Tensors:
     """A copy of `rows` in which rows `index` [n] are `values` [n, ...]."""
     where = torch.from_numpy(index.astype(np.int64))
@@ -192,10 +184,7 @@ def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def reset_result(
-    name: str,
-    env: gymnasium.Env[Any, Any],
-    seed: int | None,
-    options: dict[str, Any] | None = None,
+    name: str, env: gymnasium.Env[Any, Any], seed: int | None, options: dict[str, Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """Observation and info of a reset; ContractError where `reset` is not as in Gymnasium."""
     try:
@@ -246,7 +235,6 @@ def wrong_step(name: str, result: Any) -> ContractError:
 
 
 def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) -> ContractError:
-    """The message about an observation that has not the shape of the declared space."""
     return ContractError(
         f"{name}: the observation {leaf} is {_what(value)}, observation_space says {list(shape)}"
     )
@@ -269,6 +257,10 @@ def warn_of_dtypes(name: str, space: Any, entries: Sequence[NativeLeaf], obs: An
                 ContractWarning,
                 stacklevel=2,
             )
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _what(value: Any) -> str:

@@ -143,7 +143,6 @@ def _serve(
     given: tuple[Any, ...],
     encode: Callable[[Any], Any],
 ) -> None:
-    """The main function of a worker process; returns when the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     try:
         target = make(*given)

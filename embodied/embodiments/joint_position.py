@@ -5,12 +5,9 @@ JointPosition has absolute joint targets as actions, of any arm:
     target_i = low_i + (a_i + 1) / 2 (high_i - low_i)                an action in [-1, 1]
     target_i = unit_i (a_i - zero_i)                                 `action` "rad" or "deg"
 
-The target is kept within the joint limits, the speed limit and `lead` of the measured position, so
-an action that jumps moves the arm no faster than its speed.
-
-JointDelta has joint velocities as actions: the set-point of joint i moves by dt speed_i a_i in a
-control step, a in [-1, 1]. It stays within `lead` of the measured position, which bounds the torque
-of a position-controlled joint.
+within the joint limits, the speed limit and `lead` of the measured position. JointDelta has joint
+velocities as actions: a set-point moves by dt speed_i a_i in a control step and stays within `lead`
+of the measured position, which bounds the torque of a position-controlled joint.
 """
 
 from __future__ import annotations

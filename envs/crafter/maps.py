@@ -272,9 +272,6 @@ FIELDS = {
     "sand": (4, 9),
     "tree": (5, 7),
 }
-COW = "cow"
-ZOMBIE = "zombie"
-SKELETON = "skeleton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +334,6 @@ def continued(generator: np.random.RandomState) -> Random:
 
 
 def _settle(material: bytearray, tunnel: Flags, draw: Callable[[], float]) -> list[tuple[str, int]]:
-    """Cows, zombies and skeletons where they are born."""
     now = np.frombuffer(material, np.uint8)
     grass = now == rules.GRASS
     path = now == rules.PATH
@@ -352,11 +348,11 @@ def _settle(material: bytearray, tunnel: Flags, draw: Callable[[], float]) -> li
     place = _grid().place
     for cell in np.flatnonzero(cow | zombie | skeleton).tolist():
         if cows[cell] and draw() > 0.985:
-            born.append((COW, place[cell]))
+            born.append(("cow", place[cell]))
         elif zombies[cell] and draw() > 0.993:
-            born.append((ZOMBIE, place[cell]))
+            born.append(("zombie", place[cell]))
         elif skeletons[cell] and draw() > 0.95:
-            born.append((SKELETON, place[cell]))
+            born.append(("skeleton", place[cell]))
     return born
 
 

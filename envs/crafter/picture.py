@@ -11,7 +11,6 @@ Without noise n acts per pixel, so the night version of each tile is stored next
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Literal
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
+from embodied.core.spec import SYMBOL, Leaf
 from embodied.envs.crafter import rules
 from embodied.envs.crafter.player import World
 
@@ -52,13 +52,7 @@ class Painter:
         """The view above the inventory [9 unit, 9 unit, 3], y before x. `grain` holds the random
         bits of the noise, two words a pixel; it is only read in the dark."""
         player = world.player
-        left = player.x - rules.WIDE // 2
-        top = player.y - rules.HIGH // 2
-        window = slice(left, left + rules.WIDE), slice(top, top + rules.HIGH)
-        ground, look = (
-            np.frombuffer(layer, np.uint8).reshape(rules.STRIDE, rules.STRIDE)[window]
-            for layer in (world.cells, world.look)
-        )
+        ground, look = in_view(world)
         light = world.light
         if light >= 0.5:
             day = self._day[ground, look]
@@ -87,6 +81,18 @@ class Painter:
         mask = 2 * (0.5 - light) * self._edge
         noisy = (1 - mask) * canvas + mask * noise
         return _tint(_colour(noisy.astype(np.uint8), PALE), NIGHT)
+
+
+def in_view(world: World) -> tuple[Pixels, Pixels]:
+    """Materials and sprites [9, 7] of the cells in view, x before y."""
+    left = world.player.x - rules.WIDE // 2
+    top = world.player.y - rules.HIGH // 2
+    window = slice(left, left + rules.WIDE), slice(top, top + rules.HIGH)
+    ground, look = (
+        np.frombuffer(layer, np.uint8).reshape(rules.STRIDE, rules.STRIDE)[window]
+        for layer in (world.cells, world.look)
+    )
+    return ground, look
 
 
 def picture(world: World) -> Pixels:
@@ -181,27 +187,16 @@ def _item_tiles(unit: int) -> Pixels:
 Kind = Literal["symbols", "inventory", "image"]
 
 
-@dataclass(frozen=True)
-class Field:
-    """One observation: shape, type, and the meaning of its values."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    high: float | tuple[float, ...]
-    unit: str = ""
-    names: tuple[str, ...] = ()
-
-
-FIELDS: Mapping[Kind, Mapping[str, Field]] = {
+LEAVES: Mapping[Kind, Mapping[str, Leaf]] = {
     "symbols": {
-        "symbols": Field((rules.HIGH, rules.WIDE), "uint8", len(rules.SYMBOLS) - 1, "symbol"),
-        "facing": Field((1,), "uint8", len(rules.WAYS) - 1, "symbol"),
-        "body": Field((2,), "float32", 1.0, "", ("sleeping", "daylight")),
+        "symbols": Leaf((rules.HIGH, rules.WIDE), "uint8", 0, len(rules.SYMBOLS) - 1, SYMBOL),
+        "facing": Leaf((1,), "uint8", 0, len(rules.WAYS) - 1, SYMBOL),
+        "body": Leaf((2,), "float32", 0, 1.0, "", ("sleeping", "daylight")),
     },
     "inventory": {
-        "inventory": Field((len(rules.ITEMS),), "float32", max(rules.MOST), "", rules.ITEMS)
+        "inventory": Leaf((len(rules.ITEMS),), "float32", 0, max(rules.MOST), "", rules.ITEMS)
     },
-    "image": {"image": Field((SIZE, SIZE, 3), "uint8", 255)},
+    "image": {"image": Leaf((SIZE, SIZE, 3), "uint8", 0, 255)},
 }
 _SYMBOL_OF_LOOK = np.array(
     [
@@ -214,19 +209,14 @@ _SYMBOL_OF_LOOK = np.array(
 )
 
 
-def fields(kinds: tuple[Kind, ...]) -> dict[str, Field]:
+def leaves(kinds: tuple[Kind, ...]) -> dict[str, Leaf]:
     """The observations for `kinds`, by name."""
-    return {name: field for kind in kinds for name, field in FIELDS[kind].items()}
+    return {name: leaf for kind in kinds for name, leaf in LEAVES[kind].items()}
 
 
 def seen(world: World) -> NDArray[np.uint8]:
     """The 7 x 9 cells in view as symbols, from the top row; creatures hide the ground."""
-    player = world.player
-    left = player.x - rules.WIDE // 2
-    top = player.y - rules.HIGH // 2
-    window = slice(left, left + rules.WIDE), slice(top, top + rules.HIGH)
-    ground = np.frombuffer(world.cells, np.uint8).reshape(rules.STRIDE, rules.STRIDE)[window]
-    look = np.frombuffer(world.look, np.uint8).reshape(rules.STRIDE, rules.STRIDE)[window]
+    ground, look = in_view(world)
     return np.where(look, _SYMBOL_OF_LOOK[look], ground).T
 
 

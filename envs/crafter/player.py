@@ -12,29 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from random import Random
-from typing import Protocol
 
 import numpy as np
 
 from embodied.envs.crafter import rules
 from embodied.envs.crafter.maps import make
 
-KINDS = ("player", "cow", "zombie", "skeleton", "arrow", "plant")
+KINDS = rules.CREATURES
 PLAYER, COW, ZOMBIE, SKELETON, ARROW, PLANT = range(6)
 BIRTH_HEALTH = (0, 3, 5, 3, 0, 1)  # at birth; the player's is in the inventory
 RIPE = 300  # steps after which a plant bears fruit
-ARROW_LOOK = {
-    way: rules.LOOK[f"arrow-{name}"]
-    for way, name in zip(rules.WAYS, ("left", "right", "up", "down"), strict=True)
-}
-FIRST_LOOK = (
-    0,
-    rules.LOOK["cow"],
-    rules.LOOK["zombie"],
-    rules.LOOK["skeleton"],
-    0,
-    rules.LOOK["plant"],
-)
+ARROW_LOOK = {way: rules.LOOK[f"arrow-{name}"] for way, name in rules.WAY_NAMES.items()}
+FIRST_LOOK = tuple(rules.LOOK.get(kind, 0) for kind in KINDS)
 
 
 class Thing:
@@ -65,41 +54,6 @@ class Thing:
         return FIRST_LOOK[self.kind]
 
 
-class Sleeper(Protocol):
-    """The player as creatures access it."""
-
-    x: int
-    y: int
-    sleeping: bool
-
-    @property
-    def health(self) -> int: ...
-
-    @health.setter
-    def health(self, value: int, /) -> None: ...
-
-
-class Land(Protocol):
-    """The game as creatures access it."""
-
-    cells: bytearray
-    who: list[Thing | None]
-    look: bytearray
-    random: Callable[[], float]
-    bits: Callable[[int], int]
-
-    @property
-    def player(self) -> Sleeper: ...
-
-    def add(self, thing: Thing) -> None: ...
-
-    def remove(self, thing: Thing) -> None: ...
-
-    def move(self, thing: Thing, way: int, ground: bytes) -> bool: ...
-
-    def put(self, at: int, material: int) -> None: ...
-
-
 def toward(dx: int, dy: int, long: bool) -> int:
     """The step along the longer (or shorter) axis of an offset; 0 where that axis is 0."""
     if (abs(dx) > abs(dy)) if long else (abs(dx) <= abs(dy)):
@@ -107,14 +61,14 @@ def toward(dx: int, dy: int, long: bool) -> int:
     return 1 if dy > 0 else -1 if dy < 0 else 0
 
 
-def cow(world: Land, me: Thing) -> None:
+def cow(world: World, me: Thing) -> None:
     if me.health <= 0:
         world.remove(me)
     if world.random() < 0.5:
         world.move(me, rules.WAYS[world.bits(32) & 3], rules.WALKABLE)
 
 
-def zombie(world: Land, me: Thing) -> None:
+def zombie(world: World, me: Thing) -> None:
     if me.health <= 0:
         world.remove(me)
     player = world.player
@@ -133,7 +87,7 @@ def zombie(world: Land, me: Thing) -> None:
             me.clock = 5
 
 
-def skeleton(world: Land, me: Thing) -> None:
+def skeleton(world: World, me: Thing) -> None:
     if me.health <= 0:
         world.remove(me)
     me.clock = max(0, me.clock - 1)
@@ -155,7 +109,7 @@ def skeleton(world: Land, me: Thing) -> None:
         world.move(me, rules.WAYS[world.bits(32) & 3], rules.WALKABLE)
 
 
-def arrow(world: Land, me: Thing) -> None:
+def arrow(world: World, me: Thing) -> None:
     to = me.at + me.way
     hit = world.who[to]
     if hit is not None:
@@ -169,7 +123,7 @@ def arrow(world: Land, me: Thing) -> None:
         world.move(me, me.way, rules.WALKABLE_ARROW)
 
 
-def plant(world: Land, me: Thing) -> None:
+def plant(world: World, me: Thing) -> None:
     me.clock += 1
     for way in rules.WAYS:
         near = world.who[me.at + way]
@@ -182,7 +136,7 @@ def plant(world: Land, me: Thing) -> None:
         world.look[me.at] = me.look
 
 
-TURNS: tuple[Callable[[Land, Thing], None], ...] = (
+TURNS: tuple[Callable[[World, Thing], None], ...] = (
     lambda world, me: None,  # the player has moved already
     *(cow, zombie, skeleton, arrow, plant),
 )
@@ -197,18 +151,12 @@ SWORDS = tuple(
 )
 DO = rules.ACTIONS.index("do")
 SLEEP = rules.ACTIONS.index("sleep")
-MOVES = {
-    rules.ACTIONS.index(f"move_{name}"): way
-    for name, way in zip(("left", "right", "up", "down"), rules.WAYS, strict=True)
-}
+MOVES = {rules.ACTIONS.index(f"move_{name}"): way for way, name in rules.WAY_NAMES.items()}
 WAKE_UP, EAT_PLANT, EAT_COW, DEFEAT_ZOMBIE, DEFEAT_SKELETON = (
     rules.ACHIEVEMENTS.index(name)
     for name in ("wake_up", "eat_plant", "eat_cow", "defeat_zombie", "defeat_skeleton")
 )
-PLAYER_LOOK = {
-    way: rules.LOOK[f"player-{name}"]
-    for way, name in zip(rules.WAYS, ("left", "right", "up", "down"), strict=True)
-}
+PLAYER_LOOK = {way: rules.LOOK[f"player-{name}"] for way, name in rules.WAY_NAMES.items()}
 NEIGHBOURHOOD = tuple(dx + dy for dx in (-rules.STRIDE, 0, rules.STRIDE) for dy in (-1, 0, 1))
 
 
@@ -242,8 +190,7 @@ class Player(Thing):
     def look(self) -> int:
         return rules.LOOK["player-sleep"] if self.sleeping else PLAYER_LOOK[self.way]
 
-    def turn(self, world: Land, action: int) -> None:
-        """One step of the player."""
+    def turn(self, world: World, action: int) -> None:
         if self.sleeping:
             if self.inventory[ENERGY] < rules.MOST[ENERGY]:
                 action = SLEEP
@@ -295,7 +242,7 @@ class Player(Thing):
         else:
             self.achieved[DEFEAT_ZOMBIE if kind == ZOMBIE else DEFEAT_SKELETON] += 1
 
-    def _collect(self, world: Land, target: int) -> None:
+    def _collect(self, world: World, target: int) -> None:
         material = world.cells[target]
         if material == rules.WATER:
             self.thirst = 0
@@ -309,7 +256,7 @@ class Player(Thing):
             for achievement in rule.achieved:
                 self.achieved[achievement] += 1
 
-    def _place(self, world: Land, target: int, rule: rules.Place) -> None:
+    def _place(self, world: World, target: int, rule: rules.Place) -> None:
         free = world.who[target] is None and rule.where[world.cells[target]]
         if not free or not self._can_pay(rule.costs):
             return
@@ -320,7 +267,7 @@ class Player(Thing):
             world.add(Thing(PLANT, target))
         self.achieved[rule.achieved] += 1
 
-    def _make(self, world: Land, rule: rules.Make) -> None:
+    def _make(self, world: World, rule: rules.Make) -> None:
         near: set[int] = set()
         # At the left and upper edge of the map the package finds nothing near.
         if self.x > rules.RIM and self.y > rules.RIM:
@@ -339,7 +286,6 @@ class Player(Thing):
             self.inventory[item] -= count
 
     def _advance_life(self) -> None:
-        """Hunger, thirst, fatigue; health comes back or goes."""
         inventory = self.inventory
         sleeping = self.sleeping
         self.hunger += 0.5 if sleeping else 1
@@ -371,9 +317,7 @@ class Player(Thing):
 
 
 UNIT = 7  # pixels of a cell in the package's 64 x 64 picture
-GRAIN = (
-    2 * 32 * (rules.WIDE * UNIT) * (rules.HIGH * UNIT)
-)  # random bits in one picture of the night
+GRAIN = 2 * 32 * (rules.WIDE * UNIT) * (rules.HIGH * UNIT)  # random bits in a picture at night
 CHUNKS = np.array(rules.CHUNK_OF)
 KIND = {name: number for number, name in enumerate(KINDS)}
 
@@ -431,7 +375,6 @@ class World:
         self.grass, self.path = self._count(rules.GRASS), self._count(rules.PATH)
 
     def _count(self, material: int) -> list[int]:
-        """The number of cells of a material in each chunk."""
         chunks = CHUNKS[np.frombuffer(self.cells, np.uint8) == material]
         return np.bincount(chunks, minlength=len(rules.CHUNK_CELLS)).tolist()
 
@@ -523,7 +466,6 @@ class World:
         return True
 
     def put(self, at: int, material: int) -> None:
-        """Change the ground of a cell."""
         chunk = rules.CHUNK_OF[at]
         before = self.cells[at]
         for kind, counts in ((rules.GRASS, self.grass), (rules.PATH, self.path)):

@@ -4,9 +4,8 @@ The tables are read from the package's `data.yaml`. A position is one integer in
 of four cells, so neighbours and views never leave the array; border cells have material 0 and are
 always empty.
 
-Event captions say what changed between two observations ("you collected wood", "you placed a
-table"). They are derived from the inventory, the cell ahead and the sleep flag, all of which the
-player observes. Achievements are left out: the environment's reward already contains them.
+Event captions say what changed between two observations ("you collected wood"), from the inventory,
+the cell ahead and the sleep flag. Achievements are left out: the reward already contains them.
 """
 
 from __future__ import annotations
@@ -72,6 +71,7 @@ RIM = 4
 STRIDE = SIDE + 2 * RIM
 CELLS = STRIDE * STRIDE
 LEFT, RIGHT, UP, DOWN = WAYS = (-STRIDE, STRIDE, -1, 1)  # x goes right, y goes down
+WAY_NAMES = {LEFT: "left", RIGHT: "right", UP: "up", DOWN: "down"}
 WIDE = 9  # cells that the player sees across
 HIGH = 7  # and in height
 ITEM_ROWS = 2
@@ -85,16 +85,10 @@ def place(x: int, y: int) -> int:
     return (x + RIM) * STRIDE + y + RIM
 
 
-def _chunks() -> list[int]:
-    """The chunk of every cell (-1 in the rim)."""
-    chunks = [-1] * CELLS
-    for x in range(SIDE):
-        for y in range(SIDE):
-            chunks[place(x, y)] = x // CHUNK * CHUNK_ROW + y // CHUNK
-    return chunks
-
-
-CHUNK_OF = _chunks()
+CHUNK_OF = [-1] * CELLS  # the chunk of every cell (-1 in the rim)
+for x in range(SIDE):
+    for y in range(SIDE):
+        CHUNK_OF[place(x, y)] = x // CHUNK * CHUNK_ROW + y // CHUNK
 CHUNK_CELLS = tuple(
     tuple(at for at in range(CELLS) if CHUNK_OF[at] == chunk) for chunk in range(CHUNK_ROW**2)
 )
@@ -147,15 +141,11 @@ def _amounts(node: dict[str, int]) -> Amounts:
     return tuple((ITEMS.index(name), int(count)) for name, count in node.items())
 
 
-def _achievement(name: str) -> int:
-    return ACHIEVEMENTS.index(name)
-
-
 COLLECT = {
     MATERIAL[material]: Collect(
         _amounts(node["require"]),
         _amounts(node["receive"]),
-        tuple(_achievement(f"collect_{name}") for name in node["receive"]),
+        tuple(ACHIEVEMENTS.index(f"collect_{name}") for name in node["receive"]),
         MATERIAL[node["leaves"]],
         float(node.get("probability", 1)),
     )
@@ -166,7 +156,7 @@ PLACE = {
         _amounts(node["uses"]),
         _table(*node["where"]),
         MATERIAL[name] if node["type"] == "material" else 0,
-        _achievement(f"place_{name}"),
+        ACHIEVEMENTS.index(f"place_{name}"),
     )
     for name, node in _data["place"].items()
 }
@@ -176,7 +166,7 @@ MAKE = {
         tuple(MATERIAL[near] for near in node["nearby"]),
         ITEMS.index(name),
         int(node["gives"]),
-        _achievement(f"make_{name}"),
+        ACHIEVEMENTS.index(f"make_{name}"),
     )
     for name, node in _data["make"].items()
 }
@@ -191,7 +181,7 @@ WORTH_FACING = {
     *("water", "tree", "coal", "iron", "diamond", "table", "furnace", "cow", "zombie", "skeleton"),
     *("lava", "ripe plant"),
 }
-AHEAD = ((0, -1), (0, 1), (-1, 0), (1, 0))  # (down, right), in the order of `facing`
+AHEAD = ((0, -1), (0, 1), (-1, 0), (1, 0))  # of the view's middle: (down, right), as in `WAYS`
 NEEDED = {"symbols", "facing", "body", "inventory"}
 
 
@@ -229,9 +219,10 @@ def _said(code: bytes) -> str:
     more = {name: new[place] - old[place] for name, place in ITEM.items()}
     ahead = SYMBOLS[old[-3]]
     now = SYMBOLS[new[-3]]
+    placed = now != ahead and now in PLACED and more[PLACED[now]] < 0
     return (
         _made(more)
-        or _placed(more, ahead, now)
+        or (f"you placed {_listed(now)}" if placed else "")
         or _lived(more, ahead, bool(old[-1]), bool(new[-1]))
         or (f"you face {_listed(now)}" if now != ahead and now in WORTH_FACING else "")
     )
@@ -243,11 +234,6 @@ def _made(more: dict[str, int]) -> str:
             return f"you made {_listed(name.replace('_', ' '))}"
     got = [name for name in GOODS if more[name] > 0]
     return f"you collected {_listed(got[0]) if got[0] == 'sapling' else got[0]}" if got else ""
-
-
-def _placed(more: dict[str, int], ahead: str, now: str) -> str:
-    there = now != ahead and now in PLACED and more[PLACED[now]] < 0
-    return f"you placed {_listed(now)}" if there else ""
 
 
 def _lived(more: dict[str, int], ahead: str, slept: bool, sleeping: bool) -> str:

@@ -20,7 +20,7 @@ from embodied.embodiments import fr3
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.tasks import TASKS
-from embodied.envs.fr3.tasks.task import Flags, Parameter, Params, Task, View
+from embodied.envs.fr3.tasks.task import Flags, Parameter, Params, Start, Task, View
 from embodied.envs.mujoco.cameras import Point, looking
 
 QUANTITIES = {
@@ -269,6 +269,12 @@ class TaskInstance:
         return reward, success | lost, log
 
 
+def without_objects(spec: Spec, robot: tuple[str, ...]) -> Spec:
+    """`spec` where policies see the first elements of `state` only, those of the robot."""
+    leaf = Leaf((len(robot),), names=robot)
+    return spec.with_obs(**{"state": leaf, "privileged/state": spec.obs["state"]})
+
+
 class RenderScene:
     """The render scene, compiled on first use: with every mesh ("full"), or with collision boxes,
     no arm and no shadows ("light": under 1 ms per image in software rendering; "full": 7 ms per
@@ -305,12 +311,53 @@ def mocaps(model: mujoco.MjModel, task: Task) -> dict[str, int]:
     return {name: int(model.body(name).mocapid[0]) for name in task.markers}
 
 
+def stand(qpos: Floats, q: Floats, start: Start, free: Mapping[str, int]) -> None:
+    """Write arms at the joints `q` [n, 7] and the bodies of `start` into states `qpos` [n, nq]."""
+    qpos[:, :7] = q
+    qpos[:, 7:9] = start.width[:, None] / 2
+    for name, (place, turn) in start.bodies(fr3.forward(q)[0]).items():
+        at = free[name]
+        qpos[:, at : at + 3] = place
+        qpos[:, at + 3 : at + 7] = turn
+
+
+def view_of(
+    qpos: Floats,
+    qvel: Floats,
+    mocap: Floats,
+    free: Mapping[str, int],
+    markers: Mapping[str, int],
+    wanted: Floats | None,
+    param: Params,
+    memory: dict[str, Floats],
+) -> View:
+    """The `View` of states [n, ...]; `wanted` [n, 3] is the commanded tool point (None: not
+    known)."""
+    tool = fr3.forward(qpos[:, :7])[0]
+    place = {name: qpos[:, at : at + 3] for name, at in free.items()}
+    place |= {name: mocap[:, at] for name, at in markers.items()}
+    return View(
+        q=qpos[:, :7],
+        dq=qvel[:, :7],
+        tool=tool,
+        lead=namespace(tool).zeros_like(tool) if wanted is None else wanted - tool,
+        width=qpos[:, 7] + qpos[:, 8],
+        place=place,
+        turn={name: qpos[:, at + 3 : at + 7] for name, at in free.items()},
+        param=param,
+        memory=memory,
+    )
+
+
 def _parameters_in_ranges(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:
     known = [parameter.name for parameter in task.parameters]
-    for key in ranges:
+    for key, (low, high) in ranges.items():
         if key not in known:
             name = type(task).__name__.lower()
-            raise ValueError(f"ranges: {name} has no parameter {key!r}; it has {known}")
+            near = nearest(key, known)
+            raise ConfigError(f"ranges: {name} has no parameter {key!r}{near}; it has {known}")
+        if low > high:
+            raise ConfigError(f"ranges: {key}=[{low}, {high}] must be [low, high]")
     return tuple(
         Parameter(each.name, *ranges.get(each.name, (each.low, each.high)), each.unit)
         for each in task.parameters

@@ -26,9 +26,10 @@ from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.joint_position import JointDelta, JointDeltaConfig
 from embodied.envs.fr3.base import TaskInstance, compile_scene, mocaps, write_joints
+from embodied.envs.fr3.task_env import TaskEnv
 from embodied.envs.fr3.tasks.goal import path_length
 from embodied.envs.fr3.tasks.task import View
-from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
+from embodied.envs.mujoco.batch_env import Floats, Outcome, Rows
 
 JOINTS = len(fr3.JOINTS)
 PUSHES = 3  # of an episode
@@ -74,7 +75,7 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class Fr3Contact(MujocoVecEnv):
+class Fr3Contact(TaskEnv):
     """Observations: `joints`, what a reflex in the safety chain sees (position, velocity, torque,
     set-point minus position), and `state`, what a task policy on a robot can see. The log has
     `violated` and `force`, the largest contact force of the tick (N)."""
@@ -204,10 +205,6 @@ class Fr3Contact(MujocoVecEnv):
         self.memory["push"][rows] = aim * ((0.5 + 0.5 * size) * self.config.push)[:, :, None]
         self.memory["path"][rows] = path_length(self.view(rows))
 
-    def native(self, rows: Rows) -> dict[str, Floats]:
-        """Task parameters [n] of `rows` in their own units, by name."""
-        return self.given.native(self.task[rows])
-
     def view(self, rows: Rows) -> View:
         """The `View` of `rows` for rewards, observations and descriptions."""
         q = self.batch.qpos[rows, :JOINTS]
@@ -223,6 +220,3 @@ class Fr3Contact(MujocoVecEnv):
             param=self.native(rows),
             memory={},
         )
-
-    def describe(self, row: int = 0) -> str:
-        return self.what.describe(self.view(np.array([row])))

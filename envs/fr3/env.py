@@ -1,9 +1,8 @@
 """Fr3: tabletop tasks of the Franka FR3 in batched MuJoCo, with the controller of the real arm.
 
-Domain randomization: physical and visual quantities per episode (Tobin et al., 2017; Peng et al.,
-2018). Each quantity is one more element of the task vector: it is
-drawn from the env's own generator at the start of an episode, a teacher may set it, and it is saved
-with the env. The fields are those of MjSpec and MjModel, relative to the compiled values:
+Domain randomization (Tobin et al., 2017; Peng et al., 2018): each physical or visual quantity is
+one more element of the task vector, drawn from the env's own generator at the start of an episode.
+The fields are those of MjSpec and MjModel, relative to the compiled values:
 
     geom_friction * friction,  body_mass, body_inertia * mass,  actuator stiffness * gain,
     actuator damping * damping,  dof_damping of the fingers * hand,
@@ -41,12 +40,16 @@ from embodied.envs.fr3.base import (
     addresses,
     compile_scene,
     mocaps,
+    stand,
+    view_of,
+    without_objects,
     write_joints,
 )
+from embodied.envs.fr3.task_env import TaskEnv
 from embodied.envs.fr3.tasks.goal import SIDE
 from embodied.envs.fr3.tasks.task import Parameter, Task, View
 from embodied.envs.maze.levels import MazeLevels
-from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
+from embodied.envs.mujoco.batch_env import Floats, Rows
 from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.point_goals import PointGoals
 from embodied.envs.wrappers import point_cloud
@@ -214,7 +217,7 @@ class Config:
     controller: str | Node = "cartesian_delta"  # what actions mean
 
 
-class Fr3(MujocoVecEnv):
+class Fr3(TaskEnv):
     """B parallel FR3 robots with one of the tasks of `embodied.envs.fr3.tasks`."""
 
     def __init__(self, config: Config) -> None:
@@ -292,20 +295,12 @@ class Fr3(MujocoVecEnv):
             obs["privileged/random"] = self.task[rows, -size:].astype(np.float32)
         return obs
 
-    def outcome(self, action: Floats) -> Outcome:
-        return Outcome(*self.given.judge(self.view(np.arange(self.num_envs))))
-
     def place(self, rows: Rows, draws: Floats) -> None:
         start = self.what.start(self.native(rows), draws)
         q = self._start.reach(start.tool)
-        tool, _, _ = fr3.forward(q)
-        qpos = self.batch.qpos
-        qpos[rows, :7] = q
-        qpos[rows, 7:9] = start.width[:, None] / 2
-        for name, (place, turn) in start.bodies(tool).items():
-            first = self._free[name]
-            qpos[rows, first : first + 3] = place
-            qpos[rows, first + 3 : first + 7] = turn
+        qpos = self.batch.qpos[rows]
+        stand(qpos, q, start, self._free)
+        self.batch.qpos[rows] = qpos
         for name, place in start.marker.items():
             self.batch.mocap_pos[rows, self._markers[name]] = place
         for key, value in {**self.controller.begin(q, start.width), **start.memory}.items():
@@ -325,27 +320,17 @@ class Fr3(MujocoVecEnv):
             self.batch.expand(name)[rows, self.model.geom(geom).id] = value
         self._physics.scale(self.batch, rows, native)
 
-    def native(self, rows: Rows) -> dict[str, Floats]:
-        """Task parameters [n] of `rows` in their own units, by name."""
-        return self.given.native(self.task[rows])
-
     def view(self, rows: Rows) -> View:
         """The `View` of `rows` for rewards, observations and descriptions."""
-        qpos = self.batch.qpos[rows]
-        tool, _, _ = fr3.forward(qpos[:, :7])
-        place = {name: qpos[:, at : at + 3] for name, at in self._free.items()}
-        for name, marker in self._markers.items():
-            place[name] = self.batch.mocap_pos[rows, marker]
-        return View(
-            q=qpos[:, :7],
-            dq=self.batch.qvel[rows, :7],
-            tool=tool,
-            lead=self.memory["place"][rows] - tool,
-            width=qpos[:, 7] + qpos[:, 8],
-            place=place,
-            turn={name: qpos[:, at + 3 : at + 7] for name, at in self._free.items()},
-            param=self.native(rows),
-            memory={key: self.memory[key][rows] for key in self._own},
+        return view_of(
+            self.batch.qpos[rows],
+            self.batch.qvel[rows],
+            self.batch.mocap_pos[rows],
+            self._free,
+            self._markers,
+            self.memory["place"][rows],
+            self.native(rows),
+            {key: self.memory[key][rows] for key in self._own},
         )
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -371,14 +356,10 @@ class Fr3(MujocoVecEnv):
         shaped = self.config.reward == "shaped"
         return PointGoals(self.spec.obs["state"], self.what.close, shaped, self.name)
 
-    def describe(self, row: int = 0) -> str:
-        return self.what.describe(self.view(np.array([row])))
-
     def _spec(self, drawn: tuple[str, ...]) -> Spec:
         spec = self.given.spec(self.controller)
         if self.config.objects == "privileged":
-            robot = Leaf((len(ROBOT_NAMES),), names=ROBOT_NAMES)
-            spec = spec.with_obs(**{"state": robot, "privileged/state": spec.obs["state"]})
+            spec = without_objects(spec, ROBOT_NAMES)
         if self.config.reveal and drawn:
             leaf = Leaf((len(drawn),), low=0.0, high=1.0, names=drawn)
             spec = spec.with_obs(**{"privileged/random": leaf})

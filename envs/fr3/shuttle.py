@@ -20,7 +20,7 @@ from embodied.core.env import GoalSpace
 from embodied.core.tensors import Tensors
 from embodied.envs.fr3 import env as fr3_env
 from embodied.envs.mujoco.batch_env import Floats, Outcome, Rows
-from embodied.envs.reset_free.state_machine import Facts
+from embodied.envs.reset_free.wrapper import Facts
 
 ENDLESS = 1 << 40  # steps
 HOME = (0.45, 0.0, 0.25)  # m, of the tool
@@ -82,7 +82,6 @@ class Shuttle(fr3_env.Fr3):
         self._aim(np.flatnonzero(rows.numpy()))
 
     def rehome(self, rows: Tensor) -> None:
-        """Move arms to the home pose with closed grippers."""
         index = np.flatnonzero(rows.numpy())
         if not len(index):
             return

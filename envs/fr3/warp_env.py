@@ -25,9 +25,18 @@ from embodied.core.bounds import Count, CountOrZero, Ranges
 from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, where
-from embodied.embodiments import cartesian_delta, fr3
+from embodied.embodiments import cartesian_delta
 from embodied.embodiments.cartesian_delta import CartesianDelta
-from embodied.envs.fr3.base import DT, RenderScene, TaskInstance, addresses, compile_scene, mocaps
+from embodied.envs.fr3.base import (
+    DT,
+    RenderScene,
+    TaskInstance,
+    addresses,
+    compile_scene,
+    mocaps,
+    stand,
+    view_of,
+)
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.mujoco.warp_batch import WarpBatch, tell_about_compiling
@@ -79,7 +88,8 @@ class Fr3Warp(VecEnv):
         self._cameras = Cameras((), 0)
         self.streams = RowRng(config.seed, self.num_envs, self.device)
         self.count = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-        self.task = self._zeros(len(self.parameters))
+        shape = (self.num_envs, len(self.parameters))
+        self.task = torch.zeros(shape, dtype=torch.float64, device=self.device)
         self.memory: Tensors = {}
         self._obs: Tensors | None = None
 
@@ -118,7 +128,12 @@ class Fr3Warp(VecEnv):
         shape = (self.num_envs, *self.spec.act.shape)
         if tuple(action.shape) != shape:
             raise ValueError(f"{self.name}: action is {tuple(action.shape)}, expected {shape}")
-        self._control(action.detach().to(self.device, torch.float64).clamp(-1, 1))
+        act = action.detach().to(self.device, torch.float64).clamp(-1, 1)
+        reference = {key: self.memory[key] for key in REFERENCE}
+        measured = self.batch.state["qpos"][:, :7].double()
+        joints, width, moved = self.controller(act, measured, reference)
+        self.memory.update(moved)
+        self.batch.state["ctrl"].copy_(torch.cat([joints, width[:, None] / 2], 1))
         self.batch.step(self.substeps)
         self.count = self.count + 1
         view = self.view()
@@ -148,21 +163,16 @@ class Fr3Warp(VecEnv):
 
     def view(self, rows: slice = slice(None)) -> View:
         """The `View` of `rows` for rewards, observations and descriptions."""
-        qpos = self.batch.state["qpos"][rows].double()
-        tool, _, _ = fr3.forward(qpos[:, :7])
-        place = {name: qpos[:, at : at + 3] for name, at in self._free.items()}
-        for name, marker in self._markers.items():
-            place[name] = self.batch.state["mocap_pos"][rows, marker].double()
-        return View(
-            q=qpos[:, :7],
-            dq=self.batch.state["qvel"][rows, :7].double(),
-            tool=tool,
-            lead=self.memory["place"][rows] - tool,
-            width=qpos[:, 7] + qpos[:, 8],
-            place=place,
-            turn={name: qpos[:, at + 3 : at + 7] for name, at in self._free.items()},
-            param=self.given.native(self.task[rows]),
-            memory={k: v[rows] for k, v in self.memory.items() if k not in REFERENCE},
+        state = self.batch.state
+        return view_of(
+            state["qpos"][rows].double(),
+            state["qvel"][rows].double(),
+            state["mocap_pos"][rows].double(),
+            self._free,
+            self._markers,
+            self.memory["place"][rows],
+            self.given.native(self.task[rows]),
+            {k: v[rows] for k, v in self.memory.items() if k not in REFERENCE},
         )
 
     @property
@@ -191,7 +201,6 @@ class Fr3Warp(VecEnv):
         return self._obs
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data of one env for cameras and the viewer."""
         task = self.task[row : row + 1].cpu().numpy()
         model, data = self._drawn.shaped(self.given.native(task))
         for name in ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat"):
@@ -208,21 +217,16 @@ class Fr3Warp(VecEnv):
     def close(self) -> None:
         self._cameras.close()
 
-    def _control(self, action: Tensor) -> None:
-        """Joint and finger targets for the coming control step; `action` [B, A] in [-1, 1]."""
-        reference = {key: self.memory[key] for key in REFERENCE}
-        measured = self.batch.state["qpos"][:, :7].double()
-        joints, width, moved = self.controller(action, measured, reference)
-        self.memory.update(moved)
-        self.batch.state["ctrl"].copy_(torch.cat([joints, width[:, None] / 2], 1))
-
     def _begin(self, mask: Tensor, task: Tensor | None) -> None:
         """Start a new episode in the envs `mask` [B]; `task` [B, D] fixes their task vectors. All
         envs are computed and those not in `mask` keep their values, so no synchronisation is
         needed.
         """
         size = len(self.parameters)
-        drawn = self._draw(size + self.what.draws, mask)
+        # Only the generators of the envs `mask` advance.
+        before = self.streams.state.clone()
+        drawn = self.streams.uniform(size + self.what.draws).mT.double()
+        self.streams.state = torch.where(mask[:, None], self.streams.state, before)
         # The task is always drawn, so that a fixed one does not shift the env's later draws.
         vector = drawn[:, :size] if task is None else task
         self.task = torch.where(mask[:, None], vector, self.task)
@@ -236,14 +240,8 @@ class Fr3Warp(VecEnv):
         fresh = {**reference, **start.memory}
         self.memory = where(mask, fresh, self.memory or fresh)
         # State fields [B, ...] of envs that start at `start` with joint angles `q` [B, 7].
-        tool, _, _ = fr3.forward(q)
         qpos = self.batch.origin.double()
-        qpos[:, :7] = q
-        qpos[:, 7:9] = start.width[:, None] / 2
-        for name, (place, turn) in start.bodies(tool).items():
-            first = self._free[name]
-            qpos[:, first : first + 3] = place
-            qpos[:, first + 3 : first + 7] = turn
+        stand(qpos, q, start, self._free)
         mocap = self.batch.state["mocap_pos"].double()
         for name, place in start.marker.items():
             mocap[:, self._markers[name]] = place
@@ -251,27 +249,16 @@ class Fr3Warp(VecEnv):
         ctrl = torch.cat([q, finger[:, None]], 1)
         self.batch.restart(mask, {"qpos": qpos, "ctrl": ctrl, "mocap_pos": mocap})
         if self.what.settle:
-            before = self.batch.saved()
+            unsettled = self.batch.saved()
             self.batch.step(self.what.settle)
-            self.batch.keep(~mask, before)
-
-    def _draw(self, count: int, mask: Tensor) -> Tensor:
-        """Uniform numbers [B, count]; only the generators of the envs `mask` advance."""
-        before = self.streams.state.clone()
-        drawn = self.streams.uniform(count).mT.double()
-        self.streams.state = torch.where(mask[:, None], self.streams.state, before)
-        return drawn
+            self.batch.keep(~mask, unsettled)
 
     def _set_tasks(self) -> None:
-        """Write the model fields that follow from the task vectors."""
         for (name, geom), value in self.what.shape(self.given.native(self.task)).items():
             self.batch.field(name)[:, self.model.geom(geom).id] = value.float()
 
     def _observe(self, view: View) -> Tensors:
         return {"state": self.given.observe(view).float()}
-
-    def _zeros(self, size: int) -> Tensor:
-        return torch.zeros(self.num_envs, size, dtype=torch.float64, device=self.device)
 
     def _checked_task(self, task: Tensor) -> Tensor:
         if tuple(task.shape) != tuple(self.task.shape):

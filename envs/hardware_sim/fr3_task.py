@@ -20,9 +20,9 @@ from embodied.envs.fr3.base import (
     addresses,
     compile_scene,
     mocaps,
+    view_of,
     write_joints,
 )
-from embodied.envs.fr3.tasks.task import View
 from embodied.real_robot.drivers.sim import World
 from embodied.real_robot.kernel.arm_state import Floats
 
@@ -81,21 +81,8 @@ class TaskWorld(World):
 
     def sense(self, data: mujoco.MjData) -> Floats:
         """The task's observation [names] as it is now."""
-        qpos = data.qpos[None]
-        place = {name: qpos[:, at : at + 3] for name, at in self.free.items()}
-        place |= {name: data.mocap_pos[None, at] for name, at in self.markers.items()}
-        tool = fr3.forward(qpos[:, :7])[0]
-        view = View(
-            q=qpos[:, :7],
-            dq=data.qvel[None, :7],
-            tool=tool,
-            lead=np.zeros_like(tool),
-            width=qpos[:, 7] + qpos[:, 8],
-            place=place,
-            turn={name: qpos[:, at + 3 : at + 7] for name, at in self.free.items()},
-            param=self.param,
-            memory=self.memory,
-        )
+        state = (data.qpos[None], data.qvel[None], data.mocap_pos[None])
+        view = view_of(*state, self.free, self.markers, None, self.param, self.memory)
         force = [data.sensordata[self.touch].sum()] if self.touch else []
         success = float(self.task.success(view)[0])
         return np.array([*self.task.observe(view)[0], *force, success])

@@ -121,7 +121,6 @@ class Things:
         worldbody.extend(made if made is not None else [])
 
     def begin(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        """Place the things where the task wants them."""
         task = self.world.task
         self.world.free = addresses(model, task)
         self.world.markers = mocaps(model, task)

@@ -2,39 +2,33 @@
 
 Source: ManiSkill 3 (Tao et al., 2024). The inner environment is stepped without ManiSkill's time
 limit and vector wrapper, so that the true successor state is available before finished envs are
-reset.
+reset. On the CPU, PhysX holds one environment per scene, in this process or in workers, to which
+observations are sent: that costs less than 1% of a step.
 
-Parallel ManiSkill environments: single ones on the CPU, with worker processes, or a GPU batch.
-
-A step of one env takes milliseconds and its observation has at most a few hundred kilobytes:
-sending it costs less than 1% of a step, so shared memory would gain nothing.
-
-On the CPU, PhysX holds one environment per scene. The saved state of an env is the seed of its
-episode and the actions since then: PhysX has contact caches that cannot be read, so restoring poses
-is not exact, while replaying the episode from its seed is. To make that work, the contacts of the
-previous episode are flushed by one physics step at the new initial state. PhysX still numbers
-contacts by what came before, which changed the last bits in 3 of 18 trials of two episodes; a scene
-that is built anew for each episode (`kwargs: {reconfiguration_freq: 1}`, 0.2 s) changed none.
+The saved state of an env on the CPU is the seed of its episode and the actions since then: PhysX
+has contact caches that cannot be read, so restoring poses is not exact, while replaying the episode
+from its seed is. To make that work, the contacts of the previous episode are flushed by one physics
+step at the new initial state. PhysX still numbers contacts by what came before, which changed the
+last bits in 3 of 18 trials of two episodes; a scene that is built anew for each episode (`kwargs:
+{reconfiguration_freq: 1}`, 0.2 s) changed none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied.core.bounds import Count, CountOrZero
 from embodied.core.device import forked, pick_device
 from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.native import Native, nested
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.maniskill.factory import Settings, horizon_of, make, require_driver, task_text
+from embodied.envs.maniskill.factory import Config, make, require_driver, task_text
 from embodied.envs.maniskill.observations import element_names, flat, leaves, picture, words
 from embodied.envs.row_rng import pack, unpack
 from embodied.envs.spaces import action_of
@@ -48,7 +42,7 @@ class Row:
     the episode.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Config) -> None:
         self.settings = settings
         self.env = make(settings, 1)
         self.action = action_of(self.env.single_action_space, settings.id)
@@ -57,7 +51,6 @@ class Row:
         self.tape: list[NDArray[np.float32]] = []
 
     def begin(self) -> Tensors:
-        """Start the env's next episode."""
         return self.play(int(self.generator.integers(2**31)))
 
     def play(self, seed: int) -> Tensors:
@@ -78,7 +71,7 @@ class Row:
         return flat(obs, self.settings.cameras), worth(reward, over, info, self.settings)
 
 
-def worth(reward: Any, over: Tensor, info: Mapping[str, Any], settings: Settings) -> Tensors:
+def worth(reward: Any, over: Tensor, info: Mapping[str, Any], settings: Config) -> Tensors:
     """Reward, termination and log [n] of a step; without `end_on_success` nothing terminates."""
     reward = torch.as_tensor(reward)
     ended = over.bool() if settings.end_on_success else torch.zeros_like(over, dtype=torch.bool)
@@ -89,13 +82,12 @@ def worth(reward: Any, over: Tensor, info: Mapping[str, Any], settings: Settings
 class Rows:
     """A list of envs stepped one after the other; returned tensors are [envs, ...]."""
 
-    def __init__(self, settings: Settings, count: int) -> None:
-        require_driver(settings.backend)
+    def __init__(self, settings: Config, count: int) -> None:
+        require_driver(settings.simulator)
         self.settings = settings
         self.rows = [Row(settings) for _ in range(count)]
 
     def about(self) -> tuple[Any, Tensors, tuple[str, ...], float]:
-        """The action space, an observation, the names of the flat state, the control period."""
         env = self.rows[0].env
         obs = flat(env._init_raw_obs, self.settings.cameras)
         return env.single_action_space, obs, element_names(env), float(env.control_timestep)
@@ -131,7 +123,7 @@ class Rows:
                 row.step(action)
 
     def _taped(self, row: Row) -> NDArray[np.float32]:
-        whole = np.zeros((self.settings.horizon, row.action.leaf.size), np.float32)
+        whole = np.zeros((self.settings.steps, row.action.leaf.size), np.float32)
         if row.tape:
             whole[: len(row.tape)] = row.tape
         return whole
@@ -141,7 +133,7 @@ class Rows:
 
     def tell(self, row: int) -> str:
         one = self.rows[row]
-        return words(one.env, 0, len(one.tape), self.settings.horizon)
+        return words(one.env, 0, len(one.tape), self.settings.steps)
 
     def close(self) -> None:
         for row in self.rows:
@@ -153,8 +145,8 @@ class Batch:
     of one env depends on the others; contact caches cannot be saved.
     """
 
-    def __init__(self, settings: Settings, count: int) -> None:
-        require_driver(settings.backend)
+    def __init__(self, settings: Config, count: int) -> None:
+        require_driver(settings.simulator)
         self.settings = settings
         self.env = make(settings, count)
         self.action = action_of(self.env.single_action_space, settings.id)
@@ -202,21 +194,20 @@ class Batch:
         return picture(self.env, row, width, height)
 
     def tell(self, row: int) -> str:
-        return words(self.env, row, int(self.counts[row]), self.settings.horizon)
+        return words(self.env, row, int(self.counts[row]), self.settings.steps)
 
     def close(self) -> None:
         self.env.close()
 
 
 def joined(parts: list[Tensors]) -> Tensors:
-    """Row after row, by name."""
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
 
 
 class Pool(WorkerPool):
     """The methods of `Rows`, for `count` envs in `workers` processes."""
 
-    def __init__(self, settings: Settings, count: int, workers: int) -> None:
+    def __init__(self, settings: Config, count: int, workers: int) -> None:
         self.bounds = split(count, workers)
         given = [(settings, high - low) for low, high in self.bounds]
         self.parts = [Worker("ManiSkill", _make_rows, each, _arrays, _tensors) for each in given]
@@ -248,8 +239,7 @@ class Pool(WorkerPool):
         return self.ask("tell", row)
 
 
-def _make_rows(settings: Settings, count: int) -> Rows:
-    """The envs of a worker process."""
+def _make_rows(settings: Config, count: int) -> Rows:
     torch.set_num_threads(1)
     return Rows(settings, count)
 
@@ -278,32 +268,6 @@ def _tensors(node: Any) -> Any:
     return tuple(_tensors(part) for part in node) if isinstance(node, tuple) else node
 
 
-Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
-
-
-@dataclass(frozen=True)
-class Config:
-    """Settings of a ManiSkill task.
-
-    `end_on_success` is off by default, as in the evaluation of ManiSkill's baselines: dense rewards
-    are largest after success, so ending there would penalise it.
-    """
-
-    id: str  # of a registered ManiSkill task
-    num_envs: Count = 1  # parallel environments
-    obs: Obs = "state"  # what is observed
-    control_mode: str | None = None  # what actions mean (null: the robot's default)
-    reward: Literal["dense", "normalized_dense", "sparse"] = "normalized_dense"  # its kind
-    backend: Literal["auto", "cpu", "gpu"] = "auto"  # simulator (auto: the GPU for many envs)
-    workers: CountOrZero = 0  # processes of CPU environments (0: none)
-    horizon: Count | None = None  # steps of an episode (null: the task's limit)
-    end_on_success: bool = False  # ManiSkill's success and failure terminate the episode
-    image_size: tuple[Count, Count] | None = None  # height, width in pixels (null: the task's)
-    cameras: tuple[str, ...] = ()  # observation cameras to keep (empty: all)
-    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
-    text: str = ""  # task instruction as a sentence
-
-
 class ManiSkill(VecEnv):
     """ManiSkill tasks. CPU envs are separate environments, env i seeded with (seed, i); they are
     saved as the actions of the episode to replay (to the bit: see above). GPU envs share a
@@ -313,31 +277,10 @@ class ManiSkill(VecEnv):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.num_envs = config.num_envs
-        horizon = config.horizon or horizon_of(config.id)
-        if horizon is None:
-            raise ValueError(f"{config.id} has no registered time limit; set env.horizon (steps)")
-        cuda = torch.cuda.is_available()
-        if config.backend == "gpu" and not cuda:
-            raise ValueError("backend=gpu needs an NVIDIA GPU that torch can use; use backend=cpu")
-        on_gpu = config.backend == "gpu" or (
-            config.backend == "auto" and cuda and config.num_envs > 1
-        )
-        settings = Settings(
-            id=config.id,
-            obs=config.obs,
-            control_mode=config.control_mode,
-            reward=config.reward,
-            backend="gpu" if on_gpu else "cpu",
-            image_size=config.image_size,
-            cameras=tuple(config.cameras),
-            horizon=horizon,
-            end_on_success=config.end_on_success,
-            kwargs=dict(config.kwargs),
-        )
-        self.horizon = settings.horizon
-        self.on_gpu = settings.backend == "gpu"
+        self.horizon = config.steps
+        self.on_gpu = config.simulator == "gpu"
         self.device = pick_device("cuda" if self.on_gpu else "cpu")
-        self.rows = _rows(settings, config)
+        self.rows = _rows(config)
         space, obs, names, period = self.rows.about()
         self._action = action_of(space, config.id)
         seen = [name for name in obs if name.startswith("sensor_data_")]
@@ -461,10 +404,8 @@ class ManiSkill(VecEnv):
         return np.ascontiguousarray(action.detach().numpy(), np.float32)
 
 
-def _rows(settings: Settings, config: Config) -> Rows | Pool | Batch:
-    if settings.backend == "gpu":
-        return Batch(settings, config.num_envs)
+def _rows(config: Config) -> Rows | Pool | Batch:
+    if config.simulator == "gpu":
+        return Batch(config, config.num_envs)
     workers = min(config.workers, config.num_envs)
-    return (
-        Pool(settings, config.num_envs, workers) if workers > 1 else Rows(settings, config.num_envs)
-    )
+    return Pool(config, config.num_envs, workers) if workers > 1 else Rows(config, config.num_envs)

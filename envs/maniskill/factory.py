@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from embodied.envs.spaces import require_known_id
+from embodied.core.bounds import Count, CountOrZero
+from embodied.envs.spaces import one_line, require_known_id
 
 SOFTWARE = Path("/usr/share/vulkan/icd.d/lvp_icd.json")
 CHOSEN = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")
@@ -41,20 +42,47 @@ except ModuleNotFoundError as error:
 BACKENDS = {"cpu": ("physx_cpu", "cpu"), "gpu": ("physx_cuda", "gpu")}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of one env: task, observations, control, reward and time limit."""
+Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
 
-    id: str
-    obs: str
-    control_mode: str | None
-    reward: str
-    backend: str
-    image_size: tuple[int, int] | None
-    cameras: tuple[str, ...]
-    horizon: int
-    end_on_success: bool
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of a ManiSkill task.
+
+    `end_on_success` is off by default, as in the evaluation of ManiSkill's baselines: dense rewards
+    are largest after success, so ending there would penalise it.
+    """
+
+    id: str  # of a registered ManiSkill task
+    num_envs: Count = 1  # parallel environments
+    obs: Obs = "state"  # what is observed
+    control_mode: str | None = None  # what actions mean (null: the robot's default)
+    reward: Literal["dense", "normalized_dense", "sparse"] = "normalized_dense"  # its kind
+    backend: Literal["auto", "cpu", "gpu"] = "auto"  # simulator (auto: the GPU for many envs)
+    workers: CountOrZero = 0  # processes of CPU environments (0: none)
+    horizon: Count | None = None  # steps of an episode (null: the task's limit)
+    end_on_success: bool = False  # ManiSkill's success and failure terminate the episode
+    image_size: tuple[Count, Count] | None = None  # height, width in pixels (null: the task's)
+    cameras: tuple[str, ...] = ()  # observation cameras to keep (empty: all)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
+    text: str = ""  # task instruction as a sentence
+
+    @property
+    def steps(self) -> int:
+        """Steps of an episode at most; ValueError where neither the task nor `horizon` says."""
+        steps = self.horizon or horizon_of(self.id)
+        if steps is None:
+            raise ValueError(f"{self.id} has no registered time limit; set env.horizon (steps)")
+        return steps
+
+    @property
+    def simulator(self) -> Literal["cpu", "gpu"]:
+        """Where the task is simulated. ValueError if that is a GPU that is not there."""
+        cuda = torch.cuda.is_available()
+        if self.backend == "gpu" and not cuda:
+            raise ValueError("backend=gpu needs an NVIDIA GPU that torch can use; use backend=cpu")
+        on_gpu = self.backend == "gpu" or (self.backend == "auto" and cuda and self.num_envs > 1)
+        return "gpu" if on_gpu else "cpu"
 
 
 class NoDriver(RuntimeError):
@@ -71,9 +99,9 @@ def require_driver(backend: str) -> None:
         sapien.render.set_log_level("off")
         sapien.render.RenderSystem(sapien.Device("cuda" if backend == "gpu" else "cpu"))
     except RuntimeError as error:
-        told = next((f"{name}={os.environ[name]}" for name in CHOSEN if name in os.environ), "")
+        told = next((f"; {name}={os.environ[name]}" for name in CHOSEN if name in os.environ), "")
         raise NoDriver(
-            f"ManiSkill finds no Vulkan driver ({_line(error)}{'; ' + told if told else ''}); "
+            f"ManiSkill finds no Vulkan driver ({one_line(error)[:300]}{told}); "
             "type: sh scripts/system-packages.sh (it installs mesa-vulkan-drivers 24.3 or newer), "
             "or install your GPU's Vulkan driver"
         ) from error
@@ -97,9 +125,9 @@ def task_text(name: str) -> str:
     return " ".join(found[1].split()).rstrip(".") if found else name
 
 
-def make(settings: Settings, count: int) -> Any:
+def make(settings: Config, count: int) -> Any:
     """A ManiSkill environment with `count` envs, without its time limit; errors are one line."""
-    physics, drawing = BACKENDS[settings.backend]
+    physics, drawing = BACKENDS[settings.simulator]
     options: dict[str, Any] = {
         "num_envs": count,
         "obs_mode": settings.obs,
@@ -119,7 +147,7 @@ def make(settings: Settings, count: int) -> Any:
         except (KeyError, NotImplementedError, AssertionError, TypeError, RuntimeError) as error:
             known = {key: value for key, value in options.items() if value is not None}
             raise ValueError(
-                f"ManiSkill cannot make {settings.id} with {known}: {_line(error)}"
+                f"ManiSkill cannot make {settings.id} with {known}: {one_line(error)[:300]}"
             ) from (error)
 
 
@@ -140,7 +168,3 @@ def _no_downloads(name: str) -> Iterator[None]:
         yield
     finally:
         download_asset.prompt_yes_no = asked
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

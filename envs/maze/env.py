@@ -1,19 +1,15 @@
 """Maze: partially observed maze navigation with levels as task vectors, as batched tensors.
 
 The environment of the studies of unsupervised environment design (Dennis et al., 2020): walls
-anywhere, three actions (turn left, turn right, go forward). The reward on reaching the goal after t
-steps is
-
-    r = 1 - 0.9 t / horizon.
-
-The level is the task vector (`embodied.envs.maze.levels`).
-`BatchLevels` has many levels as tensors, on any device: it decodes, draws and checks them at once.
+anywhere, three actions (turn left, turn right, go forward), and on reaching the goal after t steps
+the reward 1 - 0.9 t / horizon. The level is the task vector (`embodied.envs.maze.levels`);
+`BatchLevels` decodes, draws and checks many at once, on any device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -21,14 +17,12 @@ from torch import Tensor
 
 from embodied.core.bounds import Bound, Count, CountOrZero
 from embodied.core.build import ConfigError
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv
 from embodied.envs.maze.levels import MazeLevels, drawing, words
 from embodied.envs.row_rng import RowRng
-
-if TYPE_CHECKING:
-    from embodied.envs.maze.levels import MazeLevels
 
 HASH = 20_612  # seed of the numbers that levels are compared by
 FEW = 64  # levels; below, integers are faster than tensors
@@ -206,11 +200,13 @@ class Config:
     device: str = "cpu"  # torch device of the simulation: auto, cpu, cuda:0
 
 
-class Maze(VecEnv):
+class Maze(BatchedEnv):
     """Observation: `view` [V, V] symbols (empty, wall, goal) with the agent in the middle of the
     lowest row, facing up (walls do not occlude), and `facing` [1]. Reaching the goal ends the
     episode with success. `held_out` [N, D] are the task vectors of evaluation mazes.
     """
+
+    name = "maze"
 
     def __init__(self, config: Config) -> None:
         if config.view % 2 == 0:
@@ -250,28 +246,11 @@ class Maze(VecEnv):
         self.looks = (ahead * self.strides[:, None, None] + aside * right[:, None, None]).flatten(1)
         numbers = torch.zeros(4, n, dtype=torch.int64, device=device)
         self.place, self.goal, self.facing, self.age = numbers
-        self.begun = False
         self.given = False
 
     def expect_given_tasks(self) -> None:
         """Expect that `reset(task=...)` follows each end of an episode: `step` draws no levels."""
         self.given = True
-
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
-        if not self.begun and len(rows) < self.num_envs:
-            raise ValueError("maze: the first reset must reset all envs (mask=None)")
-        if seed is not None:
-            self.streams.seed(seed, rows)
-        if task is not None and task.shape != self.task.shape:
-            raise ValueError(
-                f"maze: task is {tuple(task.shape)}, expected {tuple(self.task.shape)}"
-            )
-        self.begun = True
-        self._begin(rows, None if task is None else task.to(self.task)[rows])
-        return self._observe()
 
     def step(self, action: Tensor) -> Step:
         act = action.detach().to(self.device)
@@ -291,18 +270,19 @@ class Maze(VecEnv):
         any_wrong, any_ended = torch.stack([wrong, ended.any()]).tolist()
         if any_wrong:
             raise ValueError(f"maze: actions must be [{self.num_envs}] integers from 0 to 2")
-        obs = following = self._observe()
+        obs = following = self.observe(self.every)
         if any_ended:
             self._notify_before_reset(ended)
             if not self.given:
-                self._begin(ended.nonzero().flatten(), None)
-                obs = self._observe()
+                rows = ended.nonzero().flatten()
+                self.begin(rows)
+                obs = self.begun(obs, rows)
+        self.obs = obs
         return Step(obs, following, reward, won, late, {"success": won})
 
-    def _begin(self, rows: Tensor, task: Tensor | None) -> None:
-        """New episodes in `rows` [n], of levels `task` [n, D] or random ones."""
-        task = self.batch.draw(self.streams, rows) if task is None else task
-        plans = self.batch.decode(task)
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
+        levels = self.batch.draw(self.streams, rows) if task is None else task.to(self.task)[rows]
+        plans = self.batch.decode(levels)
         side = self.config.side
         inside = slice(self.pad, self.pad + self.config.side)
         grid = self.cells.view(-1, self.width, self.width)
@@ -311,16 +291,17 @@ class Maze(VecEnv):
         self.cells[rows, self.goal[rows]] = GOAL
         self.facing[rows] = plans.facing
         self.age[rows] = 0
-        self.task[rows] = task
+        self.task[rows] = levels
 
     def _padded(self, cell: Tensor) -> Tensor:
         row, column = cell // self.config.side, cell % self.config.side
         return (row + self.pad) * self.width + column + self.pad
 
-    def _observe(self) -> Tensors:
+    def observe(self, rows: Tensor) -> Tensors:
         view = self.config.view
-        seen = self.cells.gather(1, self.place[:, None] + self.looks[self.facing])
-        return {"view": seen.view(-1, view, view), "facing": self.facing.to(torch.uint8)[:, None]}
+        facing = self.facing[rows]
+        seen = self.cells[rows].gather(1, self.place[rows][:, None] + self.looks[facing])
+        return {"view": seen.view(-1, view, view), "facing": facing.to(torch.uint8)[:, None]}
 
     @property
     def state_roles(self) -> StateRoles:
@@ -331,11 +312,11 @@ class Maze(VecEnv):
         return {"task": self.task.clone(), "numbers": numbers, "stream": self.streams.state.clone()}
 
     def set_state(self, state: Tensors) -> Tensors:
-        self._begin(self.every, state["task"].to(self.task))
+        self.begin(self.every, state["task"])
         self.place, self.facing, self.age = state["numbers"].to(self.device).T.clone()
         self.streams.state = state["stream"].to(self.device).clone()
-        self.begun = True
-        return self._observe()
+        self.obs = self.observe(self.every)
+        return self.obs
 
     def _cell(self, row: int) -> tuple[int, int]:
         y, x = divmod(int(self.place[row]), self.width)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import yaml
@@ -28,18 +27,21 @@ SIDE = 13
 HEADINGS = ">v<^"  # 0 to 3
 
 
+Walls = NDArray[np.bool_]
+
+
 @dataclass(frozen=True)
-class Published:
-    """`walls` [13, 13] (bool); `start` and `goal` are cells (row * 13 + column)."""
+class Maze:
+    """`walls` [S, S], by row and column; `start` and `goal` are cells (row * S + column)."""
 
     name: str
-    walls: NDArray[np.bool_]
+    walls: Walls
     start: int
     goal: int
-    facing: int
+    facing: int = 0
 
 
-def zero_shot() -> list[Published]:
+def zero_shot() -> list[Maze]:
     """The eight mazes, then those rotations and reflections that are other mazes (`NAME_1` ...)."""
     maps = yaml.safe_load(Path(__file__).with_name("zero_shot.yaml").read_text())
     published = [_read(name, lines.split()) for name, lines in maps.items()]
@@ -51,7 +53,7 @@ def zero_shot() -> list[Published]:
     return list(mazes.values())
 
 
-def _turned(maze: Published, quarters: int, mirrored: bool) -> Published:
+def _turned(maze: Maze, quarters: int, mirrored: bool) -> Maze:
     """Turned to the left by `quarters` of a turn, then mirrored left to right."""
     cells = np.rot90(np.arange(SIDE**2).reshape(SIDE, SIDE), quarters)
     facing = (maze.facing - quarters) % 4
@@ -60,32 +62,21 @@ def _turned(maze: Published, quarters: int, mirrored: bool) -> Published:
         facing = (2 - facing) % 4
     place = np.argsort(cells.ravel())  # where each cell goes
     walls = maze.walls.ravel()[cells]
-    return Published(maze.name, walls, int(place[maze.start]), int(place[maze.goal]), facing)
+    return Maze(maze.name, walls, int(place[maze.start]), int(place[maze.goal]), facing)
 
 
-def _layout(maze: Published) -> tuple[bytes, int, int]:
+def _layout(maze: Maze) -> tuple[bytes, int, int]:
     return maze.walls.tobytes(), maze.start, maze.goal
 
 
-def _read(name: str, lines: list[str]) -> Published:
+def _read(name: str, lines: list[str]) -> Maze:
     text = "".join(lines)
     start = next(at for at, mark in enumerate(text) if mark in HEADINGS)
     walls = np.array([[mark == "#" for mark in line] for line in lines])
-    return Published(name, walls, start, text.index("G"), HEADINGS.index(text[start]))
+    return Maze(name, walls, start, text.index("G"), HEADINGS.index(text[start]))
 
 
-Walls = NDArray[np.bool_]
 LABYRINTHS = 20
-
-
-@dataclass(frozen=True)
-class Maze:
-    """`walls` [S, S], by row and column; `start` and `goal` are cells (row * S + column)."""
-
-    name: str
-    walls: Walls
-    start: int
-    goal: int
 
 
 def mazes(side: int, random: np.random.Generator) -> list[Maze]:
@@ -165,7 +156,6 @@ def labyrinth(side: int, random: np.random.Generator, name: str = "labyrinth") -
 
 
 def _farthest(walls: Walls, start: int) -> int:
-    """A cell that takes the most steps to get to."""
     return int(distances(walls[None], np.array([start])).argmax())
 
 
@@ -249,16 +239,7 @@ def words(walls: NDArray[np.bool_], goal: int, agent: tuple[int, int], facing: i
     return "\n".join([*lines, f"You are at {where}; G is the goal."])
 
 
-class Plan(Protocol):
-    @property
-    def walls(self) -> NDArray[np.bool_]: ...
-    @property
-    def start(self) -> NDArray[np.int64]: ...
-    @property
-    def goal(self) -> NDArray[np.int64]: ...
-
-
-def spell(plans: Plan, length: int) -> NDArray[np.int64]:
+def spell(plans: Plans, length: int) -> NDArray[np.int64]:
     """Words [n, length]: the goal cell, the start cell, then the wall cells in ascending order.
 
     Sets have no order, so one is chosen (CLUTR, Azad et al., 2023). S^2 stands where there is no
@@ -391,7 +372,9 @@ class MazeLevels:
         a level unsolvable or held out are skipped.
         """
         goal, start = (words[:, i].clip(max=self.cells - 1) for i in range(2))
-        levels = self._empty(start, goal, random.integers(4, size=len(words)))
+        free = np.zeros((len(words), self.side, self.side), bool)
+        empty = Plans(free, start, goal, random.integers(4, size=len(words)))
+        levels = self._canonical(self.encode(empty))
         # Return the levels with all walls of `words` [n, k], none on start or goal.
         walls = np.zeros((len(levels), self.cells + 1))
         np.put_along_axis(walls, words[:, self.marks :].clip(max=self.cells), 1.0, axis=1)
@@ -430,12 +413,6 @@ class MazeLevels:
         """Means over levels for the log: number of walls, length of the shortest path."""
         walls = self.decode(levels).walls.sum((1, 2)).mean()
         return {"walls": float(walls), "way": float(self.ways(levels).mean())}
-
-    def _empty(
-        self, start: NDArray[np.int64], goal: NDArray[np.int64], facing: NDArray[np.int64]
-    ) -> Floats:
-        walls = np.zeros((len(start), self.side, self.side), bool)
-        return self._canonical(self.encode(Plans(walls, start, goal, facing)))
 
     def _with_walls(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
         """Add each of the walls in turn, unless a level would be unfit with it."""
@@ -493,9 +470,7 @@ class MazeLevels:
         """The named mazes, seeded labyrinths and seeded blocks, the same for every run."""
         random = np.random.default_rng(HELD_OUT)
         named = mazes(self.side, random)
-        walls = np.stack([maze.walls for maze in named])
-        start, goal = np.array([maze.start for maze in named]), np.array([m.goal for m in named])
-        levels = self.encode(Plans(walls, start, goal, random.integers(4, size=len(named))))
+        levels = self._encoded(named, random.integers(4, size=len(named)))
         self._secret: set[bytes] = set()
         blocks = self.random(20, random)
         names = (*(maze.name for maze in named), *(f"blocks_{i}" for i in range(20)))
@@ -507,12 +482,14 @@ class MazeLevels:
         if self.side != SIDE:
             raise ValueError(f"held_out=zero_shot are mazes of side {SIDE}, not {self.side}")
         named = zero_shot()
+        levels = self._encoded(named, np.array([maze.facing for maze in named]))
+        return tuple(maze.name for maze in named), levels
+
+    def _encoded(self, named: list[Maze], facing: NDArray[np.int64]) -> Floats:
         walls = np.stack([maze.walls for maze in named])
-        start, goal = (
-            np.array([getattr(maze, end) for maze in named]) for end in ("start", "goal")
-        )
-        facing = np.array([maze.facing for maze in named])
-        return tuple(maze.name for maze in named), self.encode(Plans(walls, start, goal, facing))
+        start = np.array([maze.start for maze in named])
+        goal = np.array([maze.goal for maze in named])
+        return self.encode(Plans(walls, start, goal, facing))
 
     def _long(self) -> tuple[tuple[str, ...], Floats]:
         """Random levels with all the walls and the longest shortest paths, longest first."""

@@ -1,11 +1,9 @@
-"""Text description of a MiniGrid view or level, for language models and people.
-
-Event captions of MiniGrid: a sentence for what changed between two observations.
+"""A MiniGrid view or level in words, and captions of what changed between two observations.
 
 Captions have the style of NetHack's messages: "you picked up the yellow key". They are derived from
-the cell ahead and the agent's own cell (which holds the carried object), so they are cheap, use
-only what the agent observes, and work on stored transitions. Most steps have no caption. Reaching a
-goal or lava has none: the environment's reward already contains it.
+the cell ahead and the agent's own cell (which holds the carried object), so they use only what the
+agent observes, and work on stored transitions. Most steps have none, and neither has reaching a
+goal or lava: the environment's reward already contains it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class MiniGrid(VecEnv):
         self.config = config
         self.num_envs = config.num_envs
         self.backend = chosen(config)
-        self.world = _pool(config) if self.backend == "envpool" else _rows(config)
+        self.world = _backend(config, self.backend)
         self.spec = self.world.spec
 
     def reset(
@@ -62,7 +62,6 @@ class MiniGrid(VecEnv):
         return self.world.whole()
 
     def missions(self) -> list[str]:
-        """The mission text of every env."""
         return self.world.missions()
 
     @property
@@ -129,13 +128,11 @@ def _listed() -> list[str]:
     return [i for i in envpool.list_all_envs() if i.startswith(("MiniGrid-", "BabyAI-"))]
 
 
-def _pool(config: Config) -> Pool:
-    from embodied.envs.minigrid.envpool_rows import Pool
+def _backend(config: Config, name: str) -> Pool | Rows:
+    if name == "envpool":
+        from embodied.envs.minigrid.envpool_rows import Pool
 
-    return Pool(config)
-
-
-def _rows(config: Config) -> Rows:
+        return Pool(config)
     try:
         from embodied.envs.minigrid.gym_rows import Rows
     except ModuleNotFoundError as error:

@@ -97,7 +97,6 @@ class Pool(EnvPool):
         return under(self._whole(self._every), "privileged")
 
     def missions(self) -> list[str]:
-        """The mission text of every env."""
         return [state.mission for state in self._states(self._every)]
 
     @property
@@ -189,7 +188,6 @@ def symbols_of(state: Any) -> dict[str, np.ndarray]:
 
 
 def _hand(state: Any) -> tuple[int, int, int]:
-    """Kind, colour and state of what the agent carries."""
     if not state.has_carrying:
         return NOTHING
     return state.carrying_type, state.carrying_color, state.carrying_state

@@ -48,7 +48,7 @@ from embodied.envs.minigrid.settings import (
     whole_leaves,
 )
 from embodied.envs.row_rng import pack, unpack
-from embodied.envs.spaces import entries, require_known_id
+from embodied.envs.spaces import entries, one_line, require_known_id
 
 # These leave the picture in MiniGrid's symbols; what others make of it is taken as it comes.
 SYMBOLIC = {
@@ -83,11 +83,13 @@ def make(config: Config) -> gymnasium.Env:
         env = gymnasium.make(config.id, **options)
     except gymnasium.error.Error as error:
         raise ValueError(
-            f"cannot find the MiniGrid environment {config.id!r}: {line(error)}"
+            f"cannot find the MiniGrid environment {config.id!r}: {one_line(error)}"
         ) from error
     except TypeError as error:
         given = dict(config.kwargs)
-        raise ValueError(f"{config.id} does not accept kwargs {given}: {line(error)}") from error
+        raise ValueError(
+            f"{config.id} does not accept kwargs {given}: {one_line(error)}"
+        ) from error
     world = env.unwrapped
     if not isinstance(world, MiniGridEnv):
         raise ValueError(
@@ -105,22 +107,22 @@ def make(config: Config) -> gymnasium.Env:
 def _wrapped(env: gymnasium.Env, wrapper: str | Mapping[str, Any]) -> gymnasium.Env:
     named = {wrapper: {}} if isinstance(wrapper, str) else wrapper
     for name, settings in named.items():
-        known = [word for word, part in vars(wrappers).items() if _is_wrapper(part)]
+        known = [
+            word
+            for word, part in vars(wrappers).items()
+            if isinstance(part, type)
+            and issubclass(part, gymnasium.Wrapper)
+            and part.__module__ == wrappers.__name__
+        ]
         if name not in known:
             raise ValueError(f"MiniGrid has no wrapper {name!r}; it has {', '.join(sorted(known))}")
         try:
             env = getattr(wrappers, name)(env, **settings)
         except TypeError as error:
-            raise ValueError(f"{name} does not accept {dict(settings)}: {line(error)}") from error
+            raise ValueError(
+                f"{name} does not accept {dict(settings)}: {one_line(error)}"
+            ) from error
     return env
-
-
-def _is_wrapper(part: Any) -> bool:
-    return (
-        isinstance(part, type)
-        and issubclass(part, gymnasium.Wrapper)
-        and part.__module__ == wrappers.__name__
-    )
 
 
 def named_entries(space: spaces.Space, config: Config) -> tuple[NativeLeaf, ...]:
@@ -144,10 +146,6 @@ def parts(env: gymnasium.Env) -> Iterator[gymnasium.Env]:
         yield env
         env = env.env
     yield env
-
-
-def line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def require_stateless(env: gymnasium.Env, name: str) -> None:
@@ -431,7 +429,7 @@ class Rows(Gym):
         except FileNotFoundError as error:
             raise ValueError(
                 f"the installed MiniGrid package lacks files of {self.config.id}: "
-                f"{error.filename or line(error)}; try backend=envpool"
+                f"{error.filename or one_line(error)}; try backend=envpool"
             ) from error
 
     def reset(
@@ -445,7 +443,6 @@ class Rows(Gym):
         return under(privileged([symbols(world) for world in self.worlds]), "privileged")
 
     def missions(self) -> list[str]:
-        """The mission text of every env."""
         return [world.mission for world in self.worlds]
 
     @property

@@ -47,11 +47,6 @@ def tokens(mission: str, count: int) -> NDArray[np.int64]:
     return row
 
 
-def mission_of(row: NDArray[np.int64]) -> str:
-    """The mission text of the tokens of one env."""
-    return " ".join(WORDS[place - 1] for place in row if place).replace(" ,", ",")
-
-
 # The largest kind (agent), colour (grey) and state (locked, or the fourth direction) of a cell.
 HIGHS = (10, 5, 3)
 NOTHING = (1, 0, 0)

@@ -2,7 +2,7 @@
 
     position   "reach (3, 4)"            the agent is on that cell, or the cell's content changes
     object     "the yellow key"          one such object changes, or the agent is on its cell
-    language   "unlock the yellow door"  as defined in `embodied.envs.minigrid.subgoal_sentences`
+    language   "unlock the yellow door"  that happens in the step
 
 Source: Words as Beacons (Ruiz-Gonzalez et al., 2024). A subgoal is a `Code` of three numbers, so
 the subgoals of all envs are checked in one batch.
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from embodied.core.tensors import Tensors
 from embodied.envs.minigrid.describe import COLOURS, KIND, described_whole, listed
-from embodied.envs.minigrid.subgoal_sentences import STEPS, possible
 
 Grid = list[list[list[int]]]
 Cell = tuple[int, int]
@@ -164,9 +163,11 @@ Kind = Literal["position", "object", "language"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Code = tuple[int, int, int]
 CELL, THING, PICK, DROP, OPEN, UNLOCK, CLOSE, GOAL, FACE = range(9)
-WORD = {**{word: KIND[word] for word in ("key", "ball", "box", "door")}}
+WORD = {word: KIND[word] for word in ("key", "ball", "box", "door")}
+STEPS = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]])  # what forward adds, by turn
 COLOUR = f"({'|'.join(COLOURS)})"
-OBJECT = "(key|ball|box)"
+OBJECTS = ("key", "ball", "box")
+OBJECT = f"({'|'.join(OBJECTS)})"
 FORMS: tuple[tuple[str, int], ...] = (
     (r"reach \((\d+), (\d+)\)", CELL),
     (rf"the {COLOUR} (key|ball|box|door)", THING),
@@ -254,6 +255,37 @@ def parsed(text: str) -> Code | None:
             return form, int(parts[0]), int(parts[1])
         return (form, WORD[parts[1]], COLOURS.index(parts[0])) if parts else (form, KIND["goal"], 0)
     return None
+
+
+def possible(whole: Tensors, row: int = 0) -> tuple[str, ...]:
+    """The subgoals that apply to the current level of env `row`, regardless of difficulty.
+
+    A locked door can be unlocked where a key of its colour exists; reaching single cells always
+    applies and is not listed.
+    """
+    grid = whole["grid"][row].flatten(0, 1).tolist()
+    agent = whole["agent"][row].tolist()
+    kind_of = {place: word for word, place in KIND.items()}
+    held = (kind_of[agent[3]], COLOURS[agent[4]])
+    there = {(kind_of[kind], COLOURS[colour], state) for kind, colour, state in grid}
+    keys = {colour for kind, colour, _ in there if kind == "key"}
+    keys |= {held[1]} if held[0] == "key" else set()
+    found: set[str] = set()
+    for kind, colour, state in there:
+        if kind in OBJECTS:
+            found |= {f"go to the {colour} {kind}", f"pick up the {colour} {kind}"}
+        if kind == "box":
+            found.add(f"open the {colour} box")
+        if kind == "door":
+            found.add(f"go to the {colour} door")
+            verb = ("close", "open", "unlock")[state]
+            if state != LOCKED or colour in keys:
+                found.add(f"{verb} the {colour} door")
+        if kind == "goal":
+            found.add("get to the goal")
+    if held[0] in OBJECTS:
+        found.add(f"drop the {held[1]} {held[0]}")
+    return tuple(sorted(found))
 
 
 def mistaken(kind: Kind, text: str, whole: Tensors, row: int, chance: random.Random) -> str:

@@ -103,7 +103,6 @@ class DataPool:
         self._run(list(range(len(self.state))) if ids is None else ids.tolist(), advance)
 
     def close(self) -> None:
-        """End the threads."""
         self._threads.shutdown()
 
     def _run(self, rows: list[int], advance: Callable[[mujoco.MjData], None]) -> None:

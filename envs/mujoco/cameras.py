@@ -104,7 +104,6 @@ class Cameras:
         return Pinhole(matrix, pose)
 
     def close(self) -> None:
-        """Release the rendering contexts."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()

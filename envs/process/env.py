@@ -3,19 +3,12 @@
 The worker (`embodied.envs.process.worker`) resets and steps rows when it is told to; this class
 resets ended rows in the same step, and saves states. A state is, for every row, the seed of its
 episode and the actions since: it is restored by playing them again, and compared with the
-observation that was saved. Backends that cannot step single rows raise NotSavable.
+observation that was saved. Backends that cannot step single rows raise NotSavable. The channel's
+answers are JSON and arrays of sizes that were agreed on before: nothing that the worker sends can
+run code here.
 
-The channel's answers are JSON and arrays of sizes that were agreed on before: nothing that the
-worker sends can run code here.
-
-Mjlab: the tasks of mjlab (locomotion, manipulation on MuJoCo Warp) in a process of their own.
-
-Source: mjlab (Zakka et al., 2025). It pins another MuJoCo than this project, so it lives in a
-virtual environment of its own: `sh scripts/apart.sh mjlab`.
-
-Robosuite: tasks of robosuite (Zhu et al., 2020) in a process of their own.
-
-It needs another numpy than this project: `sh scripts/apart.sh robosuite`.
+mjlab (Zakka et al., 2025) pins another MuJoCo than this project and robosuite (Zhu et al., 2020)
+another numpy, so each has a virtual environment of its own: `sh scripts/apart.sh NAME`.
 """
 
 from __future__ import annotations

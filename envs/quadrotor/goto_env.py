@@ -1,9 +1,7 @@
 """QuadrotorGoto: flies to a goal by velocity commands for a position set-point, batched.
 
-The setting of a drone that is commanded over a radio: its firmware flies it (simulated by
-`embodied.envs.quadrotor.dynamics`), the policy moves the set-point, which the drone
-follows with lag. Observations have the names of the real robot interface, so a trained policy can
-be deployed without changes.
+The setting of a drone that is commanded over a radio: its firmware flies it, the policy moves the
+set-point, which the drone follows with lag. Observations have the names of the real robot's.
 
     r = 10 (|goal - p| before - |goal - p|) + [|goal - p| < near] - |v|^2 / 20
 """
@@ -11,7 +9,7 @@ be deployed without changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,13 +17,14 @@ from torch import Tensor
 from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import nearest
 from embodied.core.device import pick_device
-from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
+from embodied.core.env import NotFinite, StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.embodiments.crazyflie import RATE, VEHICLES
+from embodied.embodiments.crazyflie import RATE, VEHICLES, Vehicle
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
 from embodied.envs.quadrotor.dynamics import Body, Pilot, numbers
+from embodied.envs.quadrotor.flights import Flights
 from embodied.envs.row_rng import RowRng
 
 NAMES = (
@@ -52,10 +51,17 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class QuadrotorGoto(VecEnv):
+class QuadrotorGoto(Flights):
     """`state` [20]: joint coordinates and velocities, position, lead of the set-point, goal, goal -
     position.
     """
+
+    name = "quadrotor_goto"
+    kept: ClassVar = {
+        **{"flight": "state", "sent": "sent", "wanted": "wanted", "goal": "goal", "lag": "lag"},
+        **{"count": "count", "stream": "streams.state"},
+    }
+    columns = ("flight", "sent", "wanted", "goal")
 
     def __init__(self, config: Config) -> None:
         if config.vehicle not in VEHICLES:
@@ -91,103 +97,38 @@ class QuadrotorGoto(VecEnv):
         self.goal = torch.zeros(3, n, device=device)
         self.lag = torch.zeros(n, device=device)
         self.count = torch.zeros(n, dtype=torch.int64, device=device)
-        self._obs: Tensors | None = None
-
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        if task is not None:
-            raise ValueError("quadrotor_goto has no task vector; call reset without `task`")
-        rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
-        if self._obs is None and len(rows) < self.num_envs:
-            raise ValueError("quadrotor_goto: the first reset must reset all envs (mask=None)")
-        if seed is not None:
-            self.streams.seed(seed, rows)
-        self._begin(rows)
-        self._obs = self._with(self._obs, rows)
-        return self._obs
 
     def step(self, action: Tensor) -> Step:
-        if self._obs is None:
-            raise RuntimeError("quadrotor_goto: call reset() before step()")
+        seen = self.checked(action)
         before = (self.goal - self.state[:3]).norm(dim=0)
-        if action.shape != (self.num_envs, 3):
-            raise ValueError(
-                f"quadrotor_goto: action is {tuple(action.shape)}, expected {(self.num_envs, 3)}"
-            )
         if not bool(torch.isfinite(action.sum())):
             raise NotFinite("quadrotor_goto: the action is not finite; the run stops here")
-        self._fly(action.detach().to(self.device, torch.float32).clamp(-1, 1))
+        self._fly(seen, action.detach().to(self.device, torch.float32).clamp(-1, 1))
         self.count = self.count + 1
         apart = (self.goal - self.state[:3]).norm(dim=0)
         there = apart < self.config.near
         reward = 10 * (before - apart) + there.float() - self.state[7:10].square().sum(0) / 20
         truncated = self.count >= self.config.horizon
-        following = self._observe(None)
-        self._obs = following
-        if truncated.any():
-            self._notify_before_reset(truncated)
-            rows = truncated.nonzero().flatten()
-            self._begin(rows)
-            self._obs = self._with(following, rows)
-        ended = torch.zeros_like(truncated)
-        return Step(self._obs, following, reward, ended, truncated, {"success": there})
+        never = torch.zeros_like(truncated)
+        return self.finish(self._observe(None), reward, never, truncated, {"success": there})
 
     @property
     def state_roles(self) -> StateRoles:
         return StateRoles({"count": None}, {"stream": None})
 
-    def get_state(self) -> Tensors:
-        if self._obs is None:
-            raise RuntimeError("quadrotor_goto: call reset() before get_state()")
-        columns = {"flight": self.state, "sent": self.sent, "wanted": self.wanted}
-        kept = {k: v.T.contiguous() for k, v in (columns | {"goal": self.goal}).items()}
-        kept |= {"lag": self.lag.clone(), "count": self.count.clone()}
-        kept |= {"stream": self.streams.state.clone()}
-        return kept | {"obs/state": self._obs["state"].clone()}
+    @property
+    def vehicle(self) -> Vehicle:
+        return self.pilot.vehicle
 
-    def set_state(self, state: Tensors) -> Tensors:
-        here = {key: value.to(self.device) for key, value in state.items()}
-        self.state, self.sent, self.wanted, self.goal = (
-            here[key].T.clone(memory_format=torch.contiguous_format)
-            for key in ("flight", "sent", "wanted", "goal")
-        )
-        self.lag = here["lag"].clone()
-        self.count = here["count"].clone()
-        self.streams.state = here["stream"].clone()
-        self._obs = {"state": here["obs/state"].clone()}
-        return self._obs
-
-    def scene(self, row: int = 0) -> tuple[Any, Any]:
-        """A MuJoCo model and data that show one env."""
-        return self._measured.show(self._seen(row))
-
-    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        return torch.from_numpy(self._measured.picture(self._seen(row), width, height))
-
-    def close(self) -> None:
-        if hasattr(self, "_drawn"):
-            self._drawn.close()
-
-    def _seen(self, row: int) -> Any:
-        """The pose [7] around the goal, which is the middle of the picture."""
+    def pose(self, row: int) -> Tensor:
+        """Around the goal, which is the middle of the picture."""
         pose = self.state[:7, row].clone()
         pose[:3] -= self.goal[:, row]
-        return pose.cpu().numpy()
+        return pose
 
-    @property
-    def _measured(self) -> Any:
-        """The scene, made when someone looks."""
-        if not hasattr(self, "_drawn"):
-            from embodied.envs.quadrotor.scene import Sight
-
-            self._drawn = Sight(self.pilot.vehicle)
-        return self._drawn
-
-    def _fly(self, act: Tensor) -> None:
+    def _fly(self, seen: Tensors, act: Tensor) -> None:
         """One step: the set-point goes in a straight line, smoothed on its way."""
-        assert self._obs is not None
-        q, reference = self._obs["state"][:, :4], {"q": self.wanted.T, "width": self.lag}
+        q, reference = seen["state"][:, :4], {"q": self.wanted.T, "width": self.lag}
         after = self.flight(act, q, reference)[0].T.float()
         before = self.wanted
         body = Body.of(self.body)
@@ -201,7 +142,7 @@ class QuadrotorGoto(VecEnv):
             self.state = self.pilot.physics.fly(self.state, command, body, 1 / RATE)
         self.wanted = after
 
-    def _begin(self, rows: Tensor) -> None:
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         """New flights in `rows` [n]: hovering somewhere, with the set-point where they are."""
         lots = self.streams.uniform(7, rows)
         place = self.low + lots[:3] * (self.high - self.low)
@@ -221,6 +162,9 @@ class QuadrotorGoto(VecEnv):
         self.lag.index_copy_(0, rows, self.config.lag * lots[6])
         self.count.index_fill_(0, rows, 0)
 
+    def observe(self, rows: Tensor) -> Tensors:
+        return self._observe(rows)
+
     def _observe(self, rows: Tensor | None) -> Tensors:
         pick = self.every if rows is None else rows
         state = self.state[:, pick]
@@ -231,10 +175,3 @@ class QuadrotorGoto(VecEnv):
         place = measured[:3]
         parts = [measured, place, self.sent[:3, pick] - place, goal, goal - place]
         return {"state": torch.cat(parts).T.contiguous()}
-
-    def _with(self, obs: Tensors | None, rows: Tensor) -> Tensors:
-        """A copy of `obs` in which `rows` [n] are at the start of a flight."""
-        fresh = self._observe(rows)
-        if obs is None:
-            return fresh
-        return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}

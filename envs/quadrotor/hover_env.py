@@ -3,9 +3,7 @@
 Learning to Fly in Seconds (Eschmann et al., 2024): rigid-body dynamics with motor lag at 100 Hz, a
 constant disturbance per episode, noisy observations and the last 32 actions for the policy,
 noise-free state and disturbance for the critic. Leaving a box of 1.2 m around the target terminates
-the episode.
-
-Hover reward of the quadrotor: a survival bonus minus squared errors (Eschmann et al., 2024).
+the episode. The reward is a survival bonus minus squared errors,
 
     r = 2 - 1/2 (w_p |p|^2 + 5 (1 - q_w^2) + w_v |v|^2 + w_a |a - a_hover|^2)
 
@@ -14,9 +12,11 @@ and 0 in the step that leaves the box. The weights may be increased during train
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,13 +24,16 @@ from torch import Tensor
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative
 from embodied.core.build import nearest, registered
 from embodied.core.device import pick_device
-from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
+from embodied.core.env import NotFinite, StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.embodiments.crazyflie import BOX, MOTORS, PAPER, RATE, VEHICLES
+from embodied.embodiments.crazyflie import BOX, GRAVITY, MOTORS, PAPER, RATE, VEHICLES
+from embodied.envs.batched import turned
+from embodied.envs.quadrotor.dynamics import NAMES as PARAMETERS
 from embodied.envs.quadrotor.dynamics import Body, Physics, Vehicles, numbers, tilted
-from embodied.envs.quadrotor.native_hover import Flown, NativeHover, obstacle
+from embodied.envs.quadrotor.flights import Flights
 from embodied.envs.row_rng import RowRng
+from embodied.nn import native
 
 TARGET = {"position": 40.0, "velocity": 1.0, "action": 1.0}
 """The weights that flights are judged by."""
@@ -74,6 +77,8 @@ START = 0.5
 """Speed of the rotors at the start, as a fraction of the highest."""
 
 
+Flown = tuple[Tensors, Tensor, Tensor, Tensor]
+"""Observations, rewards, terminated and truncated."""
 Factors = tuple[NonNegative, NonNegative]  # lowest and highest
 
 
@@ -103,12 +108,19 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class Quadrotor(VecEnv):
+class Quadrotor(Flights):
     """Observations: `state` [18 + 4 history]: position, rotation, velocity, angular velocity (all
     noisy), actions (oldest first); `critic/state` [28]: the same 18 without noise, force, torque,
     rotor speeds; `privileged/vehicle`: the task parameters, if there are any. Actions are rotor
     commands.
     """
+
+    name = "quadrotor"
+    kept: ClassVar = {
+        **{"flight": "state", "hidden": "hidden", "body": "bodies", "task": "task"},
+        **{"count": "count", "stream": "streams.state"},
+    }
+    columns = ("flight", "hidden", "body", "task")
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -150,8 +162,7 @@ class Quadrotor(VecEnv):
         self.fly = torch.compile(self.physics.fly) if config.compile else self.physics.fly
         self.native = None
         if self.native_obstacle() is None:
-            self.native = NativeHover(self, SPREAD, START)
-        self._obs: Tensors | None = None
+            self.native = NativeHover(self)
 
     def native_obstacle(self) -> str | None:
         """Why the steps are not native code; None if they are."""
@@ -159,42 +170,22 @@ class Quadrotor(VecEnv):
             return f"native={self.config.native}, compile={self.config.compile}".lower()
         return obstacle(self.device)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
-        if self._obs is None and len(rows) < self.num_envs:
-            raise ValueError("quadrotor: the first reset must reset all envs (mask=None)")
-        if seed is not None:
-            self.streams.seed(seed, rows)
-        self._begin(rows, None if task is None else self._checked_task(task))
-        self._obs = self._with(self._obs, rows)
-        return self._obs
-
     def step(self, action: Tensor) -> Step:
-        if self._obs is None:
-            raise RuntimeError("quadrotor: call reset() before step()")
-        expected = (self.num_envs, len(MOTORS))
-        if action.shape != expected:
-            raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
-        advance = self._advance if self.native is None else self.native.step
-        following, reward, terminated, truncated = advance(action, self._obs["state"])
-        self._obs = following
-        ended = (terminated | truncated).nonzero().flatten()
-        if len(ended):
-            self._notify_before_reset(terminated | truncated)
-            self._begin(ended, None)
-            self._obs = self._with(following, ended)
-        return Step(self._obs, following, reward, terminated, truncated, {"success": truncated})
+        seen = self.checked(action)
+        if self.native is None:
+            flown = self._advance(action, seen)
+        else:
+            flown = self.native.step(action, seen["state"])
+        truncated = flown[-1]
+        return self.finish(*flown, {"success": truncated})
 
-    def _advance(self, action: Tensor, before: Tensor) -> Flown:
+    def _advance(self, action: Tensor, before: Tensors) -> Flown:
         """One step without resets, after the observations `before` [B, ...]."""
-        assert self._obs is not None
         # On a GPU the host would wait; the observations that follow are not finite either.
         if self.device.type == "cpu" and not bool(torch.isfinite(action.sum())):
             raise NotFinite("quadrotor: the action is not finite; the run stops here")
         act = action.detach().to(self.device, torch.float32).clamp(-1, 1)
-        reward = hover(self._obs["critic/state"], act, self.weights, self.vehicle.hover)
+        reward = hover(before["critic/state"], act, self.weights, self.vehicle.hover)
         self.state = self.fly(self.state, act.T, Body.of(self.bodies), self.spec.dt)
         self.count = self.count + 1
         terminated = self.state[:3].abs().amax(0) > BOX
@@ -203,7 +194,7 @@ class Quadrotor(VecEnv):
         if self.config.history:
             past = following["state"][:, SEEN:]
             width = len(MOTORS)
-            past[:, :-width] = before[:, SEEN + width :]
+            past[:, :-width] = before["state"][:, SEEN + width :]
             past[:, -width:] = act
         return following, reward * ~terminated, terminated, truncated
 
@@ -211,54 +202,21 @@ class Quadrotor(VecEnv):
     def state_roles(self) -> StateRoles:
         return StateRoles({"count": None}, {"stream": None})
 
-    def get_state(self) -> Tensors:
-        if self._obs is None:
-            raise RuntimeError("quadrotor: call reset() before get_state()")
-        columns = {"flight": self.state, "hidden": self.hidden, "body": self.bodies}
-        columns |= {"task": self.task}
-        kept = {key: _columns(value) for key, value in columns.items()}
-        kept |= {"count": self.count.clone(), "stream": self.streams.state.clone()}
-        return kept | {f"obs/{key}": value.clone() for key, value in self._obs.items()}
-
     def set_state(self, state: Tensors) -> Tensors:
-        here = {key: value.to(self.device) for key, value in state.items()}
+        super().set_state(state)
         # The same strides as before: sums and matrix products round by layout.
-        self.state = _columns(here["flight"])
-        self.hidden = _columns(here["hidden"])
-        self.bodies = _columns(here["body"])
-        self.task = _columns(here["task"])
-        self.count = here["count"].clone()
-        self.streams.state = here["stream"].clone()
-        self._obs = {key: _columns(here[f"obs/{key}"]).T for key in self.spec.obs if key != "state"}
-        self._obs["state"] = here["obs/state"].clone(memory_format=torch.contiguous_format)
-        return self._obs
-
-    def scene(self, row: int = 0) -> tuple[Any, Any]:
-        """A MuJoCo model and data that show one env."""
-        return self._measured.show(self.state[:7, row].cpu().numpy())
-
-    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        pose = self.state[:7, row].cpu().numpy()
-        return torch.from_numpy(self._measured.picture(pose, width, height))
-
-    @property
-    def _measured(self) -> Any:
-        """The scene, made when someone looks."""
-        if not hasattr(self, "_drawn"):
-            from embodied.envs.quadrotor.scene import Sight
-
-            self._drawn = Sight(self.vehicle)
-        return self._drawn
+        self.obs = {
+            key: state["obs/state"].to(self.device).clone(memory_format=torch.contiguous_format)
+            if key == "state"
+            else turned(state[f"obs/{key}"].to(self.device)).T
+            for key in self.spec.obs
+        }
+        return self.obs
 
     def describe(self, row: int = 0) -> str:
         return described(self.state[:, row].cpu(), int(self.count[row]) * self.spec.dt)
 
-    def close(self) -> None:
-        if hasattr(self, "_drawn"):
-            self._drawn.close()
-
-    def _begin(self, rows: Tensor, task: Tensor | None) -> None:
-        """Start new flights in `rows` [n]; `task` [B, D] fixes their task vectors."""
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         if self.native is not None:
             self.native.start(rows, task)
             return
@@ -298,42 +256,164 @@ class Quadrotor(VecEnv):
             obs["privileged/vehicle"] = self.vehicles.native(task).T
         return obs
 
-    def _with(self, obs: Tensors | None, rows: Tensor) -> Tensors:
-        """A copy of `obs` in which `rows` [n] are at the start of a flight."""
-        if self.native is not None:
-            return self.native.observe(obs, rows)
+    def observe(self, rows: Tensor) -> Tensors:
+        """Observations of `rows` [n] at the start of a flight."""
         fresh = self._observe(rows)
         fresh["state"][:, SEEN:] = 2 * START - 1  # the commands that keep the rotors as they are
-        if obs is None:
-            return fresh
-        return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
+        return fresh
 
-    def _checked_task(self, task: Tensor) -> Tensor:
-        expected = (self.num_envs, len(self.parameters))
-        if not self.parameters or task.shape != expected:
-            raise ValueError(f"quadrotor: task is {tuple(task.shape)}, expected {expected}")
-        return task.detach().to(self.device, torch.float32)
+    def begun(self, obs: Tensors | None, rows: Tensor) -> Tensors:
+        if self.native is not None:
+            return self.native.observe(obs, rows)
+        return super().begun(obs, rows)
+
+    def checked_task(self, task: Tensor) -> Tensor:
+        return super().checked_task(task).float()
 
 
-def _columns(rows: Tensor) -> Tensor:
-    """Rows [B, k] as a copy [k, B], or back."""
-    return rows.T.clone(memory_format=torch.contiguous_format)
+SOURCE = Path(__file__).with_name("hover.cpp")
+MOST = len(PARAMETERS)
+KEPT = 31 << 20
+"""Bytes of a block that is freed once: after that glibc keeps blocks up to this size. Otherwise it
+gives the observations of thousands of flights back to the system in every step."""
+
+
+class Settings(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("dt", "box", "gravity", "spread", "start")),
+        *((name, ctypes.c_double) for name in ("hover", "position", "velocity", "action")),
+        ("guidance", ctypes.c_double),
+        ("deviation", ctypes.c_double * 18),
+        ("upset", ctypes.c_double * 6),
+        ("mixer", ctypes.c_double * 16),
+        ("vehicle", ctypes.c_double * 10),
+        ("way", ctypes.c_double * 10),
+        ("low", ctypes.c_double * MOST),
+        ("span", ctypes.c_double * MOST),
+        ("kinds", ctypes.c_int64 * MOST),
+        *((name, ctypes.c_int64) for name in ("parameters", "horizon", "history")),
+    )
+
+
+class Flights(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("state", "body", "hidden", "task")),
+        *((name, ctypes.c_void_p) for name in ("count", "stream")),
+        ("size", ctypes.c_int64),
+    )
+
+
+class NativeHover:
+    """The steps of `Quadrotor`, which is the reference, in native code (hover.cpp): on a CPU
+    PyTorch spends its time between the operations. Both draw the same random numbers and agree to
+    rounding. The tensors of `env` are changed in place; new observations are new tensors."""
+
+    def __init__(self, env: Quadrotor) -> None:
+        self.env = env
+        self.library = native.load(SOURCE)
+        torch.empty(KEPT, dtype=torch.uint8)
+        self.width, self.known = (env.spec.obs[key].size for key in ("state", "critic/state"))
+        self.settings = ctypes.byref(settings(env))
+
+    def step(self, action: Tensor, before: Tensor) -> Flown:
+        """One step after the observations `before` [B, ...]. NotFinite, before anything changed."""
+        n = self.env.num_envs
+        obs = self._empty()
+        reward = torch.empty(n)
+        terminated, truncated = torch.empty(2, n, dtype=torch.bool).unbind()
+        action = action.detach().to("cpu", torch.float32).contiguous()
+        failed = self.library.hover_step(
+            self.settings,
+            self._flights(),
+            *(pointer(tensor) for tensor in (action, before)),
+            *self._places(obs),
+            *(pointer(tensor) for tensor in (reward, terminated, truncated)),
+        )
+        if failed:
+            raise NotFinite("quadrotor: the action is not finite; the run stops here")
+        return self._with_vehicle(obs), reward, terminated, truncated
+
+    def start(self, rows: Tensor, task: Tensor | None) -> None:
+        """Start new flights in `rows` [n]; `task` [B, D] fixes their task vectors."""
+        given = None if task is None else task.T.float().contiguous()
+        held = None if given is None else pointer(given)
+        size = ctypes.c_int64(len(rows))
+        self.library.hover_start(self.settings, self._flights(), pointer(rows), size, held)
+
+    def observe(self, obs: Tensors | None, rows: Tensor) -> Tensors:
+        """A copy of `obs` in which `rows` [n] are at the start of a flight."""
+        keys = ("state", "critic/state")
+        made = self._empty() if obs is None else {key: obs[key].clone() for key in keys}
+        size = ctypes.c_int64(len(rows))
+        places = self._places(made)
+        self.library.hover_observe(self.settings, self._flights(), pointer(rows), size, *places)
+        return self._with_vehicle(made)
+
+    def _empty(self) -> Tensors:
+        n = self.env.num_envs
+        return {"state": torch.empty(n, self.width), "critic/state": torch.empty(self.known, n).T}
+
+    def _with_vehicle(self, obs: Tensors) -> Tensors:
+        env = self.env
+        if env.vehicles.parameters:
+            obs["privileged/vehicle"] = env.vehicles.native(env.task).T
+        return obs
+
+    def _places(self, obs: Tensors) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+        return pointer(obs["state"]), pointer(obs["critic/state"])
+
+    def _flights(self) -> Any:
+        env = self.env
+        tensors = (env.state, env.bodies, env.hidden, env.task, env.count, env.streams.state)
+        return ctypes.byref(Flights(*(native.address(tensor) for tensor in tensors), env.num_envs))
+
+
+def settings(env: Quadrotor) -> Settings:
+    """The constants of native code, which stay the same while `env` lives."""
+    config = env.config
+    vehicles = env.vehicles
+    parameters = vehicles.parameters
+    return Settings(
+        *(env.spec.dt, BOX, GRAVITY, SPREAD, START, env.vehicle.hover),
+        *(env.weights[name] for name in ("position", "velocity", "action")),
+        config.guidance,
+        tuple(env.deviation.flatten().tolist()),
+        tuple(env.upset.flatten().tolist()),
+        tuple(share for row in env.vehicle.mixer for share in row),
+        *(tuple(numbers.flatten().tolist()) for numbers in vehicles.ends),
+        tuple(p.low for p in parameters),
+        tuple(p.high - p.low for p in parameters),
+        tuple(PARAMETERS.index(p.name) for p in parameters),
+        *(len(parameters), config.horizon, config.history),
+    )
+
+
+def pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def obstacle(device: torch.device) -> str | None:
+    """Why flights on `device` cannot be native code; None if they can."""
+    if device.type != "cpu":
+        return f"the environment is on {device}"
+    try:
+        native.load(SOURCE)
+    except native.NativeError as error:
+        return str(error)
+    return None
 
 
 def described(state: Tensor, seconds: float) -> str:
     """One column [17] of a state, `seconds` after the start."""
     x, y, z = state[:3].tolist()
     upright = 1 - 2 * state[4:6].square().sum().clamp(0, 1)
+    climb = float(state[9])
+    going = "climbing" if climb > 0.05 else "sinking" if climb < -0.05 else "level"
     speeds = " ".join(f"{100 * speed:.0f}" for speed in state[13:].tolist())
     return (
         f"The quadrotor is {state[:3].norm():.2f} m from the target, at ({x:.2f}, {y:.2f}, "
         f"{z:.2f}) m, tilted {torch.rad2deg(upright.acos()):.0f} degrees, moves "
-        f"{state[7:10].norm():.2f} m/s, {going(float(state[9]))}, and turns "
+        f"{state[7:10].norm():.2f} m/s, {going}, and turns "
         f"{state[10:13].norm():.1f} rad/s; rotors at {speeds} % of their highest speed; "
         f"{seconds:.2f} s in the air."
     )
-
-
-def going(climb: float) -> str:
-    """The word for a vertical velocity (m/s)."""
-    return "climbing" if climb > 0.05 else "sinking" if climb < -0.05 else "level"

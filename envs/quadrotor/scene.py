@@ -58,32 +58,17 @@ def compile_scene(vehicle: Vehicle) -> mujoco.MjModel:
     body.add_freejoint()
     kinds = mujoco.mjtGeom
     body.add_geom(type=kinds.mjGEOM_BOX, size=[0.016, 0.013, 0.004], rgba=DARK, mass=vehicle.mass)
-    body.add_geom(
-        type=kinds.mjGEOM_BOX, size=[0.015, 0.009, 0.003], pos=[0, 0, 0.008], rgba=PALE, mass=0
-    )
+    top = [0, 0, 0.008]
+    body.add_geom(type=kinds.mjGEOM_BOX, size=[0.015, 0.009, 0.003], pos=top, rgba=PALE, mass=0)
     for rotor, (x, y, z) in enumerate(vehicle.rotors):
-        body.add_geom(
-            type=kinds.mjGEOM_CAPSULE,
-            size=[0.0025, 0, 0],
-            fromto=[0, 0, 0, x, y, z],
-            rgba=DARK,
-            mass=0,
-        )
-        body.add_geom(
-            type=kinds.mjGEOM_CYLINDER,
-            size=[0.004, 0.008, 0],
-            pos=[x, y, z + 0.003],
-            rgba=DARK,
-            mass=0,
-        )
-        body.add_geom(
-            type=kinds.mjGEOM_CYLINDER,
-            size=[PROPELLER, 0.0008, 0],
-            pos=[x, y, z + 0.012],
-            rgba=ORANGE if x > 0 else BLUE,  # the front is orange
-            name=f"rotor_{rotor}",
-            mass=0,
-        )
+        arm = body.add_geom(type=kinds.mjGEOM_CAPSULE, size=[0.0025, 0, 0], rgba=DARK, mass=0)
+        arm.fromto = [0, 0, 0, x, y, z]
+        motor = body.add_geom(type=kinds.mjGEOM_CYLINDER, size=[0.004, 0.008, 0], rgba=DARK, mass=0)
+        motor.pos = [x, y, z + 0.003]
+        disc = body.add_geom(type=kinds.mjGEOM_CYLINDER, size=[PROPELLER, 0.0008, 0], mass=0)
+        disc.name = f"rotor_{rotor}"
+        disc.pos = [x, y, z + 0.012]
+        disc.rgba = ORANGE if x > 0 else BLUE  # the front is orange
     return spec.compile()
 
 

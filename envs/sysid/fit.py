@@ -370,7 +370,6 @@ def _descend(replay: Replay, x0: Floats, config: Config) -> tuple[Floats, Floats
 
 
 def _step(x: Floats, slope: Floats, matrix: Floats, damping: float) -> Floats:
-    """A step of Levenberg and Marquardt inside the box; values against its wall stay."""
     free = ~((x <= 0) & (slope > 0) | (x >= 1) & (slope < 0))
     own = matrix[np.ix_(free, free)]
     made = x.copy()

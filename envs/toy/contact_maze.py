@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv, Generators, paint, paint_discs, pixel_grid
 
 DT = 0.02
 SUBSTEPS = 10
@@ -55,11 +57,21 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class ContactMaze(VecEnv):
+class ContactMaze(BatchedEnv):
     """Observation `state`: position, velocity, contact force of the last tick, set-point minus
     position. Action: set-point velocity (1: 0.4 m/s) and stiffness (-1 soft, 1 stiff). The log has
     `violated` and `force`, the largest contact force of the tick (N).
     """
+
+    name = "contact_maze"
+    kept: ClassVar = {
+        **{key: key for key in ("velocity", "force", "age", "when", "push")},
+        **{"place": "places", "setpoint": "setpoints", "generator": "streams.state"},
+    }
+
+    stiffest = STIFF
+    damped = 2 * math.sqrt(STIFF * MASS)
+    """N/m and N s/m; softer springs have the damping of the same ratio."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -82,87 +94,52 @@ class ContactMaze(VecEnv):
                 [[-THICK, SIDE], [far, far]],
             ]
         )
-        self.generators = [torch.Generator() for _ in range(self.num_envs)]
-        zeros = torch.zeros(self.num_envs, 2)
-        self.rows: Tensors = {
-            **{name: zeros.clone() for name in ("place", "velocity", "force", "setpoint")},
-            "age": torch.zeros(self.num_envs, dtype=torch.int64),
-            "when": torch.zeros(self.num_envs, PUSHES, dtype=torch.int64),
-            "push": torch.zeros(self.num_envs, PUSHES, 2),
-        }
-        every = torch.ones(self.num_envs, dtype=torch.bool)
-        self._seed(config.seed, every)
-        self._begin(every)
+        n = self.num_envs
+        self.streams = Generators(config.seed, n)
+        self.places, self.setpoints, self.velocity, self.force = torch.zeros(4, n, 2).unbind()
+        self.age = torch.zeros(n, dtype=torch.int64)
+        self.when = torch.zeros(n, PUSHES, dtype=torch.int64)
+        self.push = torch.zeros(n, PUSHES, 2)
+        every = torch.arange(n)
+        self.begin(every)
+        self.obs = self.observe(every)
 
-    def _seed(self, seed: int, mask: Tensor) -> None:
-        for row in mask.nonzero().flatten().tolist():
-            self.generators[row].manual_seed(seed * 1_000_003 + row)
-
-    def _begin(self, mask: Tensor) -> None:
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         """A start left of the first wall, and all pushes of the episode to come."""
-        rows = self.rows
-        for row in mask.nonzero().flatten().tolist():
-            lots = torch.rand(2 + 3 * PUSHES, generator=self.generators[row])
+        self.velocity[rows] = 0.0
+        self.force[rows] = 0.0
+        self.age[rows] = 0
+        for row in rows.tolist():
+            lots = self.streams.uniform(2 + 3 * PUSHES, row)
             place = torch.tensor([0.06, 0.08]) + lots[:2] * torch.tensor([0.07, 0.2])
-            rows["place"][row] = rows["setpoint"][row] = place
-            rows["velocity"][row] = rows["force"][row] = 0.0
-            rows["age"][row] = 0
+            self.places[row] = self.setpoints[row] = place
             when, turn, strength = lots[2:].view(3, PUSHES)
-            rows["when"][row] = (when * self.config.horizon).long()
+            self.when[row] = (when * self.config.horizon).long()
             aim = torch.stack([(math.tau * turn).cos(), (math.tau * turn).sin()], 1)
-            rows["push"][row] = aim * ((0.5 + 0.5 * strength) * self.config.push)[:, None]
+            self.push[row] = aim * ((0.5 + 0.5 * strength) * self.config.push)[:, None]
 
-    def _obs(self) -> Tensors:
-        rows = self.rows
-        parts = (rows["place"], rows["velocity"], rows["force"], rows["setpoint"] - rows["place"])
-        return {"state": torch.cat(parts, 1)}
-
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        if seed is not None:
-            self._seed(seed, rows)
-        self._begin(rows)
-        return self._obs()
+    def observe(self, rows: Tensor) -> Tensors:
+        parts = (self.places, self.velocity, self.force, self.setpoints - self.places)
+        return {"state": torch.cat(parts, 1)[rows]}
 
     def step(self, action: Tensor) -> Step:
-        rows = self.rows
-        before = distance(self.rows["place"])
+        before = distance(self.places)
         peak = self._move(action.clamp(-1, 1))
-        rows["age"] = rows["age"] + 1
-        following = self._obs()
+        self.age = self.age + 1
+        following = self.observe(torch.arange(self.num_envs))
         violated = peak > self.config.limit
-        won = ((rows["place"] - torch.tensor(GOAL)).norm(dim=1) < NEAR) & ~violated
-        late = (rows["age"] >= self.config.horizon) & ~won & ~violated
-        reward = 10 * (before - distance(rows["place"])) + REACHED * won - LATE
-        ended = won | violated | late
+        won = ((self.places - torch.tensor(GOAL)).norm(dim=1) < NEAR) & ~violated
+        late = (self.age >= self.config.horizon) & ~won & ~violated
+        reward = 10 * (before - distance(self.places)) + REACHED * won - LATE
         log = {"success": won, "violated": violated, "force": peak}
-        if not ended.any():
-            return Step(following, following, reward, won | violated, late, log)
-        self._notify_before_reset(ended)
-        self._begin(ended)
-        return Step(self._obs(), following, reward, won | violated, late, log)
-
-    stiffest = STIFF
-    damped = 2 * math.sqrt(STIFF * MASS)
-    """N/m and N s/m; softer springs have the damping of the same ratio."""
-
-    @property
-    def places(self) -> Tensor:
-        return self.rows["place"]
-
-    @property
-    def setpoints(self) -> Tensor:
-        return self.rows["setpoint"]
+        return self.finish(following, reward, won | violated, late, log)
 
     def impedance(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        rows = self.rows
         action = action.clamp(-1, 1)
-        stretch = rows["setpoint"] + SPEED * DT * action[..., :2] - rows["place"]
+        stretch = self.setpoints + SPEED * DT * action[..., :2] - self.places
         long = stretch.norm(dim=-1, keepdim=True).clamp(min=STRETCH)
         stiffness = stiffness_of(action[..., 2:])
-        return rows["place"] + stretch * (STRETCH / long), stiffness.expand_as(stretch)
+        return self.places + stretch * (STRETCH / long), stiffness.expand_as(stretch)
 
     def scaled(self, action: Tensor, share: Tensor, stiffness: Tensor) -> Tensor:
         stiff = 2 * (stiffness[..., :1] / SOFT).log() / math.log(STIFF / SOFT) - 1
@@ -170,13 +147,12 @@ class ContactMaze(VecEnv):
 
     def _move(self, action: Tensor) -> Tensor:
         """One tick; the largest contact force [n] in it."""
-        rows = self.rows
         goal, stiffness = self.impedance(action)
         damping = 2 * (stiffness * MASS).sqrt()
-        since = rows["age"][:, None] - rows["when"]
-        hand = (rows["push"] * ((since >= 0) & (since < LASTS))[:, :, None]).sum(1)
-        x = rows["place"]
-        v = rows["velocity"]
+        since = self.age[:, None] - self.when
+        hand = (self.push * ((since >= 0) & (since < LASTS))[:, :, None]).sum(1)
+        x = self.places
+        v = self.velocity
         dt = DT / SUBSTEPS
         peak = torch.zeros(len(x))
         mean = torch.zeros_like(x)
@@ -186,46 +162,33 @@ class ContactMaze(VecEnv):
             mean = mean + force / SUBSTEPS
             v = v + (stiffness * (goal - x) - damping * v + force + hand) * (dt / MASS)
             x = x + v * dt
-        rows |= {"place": x, "velocity": v, "force": mean, "setpoint": goal}
+        self.places = x
+        self.velocity = v
+        self.force = mean
+        self.setpoints = goal
         return peak
 
     @property
     def state_roles(self) -> StateRoles:
         return StateRoles({"age": None}, {"generator": None}, {"when": None})
 
-    def get_state(self) -> Tensors:
-        words = torch.stack([generator.get_state() for generator in self.generators])
-        return {**{key: value.clone() for key, value in self.rows.items()}, "generator": words}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        self.rows = {key: state[key].clone() for key in self.rows}
-        for generator, words in zip(self.generators, state["generator"], strict=True):
-            generator.set_state(words.clone())
-        return self._obs()
-
     def render(self, row: int = 0, width: int = 320, height: int = 320) -> Tensor:
         """A map: walls dark, goal green, set-point grey, the tool blue, red where it touches."""
-        y, x = torch.meshgrid(
-            torch.linspace(SIDE + 0.02, -0.02, height),
-            torch.linspace(-0.02, SIDE + 0.02, width),
-            indexing="ij",
-        )
-        grid = torch.stack([x, y], 2)
+        edge = (-0.02, SIDE + 0.02)
+        grid = pixel_grid(width, height, edge, edge)
         picture = torch.full((height, width, 3), 235, dtype=torch.uint8)
-        picture[inside(grid, self.boxes)] = torch.tensor([70, 75, 85], dtype=torch.uint8)
-        touches = bool(self.rows["force"][row].norm() > 0)
-        for place, radius, colour in (
-            (torch.tensor(GOAL), NEAR, [80, 170, 100]),
-            (self.rows["place"][row], RADIUS, [200, 60, 50] if touches else [60, 100, 190]),
-            (self.rows["setpoint"][row], 0.006, [150, 150, 150]),
-        ):
-            disc = (grid - place).norm(dim=2) < radius
-            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
-        return picture
+        paint(picture, inside(grid, self.boxes), (70, 75, 85))
+        touches = bool(self.force[row].norm() > 0)
+        discs = [
+            (torch.tensor(GOAL), NEAR, (80, 170, 100)),
+            (self.places[row], RADIUS, (200, 60, 50) if touches else (60, 100, 190)),
+            (self.setpoints[row], 0.006, (150, 150, 150)),
+        ]
+        return paint_discs(picture, grid, discs)
 
     def describe(self, row: int = 0) -> str:
-        x, y = self.rows["place"][row].tolist()
-        force = self.rows["force"][row].norm().item()
+        x, y = self.places[row].tolist()
+        force = self.force[row].norm().item()
         return (
             f"The tool is at ({x:.2f}, {y:.2f}) m, walls push it with {force:.0f} N "
             f"(at most {self.config.limit:.0f}); the goal is at {GOAL}."

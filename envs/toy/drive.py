@@ -21,15 +21,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv, paint, paint_discs, pixel_grid
 from embodied.envs.row_rng import RowRng
 
 WAVES = 3
@@ -241,6 +243,15 @@ COLLIDED = EVENTS.index("collided")
 OFF_ROAD = EVENTS.index("off_road")
 
 
+HALF = 12.0  # m from the middle of the map to its upper edge
+GROUND = (150, 165, 140)
+SHOULDER = (200, 200, 195)
+TARMAC = (235, 235, 230)
+OBSTACLE = (230, 140, 40)
+CAR = (200, 60, 50)
+NOSE = (120, 30, 25)
+
+
 @dataclass(frozen=True)
 class Config:
     """Settings of the driving task."""
@@ -254,12 +265,19 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class Drive(VecEnv):
+class Drive(BatchedEnv):
     """Observations: `state`, points of the `route` ahead and the nearest `obstacles` in the car's
     frame; `critic/clocks`: what remains of the route, for how long the car has been off centre and
     how long ago other rules were broken (s); `critic/time_left`; `privileged/events` of the last
     step. Actions: throttle (negative: brake) and steering.
     """
+
+    name = "drive"
+    kept: ClassVar = {
+        **{key: key for key in ("car", "place", "last", "since", "broken", "events", "age")},
+        **{"generator": "streams.state", "road": "roads.table", "traffic": "roads.traffic"},
+    }
+    keeps_obs = True
 
     def __init__(self, config: Config) -> None:
         if config.length < SHORTEST:
@@ -286,10 +304,10 @@ class Drive(VecEnv):
         self.broken = torch.zeros(n, dtype=torch.bool)  # whether a rule was broken
         self.events = torch.zeros(n, len(EVENTS))  # of the last step
         self.age = torch.zeros(n, dtype=torch.int64)
-        self._begin(self.every)
-        self.obs = self._observation(self.every, self.roads.obstacles_of(self.every))
+        self.begin(self.every)
+        self.obs = self.observe(self.every)
 
-    def _begin(self, rows: Tensor) -> None:
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         self.roads.begin(self.streams, rows)
         lots = 2 * self.streams.uniform(3, rows) - 1
         start = self.roads.look_up(torch.zeros(len(rows), 1), rows)[:, 0]
@@ -309,16 +327,6 @@ class Drive(VecEnv):
         self.broken[rows] = False
         self.events[rows] = 0.0
         self.age[rows] = 0
-
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = self.every if mask is None else mask.nonzero().flatten()
-        if seed is not None:
-            self.streams.seed(seed, rows)
-        self._begin(rows)
-        self.obs = self._with_fresh(self.obs, rows)
-        return self.obs
 
     def step(self, action: Tensor) -> Step:
         action = action.clamp(-1, 1)
@@ -357,23 +365,11 @@ class Drive(VecEnv):
         late = (self.age >= self.config.horizon) & ~lost & ~won
         stops = self.config.goal_terminates
         terminated, truncated = (lost | won, late) if stops else (lost, late | won)
-        following = self.obs = self._observation(self.every, obstacles)
-        ended = terminated | truncated
-        if ended.any():
-            self._notify_before_reset(ended)
-            rows = ended.nonzero().flatten()
-            self._begin(rows)
-            self.obs = self._with_fresh(following, rows)
         log = {"success": won & ~self.broken, "violated": lost}
-        return Step(self.obs, following, reward, terminated, truncated, log)
-
-    def _with_fresh(self, obs: Tensors, rows: Tensor) -> Tensors:
-        """A copy of `obs` in which `rows` [n] are at the start of an episode."""
-        fresh = self._observation(rows, self.roads.obstacles_of(rows))
-        return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
+        following = self._observation(self.every, obstacles)
+        return self.finish(following, reward, terminated, truncated, log)
 
     def _drive(self, action: Tensor) -> None:
-        """Move the cars by one step."""
         x, y, yaw, speed, acceleration, _, curvature = self.car.unbind(1)
         throttle, steer = action.unbind(1)
         wanted = torch.where(throttle > 0, PUSH * throttle, BRAKE * throttle)
@@ -401,6 +397,9 @@ class Drive(VecEnv):
         lost = (collided + off_road) > 0
         return torch.where(lost, PENALTY * legal, legal) - before
 
+    def observe(self, rows: Tensor) -> Tensors:
+        return self._observation(rows, self.roads.obstacles_of(rows))
+
     def _observation(self, rows: Tensor, obstacles: Obstacles) -> Tensors:
         """Observations of `rows` [n]."""
         car = self.car[rows]
@@ -423,33 +422,23 @@ class Drive(VecEnv):
     def state_roles(self) -> StateRoles:
         return StateRoles({"age": None}, {"generator": None})
 
-    def get_state(self) -> Tensors:
-        kept = {"car": self.car, "place": self.place, "last": self.last, "since": self.since}
-        kept |= {"broken": self.broken, "events": self.events, "generator": self.streams.state}
-        kept |= {"age": self.age, "road": self.roads.table, "traffic": self.roads.traffic}
-        kept |= {f"obs/{name}": value for name, value in self.obs.items()}
-        return {name: value.clone() for name, value in kept.items()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        here = {name: value.clone() for name, value in state.items()}
-        self.car = here["car"]
-        self.place = here["place"]
-        self.last = here["last"]
-        self.since = here["since"]
-        self.broken = here["broken"]
-        self.events = here["events"]
-        self.age = here["age"]
-        self.streams.state = here["generator"]
-        self.roads.table = here["road"]
-        self.roads.traffic = here["traffic"]
-        self.obs = {name: here[f"obs/{name}"] for name in self.spec.obs}
-        return self.obs
-
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """A map around the car: the lane light, obstacles orange, the car red."""
-        obstacles = self.roads.obstacles_of(self.every[row : row + 1]).place[0]
+        car = self.car[row]
+        grid = pixel_grid(width, height, (-HALF, HALF), (-HALF, HALF))
+        grid[..., 0] = grid[..., 0] * width / height
+        grid = grid + car[:2]
         route = self.roads.table[row, : self.config.length, :2]
-        return picture(self.car[row], obstacles, route, (LANE, ROAD), (width, height))
+        route = route[(route - car[:2]).abs().amax(1) < 2 * HALF * max(width / height, 1)]
+        picture = torch.tensor(GROUND, dtype=torch.uint8).repeat(height, width, 1)
+        if len(route):
+            away = torch.cdist(grid.view(-1, 2), route).amin(1).view(height, width)
+            paint(picture, away < ROAD, SHOULDER)
+            paint(picture, away < LANE, TARMAC)
+        nose = car[:2] + 0.6 * torch.stack([car[2].cos(), car[2].sin()])
+        places = self.roads.obstacles_of(self.every[row : row + 1]).place[0]
+        obstacles = [(place, 0.5, OBSTACLE) for place in places]
+        return paint_discs(picture, grid, [*obstacles, (car[:2], 0.8, CAR), (nose, 0.3, NOSE)])
 
     def describe(self, row: int = 0) -> str:
         station, offset, _, legal = self.place[row].tolist()
@@ -473,41 +462,3 @@ def _uncomfortable(before: Tensor, now: Tensor) -> Tensor:
     limits = [(a > 2.40) | (a < -4.05), lateral.abs() > 4.89, total > 8.37, jerk.abs() > 4.13]
     limits += [rate.abs() > 0.95, (rate - old_rate).abs() / DT > 1.93]
     return torch.stack(limits, 1)
-
-
-HALF = 12.0  # m from the middle of the map to its upper edge
-GROUND = (150, 165, 140)
-SHOULDER = (200, 200, 195)
-TARMAC = (235, 235, 230)
-OBSTACLE = (230, 140, 40)
-CAR = (200, 60, 50)
-NOSE = (120, 30, 25)
-
-
-def picture(
-    car: Tensor,
-    obstacles: Tensor,
-    route: Tensor,
-    widths: tuple[float, float],
-    size: tuple[int, int],
-) -> Tensor:
-    """An image uint8 [height, width, 3] around `car` (x, y, yaw, ...), north up; `widths`: of the
-    lane and the road on each side of the `route` [N, 2]."""
-    width, height = size
-    y, x = torch.meshgrid(
-        torch.linspace(HALF, -HALF, height),
-        torch.linspace(-HALF, HALF, width) * width / height,
-        indexing="ij",
-    )
-    grid = torch.stack([x, y], 2) + car[:2]
-    near = route[(route - car[:2]).abs().amax(1) < 2 * HALF * max(width / height, 1)]
-    shown = torch.tensor(GROUND, dtype=torch.uint8).repeat(height, width, 1)
-    if len(near):
-        away = torch.cdist(grid.view(-1, 2), near).amin(1).view(height, width)
-        shown[away < widths[1]] = torch.tensor(SHOULDER, dtype=torch.uint8)
-        shown[away < widths[0]] = torch.tensor(TARMAC, dtype=torch.uint8)
-    nose = car[:2] + 0.6 * torch.stack([car[2].cos(), car[2].sin()])
-    discs = [(place, 0.5, OBSTACLE) for place in obstacles]
-    for place, radius, colour in (*discs, (car[:2], 0.8, CAR), (nose, 0.3, NOSE)):
-        shown[(grid - place).norm(dim=2) < radius] = torch.tensor(colour, dtype=torch.uint8)
-    return shown

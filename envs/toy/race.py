@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.reset_free.state_machine import Facts
+from embodied.envs.batched import BatchedEnv, paint, paint_discs, pixel_grid
+from embodied.envs.reset_free.wrapper import Facts
 from embodied.envs.row_rng import RowRng
 
 
@@ -125,8 +127,14 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class Race(VecEnv):
+class Race(BatchedEnv):
     """Actions: steering and throttle. The car starts at rest anywhere on the centre line."""
+
+    name = "race"
+    kept: ClassVar = {
+        **{name: name for name in ("place", "moving", "last", "goal", "crashed")},
+        "generator": "streams.state",
+    }
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -143,26 +151,21 @@ class Race(VecEnv):
         self.goal = torch.zeros(n, dtype=torch.int64)
         self.crashed = torch.zeros(n, dtype=torch.bool)
         self.streams = RowRng(config.seed, n)
-        self._begin(torch.arange(n))
+        self.begin(torch.arange(n))
+        self.obs = self.look()
 
-    def _begin(self, index: Tensor) -> None:
-        angle = 2 * math.pi * self.streams.uniform(1, index)[0]
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
+        angle = 2 * math.pi * self.streams.uniform(1, rows)[0]
         place, heading = self.track.middle(angle)
-        self.place[index] = place
+        self.place[rows] = place
         still = torch.zeros_like(heading)
-        self.moving[index] = torch.stack([heading, still, still, still], 1)
-        self.last[index] = 0.0
-        self.crashed[index] = False
-        self.goal[index] = self.track.next_goal(place)
+        self.moving[rows] = torch.stack([heading, still, still, still], 1)
+        self.last[rows] = 0.0
+        self.crashed[rows] = False
+        self.goal[rows] = self.track.next_goal(place)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        index = torch.arange(self.num_envs) if mask is None else mask.nonzero().flatten()
-        if seed is not None:
-            self.streams.seed(seed, index)
-        self._begin(index)
-        return self.look()
+    def begun(self, obs: Tensors | None, rows: Tensor) -> Tensors:
+        return self.look()  # the goals of others may have moved on
 
     def step(self, action: Tensor) -> Step:
         action = action.clamp(-1, 1)
@@ -175,9 +178,9 @@ class Race(VecEnv):
         reward = (before - after) / (DT * FAST)
         reward = reward - self.crashed * (self.config.crash + hit / 5)
         self.last = action.clone()
-        obs = self.look()
         never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return Step(obs, obs, reward, never, never.clone(), {"speed": self.moving[:, 1].clone()})
+        log = {"speed": self.moving[:, 1].clone()}
+        return self.finish(self.look(), reward, never, never.clone(), log)
 
     def _drive(self, action: Tensor, dt: float) -> Tensor:
         """Drive for `dt` s; returns how fast each car ran into a wall [n] (m/s, 0: it did not)."""
@@ -200,14 +203,18 @@ class Race(VecEnv):
         return hit
 
     def look(self) -> Tensors:
-        heading, speed, steering, rate = self.moving.unbind(1)
-        way = self.track.goal(self.goal) - self.place
+        return self.observe(torch.arange(self.num_envs))
+
+    def observe(self, rows: Tensor) -> Tensors:
+        heading, speed, steering, rate = self.moving[rows].unbind(1)
+        place = self.place[rows]
+        way = self.track.goal(self.goal[rows]) - place
         cos, sin = heading.cos(), heading.sin()
         ahead = way[:, 0] * cos + way[:, 1] * sin
         left = way[:, 1] * cos - way[:, 0] * sin
         own = torch.stack([speed, rate, steering, ahead, left], 1)
-        walls = self.track.sight(self.place, heading, self.rays, REACH)
-        return {"state": torch.cat([own, self.last, walls], 1)}
+        walls = self.track.sight(place, heading, self.rays, REACH)
+        return {"state": torch.cat([own, self.last[rows], walls], 1)}
 
     def facts(self) -> Facts:
         """The facts for `embodied.envs.reset_free.wrapper`."""
@@ -226,40 +233,21 @@ class Race(VecEnv):
     def state_roles(self) -> StateRoles:
         return StateRoles({}, {"generator": None})
 
-    def get_state(self) -> Tensors:
-        kept = {"place": self.place, "moving": self.moving, "last": self.last, "goal": self.goal}
-        kept |= {"crashed": self.crashed, "generator": self.streams.state}
-        return {name: value.clone() for name, value in kept.items()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        self.place = state["place"].clone()
-        self.moving = state["moving"].clone()
-        self.last = state["last"].clone()
-        self.goal = state["goal"].clone()
-        self.crashed = state["crashed"].clone()
-        self.streams.state = state["generator"].clone()
-        return self.look()
-
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """A map: walls dark, the goal green, the car red."""
         half = 1.3 * self.track.size
-        y, x = torch.meshgrid(
-            torch.linspace(half, -half, height),
-            torch.linspace(-half, half, width) * width / height,
-            indexing="ij",
-        )
-        grid = torch.stack([x, y], 2)
+        grid = pixel_grid(width, height, (-half, half), (-half, half))
+        grid[..., 0] = grid[..., 0] * width / height
         picture = torch.full((height, width, 3), 70, dtype=torch.uint8)
-        picture[self.track.inside(grid)] = torch.tensor([225, 225, 220], dtype=torch.uint8)
+        paint(picture, self.track.inside(grid), (225, 225, 220))
+        place = self.place[row]
         nose = 0.25 * torch.stack([self.moving[row, 0].cos(), self.moving[row, 0].sin()])
-        for place, radius, colour in (
-            (self.track.goal(self.goal)[row], 0.3, [80, 170, 100]),
-            (self.place[row], 0.22, [200, 60, 50]),
-            (self.place[row] + nose, 0.12, [120, 30, 25]),
-        ):
-            disc = (grid - place).norm(dim=2) < radius
-            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
-        return picture
+        discs = [
+            (self.track.goal(self.goal)[row], 0.3, (80, 170, 100)),
+            (place, 0.22, (200, 60, 50)),
+            (place + nose, 0.12, (120, 30, 25)),
+        ]
+        return paint_discs(picture, grid, discs)
 
     def describe(self, row: int = 0) -> str:
         x, y = self.place[row].tolist()

@@ -9,16 +9,17 @@ environment's own reward is 1/R for the first visit of each of R rooms in an epi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Bound, Count, CountOrZero
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv
 from embodied.envs.maze.env import GO, LEFT, RIGHT, WAYS, fitted
 from embodied.envs.row_rng import RowRng
 
@@ -45,10 +46,16 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class Rooms(VecEnv):
+class Rooms(BatchedEnv):
     """Observation: `view` [V, V] symbols with the agent in the middle of the lowest row, facing up,
     and `facing` [1]. Actions: turn left, turn right, go forward. Success: all rooms were visited.
     """
+
+    name = "rooms"
+    kept: ClassVar = {
+        **{key: key for key in ("cells", "loud", "unlit", "visited", "flicker")},
+        **{"place": "place", "facing": "facing", "age": "age", "stream": "streams.state"},
+    }
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -84,6 +91,7 @@ class Rooms(VecEnv):
         self.loud, self.unlit, self.visited = np.zeros((3, n, self.count), bool)
         self.flicker = np.zeros((n, view * view), np.uint8)
         self.place, self.facing, self.age = np.zeros((3, n), np.int64)
+        self.obs = self.observe(torch.from_numpy(self.every))
 
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
         """The room of every cell [W * W] (-1: none), and what is there without doors."""
@@ -95,17 +103,6 @@ class Rooms(VecEnv):
         room = row[:, None] * self.config.rooms + row[None]
         room[~(inside[:, None] & inside[None])] = -1
         return room.ravel(), np.where(room.ravel() >= 0, EMPTY, WALL).astype(np.uint8)
-
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        if task is not None:
-            raise ValueError("rooms has no task vector; call reset without `task`")
-        rows = self.every if mask is None else mask.cpu().numpy().astype(bool).nonzero()[0]
-        if seed is not None:
-            self.streams.seed(seed, torch.from_numpy(rows))
-        self._begin(rows)
-        return self._observe()
 
     def step(self, action: Tensor) -> Step:
         act = action.detach().cpu().numpy()
@@ -130,83 +127,67 @@ class Rooms(VecEnv):
         )
         won = torch.from_numpy(self.visited.all(1))
         late = self.age >= self.config.horizon
-        obs = following = self._observe()
-        if late.any():
-            self._notify_before_reset(torch.from_numpy(late))
-            self._begin(late.nonzero()[0])
-            obs = self._observe()
-        ends = torch.zeros(self.num_envs, dtype=torch.bool), torch.from_numpy(late)
-        return Step(obs, following, torch.from_numpy(reward), *ends, {"success": won})
+        following = self.observe(torch.from_numpy(self.every))
+        never = torch.zeros(self.num_envs, dtype=torch.bool)
+        pay = torch.from_numpy(reward)
+        return self.finish(following, pay, never, torch.from_numpy(late), {"success": won})
 
-    def _begin(self, rows: np.ndarray) -> None:
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         config = self.config
         count = self.count
         side = self.config.rooms
-        lots = (
-            self.streams.uniform(count + 4 * count + 1, torch.from_numpy(rows)).T.double().numpy()
-        )
+        envs = rows.numpy()
+        lots = self.streams.uniform(count + 4 * count + 1, rows).T.double().numpy()
         middle = count // 2
         order = lots[:, :count].copy()
         order[:, middle] = 2.0  # neither noisy nor dark
         rank = order.argsort(1).argsort(1)
-        self.loud[rows] = rank < config.noisy
-        self.unlit[rows] = (rank >= config.noisy) & (rank < config.noisy + config.dark)
+        self.loud[envs] = rank < config.noisy
+        self.unlit[envs] = (rank >= config.noisy) & (rank < config.noisy + config.dark)
         places = np.minimum((lots[:, count:-1] * config.size).astype(int), config.size - 1)
-        self.cells[rows] = self.plan
+        self.cells[envs] = self.plan
         for room in range(count):
             row, column = divmod(room, side)
             right, down, *switch = (places[:, 4 * room + i] for i in range(4))
             corner = self._corner(row, column)
             if column + 1 < side:
-                self.cells[rows, corner + right * self.width + config.size] = EMPTY
+                self.cells[envs, corner + right * self.width + config.size] = EMPTY
             if row + 1 < side:
-                self.cells[rows, corner + config.size * self.width + down] = EMPTY
-            at = rows[self.loud[rows, room]]
-            there = (corner + switch[0] * self.width + switch[1])[self.loud[rows, room]]
+                self.cells[envs, corner + config.size * self.width + down] = EMPTY
+            at = envs[self.loud[envs, room]]
+            there = (corner + switch[0] * self.width + switch[1])[self.loud[envs, room]]
             self.cells[at, there] = SWITCH
-        self.facing[rows] = np.minimum((lots[:, -1] * 4).astype(int), 3)
+        self.facing[envs] = np.minimum((lots[:, -1] * 4).astype(int), 3)
         centre = config.size // 2
-        self.place[rows] = self._corner(*divmod(middle, side)) + centre * self.width + centre
-        self.age[rows] = 0
-        self.visited[rows] = False
-        self.visited[rows, middle] = True
+        self.place[envs] = self._corner(*divmod(middle, side)) + centre * self.width + centre
+        self.age[envs] = 0
+        self.visited[envs] = False
+        self.visited[envs, middle] = True
 
     def _corner(self, row: int, column: int) -> int:
-        """The first cell of a room."""
         return (row * self.step_size + 1 + self.pad) * self.width + (
             column * self.step_size + 1 + self.pad
         )
 
-    def _observe(self) -> Tensors:
-        at = self.place[:, None] + self.looks[self.facing]
-        seen = self.cells[self.every[:, None], at].copy()
+    def observe(self, rows: Tensor) -> Tensors:
+        envs = rows.numpy()[:, None]
+        facing = self.facing[rows.numpy()]
+        at = self.place[envs] + self.looks[facing]
+        seen = self.cells[envs, at].copy()
         room = self.room[at]
-        rows = self.every[:, None]
         inside = room >= 0
-        noisy = inside & self.loud[rows, room] & (seen == EMPTY)
-        seen = np.where(noisy, NOISE + self.flicker, seen)
-        seen = np.where(inside & self.unlit[rows, room], DARK, seen).astype(np.uint8)
+        noisy = inside & self.loud[envs, room] & (seen == EMPTY)
+        seen = np.where(noisy, NOISE + self.flicker[envs[:, 0]], seen)
+        seen = np.where(inside & self.unlit[envs, room], DARK, seen).astype(np.uint8)
         view = self.config.view
         return {
             "view": torch.from_numpy(seen.reshape(-1, view, view)),
-            "facing": torch.from_numpy(self.facing.astype(np.uint8)[:, None]),
+            "facing": torch.from_numpy(facing.astype(np.uint8)[:, None]),
         }
 
     @property
     def state_roles(self) -> StateRoles:
         return StateRoles({"age": None}, {"stream": None})
-
-    def get_state(self) -> Tensors:
-        names = ("cells", "loud", "unlit", "visited", "flicker", "place", "facing", "age")
-        state = {name: torch.from_numpy(getattr(self, name).copy()) for name in names}
-        return state | {"stream": self.streams.state.clone()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        for name, value in state.items():
-            if name != "stream":
-                setattr(self, name, value.numpy().copy())
-        self.streams.state = state["stream"].clone()
-        return self._observe()
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """The rooms from above: those seen so far are green, noisy ones violet, dark ones black."""

@@ -7,14 +7,16 @@ is the wall between them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Fraction
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv, Generators, paint, paint_discs, pixel_grid
 
 STRIDE = 0.05  # how far an action of 1 moves the point, in units of the square's side
 WALL = (0.45, 0.55)
@@ -34,8 +36,11 @@ class Config:
     seed: CountOrZero = 0  # of the random numbers
 
 
-class TwoGap(VecEnv):
+class TwoGap(BatchedEnv):
     """Observation: position in the unit square; action: velocity. The wall stops the point."""
+
+    name = "two_gap"
+    kept: ClassVar = {"place": "place", "age": "age", "generator": "streams.state"}
 
     def __init__(self, config: Config) -> None:
         self.num_envs = config.num_envs
@@ -48,29 +53,18 @@ class TwoGap(VecEnv):
             dt=0.1,
             text="pass the wall through either gap and go to the goal",
         )
-        self.generators = [torch.Generator() for _ in range(self.num_envs)]
+        self.streams = Generators(config.seed, self.num_envs)
         self.place = torch.zeros(self.num_envs, 2)
         self.age = torch.zeros(self.num_envs, dtype=torch.int64)
-        self._seed(config.seed, torch.ones(self.num_envs, dtype=torch.bool))
 
-    def _seed(self, seed: int, mask: Tensor) -> None:
-        for row in mask.nonzero().flatten().tolist():
-            self.generators[row].manual_seed(seed * 1_000_003 + row)
-
-    def _begin(self, mask: Tensor) -> None:
-        for row in mask.nonzero().flatten().tolist():
-            x, y = torch.rand(2, generator=self.generators[row])
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
+        for row in rows.tolist():
+            x, y = self.streams.uniform(2, row)
             self.place[row] = torch.stack([0.03 + 0.1 * x, 0.4 + 0.2 * y])
-            self.age[row] = 0
+        self.age[rows] = 0
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        if seed is not None:
-            self._seed(seed, rows)
-        self._begin(rows)
-        return {"state": self.place.clone()}
+    def observe(self, rows: Tensor) -> Tensors:
+        return {"state": self.place[rows]}
 
     def step(self, action: Tensor) -> Step:
         self.place = moved(self.place, STRIDE * action.clamp(-1, 1), self.gaps)
@@ -78,42 +72,19 @@ class TwoGap(VecEnv):
         following = {"state": self.place.clone()}
         won = (self.place - torch.tensor(GOAL)).norm(dim=1) < NEAR
         late = (self.age >= self.horizon) & ~won
-        if (won | late).any():
-            self._notify_before_reset(won | late)
-            self._begin(won | late)
-        obs = {"state": self.place.clone()}
-        return Step(obs, following, won.float(), won, late, {"success": won})
+        return self.finish(following, won.float(), won, late, {"success": won})
 
     @property
     def state_roles(self) -> StateRoles:
         return StateRoles({"age": None}, {"generator": None})
 
-    def get_state(self) -> Tensors:
-        words = torch.stack([generator.get_state() for generator in self.generators])
-        return {"place": self.place.clone(), "age": self.age.clone(), "generator": words}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        self.place = state["place"].clone()
-        self.age = state["age"].clone()
-        for generator, words in zip(self.generators, state["generator"], strict=True):
-            generator.set_state(words.clone())
-        return {"state": self.place.clone()}
-
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """A map: wall dark, goal green, the point red."""
-        y, x = torch.meshgrid(
-            torch.linspace(1, 0, height), torch.linspace(0, 1, width), indexing="ij"
-        )
-        grid = torch.stack([x, y], 2)
+        grid = pixel_grid(width, height, (0, 1), (0, 1))
         picture = torch.full((height, width, 3), 235, dtype=torch.uint8)
-        picture[inside(grid, self.gaps)] = torch.tensor([70, 75, 85], dtype=torch.uint8)
-        for place, radius, colour in (
-            (torch.tensor(GOAL), NEAR, [80, 170, 100]),
-            (self.place[row], 0.02, [200, 60, 50]),
-        ):
-            disc = (grid - place).norm(dim=2) < radius
-            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
-        return picture
+        paint(picture, inside(grid, self.gaps), (70, 75, 85))
+        goal = (torch.tensor(GOAL), NEAR, (80, 170, 100))
+        return paint_discs(picture, grid, [goal, (self.place[row], 0.02, (200, 60, 50))])
 
     def describe(self, row: int = 0) -> str:
         x, y = self.place[row].tolist()

@@ -8,7 +8,7 @@ of symbols, the frequency of symbol j in this episode,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, nearest
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
+from embodied.envs.wrappers.stack import EpisodeWrapper
 
 KNOWN = "known"
 CLOCK = "clock"
@@ -34,7 +34,7 @@ class Config:
     floor: Positive = 1e-3  # smallest probability of a symbol
 
 
-class EpisodicDensity(Wrapper):
+class EpisodicDensity(EpisodeWrapper):
     """Adds the observations `known` [P * S] (theta) and `clock` [1]. Every observation after an
     action is counted, unless `count` switched it off.
     """
@@ -61,7 +61,6 @@ class EpisodicDensity(Wrapper):
         self.memory["counting"] = torch.ones(n, dtype=torch.bool)
 
     def count(self, on: bool) -> None:
-        """Select whether observations are counted from now on."""
         self.memory["counting"] = torch.full_like(self.memory["counting"], on)
 
     def surprise(self, before: Tensors, after: Tensors) -> Tensor:
@@ -71,27 +70,14 @@ class EpisodicDensity(Wrapper):
         picture = after[self.config.of].flatten(1).long()
         return -theta.gather(2, picture[..., None])[..., 0].log().mean(1)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        obs = self.env.reset(seed, task, mask)
-        self._clear(self.rows(mask))
-        return self.transform_obs(obs)
-
-    def step(self, action: Tensor) -> Step:
-        step = self.env.step(action)
+    def see(self, obs: Tensors) -> None:
         memory = self.memory
-        picture = step.next_obs[self.config.of].flatten(1).long()
+        picture = obs[self.config.of].flatten(1).long()
         shown = functional.one_hot(picture, self.symbols).float()
         memory["counts"] = memory["counts"] + shown * memory["counting"][:, None, None]
         memory["age"] = memory["age"] + 1
-        following = self.transform_obs(step.next_obs)
-        if not step.ended.any():
-            return replace(step, obs=following, next_obs=following)
-        self._clear(step.ended)
-        return replace(step, obs=self.transform_obs(step.obs), next_obs=following)
 
-    def _clear(self, rows: Tensor) -> None:
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
         memory = self.memory
         memory["counts"] = memory["counts"] * ~rows[:, None, None]
         memory["age"] = memory["age"] * ~rows

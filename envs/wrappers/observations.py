@@ -5,11 +5,8 @@
 for elements e of a vector by name; m is drawn once per episode. The error of a relative element
 `A_from_B` follows from those of A and B, as on a robot that computes it from both.
 
-Partial: keeps only selected elements of an observation (partial observability).
-
-    seen = o[elements]
-
-An environment without velocities is the usual test of memory (Hausknecht and Stone, 2015).
+Partial keeps only selected elements of an observation: an environment without velocities is the
+usual test of memory (Hausknecht and Stone, 2015).
 """
 
 from __future__ import annotations
@@ -23,10 +20,9 @@ from torch import Tensor
 
 from embodied.core.bounds import CountOrZero, NonNegative
 from embodied.core.build import ConfigError, nearest
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, VecEnv
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
 from embodied.envs.row_rng import RowRng
 from embodied.envs.wrappers.stack import EpisodeWrapper
 
@@ -89,7 +85,6 @@ class ObservationNoise(EpisodeWrapper):
         return {**obs, self.leaf: obs[self.leaf] + off}
 
     def begin(self, obs: Tensors, rows: Tensor) -> None:
-        """Another bias, and other noise, for the episodes that begin."""
         index = rows.nonzero().flatten()
         self.memory["bias"][index] = self._noise(index) * self.bias
         self.memory["noise"][index] = self._noise(index) * self.deviation
@@ -120,7 +115,7 @@ class PartialConfig:
     elements: Mapping[str, tuple[CountOrZero, ...]]  # indices to keep, in order, by leaf
 
 
-class Partial(Wrapper):
+class Partial(EpisodeWrapper):
     """Policies and critics observe only selected elements of some leaves."""
 
     def __init__(self, config: PartialConfig, env: VecEnv) -> None:
@@ -135,30 +130,17 @@ class Partial(Wrapper):
             for name, elements in config.elements.items()
         }
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        return self.transform_obs(self.env.reset(seed, task, mask))
-
-    def step(self, action: Tensor) -> Step:
-        step = self.env.step(action)
-        following = self.transform_obs(step.next_obs)
-        obs = following if step.obs is step.next_obs else self.transform_obs(step.obs)
-        return replace(step, obs=obs, next_obs=following)
-
     def transform_obs(self, obs: Tensors) -> Tensors:
         parts = {name: obs[name].index_select(1, index) for name, index in self.index.items()}
         return {**obs, **parts}
 
 
 def part(name: str, leaf: Leaf, elements: tuple[int, ...]) -> Leaf:
-    """The leaf of some elements of a vector."""
     size = leaf.shape[0] if len(leaf.shape) == 1 else 0
     if not elements or not all(0 <= element < size for element in elements):
         raise ConfigError(
             f"Partial: elements {list(elements)} are invalid for {name}{list(leaf.shape)}; list "
-            "the "
-            "indices of elements of a vector, from 0"
+            "the indices of elements of a vector, from 0"
         )
 
     def chosen(bound: Bound) -> Bound:

@@ -17,7 +17,7 @@ from embodied.envs.row_rng import RowRng
 
 
 class EpisodeWrapper(Wrapper):
-    """Base class of wrappers whose memory begins anew with every episode."""
+    """Base class of wrappers of observations whose memory begins anew with every episode."""
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -42,8 +42,8 @@ class EpisodeWrapper(Wrapper):
         """Seed the generators of `rows` [B] (bool); default: there are none."""
 
     def begin(self, obs: Tensors, rows: Tensor) -> None:
-        """Start episodes in `rows` [B] (bool), whose first observations are in `obs`."""
-        raise NotImplementedError
+        """Start episodes in `rows` [B] (bool), whose first observations are in `obs`; default:
+        there is no memory."""
 
     def send(self, action: Tensor) -> Tensor:
         """The action that is applied for `action`; default: the same."""

@@ -12,8 +12,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from embodied.core.actor import Actor
-from embodied.envs.fr3.language.env import Config, LanguageTasks
-from embodied.envs.fr3.language.instructions import INSTRUCTIONS
+from embodied.envs.fr3.language import INSTRUCTIONS, Config, LanguageTasks
 from embodied.policies.scripted import fr3_tasks
 
 WIDTH = 240

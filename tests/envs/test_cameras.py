@@ -1,8 +1,11 @@
-"""Cameras: films are as good as the scene says, observations cost what a policy needs."""
+"""Cameras: films, observations and depth at what they cost; clouds; machines without a display."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +14,16 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from embodied import envs
+from embodied.core.build import ConfigError
+from embodied.core.point_cloud import Sampling, cloud, thinned, unproject
 from embodied.embodiments import fr3
 from embodied.envs.fr3.base import RenderScene, TaskInstance
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.envs.mujoco.cameras import Cameras, decimate
+from embodied.envs.wrappers import point_cloud
 
 SCENE = """
 <mujoco>
@@ -124,3 +132,181 @@ def test_an_observation_shows_colours_and_follows_the_light() -> None:
     env.close()
     assert red(bright)[30:].sum() >= 6, "the cube"
     assert dark.mean() < 0.7 * bright.mean()
+
+
+HEADLESS = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MUJOCO_GL")}
+NO_EGL = """
+import ctypes
+real = ctypes.CDLL
+class Without(real):
+    def __init__(self, name=None, *rest, **more):
+        if name and "EGL" in str(name):
+            raise OSError("no such file")
+        super().__init__(name, *rest, **more)
+ctypes.CDLL = ctypes.cdll._dlltype = Without
+import torch
+from embodied.envs.fr3.env import Fr3
+from embodied.core.build import build
+from embodied.core.env import VecEnv
+env = build({"_target_": "embodied.envs.fr3.env.Fr3", "num_envs": 1}, VecEnv)
+env.reset(seed=0)
+env.step(torch.zeros(1, env.spec.act.size))
+try:
+    env.render()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_without_egl_environments_step_and_say_what_rendering_needs() -> None:
+    """`import mujoco` with MUJOCO_GL=egl raises where EGL's library is missing."""
+    ended = subprocess.run(
+        [sys.executable, "-c", NO_EGL], env=HEADLESS, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("NoDisplay"), ended.stdout
+    assert "install libegl1" in ended.stdout
+
+
+def test_egl_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
+    assert envs.headless_backend() == "egl"
+
+
+BOX = Sampling(points=64, voxel=0.05, low=(0, 0, 0), high=(1, 1, 1))
+
+
+def ordered(cloud: NDArray[np.float32]) -> NDArray[np.float64]:
+    values = cloud.astype(np.float64).round(5)
+    return cloud[np.lexsort(values.T[::-1])]
+
+
+def test_a_pixel_is_a_ray() -> None:
+    """Depth 2 m, focal length 4 px, principal point (1, 1): pixel (u, v) is seen at
+    2 (u - 1/2) / 4, 2 (v - 1/2) / 4, 2 in the camera, here turned to look along base x."""
+    matrix = torch.tensor([[[4.0, 0, 1], [0, 4, 1], [0, 0, 1]]])
+    pose = torch.eye(4)[None].clone()
+    # Camera x is base -y, camera y is base -z, camera z is base x.
+    pose[0, :3, :3] = torch.tensor([[0.0, 0, 1], [-1, 0, 0], [0, -1, 0]])
+    pose[0, :3, 3] = torch.tensor([10.0, 20, 30])
+    points = unproject(torch.full((1, 2, 2), 2.0), matrix, pose)[0]
+    expected = [[12, 20.25, 30.25], [12, 19.75, 30.25], [12, 20.25, 29.75], [12, 19.75, 29.75]]
+    torch.testing.assert_close(points, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_voxels_and_farthest_points_by_hand() -> None:
+    """The grid begins at 0.1 - 0.1 = 0: cells [0, .2), [.2, .4), ...; two points share the first.
+    From the first cell's mean (0.12), the farthest is 0.9, then 0.5 (0.3 is the one left out)."""
+    config = Sampling(points=3, voxel=0.2, low=(0, 0, 0), high=(1, 1, 1))
+    x = torch.tensor([0.9, 0.1, 0.14, 0.3, 0.5, 5.0, torch.nan])
+    points = torch.stack([x, torch.full_like(x, 0.5), torch.full_like(x, 0.5)], 1)[None]
+    assert thinned(points, None, config)[0, :, 0].tolist() == pytest.approx([0.12, 0.5, 0.9])
+    colours = x[None, :, None].expand(-1, -1, 3)
+    assert thinned(points, colours, config)[0, :, 3].tolist() == pytest.approx([0.12, 0.5, 0.9])
+
+
+def test_few_points_repeat_and_none_are_zeros() -> None:
+    inside = torch.tensor([[[0.1, 0.1, 0.1], [0.9, 0.9, 0.9]], [[2.0, 2, 2], [0.2, 0.3, 0.4]]])
+    both = thinned(torch.cat([inside, inside + 5]), None, BOX)
+    assert both.shape == (4, 64, 3)
+    for row, count in ((0, 2), (1, 1)):
+        assert len(both[row].unique(dim=0)) == count
+    torch.testing.assert_close(both[0, :4], inside[0].repeat(2, 1))
+    assert not both[2:].any()
+    one = cloud(inside[0].double().numpy(), None, BOX)
+    np.testing.assert_allclose(one[:4], both[0, :4].numpy(), atol=1e-6)
+    assert not cloud(inside[0].double().numpy() + 5, None, BOX).any()
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_open3d_and_torch_give_the_same_clouds(colour: bool) -> None:
+    random = np.random.default_rng(0)
+    points = random.uniform(-0.3, 1.3, (4, 3000, 3))
+    points[1] *= 0.1  # fewer voxels than points asked for
+    points[2, ::7] = np.nan
+    shades = random.uniform(0, 1, points.shape) if colour else None
+    batch = thinned(
+        torch.from_numpy(points), None if shades is None else torch.from_numpy(shades), BOX
+    ).numpy()
+    for row in range(4):
+        single = cloud(points[row], None if shades is None else shades[row], BOX)
+        assert single.shape == batch[row].shape == (64, 6 if colour else 3)
+        np.testing.assert_allclose(ordered(single), ordered(batch[row]), atol=1e-5)
+    assert len(np.unique(batch[0], axis=0)) == 64 > len(np.unique(batch[1], axis=0))
+
+
+def test_depth_is_of_the_scene() -> None:
+    """A wall 2 m ahead of the camera, a box in front of it whose face is 1.5 m away."""
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><light pos='0 0 1'/><camera name='eye' pos='0 0 1' "
+        "xyaxes='0 -1 0 0 0 1' fovy='60'/><geom type='box' size='.1 3 3' pos='2.1 0 1'/>"
+        "<geom type='box' size='.1 .1 .1' pos='1.6 .3 1.2'/></worldbody></mujoco>"
+    )
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    cameras = Cameras((), 0)
+    depth = torch.from_numpy(cameras.depth(model, data, "eye", 80, 60))
+    eye = cameras.pinhole(model, data, "eye", 80, 60)
+    assert eye.matrix[0, 0] == pytest.approx(30 / math.tan(math.radians(30)))
+    points = unproject(
+        depth[None], torch.from_numpy(eye.matrix)[None], torch.from_numpy(eye.pose)[None]
+    )[0]
+    face = points[points[:, 0] < 1.55]
+    torch.testing.assert_close(face[:, 0], torch.full_like(face[:, 0], 1.5), atol=2e-3, rtol=0)
+    # The face's edges, to a pixel (1.5 m / 52 px = 2.9 cm).
+    low, high = face.amin(0), face.amax(0)
+    assert low[1:].tolist() == pytest.approx([0.2, 1.1], abs=0.03)
+    assert high[1:].tolist() == pytest.approx([0.4, 1.3], abs=0.03)
+    wall = points[points[:, 0] > 1.75]
+    torch.testing.assert_close(wall[:, 0], torch.full_like(wall[:, 0], 2.0), atol=3e-3, rtol=0)
+    cameras.close()
+
+
+def test_both_cameras_see_the_cube_where_it_is() -> None:
+    for camera in ("front", "wrist"):
+        seen = point_cloud.Config(
+            cameras=(camera,), colour=True, voxel=0.004, points=600, size=96, by="torch"
+        )
+        env = Fr3(Config(num_envs=1, threads=1, drawing="light", clouds=seen))
+        task = torch.full((1, 5), 0.5)
+        obs = env.reset(0, task=task)
+        # The tool starts anywhere; hold it above the cube so that the hand's camera sees it.
+        for _ in range(12):
+            away = obs["state"][0, 24:27]
+            action = torch.zeros(1, 4)
+            action[0, :2] = (-away[:2] / 0.025).clamp(-1, 1)
+            action[0, 3] = 1
+            obs = env.step(action).obs
+        points, cube = obs["points"][0], obs["state"][0, 21:24]
+        red = (points[:, 3] > 0.3) & (points[:, 3] > 2 * points[:, 4])
+        red &= points[:, 2] < 0.1  # not the red light on the hand
+        body = points[red, :3]
+        half = float(obs["state"][0, 29])
+        assert len(body) > 5
+        assert (body[:, 2].max() - 2 * half).abs() < 0.004
+        inside = (body - cube).abs().amax(1) < half * math.sqrt(2) + 0.005
+        assert inside.float().mean() > 0.95
+        env.close()
+
+
+def test_the_cloud_of_a_row_that_ended_is_of_its_end() -> None:
+    few = point_cloud.Config(points=64, size=32)
+    env = Fr3(Config(num_envs=2, threads=1, horizon=2, drawing="light", clouds=few))
+    env.reset(0)
+    env.step(torch.zeros(2, 4))
+    env.reset(mask=torch.tensor([False, True]))
+    step = env.step(torch.zeros(2, 4))
+    assert step.ended.tolist() == [True, False]
+    assert not torch.equal(step.next_obs["points"][0], step.obs["points"][0])
+    assert torch.equal(step.next_obs["points"][1], step.obs["points"][1])
+    assert env.spec.obs["points"].is_points
+    env.close()
+
+
+def test_wrong_settings_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="is empty"):
+        Sampling(low=(1.0, 0, 0), high=(0.5, 1, 1))
+    with pytest.raises(ConfigError, match="at least one camera"):
+        Fr3(Config(num_envs=1, clouds=point_cloud.Config(cameras=())))
+    with pytest.raises(ValueError, match="camera 'side'"):
+        Fr3(Config(num_envs=1, clouds=point_cloud.Config(cameras=("side",)))).reset(0)

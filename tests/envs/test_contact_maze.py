@@ -26,8 +26,8 @@ def quiet(n: int = 1, **settings: float) -> ContactMaze:
 
 
 def put(env: ContactMaze, *places: tuple[float, float]) -> None:
-    env.rows["place"] = torch.tensor(places)
-    env.rows["setpoint"] = torch.tensor(places)
+    env.places = torch.tensor(places)
+    env.setpoints = torch.tensor(places)
 
 
 def test_a_wall_pushes_back_as_a_spring_and_a_damper_and_never_pulls() -> None:
@@ -65,7 +65,7 @@ def test_a_stiff_arm_presses_too_hard_and_a_soft_one_does_not(
 def test_a_violation_ends_the_episode_and_is_no_success() -> None:
     env = quiet(2)
     put(env, (0.05, 0.45), (0.3, 0.3))
-    env.rows["velocity"] = torch.tensor([[-3.0, 0.0], [0.0, 0.0]])
+    env.velocity = torch.tensor([[-3.0, 0.0], [0.0, 0.0]])
     for _ in range(3):
         step = env.step(torch.zeros(2, 3))
         if step.log["violated"][0]:
@@ -78,11 +78,11 @@ def test_a_violation_ends_the_episode_and_is_no_success() -> None:
 
 def test_nobody_moves_it_but_a_hand_does() -> None:
     env = quiet()
-    before = env.rows["place"].clone()
+    before = env.places.clone()
     for _ in range(10):
         env.step(torch.zeros(1, 3))
-    torch.testing.assert_close(env.rows["place"], before)
-    env.rows["push"][:, 0], env.rows["when"][:] = torch.tensor([10.0, 0.0]), 12
+    torch.testing.assert_close(env.places, before)
+    env.push[:, 0], env.when[:] = torch.tensor([10.0, 0.0]), 12
     places = [env.step(torch.zeros(1, 3)).next_obs["state"][0, 0] for _ in range(10)]
     assert (torch.stack(places[:2]) - before[0, 0]).abs().max() < 1e-6
     # At most 10 N / K, K = 316 N/m: 32 mm, and it comes back a little.
@@ -109,7 +109,7 @@ def test_there_is_a_way() -> None:
     points = torch.tensor([[0.1, 0.4], [0.2, 0.4], [0.3, 0.3], [0.4, 0.2], GOAL])
     at = torch.zeros(8, dtype=torch.int64)
     for _ in range(240):
-        place: Tensor = env.rows["place"]
+        place: Tensor = env.places
         at = (at + ((points[at] - place).norm(dim=1) < 0.03)).clamp(max=len(points) - 1)
         aim = points[at] - place
         aim = aim / aim.norm(dim=1, keepdim=True).clamp(min=0.05)

@@ -1,4 +1,4 @@
-"""Crafter: the package's numbers exactly, in processes or not, saved and continued."""
+"""Crafter: the package's numbers exactly, in processes or not, saved, continued, and in words."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ opensimplex = pytest.importorskip("opensimplex")
 from embodied.core.actor import Actor  # noqa: E402
 from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.env import Step  # noqa: E402
-from embodied.envs.crafter.env import Config, Crafter, row_seed, score  # noqa: E402
+from embodied.core.tensors import Tensors  # noqa: E402
+from embodied.envs.crafter.env import Config, Crafter, read, row_seed, score, words, write  # noqa: E402
 from embodied.envs.crafter.maps import Noise, make  # noqa: E402
 from embodied.envs.crafter.picture import picture, seen  # noqa: E402
 from embodied.envs.crafter.player import COW, KINDS, PLANT, RIPE, Thing, World  # noqa: E402
-from embodied.envs.crafter.pool import words  # noqa: E402
 from embodied.envs.crafter.rules import (  # noqa: E402
     ACHIEVEMENTS,
     ACTIONS,
@@ -33,7 +33,9 @@ from embodied.envs.crafter.rules import (  # noqa: E402
     RIGHT,
     RIM,
     STRIDE,
+    SYMBOL,
     TABLE,
+    happened,
     place,
 )
 from tests.tiers import only_all  # noqa: E402
@@ -235,8 +237,6 @@ def test_a_saved_world_goes_on_exactly_also_elsewhere() -> None:
 def test_other_states_of_a_chunk_are_saved_too() -> None:
     """Who came to a chunk first decides who leaves it: the order survives."""
     world, copy = World(5), World(6)
-    from embodied.envs.crafter import pool as crafter_state
-
     first, second = Thing(COW, place(1, 1)), Thing(COW, place(13, 1))
     for thing in (first, second):
         world.who[thing.at] = None
@@ -244,7 +244,7 @@ def test_other_states_of_a_chunk_are_saved_too() -> None:
     world.cells[place(12, 1)] = world.cells[place(11, 1)] = 2
     world.move(second, LEFT, bytes([1] * 13))
     world.move(second, LEFT, bytes([1] * 13))
-    crafter_state.write(copy, crafter_state.read(world))
+    write(copy, read(world))
     order = {chunk: [t.at for t in things] for chunk, things in world.chunks.items()}
     assert {chunk: [t.at for t in things] for chunk, things in copy.chunks.items()} == order
     assert list(copy.chunks) == list(world.chunks)
@@ -335,3 +335,66 @@ def test_nothing_of_a_map_is_shared() -> None:
     one, two = make(9), make(9)
     one.cells[place(0, 0)] = 0
     assert two.cells[place(0, 0)] != 0
+
+
+def shown(ahead: str = "grass", sleeping: bool = False, **items: int) -> Tensors:
+    """A player that looks left at `ahead`."""
+    symbols = torch.full((1, 7, 9), SYMBOL["grass"], dtype=torch.uint8)
+    symbols[0, 3, 3] = SYMBOL[ahead]
+    inventory = torch.tensor(
+        [[float(items.get(name, 5 if i < 4 else 0)) for i, name in enumerate(ITEMS)]]
+    )
+    return {
+        "symbols": symbols,
+        "facing": torch.zeros(1, 1, dtype=torch.uint8),
+        "body": torch.tensor([[float(sleeping), 1.0]]),
+        "inventory": inventory,
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (shown("tree"), shown("tree", wood=1), "you collected wood"),
+        (shown(wood=1), shown("table"), "you placed a table"),
+        (shown("table", wood=1), shown("table", wood_pickaxe=1), "you made a wood pickaxe"),
+        (shown(sapling=1), shown("plant"), "you placed a plant"),
+        (shown("cow"), shown(food=9), "you ate a cow"),
+        (shown("water"), shown("water", drink=6), "you drank water"),
+        (shown(), shown(sleeping=True), "you fell asleep"),
+        (shown(), shown(health=3), "you were hurt badly"),
+        (shown(), shown(drink=4), "you are thirstier"),
+        (shown(), shown("iron"), "you face iron"),
+        (shown("tree"), shown("tree"), ""),
+    ],
+)
+def test_what_happened(before: Tensors, after: Tensors, said: str) -> None:
+    assert happened(before, after) == [said]
+
+
+def test_pictures_alone_do_not_say() -> None:
+    with pytest.raises(ConfigError, match="symbols and inventory"):
+        happened({"image": torch.zeros(1)}, {"image": torch.zeros(1)})
+
+
+def test_on_the_way_to_a_pickaxe() -> None:
+    """A scripted player's messages: wood before the table, the table before the pickaxe."""
+    env = Crafter(Config(num_envs=4, workers=0, length=400, goal="make_wood_pickaxe"))
+    player = build(
+        {"_target_": "embodied.policies.scripted.crafter.Woodcutter"}, Policy, spec=env.spec
+    )
+    obs, said = env.reset(0), [[] for _ in range(4)]
+    carry, over = player.initial(4), torch.zeros(4, dtype=torch.bool)
+    for _ in range(400):
+        action, carry = player.act(obs, carry, player.sample_noise(4))
+        step = env.step(action[:, 0])
+        for row, text in enumerate(env.event_captions(obs, step.next_obs)):
+            said[row] += [text] if text and not over[row] else []
+        obs, over = step.obs, over | step.ended
+        if over.all():
+            break
+    won = [texts for texts in said if "you made a wood pickaxe" in texts]
+    assert len(won) >= 2
+    for texts in won:
+        assert texts[-1] == "you made a wood pickaxe"
+        assert texts.index("you collected wood") < texts.index("you placed a table")

@@ -36,9 +36,9 @@ def maze(env: EnergyTank) -> ContactMaze:
 
 def stored(env: EnergyTank, action: Tensor) -> np.ndarray:
     """Kinetic, in the springs, and in the tank [B], J: what was last done with `action`."""
-    rows = maze(env).rows
+    inner = maze(env)
     stiffness = torch.from_numpy(env.tank.stiffness[:, 0])
-    e, v = rows["setpoint"] - rows["place"], rows["velocity"]
+    e, v = inner.setpoints - inner.places, inner.velocity
     energy = 0.5 * MASS * (v * v).sum(1) + 0.5 * stiffness * (e * e).sum(1)
     return energy.numpy() + env.tank.level
 

@@ -13,7 +13,7 @@ from embodied.core.env import NotSavable
 envpool = pytest.importorskip("envpool")
 
 from embodied.envs.envpool import Config, EnvPool  # noqa: E402
-from embodied.envs.spaces import row_noise  # noqa: E402
+from embodied.envs.row_rng import row_seed  # noqa: E402
 from tests.builders import make_policy  # noqa: E402
 
 
@@ -21,7 +21,7 @@ def test_ended_rows_begin_again_in_the_same_step() -> None:
     """Against a raw pool with the same seeds, whose ended rows spend a step on their reset."""
     n = 3
     env = EnvPool(Config("Hopper-v5", n, seed=5, horizon=30))
-    seeds = [row_noise(5, row) for row in range(n)]
+    seeds = [row_seed(5, row) for row in range(n)]
     options = {"env_type": "gymnasium", "num_threads": 2, "max_episode_steps": 30}
     raws = [envpool.make("Hopper-v5", num_envs=1, seed=[seed], **options) for seed in seeds]
     obs = env.reset()["state"]
@@ -153,7 +153,7 @@ def test_structured_actions_and_their_mask(
     assert env.spec.act.choices == classes
     assert (env.spec.obs["action_mask"].shape if mask else None) == mask
     policy, act = make_policy("random.Random", env.spec), env._action
-    seeds = [row_noise(0, row) for row in range(2)]
+    seeds = [row_seed(0, row) for row in range(2)]
     raw = envpool.make(name, env_type="gymnasium", num_envs=2, num_threads=1, seed=seeds)
     raw.reset()
     obs = env.reset()
@@ -176,7 +176,7 @@ def test_structured_actions_and_their_mask(
 def test_native_bounds_and_extra_log() -> None:
     """Pendulum's torque goes to 2: the cost 0.001 u^2 shows what reached it."""
     env = EnvPool(Config("Pendulum-v1", 1))
-    raw = envpool.make("Pendulum-v1", "gymnasium", num_envs=1, seed=[row_noise(0, 0)])
+    raw = envpool.make("Pendulum-v1", "gymnasium", num_envs=1, seed=[row_seed(0, 0)])
     env.reset(), raw.reset()
     wanted = raw.step(np.array([[2.0]], np.float32))
     step = env.step(torch.tensor([[1.0]]))

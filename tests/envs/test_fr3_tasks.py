@@ -11,8 +11,7 @@ from embodied.core.text import decode
 from embodied.core.wrapper import find_protocol
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.envs.fr3.language.env import Config, LanguageTasks
-from embodied.envs.fr3.language.instructions import (
+from embodied.envs.fr3.language import (
     BLOCK,
     INSTRUCTIONS,
     NAMES,
@@ -20,6 +19,8 @@ from embodied.envs.fr3.language.instructions import (
     TOKENS,
     TRAVEL,
     WORDS,
+    Config,
+    LanguageTasks,
     tokens,
 )
 from embodied.evaluation.evaluate import evaluate
@@ -184,7 +185,7 @@ def test_the_demonstrator_does_what_is_said() -> None:
 
 def test_demonstrations_keep_the_sentence_of_every_episode(tmp_path) -> None:
     settings = {"tasks": ["open_drawer", "press_button"], "objects": "seen"}
-    target = "embodied.envs.fr3.language.env.LanguageTasks"
+    target = "embodied.envs.fr3.language.LanguageTasks"
     script = {"_target_": "embodied.policies.scripted.fr3_tasks.ScriptedTasks"}
     node = {"_target_": target, **settings}
     config = CollectConfig(node, script, episodes=6, out=str(tmp_path / "demos"), num_envs=3)

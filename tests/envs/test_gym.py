@@ -17,7 +17,7 @@ from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.env_contract import require_masked_reset, require_start, require_tasks
 from embodied.core.errors import ContractError
 from embodied.envs.gym import Config, Gym
-from embodied.envs.spaces import row_noise
+from embodied.envs.row_rng import row_seed
 from embodied.training.collector import Collector
 from tests.builders import make_policy, python
 
@@ -88,7 +88,7 @@ def test_numbers_are_gymnasiums(name: str) -> None:
     env, peers = Gym(Config(name, 2)), [gymnasium.make(name) for _ in range(2)]
     obs = env.reset(seed=4)
     for row, peer in enumerate(peers):
-        first, _ = peer.reset(seed=row_noise(4, row))
+        first, _ = peer.reset(seed=row_seed(4, row))
         np.testing.assert_array_equal(obs["state"][row], first.astype(np.float32))
     generator, ends = torch.Generator().manual_seed(0), 0
     for _ in range(300):

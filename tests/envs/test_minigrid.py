@@ -16,8 +16,8 @@ from minigrid.minigrid_env import MiniGridEnv  # noqa: E402
 from embodied.envs.minigrid.describe import described, described_whole  # noqa: E402
 from embodied.envs.minigrid.env import Config, MiniGrid  # noqa: E402
 from embodied.envs.minigrid.gym_rows import View  # noqa: E402
-from embodied.envs.minigrid.settings import mission_of, tokens  # noqa: E402
-from embodied.envs.spaces import row_noise  # noqa: E402
+from embodied.envs.minigrid.settings import WORDS, tokens  # noqa: E402
+from embodied.envs.row_rng import row_seed  # noqa: E402
 
 IDS = (
     "MiniGrid-DoorKey-5x5-v0",
@@ -52,7 +52,7 @@ def test_rows_are_the_packages_own_environments(level: str) -> None:
     env = made(level)
     raws = [gymnasium.make(level, disable_env_checker=True) for _ in range(2)]
     obs = env.reset(4)
-    first = [raw.reset(seed=row_noise(4, row))[0] for row, raw in enumerate(raws)]
+    first = [raw.reset(seed=row_seed(4, row))[0] for row, raw in enumerate(raws)]
     assert all(np.array_equal(obs["cells"][row], first[row]["image"]) for row in range(2))
     ended = 0
     for action in plan(env, 300):
@@ -144,6 +144,10 @@ def test_a_level_in_words_and_pictures() -> None:
     red, green, blue = picture[65, 125].tolist()  # in the fourth of five rows of 20 pixels
     assert green > red + 100 and green > blue + 100  # the goal
     assert (picture[:, :50] == 24).all() and (picture[:, 150:] == 24).all()
+
+
+def mission_of(row: np.ndarray) -> str:
+    return " ".join(WORDS[place - 1] for place in row if place).replace(" ,", ",")
 
 
 def test_missions_are_symbols() -> None:

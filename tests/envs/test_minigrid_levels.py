@@ -1,4 +1,4 @@
-"""Levels by task vector: what each number does, and that each level can be solved."""
+"""Levels by task vector, which can all be solved; subgoals on levels by hand; errands in order."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 
 pytest.importorskip("minigrid")
 
+from embodied.core.tensors import Tensors, under
 from embodied.envs.minigrid.env import Config, MiniGrid
+from embodied.envs.minigrid.subgoals import parsed, possible, reached, told_by_planner
 from embodied.policies.scripted.minigrid import Config as PlannerConfig
 from embodied.policies.scripted.minigrid import Planner, State, search
 
 ID = "embodied.envs.minigrid.levels:Levels-v0"
 NAMES = ("size", "walls", "lava", "door", "distance", "layout")
-WALL, DOOR, KEY, GOAL, LAVA = 2, 4, 5, 8, 9
+WALL, DOOR, KEY, BALL, BOX, GOAL, LAVA = 2, 4, 5, 6, 7, 8, 9
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +133,132 @@ def test_the_planner_wins_them_all(env: MiniGrid) -> None:
         assert torch.equal(step.ended, step.log["success"])
         won, obs = won + int(step.ended.sum()), step.obs
     assert won > 20
+
+
+RED, GREEN, YELLOW = 0, 1, 4
+NONE = (1, 0)  # an empty hand
+
+
+def whole(
+    agent: tuple[int, int, int], hand: tuple[int, int], **cells: tuple[int, int, int]
+) -> Tensors:
+    """A level of 4 x 3 empty cells with things at `c<x><y>`."""
+    grid = torch.tensor([1, 0, 0], dtype=torch.uint8).expand(1, 4, 3, 3).clone()
+    for place, code in cells.items():
+        grid[0, int(place[1]), int(place[2])] = torch.tensor(code, dtype=torch.uint8)
+    return {"grid": grid, "agent": torch.tensor([[*agent, *hand]])}
+
+
+LEVEL = {"c20": (KEY, YELLOW, 0), "c21": (DOOR, YELLOW, 2), "c31": (GOAL, GREEN, 0)}
+START = whole((0, 0, 0), NONE, **LEVEL)
+NEAR = whole((1, 0, 0), NONE, **LEVEL)
+HELD = whole((1, 0, 0), (KEY, YELLOW), c21=LEVEL["c21"], c31=LEVEL["c31"])
+OPENED = whole((1, 1, 0), (KEY, YELLOW), c21=(DOOR, YELLOW, 0), c31=LEVEL["c31"])
+SHUT = whole((1, 1, 0), (KEY, YELLOW), c21=(DOOR, YELLOW, 1), c31=LEVEL["c31"])
+THERE = whole((3, 1, 3), (KEY, YELLOW), c21=(DOOR, YELLOW, 0), c31=LEVEL["c31"])
+DROPPED = whole((1, 0, 0), NONE, **LEVEL)
+BOXED = whole((0, 0, 0), NONE, c10=(BOX, RED, 0))
+UNBOXED = whole((0, 0, 0), NONE, c10=(KEY, RED, 0))
+CARRIED = whole((0, 0, 0), (BOX, RED))
+
+
+def holds(text: str, before: Tensors, after: Tensors) -> list[bool]:
+    code = parsed(text)
+    assert code is not None
+    return reached(torch.tensor([code] * len(before["grid"])), before, after).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "not_before", "not_after"),
+    [
+        ("reach (1, 0)", START, NEAR, START, START),
+        ("go to the yellow key", START, NEAR, START, START),
+        ("the yellow key", NEAR, HELD, START, NEAR),
+        ("pick up the yellow key", NEAR, HELD, HELD, OPENED),
+        ("drop the yellow key", HELD, DROPPED, NEAR, HELD),
+        ("go to the yellow door", HELD, OPENED, START, NEAR),
+        ("unlock the yellow door", HELD, OPENED, SHUT, OPENED),
+        ("open the yellow door", SHUT, OPENED, OPENED, SHUT),
+        ("close the yellow door", OPENED, SHUT, SHUT, OPENED),
+        ("get to the goal", OPENED, THERE, HELD, OPENED),
+        ("pick up the red box", BOXED, CARRIED, BOXED, UNBOXED),
+    ],
+)
+def test_it_is_reached_in_the_step_in_which_it_happens(
+    text: str, before: Tensors, after: Tensors, not_before: Tensors, not_after: Tensors
+) -> None:
+    assert holds(text, before, after) == [True]
+    assert holds(text, not_before, not_after) == [False]
+
+
+def test_other_colours_and_kinds_are_other_goals() -> None:
+    for text in ("pick up the red key", "pick up the yellow ball", "go to the yellow box"):
+        assert holds(text, NEAR, HELD) == [False]
+    assert holds("unlock the red door", HELD, OPENED) == [False]
+    for text in ("fly", "pick up the pink key", "reach (1 0)", "open the door"):
+        assert parsed(text) is None
+
+
+def test_rows_at_once() -> None:
+    before = {key: torch.cat([START[key], NEAR[key], OPENED[key]]) for key in START}
+    after = {key: torch.cat([NEAR[key], HELD[key], OPENED[key]]) for key in START}
+    assert holds("pick up the yellow key", before, after) == [False, True, False]
+
+
+def test_what_is_possible() -> None:
+    assert possible(START) == (
+        "get to the goal",
+        "go to the yellow door",
+        "go to the yellow key",
+        "pick up the yellow key",
+        "unlock the yellow door",
+    )
+    assert "drop the yellow key" in possible(HELD) and "unlock the yellow door" in possible(HELD)
+    assert "close the yellow door" in possible(OPENED)
+    no_key = whole((0, 0, 0), NONE, c21=(DOOR, YELLOW, 2), c20=(KEY, RED, 0))
+    assert "unlock the yellow door" not in possible(no_key)
+    assert possible(BOXED) == ("go to the red box", "open the red box", "pick up the red box")
+    for stage in (START, NEAR, HELD, OPENED, SHUT, THERE):
+        assert all(parsed(text) for text in possible(stage))
+
+
+def test_an_episode_of_doorkey_passes_its_subgoals_in_order() -> None:
+    """Played by the planner: key, door, goal, each exactly once."""
+    pytest.importorskip("minigrid")
+    from embodied.policies.scripted.minigrid import Config as PlannerConfig
+    from embodied.policies.scripted.minigrid import Planner
+
+    level = "MiniGrid-DoorKey-6x6-v0"
+    env = MiniGrid(Config(level, "gymnasium", num_envs=3, privileged=True))
+    planner = Planner(PlannerConfig(), env.spec)
+    obs, happened = env.reset(1), [[] for _ in range(3)]
+    wanted = ["pick up the yellow key", "unlock the yellow door", "get to the goal"]
+    over = torch.zeros(3, dtype=torch.bool)
+    while not over.all():
+        action, _ = planner.act(obs, {}, planner.sample_noise(3))
+        step = env.step(action[:, 0])
+        for text in wanted:
+            held = holds(text, under(obs, "privileged"), under(step.next_obs, "privileged"))
+            for row, one in enumerate(held):
+                happened[row] += [text] if one and not over[row] else []
+        assert step.log["success"][step.ended].all()
+        obs, over = step.obs, over | step.ended
+    assert happened == [wanted] * 3
+
+
+def test_errands_of_a_corridor() -> None:
+    """The key is behind a closed door, the ball behind the locked one."""
+    env = MiniGrid(Config("MiniGrid-KeyCorridorS3R3-v0", "gymnasium", num_envs=20))
+    env.reset(0)
+    for row, mission in enumerate(env.missions()):
+        plan = told_by_planner("language", env.whole(), row, mission)
+        words = [text.split(" the ")[0] for text in plan]
+        assert words[-4:] == ["pick up", "unlock", "drop", "pick up"]
+        assert set(words[:-4]) <= {"open"} and plan[-1] == mission
+        assert plan[-4].split()[3] == plan[-3].split()[2]  # the key of that door
+
+
+def test_a_mission_beyond_the_planner_has_no_errands() -> None:
+    env = MiniGrid(Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=1))
+    env.reset(0)
+    assert told_by_planner("language", env.whole(), 0, "put the ball near the box") == []

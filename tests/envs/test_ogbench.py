@@ -19,8 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import DEMONSTRATOR
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.envs.ogbench.env import Config, Ogbench
-from embodied.envs.ogbench.task import CUBE
+from embodied.envs.ogbench.env import CUBE, Config, Ogbench
 
 FILES = sorted(Path("configs/env").glob("ogbench_*.yaml"))
 TASK = "cube-single-singletask-v0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,9 +16,17 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.reset_free import state_machine
-from embodied.envs.reset_free.state_machine import Facts, Mode, PracticeStates
-from embodied.envs.reset_free.wrapper import Config, ResetFreeWrapper
+from embodied.envs.batched import BatchedEnv
+from embodied.envs.reset_free.wrapper import (
+    Config,
+    Facts,
+    Mode,
+    PracticeStates,
+    ResetFreeWrapper,
+    StatesConfig,
+    Verdict,
+)
+from embodied.envs.row_rng import RowRng
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 from embodied.policies.scripted.intervener import Intervener
@@ -31,7 +39,7 @@ def flags(*values: int) -> Tensor:
 
 def states(n: int = 1, **more: object) -> PracticeStates:
     settings = {"window": 3, "radius": 0.5, "timeout": 6, "recovery": 2, "tries": 2} | more
-    made = PracticeStates(state_machine.Config(**settings), n, 1)  # pyright: ignore[reportArgumentType]
+    made = PracticeStates(StatesConfig(**settings), n, 1)  # pyright: ignore[reportArgumentType]
     made.begin(torch.ones(n, dtype=torch.bool))
     return made
 
@@ -40,7 +48,7 @@ def facts(x: float, reached: int = 0, crashed: int = 0, lost: int = 0) -> Facts:
     return Facts(torch.tensor([[x]]), flags(reached), flags(crashed), flags(lost))
 
 
-def names(machine: PracticeStates, verdict: state_machine.Verdict) -> tuple[str, str]:
+def names(machine: PracticeStates, verdict: Verdict) -> tuple[str, str]:
     """How the episode went on, and the mode."""
     end = "terminated" if verdict.terminated else "truncated" if verdict.truncated else "-"
     return end, Mode(int(machine.memory["mode"])).name
@@ -111,32 +119,40 @@ class CorridorConfig:
     num_envs: int = 1
 
 
-class Corridor(VecEnv):
+class Corridor(BatchedEnv):
     """x moves by the action; goals are at 0 and 3; below -2 there is a hole that nobody leaves."""
+
+    name = "corridor"
+    kept: ClassVar = {"x": "x", "goal": "goal"}
 
     def __init__(self, config: CorridorConfig) -> None:
         n = self.num_envs = config.num_envs
         leaf = Leaf((2,), names=("x", "goal"))
         self.spec = Spec({"state": leaf}, Leaf((1,), low=-1.0, high=1.0), dt=0.1, text="walk")
+        self.streams = RowRng(0, n)
         self.x, self.goal = torch.zeros(n), torch.ones(n, dtype=torch.int64)
         self.taken, self.homes, self.resets = 0, 0, 0
+        self.obs = self.look()
+
+    def observe(self, rows: Tensor) -> Tensors:
+        return {"state": torch.stack([self.x, 3.0 * self.goal], 1)[rows]}
 
     def look(self) -> Tensors:
-        return {"state": torch.stack([self.x, 3.0 * self.goal], 1)}
+        return self.observe(torch.arange(self.num_envs))
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         self.resets += 1
-        self.x, self.goal = self.x.masked_fill(rows, 0.0), self.goal.masked_fill(rows, 1)
+        self.x = self.x.index_fill(0, rows, 0.0)
+        self.goal = self.goal.index_fill(0, rows, 1)
+
+    def begun(self, obs: Tensors | None, rows: Tensor) -> Tensors:
         return self.look()
 
     def step(self, action: Tensor) -> Step:
         self.taken += 1
         self.x = torch.where(self.x < -2, self.x, self.x + action[:, 0])
         never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return Step(self.look(), self.look(), torch.zeros(self.num_envs), never, never.clone(), {})
+        return self.finish(self.look(), torch.zeros(self.num_envs), never, never.clone(), {})
 
     def facts(self) -> Facts:
         never = torch.zeros(self.num_envs, dtype=torch.bool)
@@ -148,13 +164,6 @@ class Corridor(VecEnv):
 
     def rehome(self, rows: Tensor) -> None:
         self.homes += int(rows.sum())
-
-    def get_state(self) -> Tensors:
-        return {"x": self.x.clone(), "goal": self.goal.clone()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        self.x, self.goal = state["x"].clone(), state["goal"].clone()
-        return self.look()
 
 
 class Towards(Policy):
@@ -188,11 +197,11 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ALLOWED", [*module.ALLOWED, "tests."])
 
 
-SHORT = state_machine.Config(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
+SHORT = StatesConfig(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
 
 
 def corridor(
-    states: state_machine.Config = SHORT, num_envs: int = 1, **settings: Any
+    states: StatesConfig = SHORT, num_envs: int = 1, **settings: Any
 ) -> tuple[ResetFreeWrapper, Corridor]:
     world = Corridor(CorridorConfig(num_envs))
     env = ResetFreeWrapper(Config(states, **settings), world)

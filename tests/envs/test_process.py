@@ -234,10 +234,7 @@ def test_no_file_is_left_and_a_saved_run_does_not_start_programs() -> None:
     assert not list(process_env.SHARED.glob("embodied_env_*")) or not process_env.SHARED.is_dir()
     env.close()
     assert env.channel.process.returncode is not None
-    node = {
-        "_target_": "embodied.envs.process.env.GymnasiumProcess",
-        "python": "/tmp/evil",
-    }
+    node = {"_target_": "embodied.envs.process.env.GymnasiumProcess", "python": "/tmp/evil"}
     with pytest.raises(ConfigError, match=r"allow=\[\"embodied\.envs\.process\"\]"):
         require_inside(node, "run.yaml")
 

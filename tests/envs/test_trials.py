@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,13 +11,15 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv
 from embodied.envs.fr3.tasks.task import Parameter
 from embodied.envs.maze.env import Config as MazeConfig
 from embodied.envs.maze.env import Maze
+from embodied.envs.row_rng import RowRng
 from embodied.envs.toy.two_gap import Config as TwoGapConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.envs.wrappers.trials import Config, Trials
@@ -33,44 +35,37 @@ class ArmsConfig:
     length: int = 1
 
 
-class Arms(VecEnv):
+class Arms(BatchedEnv):
     """A bandit: one of two arms pays 1, the one that the task [1] names (above 0.5: arm 1)."""
 
+    name = "arms"
+    kept: ClassVar = {"task": "task", "age": "age"}
     parameters = (Parameter("arm", 0.0, 1.0, ""),)
 
     def __init__(self, config: ArmsConfig) -> None:
         self.num_envs = config.num_envs
         self.length = config.length
         act = Leaf((), "int64", 0, 1, unit=SYMBOL)
-        self.spec = Spec({"state": Leaf((1,))}, act, dt=0.1, text="pull the arm that pays")
+        task = Leaf((1,), low=0.0, high=1.0)
+        self.spec = Spec({"state": Leaf((1,))}, act, 0.1, task, "pull the arm that pays")
+        self.streams = RowRng(0, self.num_envs)
         self.task = torch.zeros(self.num_envs, 1)
         self.age = torch.zeros(self.num_envs, dtype=torch.int64)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        assert task is not None, "Trials chooses the task"
-        self.task = torch.where(rows[:, None], task, self.task)
-        self.age = self.age.masked_fill(rows, 0)
-        return {"state": self.age[:, None].float()}
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
+        if task is not None:
+            self.task[rows] = task[rows]
+        self.age[rows] = 0
+
+    def observe(self, rows: Tensor) -> Tensors:
+        return {"state": self.age[rows][:, None].float()}
 
     def step(self, action: Tensor) -> Step:
         won = action == (self.task[:, 0] > 0.5)
         self.age = self.age + 1
-        following = {"state": self.age[:, None].float()}
+        following = self.observe(torch.arange(self.num_envs))
         ended = self.age >= self.length
-        self.age = self.age.masked_fill(ended, 0)
-        obs = {"state": self.age[:, None].float()}
-        return Step(obs, following, won.float(), ended, torch.zeros_like(ended), {"success": won})
-
-    def get_state(self) -> Tensors:
-        return {"task": self.task.clone(), "age": self.age.clone()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        self.task = state["task"].clone()
-        self.age = state["age"].clone()
-        return {"state": self.age[:, None].float()}
+        return self.finish(following, won.float(), ended, torch.zeros_like(ended), {"success": won})
 
 
 def arms(episodes: int = 3, num_envs: int = 4, length: int = 1) -> Trials:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv
+from embodied.envs.row_rng import RowRng
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.envs.wrappers import delays, episodes, nan_guard
@@ -28,9 +30,12 @@ class Config:
     num_envs: int = 2
 
 
-class Counter(VecEnv):
+class Counter(BatchedEnv):
     """Row i shows 100 * i + 10 * episode + age, is paid its age and its action, and ends after
     `horizon + i` steps."""
+
+    name = "counter"
+    kept: ClassVar = {"age": "age", "episode": "episode"}
 
     def __init__(self, config: Config) -> None:
         self.num_envs = config.num_envs
@@ -38,37 +43,30 @@ class Counter(VecEnv):
         obs = {"state": Leaf((1,), low=(0.0,), high=(999.0,)), "front": picture}
         obs["critic/state"] = obs["state"]
         self.spec = Spec(obs, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+        self.streams = RowRng(0, self.num_envs)
         self.last = config.horizon + torch.arange(self.num_envs)
         self.age, self.episode = torch.zeros(2, self.num_envs, dtype=torch.int64)
         self.applied: list[torch.Tensor] = []
 
-    def see(self) -> Tensors:
-        number = (100 * torch.arange(self.num_envs) + 10 * self.episode + self.age).float()[:, None]
+    def observe(self, rows: torch.Tensor) -> Tensors:
+        number = (100 * rows + 10 * self.episode[rows] + self.age[rows]).float()[:, None]
         picture = number.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 2, 2, 3).clone()
         return {"state": number, "front": picture, "critic/state": number.clone()}
 
-    def reset(self, seed=None, task=None, mask=None) -> Tensors:
-        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        self.age = self.age.masked_fill(rows, 0)
-        self.episode = self.episode + rows.long()
-        return self.see()
+    def begin(self, rows: torch.Tensor, task: torch.Tensor | None = None) -> None:
+        self.age = self.age.index_fill(0, rows, 0)
+        self.episode[rows] += 1
 
-    def step(self, action: torch.Tensor) -> Step:
+    def advance(self, action: torch.Tensor) -> Tensors:
         self.applied.append(action.clone())
         self.age = self.age + 1
-        following, reward = self.see(), self.age + action[:, 0]
+        return self.observe(torch.arange(self.num_envs))
+
+    def step(self, action: torch.Tensor) -> Step:
+        following = self.advance(action)
         won = self.age >= self.last
-        if bool(won.any()):
-            self.reset(mask=won)
-        no = torch.zeros_like(won)
-        return Step(self.see(), following, reward, won, no, {"success": won, "age": self.age})
-
-    def get_state(self) -> Tensors:
-        return {"age": self.age.clone(), "episode": self.episode.clone()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        self.age, self.episode = state["age"].clone(), state["episode"].clone()
-        return self.see()
+        log = {"success": won, "age": self.age}
+        return self.finish(following, self.age + action[:, 0], won, torch.zeros_like(won), log)
 
 
 def zero() -> torch.Tensor:
@@ -103,14 +101,10 @@ def test_sparse_success() -> None:
 
     class GoesOn(Counter):
         def step(self, action: torch.Tensor) -> Step:
-            self.applied.append(action.clone())
-            self.age = self.age + 1
+            following = self.advance(action)
             late, success = self.age >= self.last + 2, self.age >= torch.tensor([2, 99])
-            following = self.see()
-            if bool(late.any()):
-                self.reset(mask=late)
-            no = torch.zeros_like(late)
-            return Step(self.see(), following, 7.0 + zero()[:, 0], no, late, {"success": success})
+            pay = 7.0 + zero()[:, 0]
+            return self.finish(following, pay, torch.zeros_like(late), late, {"success": success})
 
     env = episodes.SparseSuccess(episodes.SparseConfig(), GoesOn(Config(horizon=3)))
     env.reset(0)

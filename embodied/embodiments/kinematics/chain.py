@@ -92,7 +92,6 @@ class Chain:
         return xp.stack(turns, 1), xp.stack(places, 1)
 
     def _frames(self, q: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
-        """The rotation and place of each joint, and its axis in the base frame."""
         xp = namespace(q)
         still, with_cos, with_sin = constant(self._parts, q)
         cos, sin = xp.cos(q)[:, :, None, None], xp.sin(q)[:, :, None, None]

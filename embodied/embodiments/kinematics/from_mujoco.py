@@ -179,7 +179,6 @@ def read_arm(
 
 
 def read_joints(mj: Any, route: Route) -> tuple[tuple[Joint, ...], Frame]:
-    """The table of the joints, and the tip in the frame of the last one."""
     place = np.zeros(3)
     turn = np.eye(3)
     joints: list[Joint] = []
@@ -233,7 +232,6 @@ def read_hand(
 
 
 def _tip(mj: Any, name: str | None) -> tuple[int, int | None]:
-    """The tip's body and site."""
     if name is not None:
         site = mujoco.mj_name2id(mj, mujoco.mjtObj.mjOBJ_SITE, name)
         if site >= 0:

@@ -45,7 +45,6 @@ from embodied.envs.fr3.tasks.task import (
     yaw_of,
 )
 
-RAISED = 0.10
 LARGEST = 0.03
 
 
@@ -54,23 +53,31 @@ def approach(view: View) -> Floats:
     return near(view.tool, view.place["cube"], 0.1)
 
 
-def grasp(view: View) -> Floats:
-    """The hand has closed on the cube."""
-    close = distance(view.tool, view.place["cube"]) < 0.02
-    holds = close & (view.width < 2.6 * view.param["cube_half"])
-    return holds * namespace(view.width).ones_like(view.width)
+def grasp(within: float) -> Term:
+    """The hand has closed on the cube, which is `within` (m) of the tool point."""
+
+    def term(view: View) -> Floats:
+        close = distance(view.tool, view.place["cube"]) < within
+        holds = close & (view.width < 2.6 * view.param["cube_half"])
+        return holds * namespace(view.width).ones_like(view.width)
+
+    return term
 
 
-def raised(view: View) -> Floats:
-    """The share of the way up that the cube has gone, in [0, 1]."""
-    height = view.place["cube"][:, 2] - view.param["cube_half"]
-    return namespace(height).clip(height / RAISED, 0.0, 1.0)
+def raised(top: float) -> Term:
+    """The share of the way up to `top` (m) that the cube has gone, in [0, 1]."""
+
+    def term(view: View) -> Floats:
+        height = view.place["cube"][:, 2] - view.param["cube_half"]
+        return namespace(height).clip(height / top, 0.0, 1.0)
+
+    return term
 
 
 class Lift(Task):
-    """Success: the cube's bottom is ten centimetres above the table, with the cube in
-    the gripper.
-    """
+    """Success: the cube's bottom is `top` (m) above the table, with the cube in the gripper."""
+
+    top = 0.10
 
     text = "pick up the cube and raise it ten centimetres above the table"
     parameters = (
@@ -88,7 +95,11 @@ class Lift(Task):
         "cube_sin_4yaw",
         "cube_half",
     )
-    terms: ClassVar[Mapping[str, Term]] = {"approach": approach, "grasp": grasp, "raised": raised}
+    terms: ClassVar[Mapping[str, Term]] = {
+        "approach": approach,
+        "grasp": grasp(0.02),
+        "raised": raised(top),
+    }
     weights: ClassVar[Mapping[str, float]] = {"approach": 0.2, "grasp": 0.2, "raised": 0.6}
 
     def edit(self, spec: mujoco.MjSpec) -> None:
@@ -115,7 +126,7 @@ class Lift(Task):
         return xp.concatenate([cube, cube - view.tool, facing], 1)
 
     def success(self, view: View) -> Flags:
-        high = view.place["cube"][:, 2] - view.param["cube_half"] > RAISED
+        high = view.place["cube"][:, 2] - view.param["cube_half"] > self.top
         return high & (distance(view.tool, view.place["cube"]) < 0.05)
 
     def describe(self, view: View) -> str:

@@ -99,7 +99,6 @@ def _parts(space: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 def _arrays(space: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every array of a space with its path of keys and places."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         for key, part in _children(space):
             yield from _arrays(part, (*path, key))
@@ -108,7 +107,6 @@ def _arrays(space: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
 
 
 def _children(space: Any) -> Any:
-    """The keys of a Dict or the places of a Tuple, with the spaces there."""
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 

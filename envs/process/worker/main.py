@@ -20,7 +20,6 @@ BACKENDS = ("gymnasium_rows", "mjlab_rows", "robosuite_rows")
 
 
 def main() -> None:
-    """Serve one environment until stdin ends."""
     # What the environment prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

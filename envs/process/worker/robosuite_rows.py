@@ -15,6 +15,7 @@ from robosuite.environments import REGISTERED_ENVS
 
 RATE = 20  # control steps per second
 ROBOT = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+NUMBERS = {"dtype": "float32", "low": None, "high": None}
 NAMES = {"object-state": "object", **{name: name for name in ROBOT}}
 
 
@@ -35,7 +36,7 @@ class Rows:
         obs = self.envs[0].reset()
         size = self.envs[0].action_dim
         self.spec = {
-            "obs": {name: _leaf(np.shape(obs[key])) for key, name in NAMES.items()},
+            "obs": {name: {**NUMBERS, "shape": np.shape(obs[key])} for key, name in NAMES.items()},
             "act": {"shape": [size], "dtype": "float32", "low": -1.0, "high": 1.0},
             "dt": 1.0 / RATE,
         }
@@ -83,7 +84,3 @@ def _made(settings: dict[str, Any]) -> Any:
 def _write(arrays: dict[str, Any], kind: str, row: int, obs: Any) -> None:
     for key, name in NAMES.items():
         arrays[f"{kind}/{name}"][row] = obs[key]
-
-
-def _leaf(shape: tuple[int, ...]) -> dict[str, Any]:
-    return {"shape": list(shape), "dtype": "float32", "low": None, "high": None}
