@@ -295,7 +295,7 @@ class Settings(ctypes.Structure):
     )
 
 
-class Flights(ctypes.Structure):
+class FlightArrays(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("state", "body", "hidden", "task")),
         *((name, ctypes.c_void_p) for name in ("count", "stream")),
@@ -365,7 +365,9 @@ class NativeHover:
     def _flights(self) -> Any:
         env = self.env
         tensors = (env.state, env.bodies, env.hidden, env.task, env.count, env.streams.state)
-        return ctypes.byref(Flights(*(native.address(tensor) for tensor in tensors), env.num_envs))
+        return ctypes.byref(
+            FlightArrays(*(native.address(tensor) for tensor in tensors), env.num_envs)
+        )
 
 
 def settings(env: Quadrotor) -> Settings:
