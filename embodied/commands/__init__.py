@@ -84,9 +84,9 @@ def add(parser: argparse.ArgumentParser, entry: Mapping[str, Any], runs: str) ->
         )
     parser.epilog = entry.get("epilog")
     runs = entry.get("run", runs)
-    parser.set_defaults(run=runs)
-    if isinstance(parser, Parser) and "more_help" in entry:
-        parser.more_help = lambda: function(entry["more_help"])()
+    parser.set_defaults(run=runs, first=entry.get("first"), needs=entry.get("needs"))
+    if isinstance(parser, Parser) and "settings" in entry:
+        parser.more_help = lambda: function("list.settings")(entry["settings"])
     if kinds := entry.get("kinds"):
         metavar = entry.get("metavar", "|".join(kinds))
         add_all(parser.add_subparsers(dest="kind", metavar=metavar, required=True), kinds, runs)
@@ -111,6 +111,17 @@ def function(name: str) -> Callable[..., Any]:
     """The function of this package with the dotted `name`; imports its module."""
     module, _, own = f"{__name__}.{name}".rpartition(".")
     return getattr(importlib.import_module(module), own)
+
+
+def require_first(args: argparse.Namespace) -> None:
+    """ConfigError for a run that is no folder, before the command's module is imported."""
+    if args.needs is not None and not Path(args.path).is_dir():
+        raise ConfigError(f"{args.path} is not a folder; give {args.needs}")
+    if args.first == "runs":
+        from embodied.policies.remote.address import is_address
+
+        runs, _ = runs_in(args.words)
+        require_folders(run for run in runs if not is_address(run))
 
 
 def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
@@ -149,6 +160,13 @@ def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """The words that are no `key=value`, and those that are."""
     words = [*words]  # `list` is a module here
     return [word for word in words if "=" not in word], [word for word in words if "=" in word]
+
+
+def runs_in(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The words that are runs or policy servers, and the settings."""
+    words = [*words]
+    runs = [word for word in words if "=" not in word or Path(word).exists()]
+    return runs, [word for word in words if word not in runs]
 
 
 def yaml_values(words: Iterable[str]) -> dict[str, Any]:

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from rich.progress import Progress
 
 from embodied.commands import require_at_least, require_datasets, split_words, take
-from embodied.core.build import ConfigError, Node, nearest
+from embodied.compose import compose, option, options, search_folders
+from embodied.core.build import ConfigError, Node, nearest, parse
+from embodied.datasets.hub import local_folder
+from embodied.policies.remote.address import allow_typed, is_address, remote_node
 
 if TYPE_CHECKING:
     from embodied.datasets.editing.write import Copied
@@ -35,9 +39,6 @@ def collect(
     Prints progress and what to type next, unless `verbose` is false. `given`: options that are not
     files, as in `compose`.
     """
-    from embodied.compose import compose
-    from embodied.policies.remote.address import allow_typed, is_address, remote_node
-
     run, words = take(words, "policy")
     if run is not None and is_address(run):
         allow_typed([run])
@@ -49,9 +50,6 @@ def collect(
         words = [*words, f"demonstrator={demonstrator_of(words, folders)}"]
     node = compose("collect", words, folders, given).node
 
-    from rich.progress import Progress
-
-    from embodied.core.build import parse
     from embodied.datasets import collect as collecting
 
     config = parse(collecting.CollectConfig, node, "collect")
@@ -76,8 +74,6 @@ def collect(
 
 def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
     """The demonstrator that has the name of the environment or of its task."""
-    from embodied.compose import option, options, search_folders
-
     search = search_folders(folders)
     envs, known = options("env", search), options("demonstrator", search)
     env = next((word.split("=", 1)[1] for word in words if word.startswith("env=")), None)
@@ -111,7 +107,6 @@ def info_command(args: argparse.Namespace) -> None:
     folders, words = split_words(args.words)
     name = _one(folders, "info")
     require_datasets([name])
-    from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.datasets.lerobot.schema import read_info, skipped
 
@@ -141,7 +136,6 @@ def info_command(args: argparse.Namespace) -> None:
         print(f"  not read {name}")
     if _value(settings, "quality", yaml.safe_load):
         # Print the quality of `episodes`, beside the dataset reference=DIR if there is one.
-        from embodied.core.build import parse
         from embodied.datasets.transitions import in_order_of
         from embodied.reports.quality import Config, quality
 
@@ -235,7 +229,6 @@ def _relate(folders: list[str], settings: dict[str, str], back: bool) -> None:
 
 
 def points_command(folders: list[str], settings: dict[str, str]) -> None:
-    from embodied.core.build import parse
     from embodied.datasets.editing.transform import Projection, points
 
     source, out = _one(folders, "points"), _out(settings)
@@ -266,7 +259,6 @@ def retries_command(folders: list[str], settings: dict[str, str]) -> None:
 
 def check_command(folders: list[str], settings: dict[str, str]) -> None:
     """Print a table of what is wrong; exit status 1 where something is."""
-    from embodied.core.build import parse
     from embodied.datasets.editing.check import CheckConfig
     from embodied.datasets.editing.edit import checked
 

@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.commands import require_at_least, take
+from embodied.compose import compose
 from embodied.core.build import ConfigError, Node
+from embodied.policies.remote.address import allow_typed
 
 if TYPE_CHECKING:
     from embodied.deploy.session import Session, Status
@@ -51,9 +54,6 @@ def run(args: argparse.Namespace) -> None:
 
 def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
     """The `deploy` configuration, and the policy to run (None: a script)."""
-    from embodied.compose import compose
-    from embodied.policies.remote.address import allow_typed
-
     policy, rest = take(words, "policy")
     allow_typed([policy or ""])
     node = compose("deploy", rest, folders).node
@@ -192,8 +192,6 @@ def rehearse_new(site: Site, node: Node, made: Deployment, folder: Path) -> None
 
 def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deployment:
     """What the command line adds to the robot's settings."""
-    from dataclasses import replace
-
     # A person who drives (teleop, record) is no policy.
     policy = not site.simulated and "full_speed" in node
     first = policy and is_first_run(site.deployment)
@@ -445,9 +443,6 @@ def filming(robot: Node) -> Node:
 
 
 def _composed(primary: str, args: argparse.Namespace) -> Node:
-
-    from embodied.compose import compose
-
     for word in ("policy", "demonstrator"):
         if take(args.words, word)[0] is not None:
             raise ConfigError(

@@ -8,31 +8,32 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from embodied.commands import print_rows, require_at_least, require_folders
-from embodied.commands.eval import run_subject, runs_in, served_subject
+import torch
+
+from embodied.commands import print_rows, require_at_least, runs_in
+from embodied.commands.eval import run_subject, served_subject, trained_with
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError, parse
+from embodied.datasets.hub import local_folder
+from embodied.datasets.lerobot.reader import DatasetError, read_episodes
+from embodied.datasets.transitions import in_order_of, joined
+from embodied.improvement import diagnosis, diagnosis_page
+from embodied.improvement.advice import NOTHING, advise, measured
+from embodied.policies.remote.address import allow_typed, is_address
+from embodied.reports.quality import Config, quality
 
 
 def run(args: argparse.Namespace) -> None:
     runs, words = runs_in(args.words)
     if len(runs) != 1:
         raise ConfigError("give one policy: embodied diagnose RUN [env=NAME] [out=DIR]")
-    from embodied.policies.remote.address import allow_typed, is_address
-
     if is_address(runs[0]):
         allow_typed(runs)
         subject = served_subject(runs[0], words, args.config_dir, "diagnose")
         usual = Path("outputs") / "diagnosis"
     else:
-        require_folders(runs)
         subject = run_subject(Path(runs[0]), words, args.config_dir, "diagnose")
         usual = Path(subject.name) / "diagnosis"
-
-    import torch
-
-    from embodied.improvement import diagnosis, diagnosis_page
-    from embodied.improvement.advice import NOTHING, advise, measured
-
     node = subject.node
     require_at_least(node, {"threads": 1})
     torch.set_num_threads(node["threads"])
@@ -59,13 +60,6 @@ def run(args: argparse.Namespace) -> None:
 
 def recordings(run: Path, say: Callable[[str], None]) -> list[tuple[str, str]]:
     """The quality of the recordings that a run was trained with, all together; none without any."""
-    from embodied.commands.eval import trained_with
-    from embodied.core import checkpoint
-    from embodied.datasets.hub import local_folder
-    from embodied.datasets.lerobot.reader import DatasetError, read_episodes
-    from embodied.datasets.transitions import in_order_of, joined
-    from embodied.reports.quality import Config, quality
-
     demos = trained_with(checkpoint.find(run), named=True).get("demos") or []
     paths = [demos] if isinstance(demos, str) else demos
     try:

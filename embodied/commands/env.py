@@ -5,26 +5,24 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from embodied.checks.choose import chosen_part
 from embodied.commands import print_rows, split_words, yaml_values
+from embodied.compose import allow_from, compose
 from embodied.core.build import ConfigError, build, parse
+from embodied.core.env import VecEnv
+from embodied.evaluation.effective_horizon import Attempt, Config, Gorp
 
 PARTS = ("env.", "allow=")  # words of the environment; the others are settings of the measure
 
 
 def horizon_command(args: argparse.Namespace) -> None:
     """Print the attempts of GORP, and the effective horizon."""
-    from embodied.checks.choose import chosen_part
-    from embodied.compose import allow_from, compose
-
     names, words = split_words(args.words)
     if len(names) != 1:
         raise ConfigError("name one environment: embodied env horizon ENV [env.KEY=VALUE]")
     allow_from(words)
     own = [word for word in words if word.startswith(PARTS)]
     chosen, given = chosen_part("env", names[0], args.config_dir)
-
-    from embodied.core.env import VecEnv
-    from embodied.evaluation.effective_horizon import Attempt, Config, Gorp
 
     values = yaml_values([word for word in words if word not in own])
     config: Config = parse(Config, values, "embodied env horizon")

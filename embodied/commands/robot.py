@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodied.commands import require_understood, split_words, take, yaml_values
+from embodied.compose import options, search_folders
 from embodied.core.build import ConfigError, nearest, parse
 
 if TYPE_CHECKING:
@@ -335,7 +336,6 @@ SHOWN = {"stiffness": ".0f", "damping": ".1f", "friction": ".2f", "armature": ".
 
 
 def identify_command(args: argparse.Namespace) -> None:
-    from embodied.compose import options, search_folders
     from embodied.envs.sysid.fit import Config, identify, read_traces
 
     robot, words = take(args.words, "robot")

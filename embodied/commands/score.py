@@ -7,16 +7,24 @@ from collections.abc import Sequence
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 import yaml
 
+from embodied.buffers.weighted import returns
 from embodied.commands import print_rows, require_datasets, require_folders, take
-from embodied.core.build import ConfigError
-
-if TYPE_CHECKING:
-    from embodied.datasets.lerobot.reader import Episodes
-    from embodied.evaluation.off_policy import Config, Estimates
+from embodied.commands.eval import run_subject, trained_with
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, build, parse
+from embodied.core.env import VecEnv
+from embodied.datasets.collect import play_with_text
+from embodied.datasets.hub import local_folder
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.transitions import in_order_of, joined
+from embodied.evaluation.off_policy import Config, Estimates, Recorded, estimate
+from embodied.evaluation.portfolio import Config as Trial
+from embodied.evaluation.portfolio import choice, portfolio
+from embodied.nn.statistics import spearman
 
 FIRST = 10_000  # seed of the held-out initial states, as in `embodied eval`
 
@@ -28,25 +36,17 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("embodied score policies=[RUN,RUN,...] demos=DIR [truth=100 k=2]")
     require_folders(runs)
     require_datasets(demos)
-    from embodied.buffers.weighted import returns
-    from embodied.core.build import parse
-    from embodied.datasets.hub import local_folder
-    from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.datasets.transitions import in_order_of, joined
-    from embodied.evaluation import portfolio
-    from embodied.evaluation.off_policy import Config
-
     pairs = [word.partition("=") for word in words]
     given = {key: yaml.safe_load(value) for key, _, value in pairs}
     settings: list[dict[str, object]] = []
-    for kind in (Config, portfolio.Config):
+    for kind in (Config, Trial):
         known = given.keys() & {field.name for field in fields(kind)}
         settings.append({key: given.pop(key) for key in known})
     config = parse(Config, settings[0], "score")
-    trial = parse(portfolio.Config, settings[1], "score")
+    trial = parse(Trial, settings[1], "score")
     if given and not trial.truth:
         raise ConfigError(f"{min(given)} has no effect without truth=EPISODES")
-    portfolio.choice([0.0] * len(runs), 0.0, trial.k)  # ConfigError before the work begins
+    choice([0.0] * len(runs), 0.0, trial.k)  # ConfigError before the work begins
     parts = [read_episodes(local_folder(path)) for path in demos]
     episodes = joined([in_order_of(part, parts[0].spec, "demos") for part in parts])
     found = scores(runs, episodes, config)
@@ -68,10 +68,6 @@ def listed(words: list[str], name: str) -> tuple[list[str], list[str]]:
 
 def scores(runs: Sequence[str], episodes: Episodes, config: Config) -> list[Estimates]:
     """The estimates of each run's policy, which executes as many steps of a chunk as in its run."""
-    from embodied.commands.eval import trained_with
-    from embodied.core import checkpoint
-    from embodied.evaluation.off_policy import Recorded, estimate
-
     known: dict[int, Recorded] = {}
     found: list[Estimates] = []
     for path in runs:
@@ -87,13 +83,6 @@ def scores(runs: Sequence[str], episodes: Episodes, config: Config) -> list[Esti
 def played(path: str, words: list[str], folders: list[str], episodes: int, gamma: float) -> float:
     """The mean discounted return of a run's policy in `episodes` episodes of its environment, or
     the one that the words of a command line name."""
-    import torch
-
-    from embodied.commands.eval import run_subject
-    from embodied.core.build import build
-    from embodied.core.env import VecEnv
-    from embodied.datasets.collect import play_with_text
-
     subject = run_subject(Path(path), words, folders)
     env = build(subject.env | {"num_envs": min(episodes, 16)}, VecEnv)
     try:
@@ -114,9 +103,6 @@ def show(
 ) -> None:
     """Print the estimates, and which `k` policies each estimator would try; with `true` values,
     how good these choices are."""
-    from embodied.evaluation.portfolio import choice, portfolio
-    from embodied.nn.statistics import spearman
-
     names = [*runs, "the recordings"]
     last = [f"{value:.3f}" for value in [*true, behaviour]]
     rows = [(f"{e.fqe:.3f}", f"{e.pdis:.3f}", f"{e.dr:.3f}", f"{e.effective:.1f}") for e in found]

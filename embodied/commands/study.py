@@ -13,6 +13,8 @@ from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.files import SETTINGS, read_text
 from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
+from embodied.study.sweep import Sweep, launcher, require_space, searched
+from embodied.study.sweep import run as run_sweep
 
 KEYS = ("out", "workers", "seeds")
 
@@ -76,9 +78,6 @@ OWN += ("on", "slurm")
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from embodied.study.study import cores
-    from embodied.study.sweep import launcher
-
     own = dict(word.split("=", 1) for word in args.words if word.partition("=")[0] in OWN)
     words = [word for word in args.words if word.partition("=")[0] not in OWN]
     sweep = sweep_of(own, words, args.config_dir)
@@ -87,7 +86,6 @@ def sweep(args: argparse.Namespace) -> None:
     where = launcher(own.get("on", "here"), own.get("slurm"), sweep.threads, sweep.device)
     # After the mistakes: these import torch.
     from embodied.study.page import best_of, facts, write_sweep
-    from embodied.study.sweep import run as run_sweep
 
     def done(found: Any) -> None:
         write_sweep(out.name, sweep, found, out)
@@ -107,7 +105,6 @@ def sweep(args: argparse.Namespace) -> None:
 def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
     """The sweep, after one training with its first values was composed: mistakes cost nothing."""
     from embodied.commands.train import fresh
-    from embodied.study.sweep import Sweep, require_space, searched
 
     found = {word: searched(word) for word in words}
     fixed = [word for word, space in found.items() if space is None]

@@ -11,9 +11,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.progress import Progress
+
 from embodied.commands import require_at_least, require_inputs
+from embodied.compose import compose, options, read_override, search_folders
 from embodied.core.atomic_write import locked
-from embodied.core.build import ConfigError, Node, nearest
+from embodied.core.build import ConfigError, Node, nearest, parse
+from embodied.core.saved_node import python_names, read_run_settings
+from embodied.policies.remote.address import PACKAGE, allow_typed, is_address
 
 if TYPE_CHECKING:
     from embodied.models.dynamics import Fit
@@ -23,14 +28,6 @@ if TYPE_CHECKING:
 
 SENTENCES = ("prompt", "sentence", "text", "goal")
 """Settings of a node that say in words what is wanted."""
-
-
-def settings() -> str:
-    """The settings of a run as a table."""
-    from embodied.compose import PACKAGED
-    from embodied.settings_tables import command_rows, regime_rows, table
-
-    return table([*command_rows(PACKAGED / "train.yaml"), *regime_rows([PACKAGED])])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -81,8 +78,6 @@ def session(
     else:
         node, step = fresh(words, folders, given), 0
     if any(word.startswith("init=") for word in words):
-        from embodied.policies.remote.address import allow_typed
-
         allow_typed(words)
     from embodied.core import distributed
 
@@ -162,8 +157,6 @@ def fresh(
     words: Sequence[str], folders: Sequence[str], given: Mapping[str, Node] | None = None
 ) -> Node:
     """A new run's configuration, with its name and folder filled in."""
-    from embodied.compose import compose, options, read_override, search_folders
-
     if not {"experiment", "env", "demos"} & {read_override(word).key for word in words}:
         raise ConfigError(
             "no experiment is given: experiment=NAME (embodied list experiments), "
@@ -204,9 +197,7 @@ def require_new(folder: Path) -> None:
 
 def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[Node, int]:
     """The configuration of the run at `path` (or of a checkpoint in it), with `words` applied."""
-    from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.core.saved_node import read_run_settings
 
     saved, damaged = checkpoint.newest_whole(path)
     folder = saved.parent.parent
@@ -267,9 +258,6 @@ def described(node: Node) -> str:
 
 def allow_word(folder: Path) -> str:
     """The word that the run in `folder` needs: a file that names a server is not believed."""
-    from embodied.core.saved_node import read_run_settings
-    from embodied.policies.remote.address import PACKAGE, is_address
-
     named = is_address(read_run_settings(folder / "run.yaml").get("init"))
     return f' "allow=[{PACKAGE}]"' if named else ""
 
@@ -277,7 +265,6 @@ def allow_word(folder: Path) -> str:
 def next_lines(folder: Path) -> str:
     """What to type after the run in `folder`."""
     from embodied.core.native import OBJECT_PREFIX
-    from embodied.core.saved_node import python_names, read_run_settings
 
     run, more, path = read_run_settings(folder / "run.yaml"), allow_word(folder), str(folder)
     env, policy = run.get("env") or {}, run.get("policy") or {}
@@ -302,20 +289,16 @@ def next_lines(folder: Path) -> str:
 
 
 def model_command(args: argparse.Namespace) -> None:
-    from embodied.compose import compose
-
     require_inputs(args.words)
     node = compose("model_train", args.words, args.config_dir).node
     require_at_least(node, {"seed": 0, "threads": 1})
 
-    from embodied.core.build import parse
     from embodied.models.train import TrainConfig, require_new, train
 
     config: TrainConfig = parse(TrainConfig, node, "embodied model train")
     require_new(config.out)
 
     import torch
-    from rich.progress import Progress
 
     torch.set_num_threads(config.threads)
     try:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import require_folders, take
+from embodied.commands import require_folders, runs_in, take
 from embodied.core.build import ConfigError
 from embodied.core.saved_node import read_run_settings
 
@@ -32,8 +32,7 @@ def run(args: argparse.Namespace) -> None:
         page = compare([Path(word) for word in given], Path(own["out"] or "compare.html"))
         print(f"{page}  {page.stat().st_size / 1e6:.1f} MB", flush=True)
         return None
-    runs = [word for word in given if "=" not in word or Path(word).exists()]
-    words = [word for word in given if word not in runs]
+    runs, words = runs_in(given)
     if len(runs) > 1 or not given:
         raise ConfigError("nothing to view; type: embodied view RUN, or embodied view env=NAME")
     require_folders(runs)

@@ -14,14 +14,17 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.build import Node, build
+from embodied.core.checkpoint import load_policy
 from embodied.core.device import forked
 from embodied.core.env import VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.nn import statistics
-from embodied.reports.datasets import evaluate_reward
+from embodied.reports.datasets import evaluate_reward, make_reward
 from embodied.rewards.analysis import distances
+from embodied.rewards.wrappers.added_observations import augment_shared
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,43 @@ Numbers = NDArray[np.float64]
 Index = NDArray[np.int64]
 FITTED = 4096  # transitions that values are fitted on
 SLACK = 1e-6
+
+
+def compare_in(
+    env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
+) -> dict[str, Any]:
+    """All measures by name, with the episodes of `env` they were computed on; `chosen`: the node
+    (None: the environment's reward) and the state of each reward."""
+    spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
+    policies = players(settings, env)
+    rewards: list[Reward | None] = []
+    for letter, (node, state) in zip("AB", chosen, strict=True):
+        reward = None
+        if node is not None:
+            reward = make_reward(node, state, spec, gamma, env.num_envs, seed)
+            env = augment_shared(env, reward, f"reward {letter}")
+        rewards.append(reward)
+    cover = collect_episodes(env, list(policies.values()), settings["episodes"], gamma, seed)
+    return {
+        "env": settings["env"],
+        "rewards": [node or "own" for node, _ in chosen],
+        "policies": list(policies),
+        **compare(cover, rewards, gamma, settings["epic_rows"], settings["epic_means"]),
+    }
+
+
+def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
+    """The policies whose episodes are used, by name."""
+    wanted, run = settings["policy"], settings["run"]
+    if wanted not in ("random", "mixture"):
+        return {wanted: load_policy(wanted, env.spec)}
+    nodes = {"random": {"_target_": "embodied.policies.random.Random"}}
+    if wanted == "mixture" and settings["demonstrator"] is not None:
+        nodes["demonstrator"] = settings["demonstrator"]
+    made: dict[str, Policy] = {k: build(node, Policy, spec=env.spec) for k, node in nodes.items()}
+    if wanted == "mixture" and run is not None:
+        made[run] = load_policy(run, env.spec)
+    return made
 
 
 def compare(
