@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.progress import Progress
 
-from embodied.commands import require_at_least, require_datasets, split_words, take
+from embodied.commands import require_datasets, split_words, take
 from embodied.compose import compose, option, options, search_folders
 from embodied.core.build import ConfigError, Node, nearest, parse
 from embodied.datasets.hub import local_folder
@@ -53,7 +53,6 @@ def collect(
     from embodied.datasets import collect as collecting
 
     config = parse(collecting.CollectConfig, node, "collect")
-    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0})
     try:
         with Progress(disable=not verbose) as progress:
             task = progress.add_task("episodes", total=config.episodes)

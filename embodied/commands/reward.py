@@ -355,11 +355,10 @@ def design_command(args: argparse.Namespace) -> None:
         node, own = _resumed(Path(resume), words)
     else:
         node, own = _fresh(words, args.config_dir)
-
     from embodied.reward_design.run import DesignConfig, design, save
 
     config: DesignConfig = parse(DesignConfig, node, "design")
-    require_at_least(node, DESIGN_LEAST)
+    require_at_least(node, {"tried": 256})
     folder = Path(config.out)
     save(node, own, folder)
     for name, value in _facts(node, own).items():
@@ -372,18 +371,6 @@ def design_command(args: argparse.Namespace) -> None:
     print(
         f"next: embodied train {' '.join(own)} ... reward=program reward.file={folder / 'best.py'}"
     )
-
-
-DESIGN_LEAST = {
-    "rounds": 1,
-    "samples": 1,
-    "finals": 0,
-    "seed": 0,
-    "tried": 256,
-    "budget.steps": 1,
-    "budget.eval_every": 1,
-    "budget.workers": 1,
-}
 
 
 def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
-from embodied.commands import require_at_least, require_inputs
+from embodied.commands import require_inputs
 from embodied.compose import compose, options, read_override, search_folders
 from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node, nearest, parse
@@ -291,7 +291,6 @@ def next_lines(folder: Path) -> str:
 def model_command(args: argparse.Namespace) -> None:
     require_inputs(args.words)
     node = compose("model_train", args.words, args.config_dir).node
-    require_at_least(node, {"seed": 0, "threads": 1})
 
     from embodied.models.train import TrainConfig, require_new, train
 

@@ -15,7 +15,6 @@ from embodied.viewer.scene.types import Array
 from embodied.viewer.server.auth_proxy import HOST
 from embodied.viewer.server.server import PageServer, PageThread, in_thread
 from embodied.viewer.session.disturbances import ROBOT
-from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
 
 SPEEDS = (0.1, 5.0)
@@ -135,14 +134,26 @@ class Controls(PageThread):
 
     def push(self, name: str, strength: float = 1.0) -> None:
         """Push a body, or "robot", by a velocity (m/s, rad/s), at the newest step."""
-        self._change(lambda: self.session.push_all(name, strength))
 
-    def shove(self, player: Player, link: str, way: Array, strength: float = 1.0) -> None:
+        def push() -> None:
+            self.session.seek(self.session.length - 1)
+            for each in self.session.sessions:
+                if not each.episode.end or self.session.over:
+                    each.push(name, strength)
+
+        self._change(push)
+
+    def shove(self, player: Session, link: str, way: Array, strength: float = 1.0) -> None:
         """Push a link of the robot of `player` along `way` [3], at the newest step."""
-        self._change(lambda: self.session.push_one(player, link, strength, way))
+
+        def push() -> None:
+            self.session.seek(self.session.length - 1)
+            player.push(link, strength, way)
+
+        self._change(push)
 
     @in_thread
-    def hold(self, player: Player, name: str, place: Array) -> None:
+    def hold(self, player: Session, name: str, place: Array) -> None:
         """Pull a free body of `player` towards `place` [3] (m) from now on; it plays while the body
         is held."""
         if name not in player.pushes.names or name == ROBOT:
@@ -155,7 +166,7 @@ class Controls(PageThread):
             self.play()
 
     @in_thread
-    def let_go(self, player: Player) -> None:
+    def let_go(self, player: Session) -> None:
         """Stop pulling; pauses again if it was paused before."""
         player.held = None
         if self._was_paused:
@@ -165,11 +176,21 @@ class Controls(PageThread):
     def disturb_observations(self, late: int = 0, off: Iterable[str] = ()) -> None:
         """Give the policy observations that are `late` steps old and zeros for the observations
         `off`."""
-        self._change(lambda: self.session.disturb_observations(late, set(off)))
+
+        def disturb() -> None:
+            for each in self.session.sessions:
+                each.disturbance.late, each.disturbance.off = late, set(off)
+
+        self._change(disturb)
 
     def explore(self, on: bool) -> None:
         """Whether the policy adds its exploration noise."""
-        self._change(lambda: self.session.set_exploration(on))
+
+        def switch() -> None:
+            for each in self.session.sessions:
+                each.explore = on
+
+        self._change(switch)
 
     def refresh(self) -> None:
         """Send everything that the page does not show yet."""

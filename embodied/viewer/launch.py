@@ -119,8 +119,7 @@ def session_of(
 ) -> Session:
     """A session in the environment `node`, with a second one beside it if `against` is given."""
     from embodied.viewer.session.overlays import PlanPreview
-    from embodied.viewer.session.player import choices_for
-    from embodied.viewer.session.session import Session
+    from embodied.viewer.session.session import Session, choices_for
 
     report(f"the environment {env_name(node)}")
     env = build(node | {"num_envs": 1}, VecEnv)
@@ -135,7 +134,7 @@ def session_of(
         if against is not None:
             other_run = read_run(Path(against), node) if Path(against).is_dir() else run
             other = session_of(node, other_run, None, report)
-            session.compare_with(other)
+            session.other = other
             if not Path(against).is_dir():
                 other.choose(against)
                 other.name = against

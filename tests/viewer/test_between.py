@@ -80,7 +80,7 @@ def test_each_of_two_policies_has_its_name_in_the_scene(
 ) -> None:
     first, second = alone(Fr3(Config(num_envs=1))), alone(Fr3(Config(num_envs=1)))
     first.name, second.name = "steered", "base"
-    first.compare_with(second)
+    first.other = second
     first.reset(0)
     labels = dict[str, tuple[float, ...]]()
     real = server.scene.add_label

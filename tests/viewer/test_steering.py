@@ -16,6 +16,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.rewards.wrappers.added_observations import CaptionVocabulary, with_captions
 from embodied.viewer.app import Viewer
 from embodied.viewer.launch import open_session
+from embodied.viewer.panels.task import coloured, grouped, noise_picture
 from embodied.viewer.session.episode import EnvSnapshot, Moment
 from embodied.viewer.session.overlays import (
     SCORE,
@@ -25,7 +26,6 @@ from embodied.viewer.session.overlays import (
     reward_camera,
     saliency,
 )
-from embodied.viewer.session.player import coloured, grouped, noise_picture
 from tests.builders import node_of
 from tests.viewer.sessions import FLOW, LIFT, REACH, run_with
 

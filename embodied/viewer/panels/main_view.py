@@ -18,8 +18,7 @@ from embodied.viewer.scene.types import Array, Picture, SceneModel, Viewpoint
 from embodied.viewer.scene.viser_scene import ImagePlane, Place, SceneCameras, ViserScene, of_both
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.episode import CompressedImage, History, history_of
-from embodied.viewer.session.player import Player, label
-from embodied.viewer.session.session import Session
+from embodied.viewer.session.session import Session, label
 
 ROOTS = ("/world", "/other")
 GAP = 12
@@ -88,7 +87,7 @@ class MainView:
         return scenes
 
 
-def poses_at(player: Player, share: float) -> tuple[Array, Array] | None:
+def poses_at(player: Session, share: float) -> tuple[Array, Array] | None:
     """Positions [N, 3] and quaternions [N, 4] between two steps; None without a scene."""
     moments = player.episode.moments
     at = min(player.at, len(moments) - 1)
@@ -124,7 +123,7 @@ class DragControls:
     """Mouse handlers on the meshes of `scene`, the scene of `player`."""
 
     def __init__(
-        self, viewer: Controls, scene: ViserScene, player: Player, strength: Callable[[], float]
+        self, viewer: Controls, scene: ViserScene, player: Session, strength: Callable[[], float]
     ) -> None:
         self.viewer, self.scene, self.player, self.strength = viewer, scene, player, strength
         self.loose = {name for name in player.pushes.names if name != ROBOT}

@@ -20,7 +20,6 @@ from embodied.viewer.panels.main_view import Checkpoints, DragControls, MainView
 from embodied.viewer.panels.plots import ObservationPanel, Plots, ValuePlots, is_discrete
 from embodied.viewer.panels.task import DisturbancePanel, SteeringPanel, TaskPanel
 from embodied.viewer.session.episode import success_by
-from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
 
 
@@ -274,19 +273,19 @@ def status(session: Session, undrawn: int, known: str, problem: str) -> str:
     return "  \n".join(lines)
 
 
-def standing(player: Player, named: bool) -> str:
+def standing(session: Session, named: bool) -> str:
     """Return and success of an episode up to the displayed step."""
-    past = player.episode.moments[: player.at + 1]
+    past = session.episode.moments[: session.at + 1]
     success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
-    head = f"{player.name or player.chosen}: return" if named else "Return"
+    head = f"{session.name or session.chosen}: return" if named else "Return"
     text = f"{head} **{sum(moment.reward for moment in past):.3g}** · success {success}"
     return f"{text} · *{past[-1].end}*" if past[-1].end else text
 
 
-def last_action(player: Player) -> str:
+def last_action(session: Session) -> str:
     """The name of the last discrete action."""
-    moments, act = player.episode.moments, player.spec.act
-    action = moments[min(player.at, len(moments) - 1)].action
+    moments, act = session.episode.moments, session.spec.act
+    action = moments[min(session.at, len(moments) - 1)].action
     if not (is_discrete(act) and act.names and action):
         return ""
     return f" · **{act.names[int(action[0])]}**"

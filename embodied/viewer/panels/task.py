@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from viser import ViserServer
 
 from embodied.core.actor import Actor
@@ -18,9 +20,8 @@ from embodied.teachers.teacher import read_episode_log
 from embodied.viewer.controls import Controls
 from embodied.viewer.scene.types import SMALL, Array, Picture, Viewpoint
 from embodied.viewer.session.disturbances import LATEST
-from embodied.viewer.session.episode import density_of
-from embodied.viewer.session.overlays import SCORE
-from embodied.viewer.session.player import chooses_noise, decisions, describe, noise_picture
+from embodied.viewer.session.episode import Moment
+from embodied.viewer.session.overlays import SCORE, chooses_noise
 from embodied.viewer.session.session import Session
 
 NODE = "/task_map"
@@ -232,10 +233,6 @@ class TaskPanel:
                 self.sliders.append(slider)
                 self.ranges.append((low, high))
             self.map = MapPanel(server, viewer, known)
-            run, leaf = self.session.run, self.session.spec.task
-            picture = None if run is None else density_of(run.folder, leaf.names)
-            if picture is not None:
-                server.gui.add_image(picture, label="Where the teacher sampled")
 
     def episode_started(self) -> None:
         """A new episode: the sliders show its task."""
@@ -293,6 +290,71 @@ def task_ranges(env: Any) -> list[tuple[str, float, float, str]]:
 
 DECISIONS = 60
 """How many decisions are shown at once."""
+
+
+BELOW, ABOVE, WHITE = (0, 114, 178), (213, 94, 0), (255, 255, 255)
+MAP, BARS, NAMES, GAP = 210, 120, 70, 6
+"""Widths of the image's parts and the gap between them, in pixels."""
+HIGH = 170
+
+
+def decisions(moments: Sequence[Moment]) -> list[tuple[int, Tensor]]:
+    """Step index and noise [D] of each decision that has one."""
+    return [
+        (i, moment.noise)
+        for i, moment in enumerate(moments)
+        if moment.is_decision and moment.noise is not None
+    ]
+
+
+def describe(noise: Tensor) -> str:
+    """The norm of the noise beside that of Gaussian samples, as a label."""
+    size = float(noise.norm())
+    return f"latent noise: norm {size:.1f} (Gaussian samples: about {math.sqrt(noise.numel()):.1f})"
+
+
+def noise_picture(chosen: Sequence[Tensor], at: int, bound: float, names: Sequence[str]) -> Picture:
+    """Image of noises `chosen`: decisions from left to right, elements [D] from top to bottom,
+    grouped by the action element (`names`) they belong to. Number `at` is framed and repeated as
+    bars. Blue is negative, orange positive."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    values = np.stack([each.numpy() for each in chosen], 1) / bound
+    values = values[grouped(len(values), len(names))]
+    tall, count = values.shape
+    row = max(2, HIGH // tall)
+    image = Image.new("RGB", (NAMES + MAP + GAP + BARS, row * tall), GROUND)
+    cells = Image.fromarray(coloured(values)).resize((MAP, row * tall), Image.Resampling.NEAREST)
+    image.paste(cells, (NAMES, 0))
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(11)
+    left = NAMES + round(at * MAP / count)
+    right = max(NAMES + round((at + 1) * MAP / count), left + 2)
+    pen.rectangle((left, 0, right - 1, row * tall - 1), outline=INK)
+    middle = NAMES + MAP + GAP + BARS // 2
+    for i, value in enumerate(values[:, at]):
+        end = middle + round(float(np.clip(value, -1, 1)) * (BARS // 2 - 2))
+        low, high = sorted((middle, end))
+        pen.rectangle((low, i * row, high, i * row + row - 2), fill=ABOVE if value > 0 else BELOW)
+    pen.line((middle, 0, middle, row * tall), fill=INK)
+    rows = tall // len(names) if names and tall % len(names) == 0 else tall
+    for i, name in enumerate(names if rows < tall else ()):
+        pen.text((2, i * rows * row + 1), name[:11], fill=INK, font=font)
+        pen.line((0, i * rows * row, NAMES + MAP, i * rows * row), fill=INK)
+    return np.asarray(image)
+
+
+def grouped(size: int, elements: int) -> NDArray[np.intp]:
+    """The order of D = H * A numbers, stored step by step, that groups them by action element."""
+    if not elements or size % elements:
+        return np.arange(size)
+    return np.arange(size).reshape(-1, elements).T.reshape(-1)
+
+
+def coloured(values: NDArray[np.floating]) -> Picture:
+    """Numbers in [-1, 1] as colours [..., 3], white at zero."""
+    strength = np.abs(np.clip(values, -1, 1))[..., None]
+    ends = np.where(values[..., None] > 0, np.array(ABOVE), np.array(BELOW))
+    return (strength * ends + (1 - strength) * np.array(WHITE)).round().astype(np.uint8)
 
 
 class SteeringPanel:

@@ -114,43 +114,58 @@ Method = TypeVar("Method", bound=Callable[..., None])
 
 
 def in_thread(method: Method) -> Method:
-    """A method of a WorkerThread that runs in the thread; the caller waits and gets its errors."""
+    """A method of a PageThread that runs in the thread; the caller waits and gets its errors."""
 
     @wraps(method)
-    def called(self: WorkerThread, *args: Any, **settings: Any) -> None:
+    def called(self: PageThread, *args: Any, **settings: Any) -> None:
         self.call(lambda: method(self, *args, **settings))
 
     return cast(Method, called)
 
 
-class WorkerThread:
-    """Runs `setup`, then `run_loop`, then `teardown` in a thread; `start` raises the errors of
-    `setup`."""
+class PageThread:
+    """A page on `page_server` and the thread that updates it: `setup`, then `run_loop`, then
+    `teardown`. `close` stops both.
 
-    def __init__(self) -> None:
+    Call `start` at the end of `__init__`; it raises the errors of `setup` and closes everything.
+    """
+
+    def __init__(self, page_server: PageServer) -> None:
+        self.page_server = page_server
+        self.server = page_server.server
+        self.proxy = page_server.proxy
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing, self._ended = threading.Event(), threading.Event()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="viewer", daemon=True)
 
     def setup(self) -> None:
-        """Called first in the thread."""
+        raise NotImplementedError
 
     def run_loop(self) -> None:
-        """The thread's loop, until `closing`; it calls `run_commands` regularly."""
+        """Until `closing`; it calls `run_commands` regularly."""
         raise NotImplementedError
 
     def teardown(self) -> None:
-        """Called last in the thread."""
+        raise NotImplementedError
 
-    def start(self) -> None:
-        """Start the thread; returns when `setup` is done."""
-        self._thread.start()
-        self._ready.result()
+    @property
+    def url(self) -> str:
+        """The address to open; for all interfaces, with this machine's host name."""
+        return self.page_server.url
 
     @property
     def closing(self) -> bool:
         return self._closing.is_set()
+
+    def start(self) -> None:
+        """Start the thread; returns when `setup` is done."""
+        self._thread.start()
+        try:
+            self._ready.result()
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, command: Callable[[], None]) -> Future[None]:
         """Run `command` in the thread, soon."""
@@ -174,17 +189,10 @@ class WorkerThread:
         while not self._ended.wait(0.5):
             pass
 
-    def stop(self) -> None:
-        """Stop the thread and wait for it; safe to call twice."""
-        self._closing.set()
-        self.submit(lambda: None)
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
     def run_commands(self, timeout: float) -> None:
         """Run the submitted commands, waiting up to `timeout` s for the first."""
         with contextlib.suppress(queue.Empty):
-            command, answer = self._commands.get(timeout=timeout) if timeout else self._next()
+            command, answer = self._commands.get(timeout > 0, timeout)
             while True:
                 try:
                     command()
@@ -192,7 +200,7 @@ class WorkerThread:
                     answer.set_exception(error)
                 else:
                     answer.set_result(None)
-                command, answer = self._next()
+                command, answer = self._commands.get_nowait()
 
     def _run(self) -> None:
         try:
@@ -205,43 +213,16 @@ class WorkerThread:
         finally:
             with contextlib.suppress(queue.Empty):
                 while True:  # no caller waits for a stopped thread
-                    self._next()[1].set_exception(RuntimeError(CLOSED))
+                    self._commands.get_nowait()[1].set_exception(RuntimeError(CLOSED))
             self.teardown()
             self._ended.set()
 
-    def _next(self) -> Command:
-        return self._commands.get_nowait()
-
-
-class PageThread(WorkerThread):
-    """A page on `page_server`, updated by one thread; `close` stops both.
-
-    Call `start` at the end of `__init__`; it closes everything if `setup` fails.
-    """
-
-    def __init__(self, page_server: PageServer) -> None:
-        super().__init__()
-        self.page_server, self.server, self.proxy = (
-            page_server,
-            page_server.server,
-            page_server.proxy,
-        )
-
-    @property
-    def url(self) -> str:
-        """The address to open; for all interfaces, with this machine's host name."""
-        return self.page_server.url
-
-    def start(self) -> None:
-        try:
-            super().start()
-        except BaseException:
-            self.close()
-            raise
-
     def close(self) -> None:
         """Stop the thread and the server; safe to call twice."""
-        self.stop()
+        self._closing.set()
+        self.submit(lambda: None)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
         self.page_server.close()
 
     def __enter__(self) -> Self:

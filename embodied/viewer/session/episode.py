@@ -7,16 +7,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from torch import Tensor
 
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.video import decode_image
 from embodied.evaluation.statistics import wilson
-from embodied.teachers.teacher import read_episode_log
 from embodied.training.logger import read_metrics
 from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.types import (
@@ -195,25 +192,6 @@ def history_of(folder: Path) -> History | None:
     return None
 
 
-def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
-    """Where in task space the run's teacher sampled, per quarter of training, as an image [height,
-    width, 3]. None if the run had no teacher or matplotlib is not installed. `names` are those of
-    the task's elements."""
-    past = read_episode_log(folder)
-    if past is None:
-        return None
-    try:
-        from embodied.teachers.plots.task_density import draw
-    except ModuleNotFoundError:
-        return None
-    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
-    shown = tuple(names[i] if i < len(names) else f"task {i}" for i in moving)
-    score = past.success if np.isfinite(past.success).any() else past.ret
-    with TemporaryDirectory() as there:
-        file = draw(Path(there) / "tasks.png", past.began, past.task[:, moving], score, shown)
-        return decode_image(file.read_bytes()).numpy()[..., :3]
-
-
 def _band(name: str, value: float, episodes: float | None) -> tuple[float, float]:
     if name != "eval/success" or not episodes:
         return value, value
@@ -251,7 +229,7 @@ class Moment:
 
     `next_obs` are the observations that the step led to, `obs` the ones that the next action is
     computed from (of the next episode if this one ended). `plan` [H, A] is the action chunk of
-    which the action is element `chunk_index`; `is_decision` says whether the chunk was computed for
+    which the action is one; `is_decision` says whether the chunk was computed for
     this step. `state` is the saved environment state to continue from (None: it cannot be saved),
     `policy_state` that of the policy. `numbers` are further quantities of the step by name,
     `reward_image` is the image that the reward was computed from, and `noise` [D] the latent noise
@@ -267,7 +245,6 @@ class Moment:
     reward: float = 0.0
     success: bool | None = None
     plan: Tensor | None = None
-    chunk_index: int = 0
     is_decision: bool = False
     end: str = ""
     policy_state: PolicyState | None = None

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -341,6 +341,37 @@ def heated(value: Tensor, leaf: Leaf, change: Tensor, most: float) -> Picture:
     share: NDArray[np.float32] = (heat / max(most, LEAST)).clamp(0, 1).numpy()[..., None]
     grey = 0.35 * picture.mean(2, keepdims=True) + 0.65 * 160
     return ((1 - share) * grey + share * np.array(HOT)).round().astype(np.uint8)
+
+
+# Latent-noise RL (DSRL): the noise that a steering policy chose for its base policy, as an image.
+# DSRL (Wagenmaker et al., 2025) acts by w = bound * u in place of w ~ N(0, I). Gaussian samples
+# have |w| of about sqrt(D); the distance of |w| from that shows how strongly the base policy is
+# steered.
+class ChoosesNoise(Protocol):
+    """A policy whose `inner` policy chooses the noise of a base policy, each element up to
+    `bound`."""
+
+    bound: float
+    noise_shape: torch.Size
+    inner: Policy
+
+
+def chooses_noise(policy: object) -> TypeGuard[ChoosesNoise]:
+    """Not `isinstance`, which from Python 3.12 on does not find `inner`, a submodule."""
+    return all(hasattr(policy, name) for name in ChoosesNoise.__annotations__)
+
+
+@torch.no_grad()
+def noise_of(acts: object) -> Tensor | None:
+    """The noise w [D] of the last decision; None if the noise was sampled rather than chosen, or if
+    exploration hides it."""
+    if not isinstance(acts, Actor) or not chooses_noise(acts.policy):
+        return None
+    chosen = acts.carry.get("row/action")
+    if chosen is None and not acts.explore:
+        inner = acts.policy.inner
+        chosen = inner.act(acts.decision_obs, {}, inner.sample_noise(1))[0].flatten(1)
+    return None if chosen is None else acts.policy.bound * chosen[0].detach().cpu()
 
 
 VALUE, MODEL = "value", "reward of the run"
