@@ -24,7 +24,7 @@ FRAME = 1 / 30
 class Controls(PageThread):
     """The session and what can be done with it; every method returns when its command is done.
 
-    Panels of the page, which is made by the subclass `Viewer`, hand every change to `press`.
+    Panels of the page, which the subclass `Viewer` makes, hand every change to `press` or `bind`.
     `problem` is the error that stopped playback, empty if none.
 
     Methods may be called from any thread and raise the errors of their commands. Errors during
@@ -199,6 +199,19 @@ class Controls(PageThread):
     def press(self, command: Callable[[], None]) -> None:
         """Submit a command from the page; its errors are shown there."""
         self.submit(lambda: self._guarded(command))
+
+    def bind(self, control: Any, action: Callable[[Any], None]) -> None:
+        """Hand the value of a control of the page to `action`, in the thread, when a user changes
+        it."""
+
+        async def changed(event: Any) -> None:
+            # Read now, on the server's thread: a refresh may write the old value back at any time.
+            # Values set by the program also arrive here, without a client.
+            value = control.value
+            if event.client_id is not None:
+                self.press(lambda: action(value))
+
+        control.on_update(changed)
 
     def setup(self) -> None:
         self.session.reset(self._seed)

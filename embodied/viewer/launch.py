@@ -16,7 +16,7 @@ from embodied.viewer.run_folder import Run, ViewerError, read_run
 from embodied.viewer.server.auth_proxy import HOST
 
 if TYPE_CHECKING:
-    from embodied.viewer.app import Viewer
+    from embodied.viewer.panels.page import Viewer
     from embodied.viewer.session.overlays import StepOverlay
     from embodied.viewer.session.session import Session
 
@@ -52,7 +52,7 @@ def serve(
 
     def make(page_server: PageServer) -> Viewer:
         page_server.show_loading("the viewer")
-        from embodied.viewer.app import Viewer
+        from embodied.viewer.panels.page import Viewer
 
         session = open_session(
             run, env_node, against, page_server.show_loading, postpone_critic=True

@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from embodied.viewer.app import Viewer
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.server.auth_proxy import read_head
 from tests import toy_envs
 from tests.viewer.browser import until

@@ -15,8 +15,8 @@ import torch
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
-from embodied.viewer.app import Viewer
-from embodied.viewer.export.export import replay_of
+from embodied.viewer.export.export import replay_data
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.panels.task import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
 from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.session.disturbances import Pushes
@@ -190,7 +190,7 @@ def test_a_push_moves_the_cube_along_the_table(viewer: Viewer) -> None:
     assert np.hypot(*moved[:2]) > 0.02 and abs(moved[2]) < 0.02
     viewer.refresh()
     assert "Disturbances: cube pushed at step 2" in viewer.page.status.content
-    assert replay_of(viewer.session).facts == "seed 3 · cube pushed at step 2"
+    assert replay_data(viewer.session)["facts"] == "seed 3 · cube pushed at step 2"
     # The same again from the moment of the push, which is kept with it.
     viewer.scrub(2)
     viewer.branch()

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
-from embodied.viewer.app import Viewer
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.scene.types import cloud_of, is_picture, picture_of
 from tests import toy_envs
 from tests.viewer.sessions import alone

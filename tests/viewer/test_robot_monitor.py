@@ -130,16 +130,15 @@ def test_a_deployment_is_watched_and_then_another_one(
     try:
         says(viewer, "fr3 · RUNNING", "of 100 Hz", "goal_x 0.9", "newest observation")
         page, seen = viewer.page, viewer.monitor
-        until(lambda: len(page.history.rows) > 2)
-        rows = page.history.rows
+        until(lambda: len(page.history.samples) > 2)
         assert page.scene is not None and len(page.scene.meshes) > 20
         assert page.arm is not None and page.arm.model is not None and not page.marks
         goal = next(i for i, name in enumerate(page.arm.model.bodies()) if name.endswith("goal"))
         assert page.arm.model.poses()[0][goal][0] == pytest.approx(0.905, abs=0.006)
-        assert all(0 < row[1] < 500 for row in rows), "ticks a second"
+        assert all(0 < rate < 500 for rate in page.history.curve(PLOTS[0])), "ticks a second"
         until(lambda: len(page.paths.shown) == 2)  # the plan, and where the tool was
         assert seen.state is not None and seen.status["control"]["died"] == ""
-        assert page.history.intervention_share("limits")[-1] >= 0
+        assert page.history.curve("limits")[-1] >= 0
     finally:
         ended(first)
     says(viewer, "the deployment has ended", "fr3 · finished")
@@ -307,9 +306,9 @@ def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
     past.add(late[0], chunk[0], tool + 0.1)
     wanted = (50.0, 30.0, 2.0, 0.6, 0.25)  # 25 ticks in 0.5 s; 10.5 - 9.9 s
     assert [past.curve(name).tolist() for name in PLOTS] == [[pytest.approx(x)] for x in wanted]
-    assert past.intervention_share("limits").tolist() == [20.0]
-    assert past.intervention_share("workspace").tolist() == [0.0]
-    assert past.times().tolist() == [0.5]
+    assert past.curve("limits").tolist() == [20.0]
+    assert past.curve("workspace").tolist() == [0.0]
+    assert past.curve("s").tolist() == [0.5]
     trail = past.trail()
     assert trail is not None and trail.tolist() == [[0, 0, 0], [0.1, 0.1, 0.1]]
     past.add(state_of(Mode.HOMING, now=10.6)[0], None, tool)

@@ -12,7 +12,7 @@ from viser import ViserServer
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.viewer.app import Viewer
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.scene.types import Shape
 from embodied.viewer.scene.viser_scene import ViserScene
 from tests.viewer.sessions import alone

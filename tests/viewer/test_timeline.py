@@ -12,7 +12,7 @@ import torch
 from embodied.core.build import build
 from embodied.core.env import NotSavable, VecEnv
 from embodied.viewer import ViewerError
-from embodied.viewer.app import Viewer
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.scene.types import ball, box, lighter
 from embodied.viewer.session import episode as kept
 from embodied.viewer.session.episode import EnvSnapshot, Episode, Moment

@@ -5,7 +5,7 @@ A second session is drawn beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class MainView:
         self.scenes = self._scenes([scene for scene in scenes if scene is not None])
         self.scene = self.scenes[0] if self.scenes else None
         self._sent = self._pictures()
-        self.screen = ImagePlane(server, beside(self._sent)) if self._sent else None
+        self.screen = ImagePlane(server, _beside(self._sent)) if self._sent else None
 
     @property
     def empty(self) -> bool:
@@ -59,7 +59,7 @@ class MainView:
                 scene.show(*poses)
         pictures = self._pictures()
         if self.screen is not None and pictures and pictures != self._sent:
-            self.screen.show(beside(pictures))
+            self.screen.show(_beside(pictures))
             self._sent = pictures
 
     def _pictures(self) -> list[CompressedImage]:
@@ -111,12 +111,15 @@ def spacing(model: SceneModel, eye: Viewpoint) -> np.ndarray:
     return right / max(float(np.linalg.norm(right)), 1e-9) * max(1.3 * size, 0.6)
 
 
-def beside(pictures: list[CompressedImage]) -> Picture:
-    """Images of equal size side by side, with a gap."""
-    shown = [packed.picture() for packed in pictures]
-    gap = np.full((len(shown[0]), GAP, 3), 255, np.uint8)
-    parts = [part for picture in shown for part in (gap, picture)][1:]
+def side_by_side(pictures: Sequence[Picture]) -> Picture:
+    """Images of equal size, with a gap."""
+    gap = np.full((len(pictures[0]), GAP, 3), 255, np.uint8)
+    parts = [part for picture in pictures for part in (gap, picture)][1:]
     return np.ascontiguousarray(np.concatenate(parts, 1))
+
+
+def _beside(pictures: Sequence[CompressedImage]) -> Picture:
+    return side_by_side([packed.picture() for packed in pictures])
 
 
 class DragControls:

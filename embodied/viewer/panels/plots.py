@@ -98,19 +98,6 @@ def groups_of(names: Sequence[str]) -> dict[str, tuple[list[str], bool]]:
     return found
 
 
-class ObservationPlot:
-    """The elements of one observation over time, at their own scale."""
-
-    def __init__(self, server: ViserServer, name: str, leaf: Leaf, dt: float) -> None:
-        self.name, self.dt = name, dt
-        self.plot = plot(server, titled(name, leaf), curve_names(name, leaf), 150, None)
-
-    def draw(self, episode: Episode) -> None:
-        """Send the curves of `episode`."""
-        seen = episode.obs_curve(self.name)
-        self.plot.data = curves(seen or [[0.0] * len(self.plot.data[1:])], self.dt)
-
-
 def is_discrete(act: Leaf) -> bool:
     return act.dtype == "int64" and not act.shape
 
@@ -274,10 +261,11 @@ class ObservationPanel:
             with server.gui.add_folder(
                 "Observations", expand_by_default=wide, visible=bool(session.curves)
             ):
-                self.obs_plots = [
-                    ObservationPlot(server, name, leaves[name], session.spec.dt)
-                    for name in session.curves[:PLOTTED]
-                ]
+                self.obs_plots = {  # the elements of each over time, at their own scale
+                    name: plot(server, titled(name, leaf), curve_names(name, leaf), 150, None)
+                    for name, leaf in leaves.items()
+                    if name in session.curves[:PLOTTED]
+                }
         panel.dock_left()
         panel.set_width(WIDE if wide else NARROW)
 
@@ -310,8 +298,9 @@ class ObservationPanel:
 
     def plots(self) -> None:
         """Curves of the running episode."""
-        for each in self.obs_plots:
-            each.draw(self.session.episode)
+        for name, handle in self.obs_plots.items():
+            seen = self.session.episode.obs_curve(name)
+            handle.data = curves(seen or [[0.0] * len(handle.data[1:])], self.session.spec.dt)
 
 
 def readout(leaves: Mapping[str, Leaf], shown: Tensors) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +163,7 @@ class MapPanel:
         past = None if run is None else read_episode_log(run.folder)
         self.sampled = None if past is None else past.task
         for control in (self.switch, self.across, self.up):
-            control.on_update(lambda _: viewer.press(lambda: viewer.page.changed()))
+            viewer.bind(control, lambda _: viewer.page.changed())
 
     def draw(self) -> None:
         """Update the map while it is switched on."""
@@ -223,13 +223,13 @@ class TaskPanel:
             self.fixed = server.gui.add_checkbox(
                 "Fixed", False, hint="off: sampled for each episode"
             )
-            self._bind(self.fixed, self._apply)
+            viewer.bind(self.fixed, lambda _: self._apply())
             known = task_ranges(self.session.env)
             for name, low, high, unit in known:
                 slider = server.gui.add_slider(
                     name, low, high, (high - low) / 200, low, hint=f"{low:g} to {high:g} {unit}"
                 )
-                self._bind(slider, self._move)
+                viewer.bind(slider, lambda _: self._move())
                 self.sliders.append(slider)
                 self.ranges.append((low, high))
             self.map = MapPanel(server, viewer, known)
@@ -247,14 +247,6 @@ class TaskPanel:
             self.fixed.value = self.session.task is not None
         if self.map is not None:
             self.map.draw()
-
-    def _bind(self, control: Any, action: Callable[[], None]) -> None:
-        async def pressed(event: Any) -> None:
-            # Values set by the program also arrive here, without a client.
-            if event.client_id is not None:
-                self.viewer.press(action)
-
-        control.on_update(pressed)
 
     def _move(self) -> None:
         self.fixed.value = True
@@ -423,8 +415,8 @@ class DisturbancePanel:
                 "Delay", 0, LATEST, 1, 0, hint="observation delay, in steps"
             )
             self.off = server.gui.add_dropdown("Remove", (NONE, *names))
-            self.late.on_update(lambda event: self._changed(event))
-            self.off.on_update(lambda event: self._changed(event))
+            viewer.bind(self.late, lambda _: self._changed())
+            viewer.bind(self.off, lambda _: self._changed())
             if not self.session.pushes.names:
                 return
             self.which = server.gui.add_dropdown("Push", tuple(self.session.pushes.names))
@@ -434,7 +426,6 @@ class DisturbancePanel:
                 lambda _: viewer.press(lambda: viewer.push(self.which.value, self.strength.value))
             )
 
-    def _changed(self, event: Any) -> None:
-        if event.client_id is not None:
-            off = set() if self.off.value == NONE else {self.off.value}
-            self.viewer.press(lambda: self.viewer.disturb_observations(self.late.value, off))
+    def _changed(self) -> None:
+        off = set() if self.off.value == NONE else {self.off.value}
+        self.viewer.disturb_observations(self.late.value, off)
