@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from embodied.viewer.run_folder import ViewerError
+from embodied.viewer.run_folder import HOST, ViewerError
 from embodied.viewer.scene.types import Array
-from embodied.viewer.server.auth_proxy import HOST
 from embodied.viewer.server.server import PageServer, PageThread, in_thread
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.session import Session

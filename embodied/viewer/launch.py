@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from embodied.core.build import build
 from embodied.core.checkpoint import find
 from embodied.core.env import VecEnv
-from embodied.viewer.run_folder import Run, ViewerError, read_run
-from embodied.viewer.server.auth_proxy import HOST
+from embodied.viewer.run_folder import HOST, Run, ViewerError, read_run
 
 if TYPE_CHECKING:
     from embodied.viewer.panels.page import Viewer

@@ -40,7 +40,7 @@ from embodied.viewer.robot.monitor import RobotMonitor, WatchedMailbox
 from embodied.viewer.robot.words import interventions, rate_limited, table
 from tests.builders import exit_of
 from tests.viewer.browser import Browser, program, until
-from tests.viewer.test_auth_proxy import VISER
+from tests.viewer.test_access import VISER
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -276,7 +276,7 @@ def test_the_page_stops_the_arm_and_nothing_else(folder: Path, viewer: RobotView
         with pytest.raises((InvalidStatus, InvalidMessage)):
             connect(address, **protocol, **wrong)
     with RobotViewer(folder, 0, "0.0.0.0") as public, pytest.raises(InvalidStatus):
-        connect(f"ws://127.0.0.1:{public.proxy.port}", **protocol)
+        connect(f"ws://127.0.0.1:{public.server.get_port()}", **protocol)
     assert boxes.estop.number == 0
     protocol["origin"] = viewer.url
     with connect(address, max_size=None, **protocol) as line:

@@ -42,10 +42,10 @@ from embodied.viewer.robot.words import (
     tables,
     tiles,
 )
+from embodied.viewer.run_folder import HOST
 from embodied.viewer.scene.detect import HINGE, MujocoScene, PosedModel
 from embodied.viewer.scene.types import Array, DecimatedScene, ball, view_of
 from embodied.viewer.scene.viser_scene import SceneCameras, ViserScene
-from embodied.viewer.server.auth_proxy import HOST
 from embodied.viewer.server.server import PageServer, PageThread, run_page
 
 PLACE = re.compile(r"(.+)_x")

@@ -1,5 +1,4 @@
-"""PageServer: viser's server, on this machine only, behind the authenticating proxy; the thread
-that owns what a page shows."""
+"""PageServer: viser's server, every request of which is checked; the thread that owns a page."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from concurrent.futures import Future, wait
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, Self, TypeVar, cast
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from viser import GuiMarkdownHandle, ViserServer
 from viser._messages import ShareUrlRequest
@@ -24,7 +24,10 @@ from websockets.asyncio import server as websockets
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
-from embodied.viewer.server.auth_proxy import HOST, LOCAL, SECRET, AuthProxy
+from embodied.viewer.run_folder import HOST
+
+LOCAL = (HOST, "localhost", "::1")
+COOKIE = "embodied_view"
 
 
 # Fix for viser 1.1.1: a thread-safe event for its message buffers. viser sets an `asyncio.Event`
@@ -72,23 +75,72 @@ def patch_message_events(server: ViserServer) -> None:
     inner.on_client_connect(on_connect)
 
 
+class Refused(Exception):
+    """A refused request: HTTP `status`, the reason in one line, and more headers of the answer."""
+
+    def __init__(self, status: HTTPStatus, why: str, **headers: str) -> None:
+        super().__init__(why)
+        self.status, self.headers = status, headers
+
+
+def check(request: Request, local: bool, token: str | None) -> None:
+    """Refuse path traversal, foreign host names and origins, and missing or wrong tokens."""
+    address = urlsplit(request.path)
+    path = unquote(address.path)
+    if ".." in path.replace("\\", "/").split("/") or "\0" in path:
+        raise Refused(HTTPStatus.BAD_REQUEST, "invalid path")
+    host, origin, cookies = (
+        ",".join(request.headers.get_all(name)) for name in ("Host", "Origin", "Cookie")
+    )
+    if local and name_of(f"//{host}") not in LOCAL:
+        # DNS rebinding: another site's name may resolve to this machine.
+        raise Refused(HTTPStatus.FORBIDDEN, "this page is served to localhost and 127.0.0.1 only")
+    if origin and urlsplit(origin).netloc != host:
+        raise Refused(HTTPStatus.FORBIDDEN, "cross-origin connections are refused")
+    if token is None:
+        return
+    given = parse_qs(address.query).get("token", [""])[0]
+    if given and is_same(given, token):  # once in the address, then in a cookie
+        cookie = {"Set-Cookie": f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"}
+        raise Refused(HTTPStatus.SEE_OTHER, "welcome", Location="/", **cookie)
+    pairs = [part.strip().partition("=") for part in cookies.split(";")]
+    known = next((value for name, _, value in pairs if name == COOKIE), "")
+    if given or not is_same(known, token):
+        line = "missing or wrong token: open the address that embodied view printed"
+        raise Refused(HTTPStatus.FORBIDDEN, line)
+
+
+def is_same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
+
+
+def name_of(address: str) -> str:
+    """The host name in an address; empty if there is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
 Admit = Callable[[ServerConnection, Request], Response | None]
 BUILDING = threading.Lock()
 
 
-def viser_behind(secret: str) -> ViserServer:
-    """viser's server at a free port of this machine, which answers only requests with the header
-    `Authorization: SECRET`: the port is no way round the proxy. RuntimeError where viser does not
-    take that."""
+def checking_server(host: str, port: int, token: str | None) -> ViserServer:
+    """viser's server, every request of which is checked. RuntimeError where viser does not take
+    that."""
     # Fix for viser 1.1.1: it has no setting for this. It calls websockets' `serve`, which is
     # another function meanwhile.
     guarded: list[int] = []
 
     def serve_guarded(*where: Any, process_request: Admit, **settings: Any) -> websockets.serve:
         def checked(connection: ServerConnection, request: Request) -> Response | None:
-            shown = ",".join(request.headers.get_all(SECRET)).encode(errors="surrogateescape")
-            if not hmac.compare_digest(shown, secret.encode()):
-                return connection.respond(HTTPStatus.FORBIDDEN, "this is not the page's address\n")
+            try:
+                check(request, host in LOCAL, token)
+            except Refused as refusal:
+                answer = connection.respond(refusal.status, f"{refusal}\n")
+                answer.headers.update(refusal.headers)
+                return answer
             return process_request(connection, request)
 
         guarded.append(1)
@@ -99,7 +151,7 @@ def viser_behind(secret: str) -> ViserServer:
         websockets.serve = serve_guarded  # pyright: ignore[reportAttributeAccessIssue]
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                server = ViserServer(HOST, 0, label="embodied", verbose=False)
+                server = ViserServer(host, port, label="embodied", verbose=False)
         finally:
             websockets.serve = original
     if not guarded:
@@ -133,7 +185,6 @@ class PageThread:
     def __init__(self, page_server: PageServer) -> None:
         self.page_server = page_server
         self.server = page_server.server
-        self.proxy = page_server.proxy
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing, self._ended = threading.Event(), threading.Event()
         self._ready: Future[None] = Future()
@@ -266,18 +317,17 @@ ANYWHERE = ("0.0.0.0", "::")
 
 
 class PageServer:
-    """`server` is the viser server that pages are built on; browsers reach it at `url`, through
-    `proxy`.
+    """`server` is the viser server that pages are built on; browsers reach it at `url`.
 
-    It accepts connections before the viewer is loaded; until then the page shows `show_loading`'s
-    text.
+    From other machines a token is required. It accepts connections before the viewer is loaded;
+    until then the page shows `show_loading`'s text.
     """
 
     def __init__(self, host: str = HOST, port: int = 8080) -> None:
         # Browsers open connections that they do not use; each would log a traceback.
         logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
-        secret = secrets.token_urlsafe(32)
-        self.server = viser_behind(secret)
+        self.host, self.token = host, None if host in LOCAL else secrets.token_urlsafe(16)
+        self.server = checking_server(host, port, self.token)
         patch_message_events(self.server)
         # Otherwise the page could request a public share URL.
         self.server._websock_server.unregister_handler(ShareUrlRequest)
@@ -289,15 +339,13 @@ class PageServer:
         )
         self.server.gui.main_panel.dock_right()
         self._loading: GuiMarkdownHandle | None = None
-        token = None if host in LOCAL else secrets.token_urlsafe(16)
-        self.proxy = AuthProxy(host, port, self.server.get_port(), secret, token)
 
     @property
     def url(self) -> str:
         """The address to open; for all interfaces, with this machine's host name."""
-        token = "" if self.proxy.token is None else f"/?token={self.proxy.token}"
-        name = socket.gethostname() if self.proxy.host in ANYWHERE else self.proxy.host
-        return f"http://{name}:{self.proxy.port}{token}"
+        token = "" if self.token is None else f"/?token={self.token}"
+        name = socket.gethostname() if self.host in ANYWHERE else self.host
+        return f"http://{name}:{self.server.get_port()}{token}"
 
     def show_loading(self, words: str) -> None:
         """Show what is being loaded."""
@@ -313,7 +361,6 @@ class PageServer:
 
     def close(self) -> None:
         """Stop serving; safe to call twice."""
-        self.proxy.close()
         # The server prints when it stops, even if it is not verbose.
         with contextlib.redirect_stdout(io.StringIO()):
             self.server.stop()
