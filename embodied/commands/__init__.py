@@ -114,7 +114,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def require_first(args: argparse.Namespace) -> None:
-    """ConfigError for a run that is no folder, before the command's module is imported."""
+    """ConfigError for a run or a dataset that is not there, before the module is imported."""
     if args.needs is not None and not Path(args.path).is_dir():
         raise ConfigError(f"{args.path} is not a folder; give {args.needs}")
     if args.first == "runs":
@@ -122,6 +122,8 @@ def require_first(args: argparse.Namespace) -> None:
 
         runs, _ = runs_in(args.words)
         require_folders(run for run in runs if not is_address(run))
+    if args.first == "datasets":
+        require_datasets(split_words(args.words)[0])
 
 
 def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:

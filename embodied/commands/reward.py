@@ -9,14 +9,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.progress import Progress as Bar
 
 from embodied.commands import (
     print_rows,
     require_at_least,
-    require_datasets,
     split_words,
     take,
     yaml_values,
@@ -27,9 +26,6 @@ from embodied.core.build import ConfigError, Node, build, nearest, parse
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.hub import local_folder
 
-if TYPE_CHECKING:
-    pass
-
 
 def label_command(args: argparse.Namespace) -> None:
     sources, words = split_words(args.words)
@@ -37,7 +33,6 @@ def label_command(args: argparse.Namespace) -> None:
     out, words = take(words, "out")
     if len(sources) != 1 or name is None or out is None:
         raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
-    require_datasets(sources)
 
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.reports.datasets import label, means
@@ -97,7 +92,6 @@ def score_command(args: argparse.Namespace) -> None:
     name, words = take(words, "reward")
     if len(sources) != 1 or name is None:
         raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
-    require_datasets(sources)
     import torch
 
     from embodied.datasets.lerobot.reader import read_episodes
@@ -204,7 +198,6 @@ def preferences_command(args: argparse.Namespace) -> None:
     folders, words = split_words(args.words)
     if not folders:
         raise ConfigError("no dataset: embodied reward preferences DATASET... reward=NAME out=DIR")
-    require_datasets(folders)
     node = compose("preferences", words, args.config_dir).node
     require_at_least(node, {"seed": 0, "threads": 1})
     if not 0 < node["held_out"] < 1:
