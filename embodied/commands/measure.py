@@ -182,7 +182,8 @@ def _show(
     tries: list[tuple[str, ...]] = []
     for name in ("fqe", "pdis", "dr"):
         estimates = [float(getattr(each, name)) for each in found]
-        tried = ", ".join(Path(runs[i]).name for i in choice(estimates, behaviour, k))
+        named = [*(Path(run).name for run in runs), "the recordings"]
+        tried = ", ".join(named[i] for i in choice(estimates, behaviour, k))
         numbers: tuple[float, ...] = ()
         if true:
             p = portfolio(estimates, true, behaviour, k)
