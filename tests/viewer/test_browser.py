@@ -229,24 +229,6 @@ def test_arrow_keys_step_and_leave_the_camera_where_it_is(page: Browser, viewer:
     np.testing.assert_allclose(moved_by("down"), first, atol=1e-3)
 
 
-def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer) -> None:
-    viewer.choose("checkpoint 00000020")
-    find = "[...document.querySelectorAll('input')].find(i => i.value.startsWith('checkpoint'))"
-    page.wait(f"!!{find} && {find}.value === 'checkpoint 00000020'")
-    place = page.run(
-        f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x + 40, b.y + 8]; }})()"
-    )
-    page.drag(tuple(place))
-    option = (
-        "[...document.querySelectorAll('[role=option]')]"
-        ".find(o => o.innerText.includes('checkpoint 00000010'))"
-    )
-    page.wait(f"!!{option}")
-    page.run(f"{option}.click()")
-    until(lambda: viewer.session.chosen == "checkpoint 00000010")
-    page.wait("document.body.innerText.includes('Policy: checkpoint 00000010')")
-
-
 def test_the_page_works_on_a_phone(page: Browser, viewer: Viewer) -> None:
     page.resize(*PHONE, mobile=True)
     page.wait("document.querySelector('canvas').getBoundingClientRect().width <= 390")

@@ -38,7 +38,6 @@ from embodied.viewer.robot.app import (
 )
 from embodied.viewer.robot.monitor import RobotMonitor, WatchedMailbox
 from embodied.viewer.robot.words import interventions, rate_limited, table
-from tests.builders import exit_of
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.test_access import VISER
 
@@ -162,16 +161,6 @@ def test_a_deployment_is_watched_and_then_another_one(
             in_a_browser(viewer)
     finally:
         ended(second)
-
-
-@pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
-def test_no_line_is_cut_on_a_narrow_screen(viewer: RobotViewer) -> None:
-    with Browser(viewer.url, (1100, 720)) as browser:
-        browser.wait("document.body.innerText.includes('waiting for one')")
-        for wide in (1100, 375):
-            browser.resize(wide, 760, mobile=wide < 400)
-            until(lambda: browser.run("document.documentElement.scrollWidth") <= wide)  # noqa: B023
-            none_is_cut(browser)
 
 
 def in_a_browser(viewer: RobotViewer) -> None:
@@ -357,11 +346,3 @@ def test_an_arm_alone_is_drawn_by_its_kinematics() -> None:
 
 def test_text_of_a_deployment_is_no_html() -> None:
     assert "<td>&lt;b&gt;</td><td>&lt;img src=x&gt;</td>" in table([("<b>", "<img src=x>")])
-
-
-def test_only_what_can_be_meant_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, reason in (
-        (["robot", "seed=3"], "seed= is not a setting of embodied view robot"),
-        (["folder=x"], "embodied view robot folder=DIR"),
-    ):
-        assert exit_of("view", *words) == 2 and reason in capsys.readouterr().err
