@@ -155,20 +155,6 @@ def test_list_shows_every_option_with_a_sentence(embodied: Shell) -> None:
         assert len(listed) == len(options(group, [PACKAGED])), "a line for each"
 
 
-def test_environments_are_listed_by_what_one_can_do(embodied: Shell) -> None:
-    shown = embodied("list", "envs").out
-    parts: dict[str, set[str]] = {}
-    for line in shown.splitlines():
-        if line.endswith(":") and not line.startswith(" "):
-            names = parts.setdefault(line[:-1], set())
-        elif line.startswith("  "):
-            names.add(line.split()[0])
-    arms = parts["manipulate with an arm"]
-    assert {"fr3_lift", "so101_reach", "envpool_aloha_peg", "pusht"} <= arms and "ant" not in arms
-    assert {"envpool_g1_joystick", "ant"} <= parts["walk"]
-    assert {"gym", "gymnasium_process"} == parts["any environment by its id"]
-
-
 def test_list_knows_the_groups_that_users_fill(embodied: Shell, tmp_path: Path) -> None:
     assert "filter/NAME.yaml" in embodied("list", "filters").out
     (tmp_path / "filter").mkdir()

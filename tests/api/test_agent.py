@@ -96,6 +96,7 @@ def test_an_agent_goes_on_films_and_shows_its_curves(
 def test_the_words_of_other_libraries_are_answered() -> None:
     assert {"train", "Agent", "make_env"} <= {*dir(em)}
     answers = [
+        ({"learning_rate": 1e-3}, 'learner={"name": NAME, ...}'),
         ({"policy_kwargs": {"net_arch": [64]}}, '"hidden": [64, 64]'),
         ({"tensorboard_log": "x"}, 'log="tensorboard"'),
     ]

@@ -25,8 +25,8 @@ from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.envs.gym_object import register
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
-from tests.builders import make_policy, node_of, python, recorded
-from tests.tiers import only_all, usually
+from tests.builders import make_policy, node_of, recorded
+from tests.tiers import usually
 from tests.toy_envs import Forbidden, Lock, batched
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -115,22 +115,6 @@ def test_discrete_numbers_may_begin_anywhere(tmp_path: Path) -> None:
         agent.reset()
         actions.append(agent.predict(obs))
     assert actions == [-1, 1]
-
-
-@only_all
-def test_a_run_is_loaded_saved_and_predicts_in_another_process(
-    hybrid: em.Agent, tmp_path: Path
-) -> None:
-    assert hybrid.folder is not None and distance(hybrid, lock("Dict", "info")) < 0.2
-    saved = em.save(hybrid, tmp_path / "saved")
-    code = (
-        "import sys, torch, embodied as em; from tests.api.test_choices import distance, lock\n"
-        "print(*(distance(em.load(each), lock('Dict', 'info')) for each in sys.argv[1:]))"
-    )
-    done = python("-c", code, hybrid.folder, saved)
-    hybrid.reset()
-    here = distance(hybrid, lock("Dict", "info"))
-    assert list(map(float, done.stdout.split())) == pytest.approx([here] * 2, abs=1e-5)
 
 
 def test_a_mask_of_combinations_makes_them_one_choice(tmp_path: Path) -> None:

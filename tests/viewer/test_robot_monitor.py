@@ -173,12 +173,10 @@ def in_a_browser(viewer: RobotViewer) -> None:
         assert not [each for each in browser.said if "favicon" not in each]
         browser.resize(375, 760, mobile=True)
         until(lambda: browser.run("document.documentElement.scrollWidth") <= 375)
-        none_is_cut(browser)
-
-
-def none_is_cut(browser: Browser) -> None:
-    cut = "[...document.querySelectorAll('.robot')].filter(e => e.scrollWidth > e.clientWidth + 1)"
-    until(lambda: browser.run(f"{cut}.length") == 0, why=lambda: browser.run(f"{cut}[0].innerText"))
+        cut = (
+            "[...document.querySelectorAll('.robot')].some(e => e.scrollWidth > e.clientWidth + 1)"
+        )
+        browser.wait(f"!{cut}")
 
 
 def state_of(mode: Mode = Mode.RUNNING, **fields: object) -> np.ndarray:
