@@ -44,7 +44,7 @@ from embodied.viewer.robot.words import (
 )
 from embodied.viewer.run_folder import HOST
 from embodied.viewer.scene.detect import HINGE, MujocoScene, PosedModel
-from embodied.viewer.scene.types import Array, DecimatedScene, ball, view_of
+from embodied.viewer.scene.types import Array, DecimatedScene, view_of
 from embodied.viewer.scene.viser_scene import SceneCameras, ViserScene
 from embodied.viewer.server.server import PageServer, PageThread, run_page
 
@@ -334,8 +334,8 @@ class RobotPage(Parts):
                 self.marks[name].position = place
                 continue
             node, colour = f"/marks/{name.replace('/', '.')}", TOOL if name == "tool" else MARK
-            self.marks[name] = self.server.scene.add_mesh_simple(
-                node, *ball(RADIUS), color=colour, position=place
+            self.marks[name] = self.server.scene.add_icosphere(
+                node, radius=RADIUS, color=colour, position=place
             )
 
     def _draw_paths(self) -> None:
