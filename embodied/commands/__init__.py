@@ -142,7 +142,6 @@ def require_one(words: Iterable[str], key: str) -> None:
 
 
 def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table."""
     from rich.console import Console
     from rich.table import Table
 

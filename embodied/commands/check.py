@@ -22,7 +22,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def check(kind: str, name: str, words: list[str], folders: list[str]) -> bool:
-    """Run the checks and print a line for each; whether all of them hold."""
     chosen_part(kind, name, folders)  # ConfigError, before torch is imported
     from embodied.checks.check import run_checks
     from embodied.checks.subjects import subjects

@@ -110,7 +110,6 @@ def remember_policy(session: Session) -> None:
 
 
 def show_checks(site: Site, connect: bool = False) -> bool:
-    """Print one line per check; whether none failed."""
     from embodied.deploy.check import check
 
     fine = True
@@ -324,7 +323,6 @@ class Live:
 
 
 def live_line(status: dict[str, Any], ran: float, success: bool | None) -> str:
-    """Mode, rate, late ticks, interventions, success; or that the control process is silent."""
     control = status["control"]
     acted = [
         f"{name} {stage['count']}" for name, stage in status["stages"].items() if stage["count"]
@@ -353,7 +351,6 @@ class Pace:
 
 
 def _summarize(session: Session, output: Path, problem: str, pace: float) -> None:
-    """Print and save the summary, and say what to type next."""
     about = session.summary() | {"problem": problem, "pace": round(pace, 3)}
     (output / "summary.json").write_text(json.dumps(about, indent=1))
     print()

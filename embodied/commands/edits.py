@@ -159,7 +159,6 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _given(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The datasets and the settings."""
     folders, words = split_words(args.words)
     pairs = [word.partition("=") for word in words]
     return folders, {key: value for key, _, value in pairs}

@@ -75,7 +75,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def require_used(words: list[str]) -> None:
-    """ConfigError for settings of a search or a certificate that is not asked for."""
     for prefix, needed in (("search.", "worst_case="), ("certify.", "certify.radii=")):
         if any(w.startswith(prefix) for w in words) and not any(
             w.startswith(needed) for w in words
@@ -84,7 +83,6 @@ def require_used(words: list[str]) -> None:
 
 
 def require_one_environment(runs: list[Path]) -> None:
-    """ConfigError if the runs were trained in different environments."""
     found: dict[str, Path] = {}
     for run in runs:
         env = trained_with(checkpoint.find(run)).get("env") or {}
@@ -99,7 +97,6 @@ def require_one_environment(runs: list[Path]) -> None:
 
 
 def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[str, Any]:
-    """Evaluate the policy of a server in an environment that the command line names."""
     subject = served_subject(address, words, folders)
     if subject.node["out"] is not None:
         raise ConfigError("out= is for runs, not for a policy server")
@@ -193,7 +190,6 @@ def run_subject(
 
 
 def executed(node: Node, as_trained: int | None) -> int | None:
-    """The steps of a chunk that are executed."""
     return as_trained if node["execute"] == "as_trained" else node["execute"]
 
 
@@ -251,7 +247,6 @@ def certify(
 
 
 def asks_worst(node: Node) -> bool:
-    """Whether the settings of `embodied eval` ask for the worst parameters."""
     return typed(bool, node["worst_case"], "worst_case")
 
 
@@ -280,7 +275,6 @@ def worst_of(subject: Subject) -> tuple[WorstCase, Policy]:
 
 
 def worst_row(subject: Subject, found: WorstCase) -> dict[str, Any]:
-    """The result of one policy at its worst parameters, which are printed."""
     row = result_row(subject, found.result) | {"worst": found.to_json()["values"]}
     print(f"{subject.name}: {found}", flush=True)
     return row
@@ -331,7 +325,6 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
 
 
 def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
-    """The critic that was trained beside `policy`, from learner.pt; ConfigError without one."""
     if trained.get("learner") is None:
         raise ConfigError(
             f"{saved.parent.parent} has no learner, and so no critic to choose actions: train it "
@@ -345,7 +338,6 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
 
 
 def result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
-    """The result of one policy."""
     node = subject.node
     row: dict[str, Any] = {
         "run": subject.name,

@@ -36,7 +36,6 @@ def adopt_command(args: argparse.Namespace) -> None:
 
 
 def say_adopted(policy: object, out: Path, env: bool) -> None:
-    """Print what was adopted and what can be typed next."""
     assert isinstance(policy, Policy)
     millions = sum(p.numel() for p in policy.parameters()) / 1e6
     shape = list(policy.sample_noise(1).shape[1:])
@@ -96,7 +95,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def to_lerobot(run: Path, folder: Path) -> None:
-    """Write the policy of `run` as a LeRobot checkpoint, and print where it is."""
     give_back(checkpoint.load_policy(run), folder)
     print(f"wrote     {folder}: config.json, model.safetensors, processors")
     print("units     those of the adopted checkpoint; actions are not clipped")
@@ -104,7 +102,6 @@ def to_lerobot(run: Path, folder: Path) -> None:
 
 
 def empty_folder(path: str) -> Path:
-    """A folder to write a checkpoint to; ConfigError if there is something in it."""
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--lerobot {folder} exists already: give another folder")
@@ -112,7 +109,6 @@ def empty_folder(path: str) -> Path:
 
 
 def inputs_of(decision: Decision) -> list[str]:
-    """Every input with its type and shape."""
     kinds = [*decision.leaves.values(), None]
     shapes = [tuple(value.shape[1:]) for value in decision.example(1)]
     return [

@@ -152,7 +152,6 @@ class Workers:
         return self.own.process
 
     def close(self) -> None:
-        """End the processes."""
         for process in self.every:
             process.communicate()
 
@@ -212,7 +211,6 @@ def _joined_at(node: Node) -> Path | None:
 
 
 def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Sequence[str]) -> None:
-    """Write that policy: a run, or the file of a policy server."""
     policy, task = node["policy"], node["task"]
     if place.exists():
         return
@@ -228,7 +226,6 @@ def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Seque
 
 
 def _remember(out: Path, node: Node) -> None:
-    """Write the settings; ConfigError if the folder has others."""
     file, text = out / SETTINGS, yaml.safe_dump(node, sort_keys=False)
     if file.exists() and yaml.safe_load(file.read_text()) != yaml.safe_load(text):
         raise ConfigError(f"{out} is an improvement with other settings; choose another: out=DIR")
@@ -237,7 +234,6 @@ def _remember(out: Path, node: Node) -> None:
 
 
 def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config: Any) -> Commands:
-    """Training, collecting and playing in `env`, as the command line does it."""
     given = {"env/as_trained": env}
 
     def train(words: Sequence[str]) -> Path:

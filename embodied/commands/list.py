@@ -35,14 +35,12 @@ def show(args: argparse.Namespace) -> None:
 
 
 def configuration(words: Sequence[str], folders: Sequence[str]) -> str:
-    """The composed settings of a run as YAML, as its run.yaml will have them."""
     from embodied.commands.train import fresh
 
     return yaml.safe_dump(fresh(words, folders), sort_keys=False)
 
 
 def option(group: str, name: str, folders: Sequence[str]) -> str:
-    """The sentence and the table of one option. ConfigError for one that is not there."""
     search = search_folders(folders)
     known = options(group, search)
     if not name:
@@ -56,7 +54,6 @@ def option(group: str, name: str, folders: Sequence[str]) -> str:
 
 
 def text_of(group: str, file: Path) -> str:
-    """The sentence and the settings of the option in `file`."""
     head = f"{group}={file.stem}: {sentence(file)}".rstrip(": ")
     if group == "experiment":
         return f"{head}\n(all of it: embodied show experiment={file.stem})\n{file.read_text()}"
@@ -64,7 +61,6 @@ def text_of(group: str, file: Path) -> str:
 
 
 def settings(primary: str) -> str:
-    """The settings of a command as a table."""
     rows = command_rows(PACKAGED / f"{primary}.yaml")
     rows += regime_rows([PACKAGED]) if primary == "train" else []
     return table(row for row in rows if row.key != "policy")  # it is no setting, but a word
@@ -121,7 +117,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _print_group(group: str, found: Mapping[str, Path]) -> None:
-    """The options of a group; many of them by the package that they are in."""
     if not found:
         print(f"no options; add DIR/{group}/NAME.yaml and --config-dir DIR")
     said = {name: sentence(file) for name, file in found.items()}
@@ -136,7 +131,6 @@ def _print_group(group: str, found: Mapping[str, Path]) -> None:
 
 
 def lines(said: Mapping[str, str], indent: str = "") -> str:
-    """Names and what is said about them, aligned."""
     width = max(map(len, said), default=0)
     return "\n".join(f"{indent}{n:{width}}   {text}".rstrip() for n, text in said.items())
 

@@ -195,7 +195,6 @@ def _show(
 
 
 def horizon(args: argparse.Namespace) -> None:
-    """Print the attempts of GORP, and the effective horizon."""
     names, words = split_words(args.words)
     if len(names) != 1:
         raise ConfigError("name one environment: embodied env horizon ENV [env.KEY=VALUE]")
@@ -221,7 +220,6 @@ def horizon(args: argparse.Namespace) -> None:
 
 
 def _meaning(gorp: Gorp, tried: list[Attempt]) -> str:
-    """What the attempts mean, in one line."""
     count, length = len(gorp.actions), gorp.length
     if not tried or 2 * tried[-1].solved < gorp.config.tries:
         least = f"above {tried[-1].horizon:.2f}" if tried else "not known"

@@ -43,7 +43,6 @@ def test_$name() -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the files, none over another one, and say how to go on."""
     texts, settings = split_words(args.words)
     package, settings = take(settings, "package")
     configs, settings = take(settings, "configs")
@@ -55,7 +54,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def names(kind: str, name: str, package: str, configs: str) -> dict[str, str]:
-    """The words of the templates. ConfigError for a kind or a name that cannot be."""
     if kind not in KINDS:
         raise ConfigError(f'there is no kind "{kind}"{nearest(kind, KINDS)}')
     for word in (name, package):

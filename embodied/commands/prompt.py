@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def require_one(config: Config) -> None:
-    """ConfigError unless one prompt is given, with the dataset that it needs, in a new folder."""
     named = [name for name in ("reward", "goal", "demos", "frames") if getattr(config, name)]
     if len(named) != 1:
         raise ConfigError(f"one prompt is needed, and {named or 'none'} given: {USAGE}")
@@ -79,7 +78,6 @@ def require_one(config: Config) -> None:
 
 
 def vector(policy: Any, config: Config, source: str) -> tuple[Tensor, str]:
-    """The vector of the prompt, and what it stands for in words."""
     episodes = read_episodes(local_folder(source))
     prompts.require_states(policy.spec, episodes, f"dataset {source}")
     if config.reward is not None:
@@ -114,7 +112,6 @@ def looked_up(config: Config, recorded: Episodes, film: Episodes) -> tuple[Tenso
 
 
 def write(policy: Policy, saved: Path, out: Path, prompt: dict[str, Any]) -> None:
-    """Write a run folder with the prompted policy, which cannot be resumed."""
     step = int(checkpoint.read_about(saved)["step"])
     settings = {"format": formats.RUN, **trained_with(saved), "name": out.name, "out": str(out)}
     about = {"prompt": prompt, "metrics": {}}

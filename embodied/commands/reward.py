@@ -120,7 +120,6 @@ def score_command(args: argparse.Namespace) -> None:
 
 
 def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str, Any]]:
-    """The scores of all episodes, with a progress bar."""
     from embodied.reports.datasets import make_reward, require_ready, score
 
     node, gamma = settings["reward"], settings["gamma"]
@@ -133,7 +132,6 @@ def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str
 
 
 def show_scores(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
-    """Print a row per episode, and the summary."""
     lines: list[list[str]] = []
     for row in rows:
         numbers = ("-" if row[key] is None else f"{row[key]:.3f}" for key in COLUMNS)
@@ -325,7 +323,6 @@ def choose(
 
 
 def show_comparison(facts: dict[str, Any], names: Sequence[str]) -> None:
-    """Print the table, one measure per line."""
     won = "" if facts["successes"] is None else f", {facts['successes']} succeeded"
     print(
         f"A {names[0]}, B {names[1]}: {facts['rows']:,} steps of {facts['episodes']} episodes{won}"

@@ -117,7 +117,6 @@ def keys(args: argparse.Namespace) -> None:
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
-    """What people want to know first."""
     control, policy = status["control"], status["policy"]
     lines = [f"{status['robot']} is {status['mode']}{' (dry)' if status['dry'] else ''}"]
     if status["fault"]:
@@ -219,7 +218,6 @@ def calibrate(args: argparse.Namespace) -> None:
 
 
 def _by_hand(port: str, out: str | None, lerobot: str | None, names: str | None) -> None:
-    """Ask one line after the other, and write the files."""
     from embodied.real_robot.drivers.servos.calibration import (
         Calibration,
         driver_settings,
@@ -268,7 +266,6 @@ def _convert(source: Path, out: str | None, lerobot: str | None) -> None:
 
 
 def _write(settings: dict[str, Any], path: Path) -> None:
-    """`joints` and `hand` for the YAML of a robot."""
     text = (
         "# joints and hand of the driver: copy them into your robot's YAML; hand.width (m) too.\n"
     )

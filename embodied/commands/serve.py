@@ -26,8 +26,6 @@ from embodied.serve.server import Limits, Server
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of `embodied serve`."""
-
     port: Annotated[int, Bound(0, 65535)] = 8000  # TCP port; 0: any free one
     host: str = "127.0.0.1"  # address to listen at; default: this machine only
     token: bool = True  # false: no token is needed, at a loopback address only
@@ -71,13 +69,11 @@ def serving(policy: Policy, settings: Settings) -> Server:
 
 
 def token_path(settings: Settings) -> Path:
-    """The file of the access token."""
     given = settings.token_file
     return token_file(settings.port) if given is None else Path(given).expanduser()
 
 
 def lines(policy: Policy, saved: Path, server: Server, settings: Settings) -> list[str]:
-    """What is served, where, and what to type next."""
     assert isinstance(server.service, PolicyService)
     said = [
         f"  policy   {type(policy).__name__}, {saved}",
@@ -100,7 +96,6 @@ def lines(policy: Policy, saved: Path, server: Server, settings: Settings) -> li
 
 
 def offered(offer: Offer) -> str:
-    """Chunk, noise and features in words."""
     if offer.noise is None:
         noise = "noise that the server samples"
     else:

@@ -156,7 +156,6 @@ def _how_to_resume(folder: Path) -> str:
 def fresh(
     words: Sequence[str], folders: Sequence[str], given: Mapping[str, Node] | None = None
 ) -> Node:
-    """A new run's configuration, with its name and folder filled in."""
     if not {"experiment", "env", "demos"} & {read_override(word).key for word in words}:
         raise ConfigError(
             "no experiment is given: experiment=NAME (embodied list experiments), "
@@ -187,7 +186,6 @@ def fresh(
 
 
 def require_new(folder: Path) -> None:
-    """ConfigError if `folder` has checkpoints."""
     if any(folder.glob("checkpoints/[0-9]*")):
         raise ConfigError(
             f"{folder} already holds a run: resume it with resume={folder}, or choose another "
@@ -196,7 +194,6 @@ def require_new(folder: Path) -> None:
 
 
 def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[Node, int]:
-    """The configuration of the run at `path` (or of a checkpoint in it), with `words` applied."""
     from embodied.core import checkpoint
 
     saved, damaged = checkpoint.newest_whole(path)
@@ -220,7 +217,6 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
 
 
 def facts(config: RunConfig) -> dict[str, str]:
-    """The settings that a run prints first."""
     from embodied.core.device import pick_device
 
     finetune, demos = config.finetune, config.demos
@@ -246,7 +242,6 @@ def facts(config: RunConfig) -> dict[str, str]:
 
 
 def described(node: Node) -> str:
-    """A short description of a node: its class and its most important settings."""
     shown = [
         f"{key}={node[key]}"
         for key in ("task", "id", "chunk", "num_envs", "batch_size")
@@ -263,7 +258,6 @@ def allow_word(folder: Path) -> str:
 
 
 def next_lines(folder: Path) -> str:
-    """What to type after the run in `folder`."""
     from embodied.core.native import OBJECT_PREFIX
 
     run, more, path = read_run_settings(folder / "run.yaml"), allow_word(folder), str(folder)
@@ -320,7 +314,6 @@ def model_command(args: argparse.Namespace) -> None:
 
 
 def card(out: str, fit: Fit) -> str:
-    """The model's data and its held-out error of every output, as text."""
     head = ("output", "unit", "error", "spread", "explained")
     body = [
         (o.name, o.unit, f"{o.error:.4g}", f"{o.spread:.4g}", f"{o.explained:.1%}")

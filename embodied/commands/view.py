@@ -102,7 +102,6 @@ def _number(own: dict[str, str | None], name: str, default: int) -> int:
 
 
 def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, Any]:
-    """The environment that `words` configure, starting from that of the run."""
     from embodied.compose import compose
     from embodied.core import checkpoint
 

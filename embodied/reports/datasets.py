@@ -68,7 +68,6 @@ def require_ready(reward: Reward, verb: str) -> None:
 
 
 def of_run(path: Path) -> tuple[Node, Any]:
-    """The configuration and the saved state of the reward that a run was trained with."""
     saved = checkpoint.find(path)
     file = saved.parent.parent / "run.yaml"
     node = read_run_settings(file).get("reward")
@@ -150,7 +149,6 @@ def labels(reward: Reward, episode: Tensors, gamma: float) -> Tensor:
 
 
 def augmented(reward: Reward, episode: Tensors) -> Tensors:
-    """The episode with the observations that `reward` adds to recorded ones."""
     if not isinstance(reward, AugmentsEpisodes):
         return episode
     added = reward.augment_episode(observations(episode))
@@ -160,7 +158,6 @@ def augmented(reward: Reward, episode: Tensors) -> Tensors:
 
 
 def rows_of(episode: Tensors, gamma: float) -> Tensors:
-    """The episode as transitions."""
     obs = tt.under(episode, "obs")
     last = tt.under(episode, "next_obs")
     after = {name: torch.cat([value[1:], last[name][None]]) for name, value in obs.items()}
@@ -203,7 +200,6 @@ def _require_same(out: Path, about: dict[str, Any]) -> None:
 
 
 def means(episodes: Episodes) -> dict[str, float]:
-    """Mean label and mean recorded reward over all steps."""
     steps = episodes.steps
     return {
         "mean label": steps["reward"].mean().item(),
@@ -355,7 +351,6 @@ def _with_interval(scores: Numbers, won: NDArray[np.bool_]) -> dict[str, float] 
 
 
 def draw(rows: Sequence[Row], name: str, file: Path) -> None:
-    """The reward of every episode over its steps, coloured by success."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -176,7 +176,6 @@ def _epic(
 
 
 def _starc(values: Sequence[torch.Tensor], rows: Tensors) -> dict[str, float]:
-    """STARC distances, in the two common forms."""
     index = _spread(tt.length(rows), FITTED)
     some = tt.take(rows, index)
     asked = [lambda rows, value=value: value[index] for value in values]
@@ -206,7 +205,6 @@ def _numbers(obs: Tensors) -> torch.Tensor:
 
 
 def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
-    """Rank correlations of the two rewards, within episodes and between returns."""
     inside = distances.within(each[0], each[1])
     returns = [np.array([part.sum() for part in parts]) for parts in each]
     return {
@@ -218,7 +216,6 @@ def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
 
 
 def _alone(name: str, parts: Sequence[Numbers], cover: PolicyEpisodes) -> dict[str, Any]:
-    """Properties of one reward, and how well it predicts success."""
     sums, last = np.array([p.sum() for p in parts]), np.array([p[-1] for p in parts])
     facts: dict[str, Any] = {
         f"{name}_mean": float(np.concatenate(list(parts)).mean()),

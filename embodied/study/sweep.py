@@ -345,7 +345,6 @@ class Sweep:
 
 
 def require_space(space: Sequence[Searched]) -> None:
-    """ConfigError where nothing is searched."""
     if not space:
         raise ConfigError(
             "a sweep needs a setting to search: KEY=log:1e-4..1e-3, KEY=16..64, KEY=choice:A,B"
@@ -427,7 +426,6 @@ def folder_of(out: Path, number: int) -> Path:
 
 
 def line_of(sweep: Sweep, trial: Any, out: Path) -> list[str]:
-    """The words of a trial's training."""
     chosen = [f"{each.key}={each.suggest(trial)}" for each in sweep.space]
     own = f"steps={sweep.steps} eval_every={sweep.every} save_every={sweep.every} video=false"
     out = folder_of(out, trial.number)
@@ -493,5 +491,4 @@ def _poor(sweep: Sweep, trial: Any, folder: Path, reported: set[int]) -> bool:
 
 
 def trial_words(sweep: Sweep, params: dict[str, Any]) -> Sequence[str]:
-    """The words of `embodied train` with the settings of a trial."""
     return [*sweep.words, *(f"{key}={value}" for key, value in params.items())]

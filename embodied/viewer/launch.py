@@ -76,7 +76,6 @@ def env_name(env_node: Mapping[str, Any] | None) -> str:
 
 
 def require_input(run: Path | str | None, env_node: Mapping[str, Any] | None) -> None:
-    """ViewerError or CheckpointError if there is nothing to view."""
     if run is None and not env_node:
         raise ViewerError("nothing to view: give a run folder, or an environment with env=NAME")
     if run is not None and not Path(run).is_dir():
@@ -170,7 +169,6 @@ def session_of_episodes(
 
 
 def require_viser() -> None:
-    """ViewerError if viser is not installed."""
     try:
         import viser as viser
     except ModuleNotFoundError as error:
@@ -181,7 +179,6 @@ def require_viser() -> None:
 
 
 def require_port(port: int, host: str = HOST) -> None:
-    """ViewerError that names a free port if `port` is in use."""
     if _free(port, host):
         return
     candidates = range(port + 1, min(port + 100, 65536))

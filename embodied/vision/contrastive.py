@@ -124,5 +124,4 @@ def _opened(name: str, local: bool, device: torch.device | str) -> Contrastive:
 
 
 def _pooled(features: Any) -> Tensor:
-    """The embedding of each row, for all versions of `transformers`."""
     return getattr(features, "pooler_output", features)

@@ -35,8 +35,6 @@ LIKE = 0.7  # least cosine of a sentence and a rung with the same meaning
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the encoder."""
-
     side: Count = 96  # side of a view, pixels
     views: Count = 1  # largest number of views of an image
     size: Count = 128  # dimension of embeddings
@@ -55,7 +53,6 @@ def pieces(word: str, buckets: int) -> list[int]:
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words of a sentence, in lower case."""
     return WORD.findall(sentence.lower())
 
 

@@ -58,7 +58,6 @@ def export(session: Session, path: Path, seed: int = 0, steps: int = LONGEST) ->
 
 
 def require_kind(path: Path) -> None:
-    """ViewerError if the file suffix is not supported."""
     if path.suffix not in KINDS:
         raise ViewerError(f"export={path} must end with one of {', '.join(KINDS)}")
 
@@ -85,7 +84,6 @@ def replay(session: Session) -> str:
 
 
 def replay_data(session: Session) -> dict[str, Any]:
-    """The data for the page's script."""
     scene = session.recorder.scene
     followed = None if scene is None else scene.tracked_body()
     meshes: list[dict[str, Any]] = []
@@ -131,14 +129,12 @@ def charts(sessions: Sequence[Session]) -> list[dict[str, Any]]:
 
 
 def _numbers(session: Session, named: str, name: str) -> dict[str, Any]:
-    """One number per step: the reward, or one of the step's `numbers`."""
     taken, _ = thinned(session.episode.actions_taken, FRAMES)
     found = (m.reward if name == "reward" else m.numbers.get(name, np.nan) for m in taken)
     return _curve(named, taken, found)
 
 
 def _actions(session: Session) -> list[dict[str, Any]]:
-    """A curve for each of the first elements of the action."""
     taken, _ = thinned(session.episode.actions_taken, FRAMES)
     if not taken:
         return []
@@ -211,7 +207,6 @@ def _shape(shape: Shape, meshes: list[dict[str, Any]]) -> dict[str, Any]:
 def _eye(
     moments: Sequence[Moment], eye: Viewpoint | None, followed: TrackedBody | None
 ) -> dict[str, Any]:
-    """From where the page looks, in the direction of the scene's camera."""
     places = moving(moments, followed)
     if places is None:
         return {"place": [2, -2, 1], "target": [0, 0, 0], "fov": FOV, "reach": 1}

@@ -48,7 +48,6 @@ class MainView:
             scene.restyle()
 
     def follow(self, on: bool) -> None:
-        """Whether the camera follows the tracked body."""
         for scene in self.scenes:
             scene.follow = on
 
@@ -170,8 +169,6 @@ CHOSEN, DRAWN, GONE = (213, 94, 0), (230, 159, 0), (0, 114, 178)
 
 
 class Paths:
-    """Line segments in the scene, by name."""
-
     def __init__(self, server: ViserServer) -> None:
         self.server = server
         self.shown: list[str] = []
@@ -198,13 +195,11 @@ class Plans:
 
     @property
     def available(self) -> bool:
-        """Whether this environment has a tool position and a scene to draw paths in."""
         plan_preview = self.session.plan_preview
         known = plan_preview is not None and plan_preview.tip is not None
         return known and self.session.recorder.scene is not None
 
     def draw(self) -> None:
-        """Send the paths at the displayed step."""
         now = (self.on, *(id(each.now) for each in self.session.sessions), self.session.length)
         if now == self._last or not self.available:
             return
@@ -225,7 +220,6 @@ class Plans:
 
 
 def segments(paths: list[Array]) -> Array:
-    """Line segments [N, 2, 3] of all paths."""
     pairs = [np.stack([path[:-1], path[1:]], 1) for path in paths]
     return np.concatenate(pairs).astype(np.float32)
 
@@ -245,7 +239,6 @@ class Checkpoints:
             self.plot = self._made(server, self.history)
 
     def show(self, chosen: str) -> None:
-        """Mark the checkpoint that acts."""
         if self.plot is None or self.history is None:
             return
         data = self._data(self.history, chosen)
@@ -256,7 +249,6 @@ class Checkpoints:
             self.plot.data = data
 
     def words(self, chosen: str) -> str:
-        """The metric at the chosen checkpoint, as text."""
         if self.history is None or chosen not in self.names:
             return ""
         step = self.steps[self.names.index(chosen)]
@@ -265,7 +257,6 @@ class Checkpoints:
         return f"{self.history.measure.replace('/', ' ')} at {step:,}: **{shown}**"
 
     def move(self, chosen: str, by: int) -> None:
-        """Switch by `by` checkpoints."""
         at = self.names.index(chosen) if chosen in self.names else len(self.names)
         self.pick(self.names[min(max(at + by, 0), len(self.names) - 1)])
 

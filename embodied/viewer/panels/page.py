@@ -48,12 +48,10 @@ class Parts:
     parts: Sequence[Refresh]
 
     def changed(self) -> None:
-        """Mark every part as stale."""
         for part in self.parts:
             part.stale = True
 
     def refresh(self, force: bool = False) -> None:
-        """Redraw what is stale and due."""
         for part in self.parts:
             part(force)
 
@@ -206,7 +204,6 @@ class Page(Parts):
         self.task.show()
 
     def status_text(self) -> str:
-        """Step, time, return, success and policy, as Markdown."""
         undrawn = 0 if self.scene is None else self.scene.undrawn
         known = "" if self.checkpoints is None else self.checkpoints.words(self.session.chosen)
         return status(self.session, undrawn, known, self.viewer.problem)
@@ -244,7 +241,6 @@ def status(session: Session, undrawn: int, known: str, problem: str) -> str:
 
 
 def standing(session: Session, named: bool) -> str:
-    """Return and success of an episode up to the displayed step."""
     past = session.episode.moments[: session.at + 1]
     success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
     head = f"{session.name or session.chosen}: return" if named else "Return"
@@ -253,7 +249,6 @@ def standing(session: Session, named: bool) -> str:
 
 
 def last_action(session: Session) -> str:
-    """The name of the last discrete action."""
     moments, act = session.episode.moments, session.spec.act
     action = moments[min(session.at, len(moments) - 1)].action
     if not (is_discrete(act) and act.names and action):
@@ -322,7 +317,6 @@ class Timeline:
             self.slider._marks = tuple(GuiSliderMark(*mark) for mark in marks)
 
     def _shortcuts(self) -> list[tuple[str, Any, Any, Callable[[], None]]]:
-        """Label, key, icon and action of each shortcut."""
         viewer = self.viewer
         return [
             ("Play or pause", "space", Icon.PLAYER_PLAY, viewer.toggle),

@@ -52,7 +52,6 @@ class Plots:
         )
 
     def draw(self, episode: Episode) -> None:
-        """Send the curves of `episode`."""
         rewards = np.array(episode.rewards or [0.0], np.float64)
         wanted = reward_range(rewards)
         if wanted != self.range:
@@ -279,7 +278,6 @@ class ObservationPanel:
         self.text.content = text.replace("\n", "  \n")
 
     def pictures(self) -> None:
-        """Images and point clouds."""
         leaves = self.session.spec.obs
         for name, handle in self.images.items():
             handle.image = picture_of(self.session.now.next_obs[name][0], leaves[name])
@@ -293,18 +291,15 @@ class ObservationPanel:
                 )
 
     def saliency(self) -> None:
-        """Saliency of the policy's images."""
         self.saliency_panel.draw()
 
     def plots(self) -> None:
-        """Curves of the running episode."""
         for name, handle in self.obs_plots.items():
             seen = self.session.episode.obs_curve(name)
             handle.data = curves(seen or [[0.0] * len(handle.data[1:])], self.session.spec.dt)
 
 
 def readout(leaves: Mapping[str, Leaf], shown: Tensors) -> str:
-    """A line per observation: name, shape, and its numbers or their range."""
     lines = []
     for name, leaf in leaves.items():
         row = shown[name][0].reshape(-1).float()

@@ -166,7 +166,6 @@ class MapPanel:
             viewer.bind(control, lambda _: viewer.page.changed())
 
     def draw(self) -> None:
-        """Update the map while it is switched on."""
         if not self.available:
             return
         task = self.session.current_task
@@ -235,14 +234,12 @@ class TaskPanel:
             self.map = MapPanel(server, viewer, known)
 
     def episode_started(self) -> None:
-        """A new episode: the sliders show its task."""
         current = self.session.current_task
         if current is not None:
             for slider, value, (low, high) in zip(self.sliders, current, self.ranges, strict=True):
                 slider.value = low + value * (high - low)
 
     def show(self) -> None:
-        """Update the switch and the map."""
         if self.sliders:
             self.fixed.value = self.session.task is not None
         if self.map is not None:
@@ -300,7 +297,6 @@ def decisions(moments: Sequence[Moment]) -> list[tuple[int, Tensor]]:
 
 
 def describe(noise: Tensor) -> str:
-    """The norm of the noise beside that of Gaussian samples, as a label."""
     size = float(noise.norm())
     return f"latent noise: norm {size:.1f} (Gaussian samples: about {math.sqrt(noise.numel()):.1f})"
 
@@ -360,7 +356,6 @@ class SteeringPanel:
         self._last: tuple[Any, ...] = ()
 
     def draw(self) -> None:
-        """Send the displayed step and the decisions around it."""
         now = (id(self.session.now), len(self.session.episode.moments), self.session.chosen)
         if now == self._last:
             return

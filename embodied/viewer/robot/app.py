@@ -93,7 +93,6 @@ class RobotArm:
         return {name: place for name, place in at.items() if np.isfinite(place).all()}
 
     def tool(self, state: np.void) -> Floats:
-        """The tool position [3] (m)."""
         return np.asarray(self.forward(np.asarray(state["q"])[None])[0])
 
     def plan(self, state: np.void, chunk: np.void | None) -> Array | None:
@@ -271,7 +270,6 @@ class RobotPage(Parts):
         ]
 
     def show_deployment(self) -> None:
-        """A new deployment, perhaps of another arm."""
         about = self.monitor.deployment
         assert about is not None
         self.history, self.arm, self.missing = RobotHistory(self.monitor.stages), None, ""
@@ -295,14 +293,12 @@ class RobotPage(Parts):
             self.missing = self.arm.missing
 
     def add(self) -> None:
-        """Record a tick."""
         state = self.monitor.state
         if state is not None:
             tool = None if self.arm is None else self.arm.tool(state)
             self.history.add(state, self.monitor.chunk, tool)
 
     def words(self) -> str:
-        """All text of the page."""
         parts = (self.stopped, self.head, self.tiles, self.tables, self.notes)
         return plain("\n".join(part.content for part in parts))
 
@@ -399,7 +395,6 @@ class RobotViewer(PageThread):
         self.call(lambda: self._update(force=True))
 
     def words(self) -> str:
-        """All text of the page."""
         text: list[str] = []
         self.call(lambda: text.append(self.page.words()))
         return text[0]

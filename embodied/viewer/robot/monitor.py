@@ -72,12 +72,10 @@ class RobotMonitor:
 
     @property
     def silence(self) -> float:
-        """Time since the last tick, s."""
         return float("inf") if self.state is None else self.clock() - float(self.state["now"])
 
     @property
     def mode(self) -> str:
-        """The arm's control mode."""
         return Mode.DISCONNECTED.name if self.state is None else Mode(int(self.state["mode"])).name
 
     @property
@@ -128,13 +126,11 @@ class RobotMonitor:
             self.trouble, self._query_at = str(error), self.clock() + RETRY_AFTER
 
     def close(self) -> None:
-        """Unmap the mailboxes."""
         for box in self._boxes or ():
             box.close()
         self._boxes = None
 
     def _follow(self) -> None:
-        """Open the mailboxes of a new deployment."""
         if self._boxes is not None and all(box.current for box in self._boxes):
             return
         try:

@@ -28,13 +28,11 @@ PLAIN = (90, 90, 100)
 
 
 def is_picture(leaf: Leaf) -> bool:
-    """Whether a leaf is an image or a depth map."""
     flat = len(leaf.shape) == 3 and leaf.shape[2] == 1 and min(leaf.shape[:2]) >= 16
     return leaf.is_image or (flat and not leaf.is_symbol)
 
 
 def is_cloud(name: str, leaf: Leaf) -> bool:
-    """Whether a leaf is a point cloud [N, 3 or more]."""
     marked = getattr(leaf, "is_points", False) or name.rpartition("/")[2] == "points"
     return marked and len(leaf.shape) == 2 and leaf.shape[1] >= 3
 
@@ -184,9 +182,7 @@ class SceneModel(Protocol):
         """Current position [N, 3] (m) and quaternion [N, 4] (w, x, y, z) of every body."""
         ...
 
-    def shapes(self) -> Iterable[Shape]:
-        """All visible shapes."""
-        ...
+    def shapes(self) -> Iterable[Shape]: ...
 
     def viewpoint(self) -> Viewpoint: ...
 

@@ -202,7 +202,6 @@ class PageThread:
 
     @property
     def url(self) -> str:
-        """The address to open; for all interfaces, with this machine's host name."""
         return self.page_server.url
 
     @property
@@ -219,7 +218,6 @@ class PageThread:
             raise
 
     def submit(self, command: Callable[[], None]) -> Future[None]:
-        """Run `command` in the thread, soon."""
         answer: Future[None] = Future()
         self._commands.put((command, answer))
         return answer
@@ -348,13 +346,11 @@ class PageServer:
         return f"http://{name}:{self.server.get_port()}{token}"
 
     def show_loading(self, words: str) -> None:
-        """Show what is being loaded."""
         if self._loading is None:
             self._loading = self.server.gui.add_markdown("")
         self._loading.content = f"**Loading** · {words} ..."
 
     def clear_loading(self) -> None:
-        """Remove the loading message."""
         if self._loading is not None:
             self._loading.remove()
             self._loading = None

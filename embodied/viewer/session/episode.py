@@ -42,7 +42,6 @@ class CompressedImage:
         return cls(zlib.compress(picture.tobytes(), 1), picture.shape)
 
     def picture(self) -> Picture:
-        """The image, uint8 [height, width, 3]."""
         return np.frombuffer(zlib.decompress(self.data), np.uint8).reshape(self.shape)
 
 

@@ -51,7 +51,6 @@ class Imagination:
         self.states: dict[int, Tensors] = {}  # by step, as the model sees it
 
     def reset(self) -> None:
-        """Start a new episode."""
         self.states = {}
 
     @torch.no_grad()
@@ -175,7 +174,6 @@ def reward_camera(reward: Reward, env: VecEnv) -> RewardCamera:
 
 
 def added_name(layer: Wrapper) -> str:
-    """The observation that `layer` adds to those of the environment inside it."""
     return next(name for name in layer.spec.obs if name not in layer.env.spec.obs)
 
 
@@ -222,7 +220,6 @@ class PlanPreview:
         return np.concatenate([place_of(moment.next_obs, self.tip) for moment in moments])
 
     def close(self) -> None:
-        """Close the copy of the environment."""
         if self._copy is not None:
             self._copy.close()
 
@@ -298,7 +295,6 @@ LEAST = 1e-6
 # chunk, in units of the action, for one noise w. It only evaluates the policy, so it works for
 # every network.
 def pictures_of(policy: Policy) -> list[str]:
-    """The image observations that `policy` uses."""
     return [name for name, leaf in policy.spec.obs.items() if leaf.is_image and not hidden(name)]
 
 
@@ -401,7 +397,6 @@ class StepOverlay:
         self._last: float | None = None
 
     def reset(self) -> None:
-        """Start a new episode."""
         self._last = None
         if self.imagination is not None:
             self.imagination.reset()

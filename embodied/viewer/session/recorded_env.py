@@ -48,7 +48,6 @@ class RecordedEnv(VecEnv):
 
     @property
     def recorded(self) -> Tensor:
-        """The recorded action [1, A] of the current step."""
         return self.tape["action"][self.at : self.at + 1]
 
     def load(self, number: int) -> None:
@@ -129,7 +128,6 @@ class RecordedSceneEnv(RecordedEnv):
         self.posed = posed
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data for display."""
         return self.posed.put(tt.each(self._obs(), lambda value: value[0]))
 
 

@@ -87,7 +87,6 @@ def choices_for(env: VecEnv, run: Run | None) -> tuple[Choices, str]:
 
 
 def label(checkpoint: Path) -> str:
-    """The name of a checkpoint folder among the policies."""
     return f"checkpoint {checkpoint.name}"
 
 
@@ -162,7 +161,6 @@ class Session:
 
     @property
     def title(self) -> str:
-        """The title of the page."""
         config = getattr(self.env, "config", None)
         return self.spec.text or getattr(config, "id", type(self.env).__name__)
 
@@ -185,13 +183,11 @@ class Session:
 
     @property
     def now(self) -> Moment:
-        """The record of the displayed step."""
         moments = self.episode.moments
         return moments[min(self.at, len(moments) - 1)]
 
     @property
     def sessions(self) -> list[Session]:
-        """This session and, if there is one, the other."""
         return [self] if self.other is None else [self, self.other]
 
     @property
@@ -201,12 +197,10 @@ class Session:
 
     @property
     def live(self) -> bool:
-        """Whether the displayed step is the newest."""
         return self.at >= self.length - 1
 
     @property
     def over(self) -> bool:
-        """Whether the episodes of all sessions have ended."""
         return all(each.episode.end for each in self.sessions)
 
     def choose(self, name: str) -> None:
@@ -329,7 +323,6 @@ class Session:
             self._rng_state = kept.rng_state
 
     def _step(self) -> None:
-        """Simulate one control step and store it."""
         before = self.episode.moments[-1]
         self.acts.explore = self.explore
         # The RNG state is this session's own, so a second session beside it changes nothing.
@@ -434,7 +427,6 @@ class Session:
         return self.plan_preview.paths(before, after, self.made[after.policy_state.name])
 
     def close(self) -> None:
-        """Close the environments."""
         for each in self.sessions:
             each.env.close()
             if each.plan_preview is not None:
