@@ -145,14 +145,6 @@ class Counted(Slide):
         self.open = False
 
 
-def test_one_object_is_stepped_itself_and_stays_open_and_copies_are_closed(tmp_path: Path) -> None:
-    env = Counted()
-    made = em.train(env=env, learner="ppo", out=str(tmp_path / "run"), **SMALL)
-    assert env.open and Counted.made - Counted.closed == 1 and Counted.made > 1
-    result = em.evaluate(made, episodes=4, num_envs=2)
-    assert len(result.returns) == 4 and str(result).startswith("return -")
-
-
 def test_a_simulator_of_one_instance_is_enough(tmp_path: Path) -> None:
     """Trained, evaluated in between and filmed, all in the one object."""
     env, before = Counted(), Counted.made
@@ -315,15 +307,6 @@ def test_names_ids_and_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='there is no group "sacs"'):
         em.list("sacs")
     assert em.collect("two_gap", tmp_path / "demos", episodes=2).is_dir()
-
-
-def test_discrete_actions_choose_another_policy(tmp_path: Path) -> None:
-    out = str(tmp_path / "run")
-    made = em.train(env="CartPole-v1", learner="ppo", out=out, **SMALL)
-    actions = play(made, gymnasium.make("CartPole-v1"))
-    assert {type(action) for action in actions} == {int}
-    with pytest.raises(ConfigError, match="Sac needs continuous actions"):
-        em.train(env="CartPole-v1", learner="sac")
 
 
 def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:

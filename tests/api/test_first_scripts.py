@@ -71,24 +71,6 @@ def test_a_script_of_lerobot(tmp_path: Path) -> None:
     assert answered(lambda: policy.push_to_hub("me/policy")) == "agent.save(FOLDER)"
 
 
-def test_a_script_of_gymnasium() -> None:
-    """An environment is made, reset and stepped with random actions, and drawn."""
-    assert answered(lambda: em.make("Pendulum-v1")) == "em.make_env(ENV, num_envs=N)"
-    said = answered(lambda: em.make_env("Pendulum-v1", render_mode="rgb_array"))
-    assert said.startswith("nothing: ")
-    env = em.make_env("Pendulum-v1", numpy=True)
-    obs, _ = env.reset(seed=42)
-    returns = 0.0
-    for _ in range(30):
-        action = env.action_space.sample()
-        obs, reward, terminated, truncated, _ = env.step(action)
-        returns += float(reward[0])
-        if terminated.any() or truncated.any():
-            obs, _ = env.reset()
-    assert obs in env.observation_space and returns < 0
-    env.close()
-
-
 CELLS = """
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell

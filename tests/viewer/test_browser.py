@@ -15,7 +15,6 @@ from embodied.viewer import serve
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
 from embodied.viewer.panels.page import Viewer
-from embodied.viewer.scene.viser_scene import fitted
 from embodied.viewer.server.server import PageServer
 from tests.builders import run_folder
 from tests.tiers import only_all
@@ -156,27 +155,6 @@ def test_a_page_opened_before_the_world_is_there_says_what_is_loading() -> None:
             early.wait("document.body.innerText.includes('Policy: ')")
             assert "Loading" not in early.words()
             until(lambda: drawn(early))  # it looks from where those to come will
-
-
-@only_all
-def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) -> None:
-    before = set(viewer.server.get_clients())
-    with Browser(viewer.url, PHONE) as phone:
-        phone.resize(*PHONE, mobile=True)
-        until(lambda: len(set(viewer.server.get_clients()) - before) == 1)
-        client = viewer.server.get_clients()[max(viewer.server.get_clients())]
-        assert viewer.page.scene is not None
-        eye = viewer.page.scene.model.viewpoint()
-        far = fitted(eye, PHONE[0] / PHONE[1]).place
-
-        def there() -> bool:
-            return bool(np.linalg.norm(client.camera.position - far) < 0.1)
-
-        until(there)
-        # What happens where the page takes the viewpoint that all clients get after its own.
-        client.camera.position, client.camera.look_at = eye.place, eye.target
-        until(lambda: not there())
-        until(there)
 
 
 def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: Viewer) -> None:
