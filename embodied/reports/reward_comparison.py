@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.actor import Actor
 from embodied.core.build import Node, build
 from embodied.core.checkpoint import load_policy
-from embodied.core.device import forked
-from embodied.core.env import VecEnv, require_finite
+from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
+from embodied.datasets.collect import play
 from embodied.nn import statistics
-from embodied.reports.datasets import evaluate_reward, make_reward
+from embodied.reports.datasets import evaluate_reward, make_reward, rows_of
 from embodied.rewards.analysis import distances
 from embodied.rewards.wrappers.added_observations import augment_shared
 
@@ -51,56 +51,18 @@ def collect_episodes(
     env: VecEnv, policies: Sequence[Policy], episodes: int, gamma: float, seed: int
 ) -> PolicyEpisodes:
     """At least `episodes` episodes of each policy, the same number from every parallel env."""
-    kept: list[Tensors] = []
-    won: list[Tensor] = []
-    lengths: list[int] = []
-    policy_ids: list[int] = []
-    with forked():
-        for number, policy in enumerate(policies):
-            torch.manual_seed(seed + number)
-            for rows, success in _run(env, policy.eval(), episodes, gamma, seed + number):
-                kept.append(rows)
-                lengths.append(tt.length(rows))
-                policy_ids.append(number)
-                won += [] if success is None else [success]
-    episode = torch.arange(len(kept)).repeat_interleave(torch.tensor(lengths))
-    return PolicyEpisodes(
-        tt.cat(kept), episode, torch.stack(won) if won else None, torch.tensor(policy_ids)
-    )
-
-
-def _run(
-    env: VecEnv, policy: Policy, episodes: int, gamma: float, seed: int
-) -> list[tuple[Tensors, Tensor | None]]:
-    n, actor = env.num_envs, Actor(policy, env.num_envs)
-    quota = -(-episodes // n)
-    obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=env.device)
-    running: list[list[Tensors]] = [[] for _ in range(n)]
-    won, played = torch.zeros(n, dtype=torch.bool), [0] * n
-    done: list[tuple[Tensors, Tensor | None]] = []
-    while min(played) < quota:
-        action = actor(obs, first)
-        step = env.step(action.to(env.device))
-        require_finite(step.reward, step.next_obs, type(env).__name__)
-        rows = {
-            **tt.nest(obs, "obs"),
-            "action": action,
-            "reward": step.reward,
-            "discount": gamma * (~step.terminated).float(),
-            **tt.nest(step.next_obs, "next_obs"),
-        }
-        rows = tt.each(rows, torch.clone)
-        success = step.log.get("success")
-        won = won if success is None else won | success.cpu()
-        for row in range(n):
-            running[row].append({key: value[row] for key, value in rows.items()})
-        for row in step.ended.nonzero().flatten().tolist():
-            if played[row] < quota:
-                played[row] += 1
-                done.append((tt.stack(running[row]), None if success is None else won[row].clone()))
-            running[row], won[row] = [], False
-        obs, first = step.obs, step.ended
-    return done
+    count = -(-episodes // env.num_envs) * env.num_envs
+    played = [
+        (number, episode)
+        for number, policy in enumerate(policies)
+        for episode in islice(play(policy.eval(), env, seed + number), count)
+    ]
+    kept = [rows_of(episode, gamma) for _, episode in played]
+    won = torch.stack([episode["success"].any() for _, episode in played]).cpu()
+    episode = torch.arange(len(kept)).repeat_interleave(torch.tensor([*map(tt.length, kept)]))
+    # An environment that never says success need not know it.
+    success = won if won.any() else None
+    return PolicyEpisodes(tt.cat(kept), episode, success, torch.tensor([n for n, _ in played]))
 
 
 Numbers = NDArray[np.float64]

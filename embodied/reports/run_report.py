@@ -153,15 +153,19 @@ def summary(folder: Path) -> str:
 
 
 def _held_out(rows: Sequence[dict[str, Any]]) -> str:
-    """The best evaluation on held-out episodes, after the run's name; "" without one."""
-    ends = [row for row in rows if "eval/best_loss" in row]
-    if not ends:
+    """What follows the run's name; "" without held-out episodes."""
+    if (best := _best(rows)) is None:
         return ""
-    best = next(row for row in ends if row["step"] == ends[-1]["eval/best_step"])
     return (
         f" at {best['step']:,} (the best, saved): held-out loss {best['eval/loss']:.4g}, action "
         f"error {best['eval/action_error']:.1%} of the range"
     )
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The best evaluation on held-out episodes of a run without an environment."""
+    ends = [row for row in rows if "eval/best_loss" in row]
+    return next((row for row in ends if row["step"] == ends[-1]["eval/best_step"]), None)
 
 
 def won_of(row: dict[str, Any]) -> tuple[int, int]:
@@ -222,10 +226,8 @@ def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _held_out_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    ends = [row for row in rows if "eval/best_loss" in row]
-    if not ends:
+    if (best := _best(rows)) is None:
         return []
-    best = next(row for row in ends if row["step"] == ends[-1]["eval/best_step"])
     note = f"best, at step {best['step']:,}; this policy is saved"
     error = f"{best['eval/action_error']:.1%}"
     return [
@@ -238,17 +240,8 @@ def _actor_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
     last = next((row for row in reversed(rows) if "train/actor_hours" in row), None)
     if last is None:
         return []
-    steps, updates, lag, waiting, died, hours = (
-        last[f"train/{name}"]
-        for name in (
-            "steps_per_second",
-            "updates_per_second",
-            "policy_lag",
-            "waiting_steps",
-            "actor_deaths",
-            "actor_hours",
-        )
-    )
+    names = "steps_per_second updates_per_second policy_lag waiting_steps actor_deaths actor_hours"
+    steps, updates, lag, waiting, died, hours = (last[f"train/{name}"] for name in names.split())
     pace = f"steps a second; {updates:.1f} updates a second"
     behind = f"versions old are the weights that act; {waiting:.1f} vector steps wait"
     return [

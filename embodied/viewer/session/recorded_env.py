@@ -78,8 +78,7 @@ class RecordedEnv(VecEnv):
         if self.at >= self.steps:
             self._notify_before_reset(torch.ones(1, dtype=torch.bool))
             flags[1] = ~flags[0]
-        obs = following
-        return Step(obs, following, reward, flags[0], flags[1], log)
+        return Step(following, following, reward, flags[0], flags[1], log)
 
     def _safety(self, at: int) -> Tensors:
         """In how many ticks of step `at` each safety stage acted, and how far the target was moved,
