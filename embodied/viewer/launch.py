@@ -16,7 +16,6 @@ from embodied.viewer.run_folder import HOST, Run, ViewerError, read_run
 
 if TYPE_CHECKING:
     from embodied.viewer.panels.page import Viewer
-    from embodied.viewer.session.overlays import StepOverlay
     from embodied.viewer.session.session import Session
 
 Report = Callable[[str], None]
@@ -116,7 +115,8 @@ def session_of(
     node: dict[str, Any], run: Run | None, against: str | None, report: Report = silent
 ) -> Session:
     """A session in the environment `node`, with a second one beside it if `against` is given."""
-    from embodied.viewer.session.overlays import PlanPreview
+    from embodied.core.checkpoint import load_policy
+    from embodied.viewer.session.overlays import PlanPreview, make_step_overlay
     from embodied.viewer.session.session import Session, choices_for
 
     report(f"the environment {env_name(node)}")
@@ -128,7 +128,9 @@ def session_of(
         session = Session(env, *choices_for(env, run), name=name, plan_preview=plan_preview)
         session.run = run
         if run is not None:
-            session.make_overlay = lambda: make_step_overlay(run, env)
+            session.make_overlay = lambda: make_step_overlay(
+                run.folder, lambda: load_policy(run.folder, env.spec), env
+            )
         if against is not None:
             other_run = read_run(Path(against), node) if Path(against).is_dir() else run
             other = session_of(node, other_run, None, report)
@@ -140,14 +142,6 @@ def session_of(
         env.close()
         raise
     return session
-
-
-def make_step_overlay(run: Run, env: VecEnv) -> StepOverlay | None:
-    """Load critic and reward of `run`; slow, because learner and reward code must be imported."""
-    from embodied.core.checkpoint import load_policy
-    from embodied.viewer.session import overlays
-
-    return overlays.make_step_overlay(run.folder, lambda: load_policy(run.folder, env.spec), env)
 
 
 def session_of_episodes(

@@ -13,9 +13,8 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from functools import wraps
 from http import HTTPStatus
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from viser import GuiMarkdownHandle, ViserServer
@@ -162,17 +161,6 @@ def checking_server(host: str, port: int, token: str | None) -> ViserServer:
 
 Command = tuple[Callable[[], None], "Future[None]"]
 CLOSED = "the viewer is closed"
-Method = TypeVar("Method", bound=Callable[..., None])
-
-
-def in_thread(method: Method) -> Method:
-    """A method of a PageThread that runs in the thread; the caller waits and gets its errors."""
-
-    @wraps(method)
-    def called(self: PageThread, *args: Any, **settings: Any) -> None:
-        self.call(lambda: method(self, *args, **settings))
-
-    return cast(Method, called)
 
 
 class PageThread:
