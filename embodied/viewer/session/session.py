@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import yaml
 from torch import Tensor
 
+from embodied.compose import PACKAGED, option, options
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import build, nearest
 from embodied.core.checkpoint import load_policy
-from embodied.core.config_fields import complete
 from embodied.core.env import HasCurrentTask, NotSavable, Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -96,25 +94,18 @@ def script_for(env: VecEnv) -> dict[str, Any] | None:
     while isinstance(inner := getattr(env, "env", None), VecEnv):
         env = inner
     target = f"{type(env).__module__}.{type(env).__name__}"
-    config = getattr(env, "config", None)
-    names: list[str] = []
-    for name, text in _texts("env").items():
-        if target not in text:
+    scripts = options("demonstrator", [PACKAGED])
+    for name, file in options("env", [PACKAGED]).items():
+        if target not in file.read_text():
             continue  # most of them, and reading YAML takes its time
-        node = complete(yaml.safe_load(text))
+        node = option(file)
         told = {key: node[key] for key in WHICH if node.get(key) is not None}
+        config = getattr(env, "config", None)
         mine = all(getattr(config, key, None) == value for key, value in told.items())
-        if node.get("_target_") == target and mine:
-            names += [name, *map(str, told.values())]
-    scripts = _texts("demonstrator")
-    found = next((scripts[name] for name in names if name in scripts), None)
-    return None if found is None else yaml.safe_load(found)
-
-
-def _texts(group: str) -> dict[str, str]:
-    folder = files("embodied.configs") / group
-    found = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
-    return {name.removesuffix(".yaml"): (folder / name).read_text() for name in found}
+        for each in (name, *map(str, told.values())):
+            if mine and node.get("_target_") == target and each in scripts:
+                return option(scripts[each])
+    return None
 
 
 class Session:
