@@ -148,7 +148,7 @@ def test_a_ray_meets_the_map_where_it_points() -> None:
 
 
 def test_the_map_shows_and_means_the_same_place() -> None:
-    x, y = MapAxis(2, "x", -1, 1, "m"), MapAxis(0, "y", 0, 2, "m")
+    x, y = MapAxis(2, "x"), MapAxis(0, "y")
     picture = map_picture(x, y, [0.25, 0.0, 0.75], None)
     orange = np.argwhere((picture == (213, 94, 0)).all(-1))
     top, left = orange.mean(0) + 0.5

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from viser import ViserServer
+from viser.transforms import SO3
 
 from embodied.core.actor import Actor
 from embodied.core.env import HasTaskParameters
@@ -37,19 +38,11 @@ LARGE, LEFT, LOW = 0.2, 0.13, 0.14
 """Its size, and its offsets to the left and below the centre, as shares of its distance."""
 
 
-@dataclass(frozen=True)
-class MapAxis:
-    """An element of the task: its index, name, bounds and unit."""
+class MapAxis(NamedTuple):
+    """An element of the task: its index, and its name with bounds and unit."""
 
     number: int
-    name: str
-    low: float
-    high: float
-    unit: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} {self.low:g} to {self.high:g} {self.unit}".rstrip()
+    label: str
 
 
 def map_picture(
@@ -112,11 +105,7 @@ class MapPlane:
     @property
     def turn(self) -> Array:
         """Its axes (right, down, away) as a quaternion (w, x, y, z)."""
-        import mujoco
-
-        turn = np.zeros(4)
-        mujoco.mju_mat2Quat(turn, np.stack([self.right, self.down, self.away], 1).reshape(-1))
-        return turn
+        return SO3.from_matrix(np.stack([self.right, self.down, self.away], 1)).wxyz
 
     def hit(self, origin: Array, way: Array) -> tuple[float, float] | None:
         """Where a ray meets it, as shares of its side from the left and the top; None if it does
@@ -146,7 +135,10 @@ class MapPanel:
         self, server: ViserServer, viewer: Controls, ranges: list[tuple[str, float, float, str]]
     ) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
-        self.axes = {each[0]: MapAxis(i, *each) for i, each in enumerate(ranges)}
+        self.axes = {
+            name: MapAxis(i, f"{name} {low:g} to {high:g} {unit}".rstrip())
+            for i, (name, low, high, unit) in enumerate(ranges)
+        }
         self.plane: MapPlane | None = None
         self._last: tuple[Any, ...] = ()
         self.available = len(self.axes) > 1

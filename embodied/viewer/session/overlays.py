@@ -129,15 +129,11 @@ class UnsupportedReward(RuntimeError):
 
 @dataclass(frozen=True)
 class RewardCamera:
-    """Captures the image of parallel env 0 that wrapper `layer` adds for the reward.
+    """Captures the image of parallel env 0 that wrapper `layer` (None: it needs none) adds for the
+    reward. `hides_terminations`: it was trained with terminations treated as truncations."""
 
-    `layer` is None if the reward needs no image; `name` is the observation that it adds. If
-    `hides_terminations`, the reward was trained with terminations treated as truncations.
-    """
-
-    layer: AddedObservation | None
-    name: str
-    hides_terminations: bool
+    layer: AddedObservation | None = None
+    hides_terminations: bool = False
 
     def capture(self) -> CompressedImage | None:
         """The image after the last step; the final one of an episode that has just ended."""
@@ -149,7 +145,7 @@ class RewardCamera:
         """`image` as the observation [1, H, W, 3] that the reward reads."""
         if self.layer is None or image is None:
             return {}
-        return {self.name: torch.from_numpy(image.picture().copy())[None]}
+        return {added_name(self.layer): torch.from_numpy(image.picture().copy())[None]}
 
 
 def reward_camera(reward: Reward, env: VecEnv) -> RewardCamera:
@@ -166,14 +162,11 @@ def reward_camera(reward: Reward, env: VecEnv) -> RewardCamera:
     if not known or len(adding) > 1 or not all(is_image(layer) for layer in adding):
         raise UnsupportedReward("this reward needs observations other than one image")
     hides = any(layer.hides_terminations for layer in layers)
-    if not adding:
-        return RewardCamera(None, "", hides)
-    layer = adding[0]
-    assert isinstance(layer, AddedObservation)
-    return RewardCamera(layer, added_name(layer), hides)
+    layer: Any = adding[0] if adding else None
+    return RewardCamera(layer, hides)
 
 
-def added_name(layer: Wrapper) -> str:
+def added_name(layer: Any) -> str:
     return next(name for name in layer.spec.obs if name not in layer.env.spec.obs)
 
 
@@ -392,7 +385,7 @@ class StepOverlay:
     ) -> None:
         self.imagination = imagination
         self.value, self.reward, self.gamma = value, reward, gamma
-        self.camera = RewardCamera(None, "", False) if camera is None else camera
+        self.camera = camera or RewardCamera()
         self.trouble = ""
         self._last: float | None = None
 
