@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
-from embodied.evaluation.statistics import wilson
+from embodied.reports.run_report import intervals_of
 from embodied.training.logger import read_metrics
 from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.types import (
@@ -181,20 +181,9 @@ def history_of(folder: Path) -> History | None:
         if found:
             steps = [int(row["step"]) for row in found]
             values = [float(row[name]) for row in found]
-            bands = [
-                _band(name, value, row.get("eval/episodes"))
-                for value, row in zip(values, found, strict=True)
-            ]
-            return History(
-                name, steps, values, [low for low, _ in bands], [high for _, high in bands]
-            )
+            bands = np.array(intervals_of(name, found) or np.stack([values, values], 1))
+            return History(name, steps, values, *bands.T.tolist())
     return None
-
-
-def _band(name: str, value: float, episodes: float | None) -> tuple[float, float]:
-    if name != "eval/success" or not episodes:
-        return value, value
-    return wilson(round(value * episodes), int(episodes))
 
 
 CURVES = 8
