@@ -133,6 +133,15 @@ def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     return (own[-1].partition("=")[2] if own else None), rest
 
 
+def named(words: Sequence[str], keys: Iterable[str]) -> tuple[dict[str, str | None], list[str]]:
+    """The values of `keys`, as `take` has them, and the other words."""
+    found: dict[str, str | None] = {}
+    rest = [*words]
+    for key in keys:
+        found[key], rest = take(rest, key)
+    return found, rest
+
+
 def require_one(words: Iterable[str], key: str) -> None:
     """ConfigError where `words` give `key` two values."""
     values = {word.partition("=")[2]: None for word in words if word.startswith(f"{key}=")}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.commands import require_understood, split_words, take, yaml_values
+from embodied.commands import named, require_understood, split_words, take, yaml_values
 from embodied.compose import options, search_folders
 from embodied.core.build import ConfigError, nearest, parse
 
@@ -171,10 +171,9 @@ def find(args: argparse.Namespace) -> None:
     from embodied.real_robot.drivers.servos.calibration import find_servos
     from embodied.real_robot.kernel.driver import DriverError
 
-    port, words = take(args.words, "port")
-    protocol, words = take(words, "protocol")
-    baud, words = take(words, "baud")
-    require_understood(words, ("port=", "protocol=", "baud="))
+    given, words = named(args.words, ("port", "protocol", "baud"))
+    require_understood(words, [f"{name}=" for name in given])
+    port, protocol, baud = given.values()
     if protocol not in (None, "feetech", "dynamixel"):
         raise ConfigError(f"protocol={protocol} should be feetech or dynamixel")
     paths = [port] if port else []
@@ -201,12 +200,8 @@ def find(args: argparse.Namespace) -> None:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    given: dict[str, str | None] = {}
-    words = list(args.words)
-    known = ("port", "out", "lerobot", "from", "names")
-    for name in known:
-        given[name], words = take(words, name)
-    require_understood(words, [f"{name}=" for name in known])
+    given, words = named(args.words, ("port", "out", "lerobot", "from", "names"))
+    require_understood(words, [f"{name}=" for name in given])
     if not given["out"] and not given["lerobot"]:
         raise ConfigError("name the file to write: out=my_arm.yaml (or lerobot=my_arm.json)")
     if given["from"]:

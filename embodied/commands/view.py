@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import require_folders, runs_in, take
+from embodied.commands import named, require_folders, runs_in, take
 from embodied.core.build import ConfigError
 from embodied.core.saved_node import read_run_settings
 
@@ -17,10 +17,7 @@ OUTCOME = {True: "success", False: "no success", None: "success not reported"}
 
 
 def run(args: argparse.Namespace) -> None:
-    own: dict[str, str | None] = {}  # None: not given
-    given: list[str] = args.words
-    for name in OWN:
-        own[name], given = take(given, name)
+    own, given = named(args.words, OWN)
     if ROBOT in given:
         return _monitor(own, [word for word in given if word != ROBOT], args.port)
     if own["folder"] is not None:
