@@ -62,6 +62,8 @@ def test_the_page_is_given_here_and_to_nobody_else(local: Viewer) -> None:
     assert status(local, "/", Host="localhost:80") == 200
     # A page elsewhere whose name was given this machine's address.
     assert status(local, "/", Host="evil.example") == 403
+    port = local.server.get_port()
+    assert status(local, "/", Host=f"127.0.0.1:{port}\r\nHost: evil.example") == 403
 
 
 def test_what_is_no_request_is_refused_and_the_page_goes_on(local: Viewer) -> None:

@@ -114,11 +114,13 @@ def is_same(given: str, token: str) -> bool:
 
 
 def name_of(address: str) -> str:
-    """The host name in an address; empty if there is none."""
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
+    """The host name in an address; empty if there is none, or its port is no number, as where two
+    Host headers are joined."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(address)
+        if parts.port != 0:
+            return parts.hostname or ""
+    return ""
 
 
 Admit = Callable[[ServerConnection, Request], Response | None]
