@@ -165,6 +165,7 @@ def test_a_click_on_the_map_sets_two_elements_of_the_task(viewer: Viewer) -> Non
     panel = viewer.page.task.map
     viewer.set_task([0.1, 0.2, 0.3, 0.4, 0.5])
     panel.switch.value = True
+    viewer.press(viewer.page.changed)  # as where a user does it
     viewer.refresh()
     assert viewer.server.scene.get_handle_by_name("/task_map") is not None
     plane = panel.plane
@@ -176,6 +177,7 @@ def test_a_click_on_the_map_sets_two_elements_of_the_task(viewer: Viewer) -> Non
     assert viewer.session.task.tolist() == pytest.approx([0.75, 1.0, 0.3, 0.4, 0.5], abs=1e-6)
     until(lambda: abs(viewer.page.sliders[0].value - (0.38 + 0.75 * 0.24)) < 1e-6)
     panel.switch.value = False
+    viewer.press(viewer.page.changed)  # as where a user does it
     viewer.refresh()
     assert viewer.server.scene.get_handle_by_name("/task_map") is None
     viewer.set_task(None)
