@@ -10,9 +10,12 @@ import sys
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks import evidence
+from scripts.docs import screenshots
 from tests.builders import once
 from tests.tiers import only_all
 from tests.viewer.browser import Browser, program
@@ -91,6 +94,23 @@ def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -
                 browser.send("Page.navigate", url=page)
                 browser.wait(f"location.href === '{page}' && document.readyState === 'complete'")
                 assert browser.run("document.documentElement.scrollWidth") <= width, name
+
+
+@only_all
+@pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
+def test_the_command_draws_pages_at_both_widths(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screenshots, "SITE", site)
+    screenshots.main(tmp_path, ["readme", "gallery"])
+    kept = {file.name: file for file in (ROOT / "docs" / "images" / "pages").iterdir()}
+    assert kept.keys() == {f"{n}_{w}.webp" for n in screenshots.PAGES for w, _ in screenshots.SIZES}
+    for name in ("readme", "gallery"):
+        for size in screenshots.SIZES:
+            drawn = Image.open(tmp_path / f"{name}_{size[0]}.webp")
+            assert drawn.size == size == Image.open(kept[f"{name}_{size[0]}.webp"]).size
+            assert np.asarray(drawn).std() > 20
+    assert max(file.stat().st_size for file in kept.values()) < 150_000
 
 
 def test_the_api_has_signatures_and_examples(site: Path) -> None:

@@ -6,9 +6,9 @@ import ast
 import copy
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -29,6 +29,7 @@ from embodied.core.config_fields import (
     source_of,
     with_defaults,
 )
+from embodied.learners.learner import Learner
 from tests.test_import_direction import PRODUCT, module_of, sources
 
 
@@ -232,31 +233,49 @@ Node = dict[str, Any]
 Place = tuple[str | int, ...]
 
 
-def complete_files() -> list[Path]:
-    """The YAML files whose values are all of a class: no experiments, sizes, or options that go on
-    from others."""
-    own = [PACKAGED / f"{name}.yaml" for name in PRIMARY if name != "run"]
-    options = [file for file in OPTIONS if file.parent.name not in ("experiment", "size")]
-    return sorted([*own, *(file for file in options if "defaults" not in (loaded(file) or {}))])
+def files() -> list[Path]:
+    """The YAML files whose values have a class; in a size a default is a change of an experiment's
+    value."""
+    options = [file for file in PACKAGED.glob("*/*.yaml") if file.parent.name != "size"]
+    return sorted([*options, *(PACKAGED / f"{name}.yaml" for name in PRIMARY if name != "run")])
 
 
-def completed(file: Path, node: Node) -> Any:
-    """The settings that the file stands for, with all defaults."""
-    if file.parent == PACKAGED:
-        return with_defaults(settings_of(PRIMARY[file.stem]) or [], node)
-    if file.parent.name == "data":
-        kind = DATA.get(str(node.get("regime")))
-        return node if kind is None else with_defaults(settings_of(kind) or [], node)
-    return complete(node)
+def repeated(file: Path) -> list[Place]:
+    """The keys of `file` without which the completed settings are the same; the outermost ones."""
+    node = read(file)
+    whole = completed(file, node)
+    return [place for place in places(node) if completed(file, without(node, place)) == whole]
+
+
+def read(file: Path) -> Node:
+    node = loaded(file) or {}
+    return numbers({key: value for key, value in node.items() if key != "defaults"})
+
+
+def numbers(value: Any) -> Any:
+    """`value` with 1e-3, which YAML 1.1 reads as a text, as a number."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    if isinstance(value, str) and value[:1].isdigit() and "e" in value:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
 
 
 def places(value: Any, above: Place = ()) -> Iterator[Place]:
-    """Every key and index below `value`, outer ones first."""
-    listed = enumerate(value) if isinstance(value, list) else ()
-    for key, item in value.items() if isinstance(value, dict) else listed:
-        if isinstance(key, str) and key != "_target_":
+    """Every key below `value`, outer ones first."""
+    items = value.items() if isinstance(value, dict) else ()
+    for key, item in items:
+        if key != "_target_":
             yield (*above, key)
-        yield from places(item, (*above, key))
+            yield from places(item, (*above, key))
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from places(item, (*above, index))
 
 
 def without(node: Node, place: Place) -> Node:
@@ -268,11 +287,92 @@ def without(node: Node, place: Place) -> Node:
     return made
 
 
-@pytest.mark.parametrize(
-    "file", complete_files(), ids=lambda file: f"{file.parent.name}/{file.stem}"
-)
+def completed(file: Path, node: Node) -> Any:
+    """The settings that the file stands for, with all defaults."""
+    group = file.parent.name
+    if file.parent == PACKAGED:
+        return with_defaults(settings_of(PRIMARY[file.stem]) or [], node)
+    if group == "experiment":
+        return of_run(merged(base_of(file), node))
+    if group == "data":
+        return of_data(node)
+    return complete(merged(base_of_option(file), node))
+
+
+def of_data(node: Node) -> Any:
+    kind = DATA.get(str(node.get("regime")))
+    return node if kind is None else with_defaults(settings_of(kind) or [], node)
+
+
+def of_run(node: Node) -> Any:
+    """A whole run, its `data` completed with its regime's defaults."""
+    data = node.get("data") or {}
+    regime = data.get("regime", "auto")
+    if regime == "auto":
+        regime = str(resolve(node["learner"]["_target_"], Learner).data)
+    own = {**read(PACKAGED / "data" / f"{regime}.yaml"), **data, "regime": regime}
+    rest: Node = {key: value for key, value in node.items() if key != "data"}
+    return with_defaults(settings_of(PRIMARY["train"]) or [], rest) | {"data": of_data(own)}
+
+
+def defaults(file: Path) -> list[Any]:
+    return (loaded(file) or {}).get("defaults") or []
+
+
+def base_of(experiment: Path) -> Node:
+    """What an experiment changes: train.yaml, the options that it chooses, other experiments."""
+    node = read(PACKAGED / "train.yaml")
+    del node["steps"]  # it has no default of the class: an experiment says how long it is
+    for group, name in chosen(experiment).items():
+        if "@" in group:  # an option inside of another part
+            continue
+        option = PACKAGED / group / f"{name}.yaml"
+        node[group] = (
+            merged(base_of_option(option), read(option))
+            if name is not None and group not in ("size", "data")
+            else None
+        )
+    return reduce(merged, map(own_of, others(experiment)), node)
+
+
+def base_of_option(option: Path) -> Node:
+    """The options that it goes on from."""
+    return reduce(merged, map(read, others(option)), {})
+
+
+def own_of(experiment: Path) -> Node:
+    return merged(reduce(merged, map(own_of, others(experiment)), {}), read(experiment))
+
+
+def others(file: Path) -> list[Path]:
+    names = [each for each in defaults(file) if isinstance(each, str) and each != "_self_"]
+    return [file.with_name(f"{name}.yaml") for name in names]
+
+
+def chosen(experiment: Path) -> dict[str, str | None]:
+    """The option of every group."""
+    made: dict[str, str | None] = {}
+    for other in others(experiment):
+        made |= chosen(other)
+    for entry in [each for each in defaults(experiment) if isinstance(each, dict)]:
+        for key, name in entry.items():
+            made[str(key).removeprefix("override ").lstrip("/")] = name
+    return made
+
+
+def merged(below: Any, above: Any) -> Any:
+    """Hydra's merge: mappings by key, everything else replaced."""
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return copy.deepcopy(above)
+    made = dict(copy.deepcopy(below))
+    for key, value in above.items():
+        made[key] = merged(made[key], value) if key in made else copy.deepcopy(value)
+    return made
+
+
+@pytest.mark.parametrize("file", files(), ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_yaml_says_what_differs(file: Path) -> None:
-    node = {key: value for key, value in (loaded(file) or {}).items() if key != "defaults"}
-    whole = completed(file, node)
-    again = [place for place in places(node) if completed(file, without(node, place)) == whole]
+    found = repeated(file)
+    outermost = [each for each in found if not any(each[:n] in found for n in range(1, len(each)))]
+    again = [".".join(map(str, place)) for place in outermost]
     assert again == [], f"{file}: these values are the class's defaults: leave them out"

@@ -145,6 +145,14 @@ class Counted(Slide):
         self.open = False
 
 
+def test_one_object_is_stepped_itself_and_stays_open_and_copies_are_closed(tmp_path: Path) -> None:
+    env = Counted()
+    made = em.train(env=env, learner="ppo", out=str(tmp_path / "run"), **SMALL)
+    assert env.open and Counted.made - Counted.closed == 1 and Counted.made > 1
+    result = em.evaluate(made, episodes=4, num_envs=2)
+    assert len(result.returns) == 4 and str(result).startswith("return -")
+
+
 def test_a_simulator_of_one_instance_is_enough(tmp_path: Path) -> None:
     """Trained, evaluated in between and filmed, all in the one object."""
     env, before = Counted(), Counted.made

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import onnxruntime
 import pytest
@@ -24,8 +25,8 @@ from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.envs.gym_object import register
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
-from tests.builders import make_policy, node_of, recorded
-from tests.tiers import usually
+from tests.builders import make_policy, node_of, python, recorded
+from tests.tiers import only_all, usually
 from tests.toy_envs import Forbidden, Lock, batched
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -80,6 +81,56 @@ def test_ppo_finds_the_one_right_action(kind: str, mask: str, tmp_path: Path) ->
     assert distance(agent, lock(kind, mask)) < 0.2
     played = em.evaluate(agent, lambda: lock(kind, mask), episodes=8)
     assert played.returns.min() > -1.25 and played.change is None
+
+
+class Starts(gymnasium.Env[Any, Any]):
+    """Of observations 5 and 6 and actions -1, 0 and 1, -1 pays in 5 and 1 in 6."""
+
+    observation_space = spaces.Discrete(2, start=5)
+    action_space = spaces.Discrete(3, start=-1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.age = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action in self.action_space
+        paid = float(action == (-1 if self.seen == 5 else 1))
+        self.age += 1
+        return self._seen(), paid, False, self.age == 10, {}
+
+    def _seen(self) -> int:
+        self.seen = int(self.np_random.integers(5, 7))
+        return self.seen
+
+
+@pytest.mark.filterwarnings("error")  # a first observation may be the last one by chance
+def test_discrete_numbers_may_begin_anywhere(tmp_path: Path) -> None:
+    how = {"learner": "ppo", "steps": 4000, "verbose": False, "out": str(tmp_path / "run")}
+    agent = em.train("env.num_envs=8", env=Starts, **how)
+    assert em.evaluate(agent, Starts, episodes=8).returns.tolist() == [10.0] * 8
+    actions = []
+    for obs in (5, 6):
+        agent.reset()
+        actions.append(agent.predict(obs))
+    assert actions == [-1, 1]
+
+
+@only_all
+def test_a_run_is_loaded_saved_and_predicts_in_another_process(
+    hybrid: em.Agent, tmp_path: Path
+) -> None:
+    assert hybrid.folder is not None and distance(hybrid, lock("Dict", "info")) < 0.2
+    saved = em.save(hybrid, tmp_path / "saved")
+    code = (
+        "import sys, torch, embodied as em; from tests.api.test_choices import distance, lock\n"
+        "print(*(distance(em.load(each), lock('Dict', 'info')) for each in sys.argv[1:]))"
+    )
+    done = python("-c", code, hybrid.folder, saved)
+    hybrid.reset()
+    here = distance(hybrid, lock("Dict", "info"))
+    assert list(map(float, done.stdout.split())) == pytest.approx([here] * 2, abs=1e-5)
 
 
 def test_a_mask_of_combinations_makes_them_one_choice(tmp_path: Path) -> None:

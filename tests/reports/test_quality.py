@@ -13,7 +13,8 @@ from embodied.commands import function
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter
-from embodied.reports.quality import Config, distinct, quality
+from embodied.datasets.transitions import joined
+from embodied.reports.quality import Config, Quality, distinct, quality
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -47,6 +48,24 @@ def test_by_hand() -> None:
     assert alone.reference == 4, "every step counts as distinct"
     same = quality(recordings([0.0, 1.0], [0.5, 0.5], [1, 1]), Config())
     assert same.tq is None and "all returns are 0.5" in dict(same.rows())["TQ"]
+
+
+def test_more_data_never_cover_less_and_experts_are_of_quality_one() -> None:
+    torch.manual_seed(0)
+    state, action = torch.randn(40).tolist(), (torch.rand(40) * 2 - 1).tolist()
+    wide = recordings(state, action, [20, 20])
+    expert = recordings([0.0] * 10, [1.0] * 10, [5, 5])
+    given = Config(random=0.0, best=5.0, cells=10)
+    whole = joined([wide, expert])
+
+    def of(episodes: Episodes) -> Quality:
+        return quality(episodes, given, whole)
+
+    assert of(expert).tq == 1 and of(expert).distinct == 1 and of(expert).at_bounds == 1
+    assert of(whole).distinct >= max(of(wide).distinct, of(expert).distinct)
+    assert of(whole).saco == 1 > of(expert).saco
+    between = of(wide).tq, of(whole).tq
+    assert None not in between and sorted([*between, 1.0]) == [*between, 1.0]  # pyright: ignore
 
 
 def test_wide_vectors_are_projected() -> None:

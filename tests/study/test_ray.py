@@ -20,7 +20,7 @@ from embodied.study import sweep as module
 from embodied.study.study import STOPPED
 from embodied.study.sweep import Runner, launcher
 from tests.builders import exit_of, wait_until
-from tests.study.helper import WORDS, Interrupted, one_trial
+from tests.study.helper import WORDS, Interrupted, one_trial, pruned
 from tests.tiers import only_all
 from tests.training.actors.helper import alive, left_of
 
@@ -45,6 +45,11 @@ def test_a_trial_runs_on_the_cluster(tmp_path: Path) -> None:
     assert [trial["state"] for trial in found] == ["complete"]
     assert "two_gap-gaussian-sac" in (tmp_path / "out" / "trial-000.log").read_text()
     assert ray.is_initialized(), "a cluster that was there stays"
+
+
+@only_all  # on Slurm too
+def test_a_poor_trial_is_interrupted_and_saves(tmp_path: Path) -> None:
+    pruned(tmp_path, launcher("ray", None), *LONG)
 
 
 @only_all

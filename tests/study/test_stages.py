@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.study.study import choose, read_study
+from embodied.study.study import Place, Study, choose, filled, plan, read_study
 from tests.builders import exit_of, wait_until
 
 # Each command adds its number to that of the folder it reads, and notes in WORK/log that it ran.
@@ -78,6 +78,15 @@ def test_stages_feed_each_other(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "stages-1/policy-2" in page and "stages-1/model.low" in page
     assert exit_of("study", "study.yaml", "out=out") == 0, "nothing is run again"
     assert len(ran(folder / "out")) == 22
+
+
+def test_minimize(folder: Path) -> None:
+    text = STUDY.replace("best: score", "best: score\n    direction: minimize")
+    (folder / "study.yaml").write_text(text)
+    assert exit_of("study", "study.yaml", "out=out", "seeds=[1]") == 0
+    assert (folder / "out" / "stages-1" / "model").readlink() == Path("model.low")
+    found = json.loads((folder / "out" / "results.json").read_text())["variants"]
+    assert found["last"]["scores"] == pytest.approx([1 + 10 + 300 + 0.2 + 1000])
 
 
 def test_a_killed_study_goes_on(folder: Path) -> None:
@@ -178,3 +187,9 @@ def test_mistakes_are_one_line(changed: tuple[str, str], line: str) -> None:
     with pytest.raises(ConfigError) as wrong:
         read_study(STUDY.replace(*changed), "study")
     assert line in str(wrong.value)
+
+
+def test_fields_by_hand() -> None:
+    assert filled("{a.out}/x {{y}}", a=Place(Path("A"))) == "A/x {y}"
+    assert plan((), Path("W"), 0) == []
+    assert Study("m", (0,), {"v": "python x"}).tasks(0, Path("W")) == []

@@ -172,6 +172,16 @@ def test_mistakes_cost_nothing(
     assert not (file.parent / "out").exists()
 
 
+def test_studies_of_this_project_are_read_as_before() -> None:
+    study = read_study(Path("benchmarks/studies/dppo_gap.yaml").read_text(), "dppo_gap")
+    assert study.in_order
+    line = study.line("bc", 3, Path("w"))
+    assert line.startswith("embodied train experiment=two_gap_diffusion")
+    assert "demos=w/demos seed=3 out=w/bc-3" in line
+    with pytest.raises(ConfigError):
+        read_study("metric: x\nseeds: []\nvariants: {a: b}", "none")
+
+
 def test_probability_of_improvement_by_hand() -> None:
     better, low, high = probability_of_improvement([1.0, 2.0], [0.0, 1.0])
     assert better == (1 + 0.5 + 1 + 1) / 4  # one tie

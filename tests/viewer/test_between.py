@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+from viser import ViserServer
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.viewer.panels.main_view import poses_at, spacing
+from embodied.envs.fr3.env import Config, Fr3
+from embodied.viewer.panels.main_view import MainView, poses_at, spacing
 from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.scene.viser_scene import ASPECT, BETWEEN, fitted, of_both, tangent
@@ -69,3 +72,27 @@ def test_two_robots_are_apart_and_between_the_panels() -> None:
                 assert abs(x) < widest and lowest < y < 1.0
     finally:
         env.close()
+
+
+def test_each_of_two_policies_has_its_name_in_the_scene(
+    monkeypatch: pytest.MonkeyPatch, server: ViserServer
+) -> None:
+    first, second = alone(Fr3(Config(num_envs=1))), alone(Fr3(Config(num_envs=1)))
+    first.name, second.name = "steered", "base"
+    first.other = second
+    first.reset(0)
+    labels = dict[str, tuple[float, ...]]()
+    real = server.scene.add_label
+
+    def add(name: str, text: str, **settings: Any) -> Any:
+        labels[text] = tuple(settings["position"])
+        return real(name, text, **settings)
+
+    monkeypatch.setattr(server.scene, "add_label", add)
+    view = MainView(server, first)
+    assert list(labels) == ["steered", "base"]
+    bodies = view.scenes[0].model.poses()[0][1:]
+    step = np.subtract(labels["base"], labels["steered"])
+    assert np.linalg.norm(step) > 0.6, "as far apart as the scenes"
+    assert min(place[2] for place in labels.values()) > bodies[:, 2].max()
+    first.close()

@@ -15,6 +15,7 @@ from embodied.viewer import serve
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
 from embodied.viewer.panels.page import Viewer
+from embodied.viewer.scene.viser_scene import fitted
 from embodied.viewer.server.server import PageServer
 from tests.builders import run_folder
 from tests.tiers import only_all
@@ -157,6 +158,27 @@ def test_a_page_opened_before_the_world_is_there_says_what_is_loading() -> None:
             until(lambda: drawn(early))  # it looks from where those to come will
 
 
+@only_all
+def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) -> None:
+    before = set(viewer.server.get_clients())
+    with Browser(viewer.url, PHONE) as phone:
+        phone.resize(*PHONE, mobile=True)
+        until(lambda: len(set(viewer.server.get_clients()) - before) == 1)
+        client = viewer.server.get_clients()[max(viewer.server.get_clients())]
+        assert viewer.page.scene is not None
+        eye = viewer.page.scene.model.viewpoint()
+        far = fitted(eye, PHONE[0] / PHONE[1]).place
+
+        def there() -> bool:
+            return bool(np.linalg.norm(client.camera.position - far) < 0.1)
+
+        until(there)
+        # What happens where the page takes the viewpoint that all clients get after its own.
+        client.camera.position, client.camera.look_at = eye.place, eye.target
+        until(lambda: not there())
+        until(there)
+
+
 def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: Viewer) -> None:
     words = page.words()
     for label in ("Play", "Step", "Speed", "Policy", "checkpoint", "Environment"):
@@ -205,6 +227,24 @@ def test_arrow_keys_step_and_leave_the_camera_where_it_is(page: Browser, viewer:
     page.press("right", 2.0)
     until(lambda: viewer.session.at > 0)
     np.testing.assert_allclose(moved_by("down"), first, atol=1e-3)
+
+
+def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer) -> None:
+    viewer.choose("checkpoint 00000020")
+    find = "[...document.querySelectorAll('input')].find(i => i.value.startsWith('checkpoint'))"
+    page.wait(f"!!{find} && {find}.value === 'checkpoint 00000020'")
+    place = page.run(
+        f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x + 40, b.y + 8]; }})()"
+    )
+    page.drag(tuple(place))
+    option = (
+        "[...document.querySelectorAll('[role=option]')]"
+        ".find(o => o.innerText.includes('checkpoint 00000010'))"
+    )
+    page.wait(f"!!{option}")
+    page.run(f"{option}.click()")
+    until(lambda: viewer.session.chosen == "checkpoint 00000010")
+    page.wait("document.body.innerText.includes('Policy: checkpoint 00000010')")
 
 
 def test_the_page_works_on_a_phone(page: Browser, viewer: Viewer) -> None:

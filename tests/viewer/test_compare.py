@@ -18,6 +18,7 @@ from embodied.viewer.launch import Run
 from embodied.viewer.panels.main_view import Checkpoints
 from embodied.viewer.session.episode import history_of
 from tests.builders import exit_of
+from tests.viewer.browser import Browser, program
 
 
 def make_run(folder: Path, success: list[float], lr: float) -> Path:
@@ -51,6 +52,25 @@ def test_the_page_has_success_curves_films_and_differences(runs: list[Path]) -> 
     assert re.search(r"<th>learner\.lr</th><td>0\.001</td><td>0\.0001</td>", page)
     assert "<th>seed</th>" not in page
     assert not re.search(r"(src|href)=\"https?:", page)
+
+
+@pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
+def test_it_fits_a_narrow_screen(runs: list[Path]) -> None:
+    """Both runs' figures and settings are there without scrolling sideways, in a size to read."""
+    other = {"learner": {"_target_": "embodied.learners.swim.Swim", "layer_norm": True}}
+    (runs[1] / "run.yaml").write_text(yaml.safe_dump(other))
+    file = compare(runs, runs[0].parent / "page.html")
+    with Browser(file.as_uri(), (375, 760)) as browser:
+        browser.resize(375, 760, mobile=True)
+        browser.wait("document.querySelectorAll('table').length === 2")
+        assert browser.run("document.documentElement.scrollWidth") <= 375
+        for table in browser.run(
+            "[...document.querySelectorAll('table')].map(t => [t.scrollWidth, t.clientWidth])"
+        ):
+            assert table[0] <= table[1] + 1
+        size = "document.querySelector('svg text.y').getBoundingClientRect().height"
+        assert browser.run(size) > 9
+        assert "true" in browser.words() and "True" not in browser.words()
 
 
 def test_a_run_on_a_dataset_is_a_level_beside_runs_in_an_environment(runs: list[Path]) -> None:

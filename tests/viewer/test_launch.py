@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError
 from embodied.viewer import ViewerError, serve
 from embodied.viewer.launch import read_run, require_port
@@ -66,6 +67,12 @@ def test_a_run_without_its_configuration_needs_an_environment(tmp_path: Path) ->
     )
     opened = read_run(folder)
     assert (opened.execute, opened.checkpoints) == (3, (folder,))
+
+
+def test_a_wrong_environment_leaves_no_server(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        serve(None, WALKER | {"horizn": 3}, port=0, block=False)
+    assert (error.value.key, error.value.hint) == ("horizn", "horizon")
 
 
 def test_without_viser_the_line_says_what_to_install(monkeypatch) -> None:

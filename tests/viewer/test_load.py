@@ -16,6 +16,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer.panels.page import Viewer
 from embodied.viewer.server.server import ThreadSafeEvent
+from tests import toy_envs
 from tests.viewer.browser import until
 from tests.viewer.sessions import LIFT, alone
 from tests.viewer.test_viewer import CAMERA, messages
@@ -62,6 +63,15 @@ def test_another_thread_may_ring_while_many_wait() -> None:
         return [*before, *woken, bell.is_set()]
 
     assert asyncio.run(many()) == [True, *[False] * 5, *[True] * 5, False]
+
+
+def test_every_page_has_a_bell() -> None:
+    with Viewer(alone(toy_envs.Reach(1)), port=0) as viewer, pages(viewer, 2):
+        assert isinstance(
+            viewer.server._websock_server._broadcast_buffer.message_event, ThreadSafeEvent
+        )
+        for state in viewer.server._websock_server._client_state_from_id.values():
+            assert isinstance(state.message_buffer.message_event, ThreadSafeEvent)
 
 
 def test_ten_pages_see_the_same_end() -> None:

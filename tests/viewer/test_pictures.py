@@ -57,6 +57,15 @@ def test_the_picture_of_an_end_stays_until_the_next_episode() -> None:
         assert not np.array_equal(viewer.page.main_view.screen.picture.image, last)
 
 
+def test_the_demonstrator_of_the_configuration_may_act() -> None:
+    with opened("two_gap") as viewer:
+        viewer.choose("demonstrator")
+        viewer.reset(2)
+        while not viewer.session.episode.end:
+            viewer.step()
+        assert viewer.session.episode.success
+
+
 class Signs(toy_envs.Counter):
     """Discrete actions with names; an image, depth and points to look at, but no camera."""
 

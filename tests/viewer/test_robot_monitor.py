@@ -163,6 +163,16 @@ def test_a_deployment_is_watched_and_then_another_one(
         ended(second)
 
 
+@pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
+def test_no_line_is_cut_on_a_narrow_screen(viewer: RobotViewer) -> None:
+    with Browser(viewer.url, (1100, 720)) as browser:
+        browser.wait("document.body.innerText.includes('waiting for one')")
+        for wide in (1100, 375):
+            browser.resize(wide, 760, mobile=wide < 400)
+            until(lambda: browser.run("document.documentElement.scrollWidth") <= wide)  # noqa: B023
+            none_is_cut(browser)
+
+
 def in_a_browser(viewer: RobotViewer) -> None:
     with Browser(viewer.url, (1100, 720)) as browser:
         browser.wait("document.body.innerText.includes('RUNNING')")
@@ -173,10 +183,12 @@ def in_a_browser(viewer: RobotViewer) -> None:
         assert not [each for each in browser.said if "favicon" not in each]
         browser.resize(375, 760, mobile=True)
         until(lambda: browser.run("document.documentElement.scrollWidth") <= 375)
-        cut = (
-            "[...document.querySelectorAll('.robot')].some(e => e.scrollWidth > e.clientWidth + 1)"
-        )
-        browser.wait(f"!{cut}")
+        none_is_cut(browser)
+
+
+def none_is_cut(browser: Browser) -> None:
+    cut = "[...document.querySelectorAll('.robot')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    until(lambda: browser.run(f"{cut}.length") == 0, why=lambda: browser.run(f"{cut}[0].innerText"))
 
 
 def state_of(mode: Mode = Mode.RUNNING, **fields: object) -> np.ndarray:

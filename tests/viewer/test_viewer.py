@@ -79,6 +79,19 @@ def test_frames_in_the_page_are_mujocos_poses(viewer: Viewer) -> None:
     require_same_poses(viewer)
 
 
+def test_the_same_seed_and_policy_give_the_same_episode(viewer: Viewer) -> None:
+    states = []
+    for _ in range(2):
+        viewer.reset(7)
+        viewer.step(5)
+        states.append(viewer.session.env.get_state()["physics"])
+    assert torch.equal(states[0], states[1])
+    viewer.choose("checkpoint 00000010")
+    viewer.reset(7)
+    viewer.step(5)
+    assert not torch.equal(states[0], viewer.session.env.get_state()["physics"])
+
+
 def test_it_acts_as_the_actor_of_the_checkpoint_would(viewer: Viewer, run: Path) -> None:
     from embodied.core.actor import Actor
 
