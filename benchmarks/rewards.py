@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.command import main
 from benchmarks.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.core.build import ConfigError
-from embodied.vision.contrastive import Contrastive, Preparation
+from embodied.vision.contrastive import Contrastive
 from embodied.vision.image_text import ImageText
 from embodied.vision.simclip import SimClip, load
 
@@ -42,6 +42,7 @@ def vit_b32(device: torch.device) -> Contrastive:
     """A CLIP of the size of ViT-B/32 with random weights, which do not affect speed."""
     try:
         from transformers import CLIPConfig, CLIPModel
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     except ModuleNotFoundError as error:
         raise ConfigError(
             'bench rewards needs transformers: pip install "embodied-rl[rewards]"'
@@ -53,7 +54,7 @@ def vit_b32(device: torch.device) -> Contrastive:
     )
     model: Any = CLIPModel(config)
     no_words: Any = None  # only images are measured
-    return Contrastive(model.to(device), no_words, Preparation.of({}, "clip"), "b32")
+    return Contrastive(model.to(device), no_words, CLIPImageProcessorPil(), "b32")
 
 
 def pictures(count: int) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from embodied.commands import Parser, add_all, function, require_one, table
+from embodied.commands import Parser, add_all, function, require_first, require_one, table
 from embodied.commands import mistake as mistake
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, nearest
@@ -104,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if added := run_packages.recall(words):  # allowed when the user trained these runs
             import_from_here()
             print(f"embodied: allow=[{','.join(added)}], as when it was trained", file=sys.stderr)
+        require_first(args)
         function(args.run)(args)
     except KeyboardInterrupt as stop:
         print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)

@@ -92,7 +92,6 @@ def search_folders(given: Sequence[Path | str] = ()) -> list[Path]:
 
 
 def options(group: str, folders: Sequence[Path]) -> dict[str, Path]:
-    """The YAML files of a group by name, sorted."""
     found = {file.stem: file for folder in folders for file in (folder / group).glob("*.yaml")}
     return dict(sorted(found.items()))
 
@@ -168,7 +167,6 @@ def allow_from(words: Sequence[str]) -> None:
 
 
 def _require_types(primary: str, top: Node, node: Node) -> None:
-    """ConfigError for a value of a command that is of another type than its class or YAML says."""
     if primary in PRIMARY:
         for setting in settings_of(PRIMARY[primary]) or []:
             if setting.name != "data" and node.get(setting.name) is not None:
@@ -225,7 +223,6 @@ def _bound(node: Node, most: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _written(given: Mapping[str, Node]) -> Iterator[list[Path]]:
-    """A temporary folder with the options that are not files."""
     if not given:
         yield []
         return
@@ -286,7 +283,6 @@ def _value(written: str, text: str) -> Any:
 
 
 def _unquoted(written: str) -> str:
-    """Text without quotes around all of it."""
     if len(written) > 1 and written[0] == written[-1] == '"':
         try:
             return str(json.loads(written))
@@ -408,7 +404,6 @@ def _stray(
 
 
 def _names(part: str, node: Mapping[str, Any]) -> list[str]:
-    """The names of all settings of a part."""
     classes = (
         DATA.values() if part == "data" else [str(node["_target_"])] if "_target_" in node else []
     )
@@ -448,7 +443,6 @@ def _composed(
 
 
 def _one_line(error: Exception, search: Sequence[Path]) -> str:
-    """Hydra's error as one line, with the setting to type."""
     text = str(error)
     if found := re.match(r"You must specify '(\w+)'", text):
         group = found[1]

@@ -88,7 +88,6 @@ def option_rows(group: str, file: Path) -> list[Row]:
 
 
 def class_rows(prefix: str, settings: Iterable[Setting], node: Node) -> Iterator[Row]:
-    """The settings of a class, with the values of `node`."""
     for setting in settings:
         value = shown(node[setting.name]) if setting.name in node else _default(setting)
         yield Row(f"{prefix}{setting.name}", value, setting.says, in_words(setting.kind))
@@ -178,7 +177,6 @@ def _lines(row: Row, wide: int, values: int) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """A value as it is typed on the command line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
     return text.strip().removesuffix("\n...")
 
@@ -198,7 +196,6 @@ def _node(file: Path) -> Node:
 
 
 def found_options(name: str, folders: Sequence[Path | str]) -> list[tuple[str, Path]]:
-    """The groups that have an option `name`, and its files."""
     search = search_folders(folders)
     groups = sorted(
         {place.name for folder in search for place in folder.iterdir() if place.is_dir()}
@@ -218,7 +215,6 @@ def sentence(file: Path) -> str:
 
 
 def _first_line(module: str) -> str:
-    """The first line of a module's docstring, without importing it."""
     try:
         found = importlib.util.find_spec(module)
     except ModuleNotFoundError:

@@ -6,7 +6,6 @@ import importlib
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,17 +60,6 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(capsys)
 
 
-EARLY = [  # said before torch is imported
-    ("trian experiment=pendulum_sac", 'no command "trian" (did you mean "train"?)'),
-    ("train experiment=pendulum_sc", '"pendulum_sc" (did you mean "pendulum_sac"?)'),
-    ("train experiment=pendulum_sac stepps=3", '"stepps" (did you mean "steps"?)'),
-    ("train experiment=pendulum_sac learner.gama=1", '"gama" (did you mean "gamma"?)'),
-    ("train experiment=pendulum_sac steps=many", "steps='many' should be int"),
-    ("train experiment=pendulum_sac seed=0,1,2", "a run has one seed, and 0,1,2 are several"),
-    ("train experiment=pendulum_sac policy.hidden=256", "should be a list: [256], or [256,256]"),
-]
-
-
 MISTAKES = [
     (line.partition(" | ")[0], line.partition(" | ")[2])
     for line in Path(__file__).with_name("mistakes.txt").read_text().splitlines()
@@ -79,7 +67,7 @@ MISTAKES = [
 """Commands, and what the line that answers each says."""
 
 
-@pytest.mark.parametrize(("line", "says"), [*EARLY, *MISTAKES])
+@pytest.mark.parametrize(("line", "says"), MISTAKES)
 def test_a_mistake_is_one_line(embodied: Shell, tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "empty").mkdir()
     places = {name: tmp_path / name[1:-1] for name in ("{out}", "{empty}", "{bad}")}
@@ -165,20 +153,6 @@ def test_list_shows_every_option_with_a_sentence(embodied: Shell) -> None:
         heads = {line for line in shown.splitlines() if line.endswith(":") and "   " not in line}
         listed = [x for x in shown.splitlines() if len(x.split()) > 1 and x not in heads]
         assert len(listed) == len(options(group, [PACKAGED])), "a line for each"
-
-
-def test_environments_are_listed_by_what_one_can_do(embodied: Shell) -> None:
-    shown = embodied("list", "envs").out
-    parts: dict[str, set[str]] = {}
-    for line in shown.splitlines():
-        if line.endswith(":") and not line.startswith(" "):
-            names = parts.setdefault(line[:-1], set())
-        elif line.startswith("  "):
-            names.add(line.split()[0])
-    arms = parts["manipulate with an arm"]
-    assert {"fr3_lift", "so101_reach", "envpool_aloha_peg", "pusht"} <= arms and "ant" not in arms
-    assert {"envpool_g1_joystick", "ant"} <= parts["walk"]
-    assert {"gym", "gymnasium_process"} == parts["any environment by its id"]
 
 
 def test_list_knows_the_groups_that_users_fill(embodied: Shell, tmp_path: Path) -> None:
@@ -418,16 +392,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     saved = checkpoint.find(run)
     assert process.returncode == 130
     assert err == f"embodied: stopped; saved {saved}; resume with: embodied train resume={run}\n"
-
-
-def test_settings_of_view_are_words(embodied: Shell) -> None:
-    """`port=` opens the viewer there, as its own advice says."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        taken = other.getsockname()[1]
-        outcome = embodied("view", "env=pendulum", f"port={taken}")
-        assert outcome.code == 2 and f"port {taken} is in use; try port=" in outcome.err
 
 
 def test_runs_of_other_seeds_and_sizes_have_other_folders() -> None:

@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError
 from embodied.core.config_fields import settings_of
 from embodied.settings_tables import command_rows, regime_rows
 from embodied.training.config import read_config
-from tests.test_cli import EARLY, Shell, embodied
+from tests.test_cli import Shell, embodied
 
 __all__ = ["embodied"]  # a fixture
 
@@ -102,7 +102,11 @@ def test_the_header_says_what_is_rewarded_and_taught() -> None:
 
 
 MISTAKES = [
-    *(line for line, _ in EARLY),
+    "trian experiment=pendulum_sac",
+    "train experiment=pendulum_sc",
+    "train experiment=pendulum_sac stepps=3",
+    "train experiment=pendulum_sac learner.gama=1",
+    "train experiment=pendulum_sac policy.hidden=256",
     "train pendulum_sac",
     "train --seed 3",
     "eval no_run",

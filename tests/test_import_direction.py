@@ -60,8 +60,17 @@ SHARED = [
 ]
 METHODS = ("policy", "learner", "finetune", "reward", "teacher")
 ORDINARY = {  # plain words too
-    *("act", "best", "clip", "deterministic", "goal", "metrics", "normal", "Program", "Trajectory"),
-    *("progress", "program", "realtime", "reverse", "ticket", "trajectory", "uniform"),
+    *("act", "best", "clip", "deterministic", "edit", "goal", "metrics", "normal", "Program"),
+    *(
+        "progress",
+        "program",
+        "realtime",
+        "reverse",
+        "ticket",
+        "trajectory",
+        "Trajectory",
+        "uniform",
+    ),
 }
 
 

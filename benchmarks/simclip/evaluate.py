@@ -6,12 +6,15 @@ along scripted successful episodes is measured separately, for the ladder and fo
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +23,7 @@ from benchmarks.simclip.corpus import Corpus, Plan, blank_images
 from embodied.datasets.lerobot.video import encode_png
 from embodied.nn.statistics import auc, spearman
 from embodied.vision.image_text import views_of
-from embodied.vision.simclip import BLANK, SimClip, Towers, save, words_of
+from embodied.vision.simclip import BLANK, SimClip, Towers, words_of
 
 SAID = 5  # phrasings per fact
 GAP = 3  # white pixels between images
@@ -261,3 +264,19 @@ def card_markdown(card: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def save(folder: Path, towers: Towers, card: dict[str, Any]) -> None:
+    """Write weights (half precision) and card; atomic."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().half().contiguous().cpu() for k, v in towers.state_dict().items()}
+    digest = 0
+    for key in sorted(state):
+        digest = zlib.crc32(state[key].reshape(-1).view(torch.uint8).numpy().tobytes(), digest)
+    card = {"shape": asdict(towers.shape), "weights": f"{digest:08x}", **card}
+    part = folder / "simclip.safetensors.part"
+    save_file(state, part)
+    part.rename(folder / "simclip.safetensors")
+    part = folder / "simclip.json.part"
+    part.write_text(json.dumps(card, indent=1) + "\n")
+    part.rename(folder / "simclip.json")

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from benchmarks.simclip.captions import Scenes
 from benchmarks.simclip.corpus import Batch, Corpus, Plan, drop_views, rungs_of, sample_batch
-from embodied.vision.simclip import Shape, Towers
+from embodied.vision.simclip import ImageTower, Shape, Towers
 
 
 def contrastive_loss(
@@ -35,7 +35,7 @@ def contrastive_loss(
     seen = functional.normalize(towers.look.of(batch.moments.to(device)), dim=1)
     ladders = [text for each in batch.rungs for text in each]
     said = towers.sentences([*batch.captions, *ladders])
-    logits = towers.logits(seen, said[: len(batch.captions)])
+    logits = logits_of(towers, seen, said[: len(batch.captions)])
     sign = 2.0 * batch.true.to(device) - 1
     pair = functional.softplus(-sign * logits).sum(1).mean()
     some = torch.cat([seen[: batch.own], seen[len(seen) - batch.blank :]])
@@ -83,7 +83,7 @@ def train(
     optimizer = torch.optim.AdamW(learned, plan.rate, weight_decay=plan.decay)
     corpus.look(towers, plan, kept.parent)
     some = torch.cat([each.flatten(0, 1)[::5] for each in corpus.moments])
-    towers.look.fit(some.float())
+    normalise(towers.look, some.float())
     begin = 0
     if kept.exists():
         state: dict[str, Any] = torch.load(kept, weights_only=True, map_location=device)
@@ -146,7 +146,7 @@ def image_head_loss(
     facts[: plan.batch] = corpus.facts(env, index).float()
     facts[plan.batch :, -1] = 1
     sign = 2 * facts.to(marks.device) - 1
-    pair = functional.softplus(-sign * towers.logits(seen, marks)).sum(1).mean()
+    pair = functional.softplus(-sign * logits_of(towers, seen, marks)).sum(1).mean()
     ranked, places = pair.new_zeros(()), corpus.envs[env].places[index]
     for numbers, place in zip(rungs_of(corpus, env), places.T, strict=True):
         close = towers.t.exp() * seen @ marks[[corpus.count - 1, *numbers]].T
@@ -172,3 +172,18 @@ def save_checkpoint(
     part, state = path.with_suffix(".part"), {"towers": towers.state_dict(), "step": step}
     torch.save({**state, "anchors": anchors.data, "optimizer": optimizer.state_dict()}, part)
     part.rename(path)
+
+
+def logits_of(towers: Towers, pictures: Tensor, sentences: Tensor) -> Tensor:
+    """Logits [N, M] of image embeddings with sentence embeddings."""
+    return towers.t.exp() * pictures @ sentences.T + towers.b
+
+
+def normalise(tower: ImageTower, moments: Tensor) -> None:
+    """Set the normalisation from the fixed features [N, F] of many images."""
+    there = ~moments.isnan()
+    count, known = there.sum(0).clamp(min=2), moments.nan_to_num(0.0)
+    mean = known.sum(0) / count
+    square = ((known - mean) * there).square().sum(0) / (count - 1)
+    tower.mean.copy_(mean)
+    tower.deviation.copy_(square.sqrt().clamp(min=0.02))

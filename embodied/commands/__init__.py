@@ -84,9 +84,9 @@ def add(parser: argparse.ArgumentParser, entry: Mapping[str, Any], runs: str) ->
         )
     parser.epilog = entry.get("epilog")
     runs = entry.get("run", runs)
-    parser.set_defaults(run=runs)
-    if isinstance(parser, Parser) and "more_help" in entry:
-        parser.more_help = lambda: function(entry["more_help"])()
+    parser.set_defaults(run=runs, first=entry.get("first"), needs=entry.get("needs"))
+    if isinstance(parser, Parser) and "settings" in entry:
+        parser.more_help = lambda: function("list.settings")(entry["settings"])
     if kinds := entry.get("kinds"):
         metavar = entry.get("metavar", "|".join(kinds))
         add_all(parser.add_subparsers(dest="kind", metavar=metavar, required=True), kinds, runs)
@@ -113,11 +113,33 @@ def function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), own)
 
 
+def require_first(args: argparse.Namespace) -> None:
+    """ConfigError for a run or a dataset that is not there, before the module is imported."""
+    if args.needs is not None and not Path(args.path).is_dir():
+        raise ConfigError(f"{args.path} is not a folder; give {args.needs}")
+    if args.first == "runs":
+        from embodied.policies.remote.address import is_address
+
+        runs, _ = runs_in(args.words)
+        require_folders(run for run in runs if not is_address(run))
+    if args.first == "datasets":
+        require_datasets(split_words(args.words)[0])
+
+
 def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     """The value of the last `key=value` among `words` (None: not given), and the other words."""
     own = [word for word in words if word.startswith(f"{key}=")]
     rest = [word for word in words if word not in own]
     return (own[-1].partition("=")[2] if own else None), rest
+
+
+def named(words: Sequence[str], keys: Iterable[str]) -> tuple[dict[str, str | None], list[str]]:
+    """The values of `keys`, as `take` has them, and the other words."""
+    found: dict[str, str | None] = {}
+    rest = [*words]
+    for key in keys:
+        found[key], rest = take(rest, key)
+    return found, rest
 
 
 def require_one(words: Iterable[str], key: str) -> None:
@@ -129,7 +151,6 @@ def require_one(words: Iterable[str], key: str) -> None:
 
 
 def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -149,6 +170,13 @@ def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """The words that are no `key=value`, and those that are."""
     words = [*words]  # `list` is a module here
     return [word for word in words if "=" not in word], [word for word in words if "=" in word]
+
+
+def runs_in(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The words that are runs or policy servers, and the settings."""
+    words = [*words]
+    runs = [word for word in words if "=" not in word or Path(word).exists()]
+    return runs, [word for word in words if word not in runs]
 
 
 def yaml_values(words: Iterable[str]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from embodied.checks.choose import chosen_part
+from embodied.compose import allow_from
 from embodied.core.build import ConfigError, nearest
 
 KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
@@ -13,7 +15,6 @@ KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
 def run(args: argparse.Namespace) -> None:
     if args.kind not in KINDS:
         raise ConfigError(f'there is nothing to check in "{args.kind}"{nearest(args.kind, KINDS)}')
-    from embodied.compose import allow_from
 
     allow_from(args.words)
     if not check(args.kind, args.name, args.words, args.config_dir):
@@ -21,9 +22,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def check(kind: str, name: str, words: list[str], folders: list[str]) -> bool:
-    """Run the checks and print a line for each; whether all of them hold."""
-    from embodied.checks.choose import chosen_part
-
     chosen_part(kind, name, folders)  # ConfigError, before torch is imported
     from embodied.checks.check import run_checks
     from embodied.checks.subjects import subjects

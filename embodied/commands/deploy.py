@@ -12,18 +12,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.commands import require_at_least, take
+from embodied.compose import compose
 from embodied.core.build import ConfigError, Node
+from embodied.policies.remote.address import allow_typed
+from embodied.real_robot.daemon.server import default_folder
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.kernel.driver import DriverError
+from embodied.real_robot.rl.rehearsal import is_rehearsed, known_folder, rehearse, remember
+from embodied.real_robot.teleop.hold_to_run import HINT, EpisodeKeys, HoldToRun
 
 if TYPE_CHECKING:
     from embodied.deploy.session import Session, Status
     from embodied.deploy.site import Site
-    from embodied.real_robot.deployment import Deployment
-    from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, HoldToRun
     from embodied.real_robot.teleop.takeover import Takeover
     from embodied.real_robot.teleop.teleop import Device
 
@@ -35,24 +41,14 @@ def run(args: argparse.Namespace) -> None:
     node, policy = composed(args.words, args.config_dir)
     require_confirmation(node)
     hear_interrupts()
-    with (
-        output_folder(node["out"], args.words) as output,
-        checked_site(node, policy, output) as here,
-    ):
-        from embodied.deploy.session import Session
+    from embodied.deploy.session import Session
 
-        made = settings_of(here, node, output, str(output / "recording") if node["record"] else "")
-        folder = folder_of(node, take(args.words, "robot")[0], made)
-        rehearse_new(here, node, made, folder)
-        with hand(made, node["hold"]) as hold, person(made, node.get("teleop")) as teleop:
-            conduct(here, node, Session(folder, made, output, Live(hold)), hold, teleop)
+    with prepared(args, node, policy, "recording" if node["record"] else "") as here:
+        here.conduct(Session(here.folder, here.made, here.output, Live(here.hold)))
 
 
 def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
     """The `deploy` configuration, and the policy to run (None: a script)."""
-    from embodied.compose import compose
-    from embodied.policies.remote.address import allow_typed
-
     policy, rest = take(words, "policy")
     allow_typed([policy or ""])
     node = compose("deploy", rest, folders).node
@@ -66,8 +62,6 @@ def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
 
 def known_file(site: Site) -> Path:
     """The file of the last good calibration of that robot."""
-    from embodied.real_robot.rl.rehearsal import known_folder
-
     return known_folder() / f"{site.deployment.robot}.json"
 
 
@@ -82,8 +76,6 @@ def fingerprint(policy: str) -> str:
 
 def known_policies(made: Deployment) -> Path:
     """The file of the policies that have ended an episode on that robot, one fingerprint a line."""
-    from embodied.real_robot.rl.rehearsal import known_folder
-
     return known_folder() / f"{made.robot}.policies"
 
 
@@ -109,7 +101,6 @@ def remember_policy(session: Session) -> None:
 
 
 def show_checks(site: Site, connect: bool = False) -> bool:
-    """Print one line per check; whether none failed."""
     from embodied.deploy.check import check
 
     fine = True
@@ -169,8 +160,6 @@ def output_folder(given: str | None, words: list[str], setting: str = "out") -> 
 def rehearse_new(site: Site, node: Node, made: Deployment, folder: Path) -> None:
     """Try the joints of an arm whose calibration is new, one by one. ConfigError where there is
     nobody to ask, or one turns the wrong way."""
-    from embodied.real_robot.rl.rehearsal import is_rehearsed, rehearse, remember
-
     if site.simulated or is_rehearsed(made):
         return
     if not sys.stdin.isatty():
@@ -191,8 +180,6 @@ def rehearse_new(site: Site, node: Node, made: Deployment, folder: Path) -> None
 
 def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deployment:
     """What the command line adds to the robot's settings."""
-    from dataclasses import replace
-
     # A person who drives (teleop, record) is no policy.
     policy = not site.simulated and "full_speed" in node
     first = policy and is_first_run(site.deployment)
@@ -213,45 +200,75 @@ def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deploym
 
 def folder_of(node: Node, robot: str | None, made: Deployment) -> Path:
     """The daemon's. `robot`: the name that was typed; the default folder is that robot's."""
-    from embodied.real_robot.daemon.server import default_folder
-
     return Path(node["folder"]) if node["folder"] else default_folder(robot or made.robot)
 
 
-def conduct(
-    site: Site, node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None
-) -> None:
-    """Run `session` from its first process to its summary. ConfigError with what ended it."""
-    from embodied.deploy.check import calibration
-    from embodied.deploy.session import Stopped
-    from embodied.real_robot.kernel.driver import DriverError
+@dataclass(frozen=True)
+class Prepared:
+    """A robot whose checks are printed and whose operator has what is needed at hand."""
 
-    problem, share = "", 1.0
-    pace = Pace(site.behind)
-    with session:
-        try:
-            if _begin(node, session, hold, teleop):
-                pace = Pace(site.behind)
-                session.run(node["episodes"], node["seconds"], node["home"])
-        except Stopped as error:
-            problem = str(error)
-            session.stop()
-        except KeyboardInterrupt:
-            print("\nstopping: the arm comes to rest (Ctrl-C again: emergency stop)")
-            session.stop()
-        try:
-            share = pace.share()
-        except DriverError as error:
-            problem = f"{problem}; {error}" if problem else str(error)
-    problem = problem or session.unrecorded
-    _summarize(session, session.output, problem, share)
-    if not site.simulated and "full_speed" in node:
-        remember_policy(session)
-    if problem:
-        raise ConfigError(problem)
-    if not site.simulated and (found := calibration(site)):
-        known_file(site).parent.mkdir(parents=True, exist_ok=True)
-        known_file(site).write_text(json.dumps(found, indent=1))  # for the next check
+    site: Site
+    node: Node  # the settings of the command
+    output: Path
+    made: Deployment
+    folder: Path  # of the daemon
+    hold: HoldToRun | None
+    teleop: Takeover | None
+
+    def conduct(self, session: Session) -> None:
+        """Run `session` from its first process to its summary. ConfigError with what ended it."""
+        site, node = self.site, self.node
+        from embodied.deploy.check import calibration
+        from embodied.deploy.session import Stopped
+
+        problem, share = "", 1.0
+        pace = Pace(site.behind)
+        with session:
+            try:
+                if _begin(node, session, self.hold, self.teleop):
+                    pace = Pace(site.behind)
+                    session.run(node["episodes"], node["seconds"], node["home"])
+            except Stopped as error:
+                problem = str(error)
+                session.stop()
+            except KeyboardInterrupt:
+                print("\nstopping: the arm comes to rest (Ctrl-C again: emergency stop)")
+                session.stop()
+            try:
+                share = pace.share()
+            except DriverError as error:
+                problem = f"{problem}; {error}" if problem else str(error)
+        problem = problem or session.unrecorded
+        _summarize(session, session.output, problem, share)
+        if not site.simulated and "full_speed" in node:
+            remember_policy(session)
+        if problem:
+            raise ConfigError(problem)
+        if not site.simulated and (found := calibration(site)):
+            known_file(site).parent.mkdir(parents=True, exist_ok=True)
+            known_file(site).write_text(json.dumps(found, indent=1))  # for the next check
+
+
+@contextmanager
+def prepared(
+    args: argparse.Namespace,
+    node: Node,
+    policy: str | None,
+    recording: str = "",
+    setting: str = "out",
+    always: bool = False,
+) -> Iterator[Prepared]:
+    """The robot of `node`. `recording`: a dataset, below the output folder that `setting` names;
+    `always`: a person drives."""
+    with (
+        output_folder(node[setting], args.words, setting) as output,
+        checked_site(node, policy, output) as here,
+    ):
+        made = settings_of(here, node, output, str(output / recording) if recording else "")
+        folder = folder_of(node, take(args.words, "robot")[0], made)
+        rehearse_new(here, node, made, folder)
+        with hand(made, node["hold"]) as hold, person(made, node.get("teleop"), always) as teleop:
+            yield Prepared(here, node, output, made, folder, hold, teleop)
 
 
 def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None) -> bool:
@@ -281,8 +298,6 @@ def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeove
 @contextmanager
 def hand(deployment: Deployment, device: Node | None) -> Iterator[HoldToRun | None]:
     """The operator's hand on `device` (None: the space bar) where the deployment wants one."""
-    from embodied.real_robot.teleop.hold_to_run import HoldToRun
-
     if device is not None and not deployment.hold_to_run:
         raise ConfigError("hold=... names a device of hold-to-run; add hold_to_run=true")
     if not deployment.hold_to_run:
@@ -325,7 +340,6 @@ class Live:
 
 
 def live_line(status: dict[str, Any], ran: float, success: bool | None) -> str:
-    """Mode, rate, late ticks, interventions, success; or that the control process is silent."""
     control = status["control"]
     acted = [
         f"{name} {stage['count']}" for name, stage in status["stages"].items() if stage["count"]
@@ -354,7 +368,6 @@ class Pace:
 
 
 def _summarize(session: Session, output: Path, problem: str, pace: float) -> None:
-    """Print and save the summary, and say what to type next."""
     about = session.summary() | {"problem": problem, "pace": round(pace, 3)}
     (output / "summary.json").write_text(json.dumps(about, indent=1))
     print()
@@ -383,57 +396,34 @@ def teleop_command(args: argparse.Namespace) -> None:
     """Nothing is recorded but the black box."""
     from embodied.deploy.session import TeleopSession
 
-    node = _composed("teleoperate", args)
-    with (
-        output_folder(node["out"], args.words) as output,
-        checked_site(node, None, output) as here,
-    ):
-        made = settings_of(here, node, output, "")
-        folder = folder_of(node, take(args.words, "robot")[0], made)
-        rehearse_new(here, node, made, folder)
-        with (
-            hand(made, node["hold"]) as hold,
-            person(made, node["teleop"], always=True) as takeover,
-        ):
-            conduct(here, node, TeleopSession(folder, made, output, Live(hold)), hold, takeover)
+    with prepared(args, _composed("teleoperate", args), None, always=True) as here:
+        here.conduct(TeleopSession(here.folder, here.made, here.output, Live(here.hold)))
 
 
 def record_command(args: argparse.Namespace) -> None:
     """Each episode is in the dataset before the next begins."""
     from embodied.deploy.session import RecordSession
-    from embodied.real_robot.teleop.hold_to_run import HINT, EpisodeKeys
 
     node = _composed("record", args)
     node["robot"] = filming(node["robot"])
     dataset = Path(node["out"]).resolve()
-    with (
-        output_folder(node["logs"], args.words, "logs") as output,
-        checked_site(node, None, output) as here,
-    ):
-        made = settings_of(here, node, output, str(dataset))
-        there = _episodes_in(dataset, made, node["episodes"])
-        folder = folder_of(node, take(args.words, "robot")[0], made)
-        rehearse_new(here, node, made, folder)
-        with (
-            hand(made, node["hold"]) as hold,
-            person(made, node["teleop"], always=True) as takeover,
-        ):
-            assert takeover is not None
-            device = takeover.device
-            keys = EpisodeKeys(used=not device.reads_terminal)
-            _require_keys(node, made, keys, device)
-            session = RecordSession(
-                folder=folder,
-                deployment=made,
-                output=output,
-                show=Live(hold),
-                keys=keys,
-                device=device,
-                there=there,
-                reset_seconds=node["reset_seconds"],
-            )
-            print(HINT, flush=True)
-            conduct(here, node, session, hold, takeover)
+    with prepared(args, node, None, str(dataset), "logs", always=True) as here:
+        assert here.teleop is not None
+        device = here.teleop.device
+        keys = EpisodeKeys(used=not device.reads_terminal)
+        _require_keys(node, here.made, keys, device)
+        session = RecordSession(
+            folder=here.folder,
+            deployment=here.made,
+            output=here.output,
+            show=Live(here.hold),
+            keys=keys,
+            device=device,
+            there=_episodes_in(dataset, here.made, node["episodes"]),
+            reset_seconds=node["reset_seconds"],
+        )
+        print(HINT, flush=True)
+        here.conduct(session)
 
 
 def filming(robot: Node) -> Node:
@@ -444,9 +434,6 @@ def filming(robot: Node) -> Node:
 
 
 def _composed(primary: str, args: argparse.Namespace) -> Node:
-
-    from embodied.compose import compose
-
     for word in ("policy", "demonstrator"):
         if take(args.words, word)[0] is not None:
             raise ConfigError(

@@ -8,21 +8,40 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from embodied.commands import print_rows, require_at_least, require_folders
-from embodied.core.build import ConfigError, Node
+import torch
+from torch import nn
+
+from embodied.commands import print_rows, require_at_least, runs_in
+from embodied.compose import compose
+from embodied.core import checkpoint
+from embodied.core.atomic_write import write_json
+from embodied.core.build import ConfigError, Node, build, parse, resolve, typed
+from embodied.core.config_fields import complete
+from embodied.core.device import pick_device, replaced
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.saved_node import read_run_settings, read_saved
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from embodied.core.policy import Policy
-    from embodied.core.spec import Spec
-    from embodied.datasets.mapping import Mapping
-    from embodied.evaluation.certificate import Config as CertificateConfig
-    from embodied.evaluation.evaluate import Evaluation
-    from embodied.evaluation.worst_case import WorstCase
+from embodied.core.spec import Spec
+from embodied.datasets.mapping import Mapping
+from embodied.evaluation.certificate import Config as CertificateConfig
+from embodied.evaluation.certificate import certificates, lines
+from embodied.evaluation.evaluate import Evaluation, evaluate
+from embodied.evaluation.progress import counting
+from embodied.evaluation.statistics import rate
+from embodied.evaluation.task_grid import TaskGridEval, held_out
+from embodied.evaluation.worst_case import FILE as WORST
+from embodied.evaluation.worst_case import Config as SearchConfig
+from embodied.evaluation.worst_case import WorstCase, points_of, worst_case
+from embodied.learners.saved import load_learner
+from embodied.policies.abilities import Smooths
+from embodied.policies.remote.address import allow_typed, is_address, remote_node, with_mapping
+from embodied.policies.wrappers.mapped import joined
+from embodied.policies.wrappers.told import with_task
+from embodied.reports import run_report
+from embodied.training.logger import read_metrics
+from embodied.training.warning_signs import parted
 
 
 @dataclass(frozen=True)
@@ -41,10 +60,7 @@ def run(args: argparse.Namespace) -> None:
     runs, words = runs_in(args.words)
     if not runs:
         raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
-    from embodied.policies.remote.address import allow_typed, is_address
-
     folders = [run for run in runs if not is_address(run)]
-    require_folders(folders)
     require_used(words)
     if not any(word.startswith("env=") for word in words):
         require_one_environment([Path(folder) for folder in folders])
@@ -58,14 +74,7 @@ def run(args: argparse.Namespace) -> None:
     print_table(rows)
 
 
-def runs_in(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words that are runs or policy servers, and the settings."""
-    runs = [word for word in words if "=" not in word or Path(word).exists()]
-    return runs, [word for word in words if word not in runs]
-
-
 def require_used(words: list[str]) -> None:
-    """ConfigError for settings of a search or a certificate that is not asked for."""
     for prefix, needed in (("search.", "worst_case="), ("certify.", "certify.radii=")):
         if any(w.startswith(prefix) for w in words) and not any(
             w.startswith(needed) for w in words
@@ -74,9 +83,6 @@ def require_used(words: list[str]) -> None:
 
 
 def require_one_environment(runs: list[Path]) -> None:
-    """ConfigError if the runs were trained in different environments."""
-    from embodied.core import checkpoint
-
     found: dict[str, Path] = {}
     for run in runs:
         env = trained_with(checkpoint.find(run)).get("env") or {}
@@ -91,7 +97,6 @@ def require_one_environment(runs: list[Path]) -> None:
 
 
 def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[str, Any]:
-    """Evaluate the policy of a server in an environment that the command line names."""
     subject = served_subject(address, words, folders)
     if subject.node["out"] is not None:
         raise ConfigError("out= is for runs, not for a policy server")
@@ -111,11 +116,6 @@ def served_subject(
 ) -> Subject:
     """The policy of a server, for the command with `configs/PRIMARY.yaml`; in the environment
     `there`, if the words name none."""
-    from embodied.compose import compose
-    from embodied.core.build import build
-    from embodied.core.policy import Policy
-    from embodied.policies.remote.address import remote_node, with_mapping
-
     if there is None and not any(word.startswith("env=") for word in words):
         raise ConfigError(f"name the environment: embodied {primary} {address} env=NAME")
     given = {"policy/as_trained": remote_node(address)[0], "env/as_trained": there or {}}
@@ -131,12 +131,6 @@ def served_subject(
 
 def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, Any]:
     """Evaluate the newest checkpoint of `path`; adds a line to RUN/evaluations.jsonl."""
-    from embodied.core import checkpoint
-    from embodied.core.atomic_write import write_json
-    from embodied.evaluation.worst_case import FILE
-    from embodied.policies.abilities import Smooths
-    from embodied.reports import run_report
-
     subject = run_subject(path, words, folders)
     run, node = Path(subject.name), subject.node
     out = None if node["out"] is None else Path(node["out"])
@@ -144,7 +138,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     if asks_worst(node):
         found, policy = worst_of(subject)
         row, metrics = worst_row(subject, found), found.metrics()
-        write_json((out or run) / FILE, found.to_json())
+        write_json((out or run) / WORST, found.to_json())
     else:
         result, policy = evaluated(subject)
         row = result_row(subject, result) | imagined_beside(run, subject, result)
@@ -170,11 +164,6 @@ def run_subject(
 ) -> Subject:
     """The newest checkpoint of `path`, for the command with `configs/PRIMARY.yaml`; in the
     environment `there` (None: its run's own), if the words name none."""
-    from embodied.compose import compose
-    from embodied.core import checkpoint
-    from embodied.core.device import pick_device, replaced
-    from embodied.datasets.mapping import Mapping
-
     saved = checkpoint.find(path)
     acting = read_saved(saved / "policy.yaml")
     named = any(word.startswith("env=") for word in words)
@@ -201,21 +190,12 @@ def run_subject(
 
 
 def executed(node: Node, as_trained: int | None) -> int | None:
-    """The steps of a chunk that are executed."""
     return as_trained if node["execute"] == "as_trained" else node["execute"]
 
 
 def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
     """The result of a policy in its environment, and the policy; where the environment has held-out
     tasks, those are the episodes."""
-    import torch
-
-    from embodied.core.build import build
-    from embodied.core.env import VecEnv
-    from embodied.evaluation.evaluate import evaluate
-    from embodied.evaluation.progress import counting
-    from embodied.evaluation.task_grid import TaskGridEval, held_out
-
     node = subject.node
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(node["threads"])
@@ -238,13 +218,7 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
 def certificate_settings(node: Node) -> CertificateConfig:
     """The certificates that the settings of `embodied eval` ask for; ConfigError where the policy
     or the evaluation has none."""
-    from embodied.core.build import parse, resolve
-    from embodied.core.config_fields import complete
-    from embodied.core.policy import Policy
-    from embodied.evaluation.certificate import Config
-    from embodied.policies.abilities import Smooths
-
-    config = parse(Config, node["certify"], "certify")
+    config = parse(CertificateConfig, node["certify"], "certify")
     if not config.radii:
         return config
     node["policy"] = policy = complete(node["policy"])
@@ -261,8 +235,6 @@ def certify(
     row: dict[str, Any], result: Evaluation, sigma: float, config: CertificateConfig
 ) -> dict[str, float]:
     """Add the certificates of a result to its row and print them; their metrics."""
-    from embodied.evaluation.certificate import certificates, lines
-
     found = certificates(result, sigma, config)
     row["certified"] = [vars(each) for each in found]
     print("\n".join(lines(found, config.alpha)), flush=True)
@@ -275,24 +247,14 @@ def certify(
 
 
 def asks_worst(node: Node) -> bool:
-    """Whether the settings of `embodied eval` ask for the worst parameters."""
-    from embodied.core.build import typed
-
     return typed(bool, node["worst_case"], "worst_case")
 
 
 def worst_of(subject: Subject) -> tuple[WorstCase, Policy]:
     """The worst parameters of its environment for a policy, and the policy."""
-    import torch
-
-    from embodied.core.build import build, parse
-    from embodied.core.env import VecEnv
-    from embodied.evaluation.progress import counting
-    from embodied.evaluation.worst_case import Config, points_of, worst_case
-
     node = subject.node
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
-    config = parse(Config, node["search"], "search")
+    config = parse(SearchConfig, node["search"], "search")
     torch.set_num_threads(node["threads"])
     env = build(subject.env | {"num_envs": min(node["num_envs"], config.episodes)}, VecEnv)
     try:
@@ -313,7 +275,6 @@ def worst_of(subject: Subject) -> tuple[WorstCase, Policy]:
 
 
 def worst_row(subject: Subject, found: WorstCase) -> dict[str, Any]:
-    """The result of one policy at its worst parameters, which are printed."""
     row = result_row(subject, found.result) | {"worst": found.to_json()["values"]}
     print(f"{subject.name}: {found}", flush=True)
     return row
@@ -338,12 +299,6 @@ def trained_with(saved: Path, named: bool = False) -> Node:
 def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained: Node) -> Policy:
     """The policy of a checkpoint for an environment with `spec`, as `node["policy"]` asks for it,
     told to do `node["task"]` where it has several."""
-    from embodied.core import checkpoint
-    from embodied.core.build import resolve
-    from embodied.core.policy import Policy
-    from embodied.policies.wrappers.mapped import joined
-    from embodied.policies.wrappers.told import with_task
-
     policy, asked = checkpoint.load_policy(saved), node["policy"]
     if resolve(asked["_target_"], Policy) is type(policy):  # other settings, before the mapping
         policy = asked_for(policy, asked, saved, trained)
@@ -355,10 +310,6 @@ def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
     """The policy to evaluate, by `node`: as trained, with other settings (such as the steps of a
     sampler), or inside a wrapper such as best_of_n, which may use the run's critic."""
-    from embodied.core import checkpoint
-    from embodied.core.build import resolve
-    from embodied.core.policy import Policy, PolicyWrapper
-
     kind: Any = resolve(node["_target_"], Policy)
     if type(policy) is kind:
         return checkpoint.with_settings(policy, node, saved)
@@ -374,9 +325,6 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
 
 
 def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
-    """The critic that was trained beside `policy`, from learner.pt; ConfigError without one."""
-    from embodied.learners.saved import load_learner
-
     if trained.get("learner") is None:
         raise ConfigError(
             f"{saved.parent.parent} has no learner, and so no critic to choose actions: train it "
@@ -390,7 +338,6 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
 
 
 def result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
-    """The result of one policy."""
     node = subject.node
     row: dict[str, Any] = {
         "run": subject.name,
@@ -413,9 +360,6 @@ def result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
 def imagined_beside(run: Path, subject: Subject, result: Evaluation) -> dict[str, float]:
     """The imagined success of a run in a model at its last evaluation, as `imagined`, for a policy
     that was just evaluated in a real environment; a warning where the two have parted."""
-    from embodied.training.logger import read_metrics
-    from embodied.training.warning_signs import parted
-
     known = [row for row in read_metrics(run) if "eval/imagined_success" in row]
     at = [row for row in known if row["step"] <= subject.step]
     if result.success is None or not at:
@@ -427,8 +371,6 @@ def imagined_beside(run: Path, subject: Subject, result: Evaluation) -> dict[str
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    from embodied.evaluation.statistics import rate
-
     lines: list[tuple[str, ...]] = []
     imagined = any("imagined" in row for row in rows)
     for row in rows:

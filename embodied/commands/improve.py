@@ -14,47 +14,44 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from torch import Tensor
 
-from embodied.commands import require_folders
+from embodied.commands import demos, runs_in
+from embodied.commands import train as training
+from embodied.commands.eval import (
+    Subject,
+    evaluated,
+    run_subject,
+    served_subject,
+    trained_with,
+)
+from embodied.compose import compose, options, search_folders
+from embodied.core import checkpoint
 from embodied.core.atomic_write import locked
-from embodied.core.build import ConfigError, Node
+from embodied.core.build import ConfigError, Node, build, parse, unknown
 from embodied.core.children import import_from_here, interrupt_with_parent, module_command
+from embodied.core.env import VecEnv
 from embodied.core.saved_node import read_saved
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from embodied.commands.eval import Subject
-    from embodied.evaluation.evaluate import Evaluation
-    from embodied.improvement.improve import Improver
-    from embodied.improvement.race import Improvement
-    from embodied.improvement.ways import Commands
+from embodied.evaluation.evaluate import Evaluation, film
+from embodied.improvement.improve import ImproveConfig, Improver
+from embodied.improvement.race import Improvement
+from embodied.improvement.ways import Commands, save_run
+from embodied.policies.remote.address import SCHEMES, allow_typed, is_address, with_mapping
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
 
 SETTINGS = "improve.yaml"
 """The file of an improvement's settings, in its folder."""
 STOPPED = (-signal.SIGINT, 130, 0)  # exit statuses of a process that was interrupted (0: idle)
 
 
-def settings() -> str:
-    """The settings of an improvement as a table."""
-    from embodied.compose import PACKAGED
-    from embodied.settings_tables import command_rows, table
-
-    given = ("policy",)  # is the word that is no setting
-    return table(row for row in command_rows(PACKAGED / "improve.yaml") if row.key not in given)
-
-
 def run(args: argparse.Namespace) -> None:
-    from embodied.commands.eval import runs_in
-    from embodied.policies.remote.address import is_address
-
     runs, words = runs_in(args.words)
     if len(runs) != 1:
         raise ConfigError("name one policy: embodied improve RUN [env=NAME] [minutes=30]")
-    require_folders(run for run in runs if not is_address(run))
     result = improve(runs[0], words, args.config_dir, _print_line)
     for name, score in result.rows.items():
         print(f"  {name:<16} {score}")
@@ -100,10 +97,6 @@ def improver_of(
     tell: Callable[[str], None],
     elsewhere: Callable[..., Any] | None = None,
 ) -> Improver:
-    from embodied.compose import options, search_folders
-    from embodied.core.build import parse, unknown
-    from embodied.improvement.improve import ImproveConfig, Improver
-
     config: ImproveConfig = parse(ImproveConfig, node, "improve")
     config = replace(config, policy=str(_joined_at(node) or config.policy))
     found = options("way", search_folders(folders))
@@ -159,15 +152,12 @@ class Workers:
         return self.own.process
 
     def close(self) -> None:
-        """End the processes."""
         for process in self.every:
             process.communicate()
 
 
 def _work(words: Sequence[str]) -> None:
     """What `Workers` starts."""
-    from embodied.policies.remote.address import allow_typed
-
     parser = argparse.ArgumentParser()
     parser.add_argument("words", nargs="*")
     parser.add_argument("--config-dir", action="append", default=[])
@@ -190,10 +180,6 @@ def _work(words: Sequence[str]) -> None:
 
 def improvement_settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:
     """The settings as a plain dictionary: those of a folder that is gone on with, or new ones."""
-    from embodied.compose import compose
-    from embodied.core import checkpoint
-    from embodied.policies.remote.address import allow_typed, is_address
-
     allow_typed([policy])
     kept = Path(policy) / SETTINGS
     allowed = [word for word in words if word.startswith("allow=")]
@@ -206,8 +192,6 @@ def improvement_settings(policy: str, words: Sequence[str], folders: Sequence[st
     given: dict[str, Node] = {}
     named = any(word.startswith("env=") for word in words)
     if not is_address(policy) and not named:
-        from embodied.commands.eval import trained_with
-
         env = trained_with(checkpoint.find(policy)).get("env")
         given = {"env/as_trained": env} if env else {}
     if not named and not given:
@@ -221,22 +205,12 @@ def improvement_settings(policy: str, words: Sequence[str], folders: Sequence[st
 def _joined_at(node: Node) -> Path | None:
     """Where the policy is kept as it acts in the environment: with the names and units of
     `mapping=`, told to do `task=`. None without these settings."""
-    from embodied.policies.remote.address import is_address
-
     if node.get("mapping") is None and node.get("task") is None:
         return None
     return Path(node["out"]) / ("joined.yaml" if is_address(node["policy"]) else "joined")
 
 
 def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Sequence[str]) -> None:
-    """Write that policy: a run, or the file of a policy server."""
-    from embodied.commands.eval import run_subject
-    from embodied.core import checkpoint
-    from embodied.core.build import build
-    from embodied.core.env import VecEnv
-    from embodied.improvement.ways import save_run
-    from embodied.policies.remote.address import SCHEMES, with_mapping
-
     policy, task = node["policy"], node["task"]
     if place.exists():
         return
@@ -252,7 +226,6 @@ def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Seque
 
 
 def _remember(out: Path, node: Node) -> None:
-    """Write the settings; ConfigError if the folder has others."""
     file, text = out / SETTINGS, yaml.safe_dump(node, sort_keys=False)
     if file.exists() and yaml.safe_load(file.read_text()) != yaml.safe_load(text):
         raise ConfigError(f"{out} is an improvement with other settings; choose another: out=DIR")
@@ -261,16 +234,6 @@ def _remember(out: Path, node: Node) -> None:
 
 
 def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config: Any) -> Commands:
-    """Training, collecting and playing in `env`, as the command line does it."""
-    from embodied.commands import demos
-    from embodied.commands import train as training
-    from embodied.commands.eval import evaluated, run_subject, served_subject
-    from embodied.core.build import build
-    from embodied.core.env import VecEnv
-    from embodied.evaluation.evaluate import film
-    from embodied.improvement.ways import Commands
-    from embodied.policies.remote.address import is_address
-
     given = {"env/as_trained": env}
 
     def train(words: Sequence[str]) -> Path:
@@ -281,9 +244,6 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
         return demos.collect([*words, *allowed, "env=as_trained"], folders, given, False)
 
     def check(words: Sequence[str]) -> None:
-        from embodied.training.components import RunComponents
-        from embodied.training.config import read_config
-
         unused = f"out={Path(config.out) / 'ways' / 'unused'}"
         node = training.fresh([*words, *allowed, unused, "name=check"], folders, given)
         with closing(RunComponents(read_config(node))):

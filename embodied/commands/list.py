@@ -9,7 +9,18 @@ from typing import Any
 
 import yaml
 
+from embodied.compose import PACKAGED, options, search_folders
 from embodied.core.build import ConfigError, nearest
+from embodied.settings_tables import (
+    command_rows,
+    found_options,
+    option_rows,
+    paper_rows,
+    published,
+    regime_rows,
+    sentence,
+    table,
+)
 
 
 def show(args: argparse.Namespace) -> None:
@@ -24,16 +35,12 @@ def show(args: argparse.Namespace) -> None:
 
 
 def configuration(words: Sequence[str], folders: Sequence[str]) -> str:
-    """The composed settings of a run as YAML, as its run.yaml will have them."""
     from embodied.commands.train import fresh
 
     return yaml.safe_dump(fresh(words, folders), sort_keys=False)
 
 
 def option(group: str, name: str, folders: Sequence[str]) -> str:
-    """The sentence and the table of one option. ConfigError for one that is not there."""
-    from embodied.compose import options, search_folders
-
     search = search_folders(folders)
     known = options(group, search)
     if not name:
@@ -47,13 +54,16 @@ def option(group: str, name: str, folders: Sequence[str]) -> str:
 
 
 def text_of(group: str, file: Path) -> str:
-    """The sentence and the settings of the option in `file`."""
-    from embodied.settings_tables import option_rows, sentence, table
-
     head = f"{group}={file.stem}: {sentence(file)}".rstrip(": ")
     if group == "experiment":
         return f"{head}\n(all of it: embodied show experiment={file.stem})\n{file.read_text()}"
     return f"{head}\n{table(option_rows(group, file))}"
+
+
+def settings(primary: str) -> str:
+    rows = command_rows(PACKAGED / f"{primary}.yaml")
+    rows += regime_rows([PACKAGED]) if primary == "train" else []
+    return table(row for row in rows if row.key != "policy")  # it is no setting, but a word
 
 
 EMPTY = ("reward", "teacher", "robot", "filter")  # groups that may have no packaged options
@@ -86,9 +96,6 @@ GROUPED = 20  # groups of more options are shown by the package of their classes
 
 
 def run(args: argparse.Namespace) -> None:
-    from embodied.compose import options, search_folders
-    from embodied.settings_tables import found_options, paper_rows, published, table
-
     folders = search_folders(args.config_dir)
     groups = {p.name for folder in folders for p in folder.iterdir() if any(p.glob("*.yaml"))}
     groups |= {*EMPTY}
@@ -110,9 +117,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _print_group(group: str, found: Mapping[str, Path]) -> None:
-    """The options of a group; many of them by the package that they are in."""
-    from embodied.settings_tables import sentence
-
     if not found:
         print(f"no options; add DIR/{group}/NAME.yaml and --config-dir DIR")
     said = {name: sentence(file) for name, file in found.items()}
@@ -127,7 +131,6 @@ def _print_group(group: str, found: Mapping[str, Path]) -> None:
 
 
 def lines(said: Mapping[str, str], indent: str = "") -> str:
-    """Names and what is said about them, aligned."""
     width = max(map(len, said), default=0)
     return "\n".join(f"{indent}{n:{width}}   {text}".rstrip() for n, text in said.items())
 

@@ -13,37 +13,13 @@ from embodied.core.build import ConfigError, nearest
 WHERE = {"policy": " env=pendulum", "reward": " env=pendulum policy=gaussian learner=sac"}
 """Words that `embodied check` needs besides."""
 KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
-TEST = '''"""$kind=$name keeps its contract."""
-
-import subprocess
-import sys
-
-COMMAND = "-m embodied check $kind $name --config-dir $configs allow=[$package]$where"
-
-
-def test_$name() -> None:
-    subprocess.run([sys.executable, *COMMAND.split()], check=True)
-'''
 NEXT = (
     'embodied check $kind $name --config-dir $configs "allow=[$package]"$where',
     "embodied robot describe ARM.urdf robot=$configs/robot/$name.yaml driver=$package.$name.$Name",
 )
-DRIVER_TEST = '''"""The driver reads where it was sent."""
-
-from $package.$name import Config, $Name
-
-
-def test_$name() -> None:
-    with $Name(Config()) as arm:
-        arm.connect()
-        q = arm.read().q
-        arm.write(q + 0.1, 0.0)
-        assert abs(arm.read().q - q - 0.1).max() < 0.01
-'''
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the files, none over another one, and say how to go on."""
     texts, settings = split_words(args.words)
     package, settings = take(settings, "package")
     configs, settings = take(settings, "configs")
@@ -55,7 +31,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def names(kind: str, name: str, package: str, configs: str) -> dict[str, str]:
-    """The words of the templates. ConfigError for a kind or a name that cannot be."""
     if kind not in KINDS:
         raise ConfigError(f'there is no kind "{kind}"{nearest(kind, KINDS)}')
     for word in (name, package):
@@ -70,9 +45,10 @@ def write(words: dict[str, str], root: Path = Path()) -> list[Path]:
     """Write the files of a new part below `root`; returns their paths. ConfigError where one of
     them exists."""
     kind, name = words["kind"], words["name"]
-    template = Path(__file__).with_name("templates") / f"{kind}.txt"
-    files = {Path(words["package"], f"{name}.py"): template.read_text()}
-    files[Path("tests", f"test_{name}.py")] = DRIVER_TEST if kind == "robot" else TEST
+    templates = Path(__file__).with_name("templates")
+    test = templates / ("test_robot.txt" if kind == "robot" else "test.txt")
+    files = {Path(words["package"], f"{name}.py"): (templates / f"{kind}.txt").read_text()}
+    files[Path("tests", f"test_{name}.py")] = test.read_text()
     if kind != "robot":  # `embodied robot describe` writes that of an arm
         files[Path(words["configs"], kind, f"{name}.yaml")] = "_target_: $package.$name.$Name\n"
     if found := [path for path in files if (root / path).exists()]:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import yaml
+from torch import Tensor
 
-from embodied.commands import require_datasets, require_folders, split_words, yaml_values
+from embodied.commands import require_datasets, split_words, yaml_values
+from embodied.commands.eval import trained_with
+from embodied.core import checkpoint, formats
 from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError, parse
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from embodied.core.policy import Policy
-    from embodied.datasets.lerobot.reader import Episodes
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.datasets.hub import local_folder
+from embodied.datasets.lerobot.pictures import load
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.evaluation import prompts
+from embodied.policies.abilities import TakesPrompts
+from embodied.vision.contrastive import open_image_text
 
 USAGE = "embodied prompt RUN reward=DIR | goal={ELEMENT: VALUE} | demos=DIR | frames=DIR, out=DIR"
 
@@ -42,15 +48,10 @@ def run(args: argparse.Namespace) -> None:
     runs, words = split_words(args.words)
     if len(runs) != 1 or not words:
         raise ConfigError(USAGE)
-    require_folders(runs)
     config: Config = parse(Config, yaml_values(words), "embodied prompt")
     require_one(config)
     source = next(s for s in (config.reward, config.demos, config.among) if s is not None)
     require_datasets([s for s in (source, config.frames) if s is not None])
-
-    from embodied.core import checkpoint
-    from embodied.policies.abilities import TakesPrompts
-
     saved = checkpoint.find(runs[0])
     policy = checkpoint.load_policy(saved)
     if not isinstance(policy, TakesPrompts):
@@ -62,7 +63,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def require_one(config: Config) -> None:
-    """ConfigError unless one prompt is given, with the dataset that it needs, in a new folder."""
     named = [name for name in ("reward", "goal", "demos", "frames") if getattr(config, name)]
     if len(named) != 1:
         raise ConfigError(f"one prompt is needed, and {named or 'none'} given: {USAGE}")
@@ -78,11 +78,6 @@ def require_one(config: Config) -> None:
 
 
 def vector(policy: Any, config: Config, source: str) -> tuple[Tensor, str]:
-    """The vector of the prompt, and what it stands for in words."""
-    from embodied.datasets.hub import local_folder
-    from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.evaluation import prompts
-
     episodes = read_episodes(local_folder(source))
     prompts.require_states(policy.spec, episodes, f"dataset {source}")
     if config.reward is not None:
@@ -104,13 +99,6 @@ def vector(policy: Any, config: Config, source: str) -> tuple[Tensor, str]:
 
 def looked_up(config: Config, recorded: Episodes, film: Episodes) -> tuple[Tensor, int]:
     """The places of the recorded states whose pictures are most like the frames of `film`."""
-    import torch
-
-    from embodied.core.spec import Spec
-    from embodied.datasets.lerobot.pictures import load
-    from embodied.evaluation import prompts
-    from embodied.vision.contrastive import open_image_text
-
     known = [name for name, leaf in recorded.spec.obs.items() if leaf.is_image]
     cameras = known if config.camera is None else [config.camera]
     if len(cameras) != 1 or cameras[0] not in known or cameras[0] not in film.spec.obs:
@@ -124,10 +112,6 @@ def looked_up(config: Config, recorded: Episodes, film: Episodes) -> tuple[Tenso
 
 
 def write(policy: Policy, saved: Path, out: Path, prompt: dict[str, Any]) -> None:
-    """Write a run folder with the prompted policy, which cannot be resumed."""
-    from embodied.commands.eval import trained_with
-    from embodied.core import checkpoint, formats
-
     step = int(checkpoint.read_about(saved)["step"])
     settings = {"format": formats.RUN, **trained_with(saved), "name": out.name, "out": str(out)}
     about = {"prompt": prompt, "metrics": {}}

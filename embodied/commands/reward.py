@@ -9,27 +9,22 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
+
+from rich.progress import Progress as Bar
 
 from embodied.commands import (
     print_rows,
     require_at_least,
-    require_datasets,
     split_words,
     take,
     yaml_values,
 )
-from embodied.core.build import ConfigError, Node, nearest, parse
+from embodied.compose import allow_from, compose, option, options, search_folders
+from embodied.core.atomic_write import write_json
+from embodied.core.build import ConfigError, Node, build, nearest, parse
 from embodied.core.saved_node import read_saved, require_inside
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from embodied.core.env import VecEnv
-    from embodied.core.policy import Policy
-    from embodied.core.reward import Reward
-    from embodied.core.tensors import Tensors
-    from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.hub import local_folder
 
 
 def label_command(args: argparse.Namespace) -> None:
@@ -38,8 +33,6 @@ def label_command(args: argparse.Namespace) -> None:
     out, words = take(words, "out")
     if len(sources) != 1 or name is None or out is None:
         raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
-    require_datasets(sources)
-    from rich.progress import Progress as Bar
 
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.reports.datasets import label, means
@@ -70,7 +63,6 @@ def chosen(
 ) -> tuple[Node, Any, str | None]:
     """Settings of `command` with the reward's node, its state, and the hash of the state's
     source."""
-    from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.reports.datasets import of_run
 
@@ -100,11 +92,8 @@ def score_command(args: argparse.Namespace) -> None:
     name, words = take(words, "reward")
     if len(sources) != 1 or name is None:
         raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
-    require_datasets(sources)
     import torch
 
-    from embodied.core.atomic_write import write_json
-    from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.reports import datasets as scoring
 
@@ -131,9 +120,6 @@ def score_command(args: argparse.Namespace) -> None:
 
 
 def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str, Any]]:
-    """The scores of all episodes, with a progress bar."""
-    from rich.progress import Progress as Bar
-
     from embodied.reports.datasets import make_reward, require_ready, score
 
     node, gamma = settings["reward"], settings["gamma"]
@@ -146,7 +132,6 @@ def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str
 
 
 def show_scores(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
-    """Print a row per episode, and the summary."""
     lines: list[list[str]] = []
     for row in rows:
         numbers = ("-" if row[key] is None else f"{row[key]:.3f}" for key in COLUMNS)
@@ -207,82 +192,25 @@ def classifier_command(args: argparse.Namespace) -> None:
     print(f"next: embodied train ... reward.trained={out}")
 
 
-@runtime_checkable
-class Teachable(Protocol):
-    """A reward that can be fitted to a dataset by labelling pairs of it."""
-
-    def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]: ...
-
-    def __call__(self, rows: Tensors) -> Tensor: ...
-
-
 def preferences_command(args: argparse.Namespace) -> None:
-    from embodied.compose import compose
-
     folders, words = split_words(args.words)
     if not folders:
         raise ConfigError("no dataset: embodied reward preferences DATASET... reward=NAME out=DIR")
-    require_datasets(folders)
     node = compose("preferences", words, args.config_dir).node
     require_at_least(node, {"seed": 0, "threads": 1})
     if not 0 < node["held_out"] < 1:
         raise ConfigError(f"held_out={node['held_out']} must be between 0 and 1")
-    label_and_fit(node, [Path(folder) for folder in folders])
-
-
-def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
-    """Fit the reward, check it on held-out episodes, write the copy; returns the metrics, which are
-    also written to OUT/preferences.json."""
     import torch
 
-    from embodied.core import tensors as tt
-    from embodied.core.atomic_write import write_json
-    from embodied.core.build import build
-    from embodied.core.device import seed_everything
-    from embodied.core.reward import Reward
-    from embodied.core.spec import require_same
-    from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.datasets.transitions import joined, transitions
+    from embodied.reports.datasets import label_by_preferences, read_joined
 
     out = Path(node["out"])
     if (out / "meta").exists():
         raise ConfigError(f"{out} already contains a dataset; choose another folder: out=DIR")
     torch.set_num_threads(node["threads"])
-    seed_everything(node["seed"])
-    parts = [read_episodes(folder) for folder in folders]
-    for folder, part in zip(folders[1:], parts[1:], strict=True):
-        require_same(parts[0].spec, part.spec, f"dataset {folders[0]}", f"dataset {folder}")
-    episodes = joined(parts)
-    device, where = torch.device("cpu"), out / "reward"
-    context: dict[str, Any] = {"spec": episodes.spec, "gamma": 0.99, "num_envs": 1}
-    context |= {"device": device, "seed": node["seed"], "folder": where}
-    reward = build(node["reward"], Reward, **context)
-    if not isinstance(reward, Teachable):
-        raise ConfigError(f"{node['reward']['_target_']} cannot be fitted to pairs of a dataset")
-    print(f"{', '.join(map(str, folders))}: {len(episodes)} episodes; labelling pairs", flush=True)
-    report = reward.fit_from(episodes, node["held_out"])
-    rows = transitions(episodes, gamma=0.99)
-    parts_of = torch.arange(tt.length(rows)).split(1000)
-    rewards = torch.cat([reward(tt.take(rows, some)).float() for some in parts_of])
-    _copy(out, episodes, rewards)
-    known = {name: value for name, value in report.items() if not math.isnan(value)}
-    write_json(out / "preferences.json", {"reward": node["reward"], "seed": node["seed"], **known})
-    _print_report(out, report)
-    return report
-
-
-def _copy(out: Path, episodes: Episodes, rewards: Tensor) -> None:
-    """The dataset with the learned reward; the environment's is kept as `env_reward`."""
-    from embodied.datasets.lerobot.reader import EpisodeWriter
-
-    with EpisodeWriter(out, episodes.spec) as writer:
-        for number in range(len(episodes)):
-            begin, length = int(episodes.start[number]), int(episodes.length[number])
-            episode = episodes.episode(number)
-            episode["env_reward"] = episode["reward"]
-            episode["reward"] = rewards[begin : begin + length]
-            info = dict(episodes.info[number]) if episodes.info else {}
-            writer.add(episode, episodes.text(number), info)
+    episodes = read_joined([Path(folder) for folder in folders])
+    print(f"{', '.join(folders)}: {len(episodes)} episodes; labelling pairs", flush=True)
+    _print_report(out, label_by_preferences(node, episodes))
 
 
 def _print_report(out: Path, report: dict[str, float]) -> None:
@@ -339,14 +267,13 @@ def compare_command(args: argparse.Namespace) -> None:
     require_at_least(settings, COMPARE_LEAST)
     import torch
 
-    from embodied.core.build import build
     from embodied.core.env import VecEnv
-    from embodied.reports.reward_comparison import draw
+    from embodied.reports.reward_comparison import compare_in, draw
 
     torch.set_num_threads(settings["threads"])
     env = build(settings["env"] | {"num_envs": settings["num_envs"]}, VecEnv)
     try:
-        facts = compared(env, settings, [each[1] for each in chosen])
+        facts = compare_in(env, settings, [each[1] for each in chosen])
     finally:
         env.close()
     show_comparison(facts, names)
@@ -360,8 +287,6 @@ def compare_command(args: argparse.Namespace) -> None:
 
 def with_demonstrator(words: Sequence[str], folders: Sequence[str]) -> list[str]:
     """`words`, plus the demonstrator of the environment or of its task, if one exists."""
-    from embodied.compose import option, options, search_folders
-
     if any(word.startswith("demonstrator=") for word in words):
         return list(words)
     search = search_folders(folders)
@@ -377,8 +302,6 @@ def choose(
 ) -> tuple[Node, tuple[Node | None, Any]]:
     """Settings of the comparison, and one reward: its node (None: the environment's) and its state
     (None: untrained)."""
-    from embodied.compose import compose
-
     path, state = Path(name), None
     given: dict[str, Node] = {}
     if name == "own":
@@ -399,54 +322,7 @@ def choose(
     return node, (node["reward"], state)
 
 
-def compared(
-    env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
-) -> dict[str, Any]:
-    """All measures by name, with the episodes they were computed on."""
-    from embodied.reports.datasets import make_reward
-    from embodied.reports.reward_comparison import collect_episodes, compare
-    from embodied.rewards.wrappers.added_observations import augment_shared
-
-    spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
-    policies = players(settings, env)
-    rewards: list[Reward | None] = []
-    for letter, (node, state) in zip("AB", chosen, strict=True):
-        reward = None
-        if node is not None:
-            reward = make_reward(node, state, spec, gamma, env.num_envs, seed)
-            env = augment_shared(env, reward, f"reward {letter}")
-        rewards.append(reward)
-    cover = collect_episodes(env, list(policies.values()), settings["episodes"], gamma, seed)
-    counts = settings["epic_rows"], settings["epic_means"]
-    return {
-        "env": settings["env"],
-        "rewards": [node or "own" for node, _ in chosen],
-        "policies": list(policies),
-        **compare(cover, rewards, gamma, *counts),
-    }
-
-
-def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
-    """The policies whose episodes are used, by name."""
-    from embodied.core import checkpoint
-    from embodied.core.build import build
-    from embodied.core.policy import Policy
-
-    wanted, run = settings["policy"], settings["run"]
-    if wanted not in ("random", "mixture"):
-        return {wanted: checkpoint.load_policy(wanted, env.spec)}
-    made: dict[str, Policy] = {
-        "random": build({"_target_": "embodied.policies.random.Random"}, Policy, spec=env.spec)
-    }
-    if wanted == "mixture" and settings["demonstrator"] is not None:
-        made["demonstrator"] = build(settings["demonstrator"], Policy, spec=env.spec)
-    if wanted == "mixture" and run is not None:
-        made[run] = checkpoint.load_policy(run, env.spec)
-    return made
-
-
 def show_comparison(facts: dict[str, Any], names: Sequence[str]) -> None:
-    """Print the table, one measure per line."""
     won = "" if facts["successes"] is None else f", {facts['successes']} succeeded"
     print(
         f"A {names[0]}, B {names[1]}: {facts['rows']:,} steps of {facts['episodes']} episodes{won}"
@@ -469,12 +345,10 @@ def design_command(args: argparse.Namespace) -> None:
         node, own = _resumed(Path(resume), words)
     else:
         node, own = _fresh(words, args.config_dir)
-
-    from embodied.core.build import parse
     from embodied.reward_design.run import DesignConfig, design, save
 
     config: DesignConfig = parse(DesignConfig, node, "design")
-    require_at_least(node, DESIGN_LEAST)
+    require_at_least(node, {"tried": 256})
     folder = Path(config.out)
     save(node, own, folder)
     for name, value in _facts(node, own).items():
@@ -489,22 +363,8 @@ def design_command(args: argparse.Namespace) -> None:
     )
 
 
-DESIGN_LEAST = {
-    "rounds": 1,
-    "samples": 1,
-    "finals": 0,
-    "seed": 0,
-    "tried": 256,
-    "budget.steps": 1,
-    "budget.eval_every": 1,
-    "budget.workers": 1,
-}
-
-
 def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
     """The settings, and the words that select the environment for training."""
-    from embodied.compose import compose
-
     learn, words = take(words, "learn")
     said = [word for word in words if "=" not in word]
     if len(said) > 1:
@@ -517,7 +377,6 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
         node["sentence"] = said[0]
     node["sentence"] = node["sentence"] or node["env"].get("text")
     if not node["sentence"]:
-        from embodied.core.build import build
         from embodied.core.env import VecEnv
 
         env = build(node["env"] | {"num_envs": 1}, VecEnv)
@@ -534,8 +393,6 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
 
 
 def _resumed(folder: Path, words: list[str]) -> tuple[Node, list[str]]:
-    from embodied.compose import allow_from
-
     if changed := [word for word in words if not word.startswith("allow=")]:
         raise ConfigError(f"settings cannot change on resume; omit {changed[0]}")
     file = folder / "design.yaml"

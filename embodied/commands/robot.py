@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.commands import require_understood, split_words, take, yaml_values
+from embodied.commands import named, require_understood, split_words, take, yaml_values
+from embodied.compose import options, search_folders
 from embodied.core.build import ConfigError, nearest, parse
 
 if TYPE_CHECKING:
@@ -116,7 +117,6 @@ def keys(args: argparse.Namespace) -> None:
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
-    """What people want to know first."""
     control, policy = status["control"], status["policy"]
     lines = [f"{status['robot']} is {status['mode']}{' (dry)' if status['dry'] else ''}"]
     if status["fault"]:
@@ -170,10 +170,9 @@ def find(args: argparse.Namespace) -> None:
     from embodied.real_robot.drivers.servos.calibration import find_servos
     from embodied.real_robot.kernel.driver import DriverError
 
-    port, words = take(args.words, "port")
-    protocol, words = take(words, "protocol")
-    baud, words = take(words, "baud")
-    require_understood(words, ("port=", "protocol=", "baud="))
+    given, words = named(args.words, ("port", "protocol", "baud"))
+    require_understood(words, [f"{name}=" for name in given])
+    port, protocol, baud = given.values()
     if protocol not in (None, "feetech", "dynamixel"):
         raise ConfigError(f"protocol={protocol} should be feetech or dynamixel")
     paths = [port] if port else []
@@ -200,12 +199,8 @@ def find(args: argparse.Namespace) -> None:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    given: dict[str, str | None] = {}
-    words = list(args.words)
-    known = ("port", "out", "lerobot", "from", "names")
-    for name in known:
-        given[name], words = take(words, name)
-    require_understood(words, [f"{name}=" for name in known])
+    given, words = named(args.words, ("port", "out", "lerobot", "from", "names"))
+    require_understood(words, [f"{name}=" for name in given])
     if not given["out"] and not given["lerobot"]:
         raise ConfigError("name the file to write: out=my_arm.yaml (or lerobot=my_arm.json)")
     if given["from"]:
@@ -217,7 +212,6 @@ def calibrate(args: argparse.Namespace) -> None:
 
 
 def _by_hand(port: str, out: str | None, lerobot: str | None, names: str | None) -> None:
-    """Ask one line after the other, and write the files."""
     from embodied.real_robot.drivers.servos.calibration import (
         Calibration,
         driver_settings,
@@ -266,7 +260,6 @@ def _convert(source: Path, out: str | None, lerobot: str | None) -> None:
 
 
 def _write(settings: dict[str, Any], path: Path) -> None:
-    """`joints` and `hand` for the YAML of a robot."""
     text = (
         "# joints and hand of the driver: copy them into your robot's YAML; hand.width (m) too.\n"
     )
@@ -334,7 +327,6 @@ SHOWN = {"stiffness": ".0f", "damping": ".1f", "friction": ".2f", "armature": ".
 
 
 def identify_command(args: argparse.Namespace) -> None:
-    from embodied.compose import options, search_folders
     from embodied.envs.sysid.fit import Config, identify, read_traces
 
     robot, words = take(args.words, "robot")

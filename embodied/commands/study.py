@@ -8,19 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from embodied.commands import take, yaml_values
 from embodied.core.atomic_write import locked
-from embodied.core.build import ConfigError, nearest, parse
+from embodied.core.build import ConfigError, nearest, parse, typed
 from embodied.core.files import SETTINGS, read_text
 from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
+from embodied.study.sweep import Sweep, launcher, require_space, searched
+from embodied.study.sweep import run as run_sweep
 
 KEYS = ("out", "workers", "seeds")
 
 
 def run(args: argparse.Namespace) -> None:
-    import yaml
-
-    given = {word.partition("=")[0]: word.partition("=")[2] for word in args.words}
+    given = yaml_values(args.words)
     for key in given.keys() - {*KEYS}:
         raise ConfigError(f'a study has no setting "{key}"{nearest(key, KEYS)}')
     if not args.file.is_file():
@@ -28,14 +31,11 @@ def run(args: argparse.Namespace) -> None:
     text = read_text(args.file, SETTINGS)
     if "seeds" in given:
         read_study(text, args.file.stem)  # with its error
-        node = yaml.safe_load(text) | {"seeds": yaml.safe_load(given["seeds"])}
+        node = yaml.safe_load(text) | {"seeds": given["seeds"]}
         text = yaml.safe_dump(node, sort_keys=False)  # the order of variants counts
     study = read_study(text, args.file.stem)
-    work = Path(given.get("out") or Path("outputs") / "studies" / args.file.stem)
-    try:
-        workers = int(given.get("workers") or cores())
-    except ValueError as error:
-        raise ConfigError(f"workers={given['workers']} should be a number") from error
+    work = Path(str(given.get("out") or f"outputs/studies/{args.file.stem}"))
+    workers = typed(int, given.get("workers", cores()), "workers")
     from embodied.commands.train import fresh
 
     parser = argparse.ArgumentParser()
@@ -71,23 +71,21 @@ def trainings(study: Study, work: Path) -> Iterator[tuple[str, str]]:
             yield f"variant {variant}", study.line(variant, seed, work / "no-run")
 
 
-OWN = ("trials", "metric", "direction", "rungs", "pruner", "sweep_seed", "workers", "out")
-OWN += ("on", "slurm")
+SEARCH = {key: key for key in ("trials", "metric", "direction", "rungs", "pruner")}
+SEARCH |= {"sweep_seed": "seed"}
+OWN = (*SEARCH, "workers", "out", "on")
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from embodied.study.study import cores
-    from embodied.study.sweep import launcher
-
-    own = dict(word.split("=", 1) for word in args.words if word.partition("=")[0] in OWN)
-    words = [word for word in args.words if word.partition("=")[0] not in OWN]
+    slurm, words = take(args.words, "slurm")
+    own = yaml_values(word for word in words if word.partition("=")[0] in OWN)
+    words = [word for word in words if word.partition("=")[0] not in OWN]
     sweep = sweep_of(own, words, args.config_dir)
-    out = Path(own.get("out") or "outputs/sweep")
-    workers = _number(own, "workers", cores())
-    where = launcher(own.get("on", "here"), own.get("slurm"), sweep.threads, sweep.device)
+    out = Path(str(own.get("out") or "outputs/sweep"))
+    workers = typed(int, own.get("workers", cores()), "workers")
+    where = launcher(own.get("on", "here"), slurm, sweep.threads, sweep.device)
     # After the mistakes: these import torch.
     from embodied.study.page import best_of, facts, write_sweep
-    from embodied.study.sweep import run as run_sweep
 
     def done(found: Any) -> None:
         write_sweep(out.name, sweep, found, out)
@@ -104,10 +102,9 @@ def sweep(args: argparse.Namespace) -> None:
     print(f"  report  {page}")
 
 
-def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
+def sweep_of(own: dict[str, Any], words: list[str], folders: list[str]) -> Any:
     """The sweep, after one training with its first values was composed: mistakes cost nothing."""
     from embodied.commands.train import fresh
-    from embodied.study.sweep import Sweep, require_space, searched
 
     found = {word: searched(word) for word in words}
     fixed = [word for word, space in found.items() if space is None]
@@ -125,15 +122,6 @@ def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
         "steps": int(node["steps"]),
         "threads": int(node["threads"]),
         "device": str(node["device"]),
-        **{key: own[key] for key in ("metric", "direction", "pruner") if key in own},
-        **{key: _number(own, key, 0) for key in ("trials", "rungs") if key in own},
-        **({"seed": _number(own, "sweep_seed", 0)} if "sweep_seed" in own else {}),
+        **{SEARCH[key]: value for key, value in own.items() if key in SEARCH},
     }
     return parse(Sweep, settings, "sweep")
-
-
-def _number(own: dict[str, str], key: str, usual: int) -> int:
-    try:
-        return int(own.get(key, usual))
-    except ValueError as error:
-        raise ConfigError(f"{key}={own[key]} should be a whole number") from error

@@ -11,9 +11,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.commands import require_at_least, require_inputs
+from rich.progress import Progress
+
+from embodied.commands import require_inputs
+from embodied.compose import compose, options, read_override, search_folders
 from embodied.core.atomic_write import locked
-from embodied.core.build import ConfigError, Node, nearest
+from embodied.core.build import ConfigError, Node, nearest, parse
+from embodied.core.saved_node import python_names, read_run_settings
+from embodied.policies.remote.address import PACKAGE, allow_typed, is_address
 
 if TYPE_CHECKING:
     from embodied.models.dynamics import Fit
@@ -23,14 +28,6 @@ if TYPE_CHECKING:
 
 SENTENCES = ("prompt", "sentence", "text", "goal")
 """Settings of a node that say in words what is wanted."""
-
-
-def settings() -> str:
-    """The settings of a run as a table."""
-    from embodied.compose import PACKAGED
-    from embodied.settings_tables import command_rows, regime_rows, table
-
-    return table([*command_rows(PACKAGED / "train.yaml"), *regime_rows([PACKAGED])])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -81,8 +78,6 @@ def session(
     else:
         node, step = fresh(words, folders, given), 0
     if any(word.startswith("init=") for word in words):
-        from embodied.policies.remote.address import allow_typed
-
         allow_typed(words)
     from embodied.core import distributed
 
@@ -161,9 +156,6 @@ def _how_to_resume(folder: Path) -> str:
 def fresh(
     words: Sequence[str], folders: Sequence[str], given: Mapping[str, Node] | None = None
 ) -> Node:
-    """A new run's configuration, with its name and folder filled in."""
-    from embodied.compose import compose, options, read_override, search_folders
-
     if not {"experiment", "env", "demos"} & {read_override(word).key for word in words}:
         raise ConfigError(
             "no experiment is given: experiment=NAME (embodied list experiments), "
@@ -194,7 +186,6 @@ def fresh(
 
 
 def require_new(folder: Path) -> None:
-    """ConfigError if `folder` has checkpoints."""
     if any(folder.glob("checkpoints/[0-9]*")):
         raise ConfigError(
             f"{folder} already holds a run: resume it with resume={folder}, or choose another "
@@ -203,10 +194,7 @@ def require_new(folder: Path) -> None:
 
 
 def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[Node, int]:
-    """The configuration of the run at `path` (or of a checkpoint in it), with `words` applied."""
-    from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.core.saved_node import read_run_settings
 
     saved, damaged = checkpoint.newest_whole(path)
     folder = saved.parent.parent
@@ -229,7 +217,6 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
 
 
 def facts(config: RunConfig) -> dict[str, str]:
-    """The settings that a run prints first."""
     from embodied.core.device import pick_device
 
     finetune, demos = config.finetune, config.demos
@@ -255,7 +242,6 @@ def facts(config: RunConfig) -> dict[str, str]:
 
 
 def described(node: Node) -> str:
-    """A short description of a node: its class and its most important settings."""
     shown = [
         f"{key}={node[key]}"
         for key in ("task", "id", "chunk", "num_envs", "batch_size")
@@ -267,17 +253,12 @@ def described(node: Node) -> str:
 
 def allow_word(folder: Path) -> str:
     """The word that the run in `folder` needs: a file that names a server is not believed."""
-    from embodied.core.saved_node import read_run_settings
-    from embodied.policies.remote.address import PACKAGE, is_address
-
     named = is_address(read_run_settings(folder / "run.yaml").get("init"))
     return f' "allow=[{PACKAGE}]"' if named else ""
 
 
 def next_lines(folder: Path) -> str:
-    """What to type after the run in `folder`."""
     from embodied.core.native import OBJECT_PREFIX
-    from embodied.core.saved_node import python_names, read_run_settings
 
     run, more, path = read_run_settings(folder / "run.yaml"), allow_word(folder), str(folder)
     env, policy = run.get("env") or {}, run.get("policy") or {}
@@ -302,20 +283,15 @@ def next_lines(folder: Path) -> str:
 
 
 def model_command(args: argparse.Namespace) -> None:
-    from embodied.compose import compose
-
     require_inputs(args.words)
     node = compose("model_train", args.words, args.config_dir).node
-    require_at_least(node, {"seed": 0, "threads": 1})
 
-    from embodied.core.build import parse
     from embodied.models.train import TrainConfig, require_new, train
 
     config: TrainConfig = parse(TrainConfig, node, "embodied model train")
     require_new(config.out)
 
     import torch
-    from rich.progress import Progress
 
     torch.set_num_threads(config.threads)
     try:
@@ -338,7 +314,6 @@ def model_command(args: argparse.Namespace) -> None:
 
 
 def card(out: str, fit: Fit) -> str:
-    """The model's data and its held-out error of every output, as text."""
     head = ("output", "unit", "error", "spread", "explained")
     body = [
         (o.name, o.unit, f"{o.error:.4g}", f"{o.spread:.4g}", f"{o.explained:.1%}")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import require_folders, take
+from embodied.commands import named, require_folders, runs_in, take
 from embodied.core.build import ConfigError
 from embodied.core.saved_node import read_run_settings
 
@@ -17,10 +17,7 @@ OUTCOME = {True: "success", False: "no success", None: "success not reported"}
 
 
 def run(args: argparse.Namespace) -> None:
-    own: dict[str, str | None] = {}  # None: not given
-    given: list[str] = args.words
-    for name in OWN:
-        own[name], given = take(given, name)
+    own, given = named(args.words, OWN)
     if ROBOT in given:
         return _monitor(own, [word for word in given if word != ROBOT], args.port)
     if own["folder"] is not None:
@@ -32,8 +29,7 @@ def run(args: argparse.Namespace) -> None:
         page = compare([Path(word) for word in given], Path(own["out"] or "compare.html"))
         print(f"{page}  {page.stat().st_size / 1e6:.1f} MB", flush=True)
         return None
-    runs = [word for word in given if "=" not in word or Path(word).exists()]
-    words = [word for word in given if word not in runs]
+    runs, words = runs_in(given)
     if len(runs) > 1 or not given:
         raise ConfigError("nothing to view; type: embodied view RUN, or embodied view env=NAME")
     require_folders(runs)
@@ -103,7 +99,6 @@ def _number(own: dict[str, str | None], name: str, default: int) -> int:
 
 
 def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, Any]:
-    """The environment that `words` configure, starting from that of the run."""
     from embodied.compose import compose
     from embodied.core import checkpoint
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,15 +22,17 @@ from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
+from embodied.core.atomic_write import write_json
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.checkpoint import git_revision
+from embodied.core.device import seed_everything
 from embodied.core.reward import AugmentsEpisodes, Reward, Stateful
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import columns_of_info, images_of, read_info
-from embodied.datasets.transitions import observations
+from embodied.datasets.transitions import joined, observations, transitions
 from embodied.llm.chat import ServerUnusable
 from embodied.nn.statistics import auc, spearman
 from embodied.rewards.analysis import distances
@@ -66,7 +68,6 @@ def require_ready(reward: Reward, verb: str) -> None:
 
 
 def of_run(path: Path) -> tuple[Node, Any]:
-    """The configuration and the saved state of the reward that a run was trained with."""
     saved = checkpoint.find(path)
     file = saved.parent.parent / "run.yaml"
     node = read_run_settings(file).get("reward")
@@ -148,7 +149,6 @@ def labels(reward: Reward, episode: Tensors, gamma: float) -> Tensor:
 
 
 def augmented(reward: Reward, episode: Tensors) -> Tensors:
-    """The episode with the observations that `reward` adds to recorded ones."""
     if not isinstance(reward, AugmentsEpisodes):
         return episode
     added = reward.augment_episode(observations(episode))
@@ -158,7 +158,6 @@ def augmented(reward: Reward, episode: Tensors) -> Tensors:
 
 
 def rows_of(episode: Tensors, gamma: float) -> Tensors:
-    """The episode as transitions."""
     obs = tt.under(episode, "obs")
     last = tt.under(episode, "next_obs")
     after = {name: torch.cat([value[1:], last[name][None]]) for name, value in obs.items()}
@@ -201,12 +200,50 @@ def _require_same(out: Path, about: dict[str, Any]) -> None:
 
 
 def means(episodes: Episodes) -> dict[str, float]:
-    """Mean label and mean recorded reward over all steps."""
     steps = episodes.steps
     return {
         "mean label": steps["reward"].mean().item(),
         "mean recorded": steps[RECORDED].mean().item(),
     }
+
+
+@runtime_checkable
+class Teachable(Protocol):
+    """A reward that can be fitted to a dataset by labelling pairs of it."""
+
+    def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]: ...
+
+
+def read_joined(folders: Sequence[Path]) -> Episodes:
+    """The episodes of datasets of one spec; SpecMismatch."""
+    parts = [read_episodes(folder) for folder in folders]
+    for folder, part in zip(folders[1:], parts[1:], strict=True):
+        require_same(parts[0].spec, part.spec, f"dataset {folders[0]}", f"dataset {folder}")
+    return joined(parts)
+
+
+def label_by_preferences(node: Node, episodes: Episodes) -> dict[str, float]:
+    """Fit the reward of `node` to pairs of `episodes`, and write them to OUT with its rewards; the
+    environment's are kept as `env_reward`. Returns metrics of held-out episodes, which are also
+    written to OUT/preferences.json."""
+    out, gamma = Path(node["out"]), 0.99
+    seed_everything(node["seed"])
+    reward = make_reward(
+        node["reward"], None, episodes.spec, gamma, 1, node["seed"], out / "reward"
+    )
+    if not isinstance(reward, Teachable):
+        raise ConfigError(f"{node['reward']['_target_']} cannot be fitted to pairs of a dataset")
+    report = reward.fit_from(episodes, node["held_out"])
+    rewards = evaluate_reward(reward, transitions(episodes, gamma))
+    with EpisodeWriter(out, episodes.spec) as writer:
+        for number, own in enumerate(rewards.split(episodes.length.tolist())):
+            episode = episodes.episode(number)
+            info = dict(episodes.info[number]) if episodes.info else {}
+            kept = {**episode, "env_reward": episode["reward"], "reward": own}
+            writer.add(kept, episodes.text(number), info)
+    known = {name: value for name, value in report.items() if np.isfinite(value)}
+    write_json(out / "preferences.json", {"reward": node["reward"], "seed": node["seed"], **known})
+    return report
 
 
 Numbers = NDArray[np.float64]
@@ -314,7 +351,6 @@ def _with_interval(scores: Numbers, won: NDArray[np.bool_]) -> dict[str, float] 
 
 
 def draw(rows: Sequence[Row], name: str, file: Path) -> None:
-    """The reward of every episode over its steps, coloured by success."""
     import matplotlib
 
     matplotlib.use("Agg")

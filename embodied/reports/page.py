@@ -39,7 +39,6 @@ def write_page(path: Path, title: str, body: Iterable[str], style: str = "") -> 
 
 
 def head(title: str, *says: str) -> str:
-    """The title, and a paragraph for each text below it."""
     lines = "".join(f"<p>{escape(each)}</p>" for each in says if each)
     return f"<header><h1>{escape(title)}</h1>{lines}</header>"
 
@@ -54,7 +53,6 @@ def figure(drawn: str, caption: str = "", value: str = "") -> str:
 
 
 def film_figure(file: Path, caption: str) -> str:
-    """A strip of frames of a video, and the video itself."""
     from embodied.evaluation.video import strip_png
 
     picture = data_url("image/png", strip_png(file))
@@ -77,7 +75,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def data_url(kind: str, data: bytes) -> str:
-    """`data` as the address of an image or a video."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -179,7 +176,6 @@ class Frame:
         )
 
     def level(self, height: float, colour: str) -> str:
-        """A dashed line across."""
         y = self.y(height)
         return (
             f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" '
@@ -218,7 +214,6 @@ def against(left: Sequence[Point], right: Sequence[Point], names: tuple[str, str
 
 
 def framed(points: Sequence[Point], low: float | None = None, high: float | None = None) -> Frame:
-    """A frame that contains all points, from x = 0."""
     heights = [y for _, y in points]
     bottom = min(heights) if low is None else low
     top = max(heights) if high is None else high
@@ -233,7 +228,6 @@ def colour(number: int) -> str:
 
 
 def legend_of(numbers: Mapping[str, int]) -> str:
-    """Names in the colours of their `numbers`."""
     spans = [
         f'<span style="color:{colour(number)}">{escape(name)}'
         f"{' (dashed)' if number >= len(COLOURS) else ''}</span>"

@@ -78,7 +78,6 @@ class Quality:
         return math.log(self.distinct) / max(math.log(self.reference), 1e-9)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Lines to print: what it is, and its value."""
         counted = f"{self.distinct:,} distinct, {self.reference:,} in the reference"
         quality = f"unknown: all returns are {self.best:.4g}, give random= and best="
         if self.tq is not None:
@@ -152,7 +151,6 @@ def distinct(pairs: Tensor, reference: Tensor, config: Config) -> int:
 
 
 def _at_bounds(episodes: Episodes) -> float | None:
-    """The share of action elements that are at a bound of [-1, 1]."""
     act, action = episodes.spec.act, episodes.steps["action"]
     if (act.low, act.high) != (-1.0, 1.0):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.actor import Actor
-from embodied.core.device import forked
-from embodied.core.env import VecEnv, require_finite
+from embodied.core.build import Node, build
+from embodied.core.checkpoint import load_policy
+from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
+from embodied.datasets.collect import play
 from embodied.nn import statistics
-from embodied.reports.datasets import evaluate_reward
+from embodied.reports.datasets import evaluate_reward, make_reward, rows_of
 from embodied.rewards.analysis import distances
+from embodied.rewards.wrappers.added_observations import augment_shared
 
 
 @dataclass(frozen=True)
@@ -48,62 +51,61 @@ def collect_episodes(
     env: VecEnv, policies: Sequence[Policy], episodes: int, gamma: float, seed: int
 ) -> PolicyEpisodes:
     """At least `episodes` episodes of each policy, the same number from every parallel env."""
-    kept: list[Tensors] = []
-    won: list[Tensor] = []
-    lengths: list[int] = []
-    policy_ids: list[int] = []
-    with forked():
-        for number, policy in enumerate(policies):
-            torch.manual_seed(seed + number)
-            for rows, success in _run(env, policy.eval(), episodes, gamma, seed + number):
-                kept.append(rows)
-                lengths.append(tt.length(rows))
-                policy_ids.append(number)
-                won += [] if success is None else [success]
-    episode = torch.arange(len(kept)).repeat_interleave(torch.tensor(lengths))
-    return PolicyEpisodes(
-        tt.cat(kept), episode, torch.stack(won) if won else None, torch.tensor(policy_ids)
-    )
-
-
-def _run(
-    env: VecEnv, policy: Policy, episodes: int, gamma: float, seed: int
-) -> list[tuple[Tensors, Tensor | None]]:
-    n, actor = env.num_envs, Actor(policy, env.num_envs)
-    quota = -(-episodes // n)
-    obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=env.device)
-    running: list[list[Tensors]] = [[] for _ in range(n)]
-    won, played = torch.zeros(n, dtype=torch.bool), [0] * n
-    done: list[tuple[Tensors, Tensor | None]] = []
-    while min(played) < quota:
-        action = actor(obs, first)
-        step = env.step(action.to(env.device))
-        require_finite(step.reward, step.next_obs, type(env).__name__)
-        rows = {
-            **tt.nest(obs, "obs"),
-            "action": action,
-            "reward": step.reward,
-            "discount": gamma * (~step.terminated).float(),
-            **tt.nest(step.next_obs, "next_obs"),
-        }
-        rows = tt.each(rows, torch.clone)
-        success = step.log.get("success")
-        won = won if success is None else won | success.cpu()
-        for row in range(n):
-            running[row].append({key: value[row] for key, value in rows.items()})
-        for row in step.ended.nonzero().flatten().tolist():
-            if played[row] < quota:
-                played[row] += 1
-                done.append((tt.stack(running[row]), None if success is None else won[row].clone()))
-            running[row], won[row] = [], False
-        obs, first = step.obs, step.ended
-    return done
+    count = -(-episodes // env.num_envs) * env.num_envs
+    played = [
+        (number, episode)
+        for number, policy in enumerate(policies)
+        for episode, _ in islice(play(policy.eval(), env, seed + number), count)
+    ]
+    kept = [rows_of(episode, gamma) for _, episode in played]
+    won = torch.stack([episode["success"].any() for _, episode in played]).cpu()
+    episode = torch.arange(len(kept)).repeat_interleave(torch.tensor([*map(tt.length, kept)]))
+    # An environment that never says success need not know it.
+    success = won if won.any() else None
+    return PolicyEpisodes(tt.cat(kept), episode, success, torch.tensor([n for n, _ in played]))
 
 
 Numbers = NDArray[np.float64]
 Index = NDArray[np.int64]
 FITTED = 4096  # transitions that values are fitted on
 SLACK = 1e-6
+
+
+def compare_in(
+    env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
+) -> dict[str, Any]:
+    """All measures by name, with the episodes of `env` they were computed on; `chosen`: the node
+    (None: the environment's reward) and the state of each reward."""
+    spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
+    policies = players(settings, env)
+    rewards: list[Reward | None] = []
+    for letter, (node, state) in zip("AB", chosen, strict=True):
+        reward = None
+        if node is not None:
+            reward = make_reward(node, state, spec, gamma, env.num_envs, seed)
+            env = augment_shared(env, reward, f"reward {letter}")
+        rewards.append(reward)
+    cover = collect_episodes(env, list(policies.values()), settings["episodes"], gamma, seed)
+    return {
+        "env": settings["env"],
+        "rewards": [node or "own" for node, _ in chosen],
+        "policies": list(policies),
+        **compare(cover, rewards, gamma, settings["epic_rows"], settings["epic_means"]),
+    }
+
+
+def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
+    """The policies whose episodes are used, by name."""
+    wanted, run = settings["policy"], settings["run"]
+    if wanted not in ("random", "mixture"):
+        return {wanted: load_policy(wanted, env.spec)}
+    nodes = {"random": {"_target_": "embodied.policies.random.Random"}}
+    if wanted == "mixture" and settings["demonstrator"] is not None:
+        nodes["demonstrator"] = settings["demonstrator"]
+    made: dict[str, Policy] = {k: build(node, Policy, spec=env.spec) for k, node in nodes.items()}
+    if wanted == "mixture" and run is not None:
+        made[run] = load_policy(run, env.spec)
+    return made
 
 
 def compare(
@@ -136,7 +138,6 @@ def _epic(
 
 
 def _starc(values: Sequence[torch.Tensor], rows: Tensors) -> dict[str, float]:
-    """STARC distances, in the two common forms."""
     index = _spread(tt.length(rows), FITTED)
     some = tt.take(rows, index)
     asked = [lambda rows, value=value: value[index] for value in values]
@@ -166,7 +167,6 @@ def _numbers(obs: Tensors) -> torch.Tensor:
 
 
 def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
-    """Rank correlations of the two rewards, within episodes and between returns."""
     inside = distances.within(each[0], each[1])
     returns = [np.array([part.sum() for part in parts]) for parts in each]
     return {
@@ -178,7 +178,6 @@ def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
 
 
 def _alone(name: str, parts: Sequence[Numbers], cover: PolicyEpisodes) -> dict[str, Any]:
-    """Properties of one reward, and how well it predicts success."""
     sums, last = np.array([p.sum() for p in parts]), np.array([p[-1] for p in parts])
     facts: dict[str, Any] = {
         f"{name}_mean": float(np.concatenate(list(parts)).mean()),

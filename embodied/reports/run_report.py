@@ -59,7 +59,6 @@ def meaning(name: str) -> str:
 
 
 def diagnosis(rows: Rows) -> list[str]:
-    """What to notice first in a run's metrics, a sentence each."""
     return [*_success(rows), *_returns(rows), *_alarms(rows)]
 
 
@@ -109,7 +108,6 @@ def _alarms(rows: Rows) -> Iterator[str]:
 
 
 def series(rows: Rows, name: str) -> np.ndarray:
-    """The finite values of a metric [n]."""
     values = np.array([row[name] for row in rows if name in row], dtype=float)
     return values[np.isfinite(values)]
 
@@ -142,7 +140,6 @@ def write(folder: Path) -> Path:
 
 
 def summary(folder: Path) -> str:
-    """The run's result in one line."""
     rows = read_metrics(folder)
     ends = [row for row in rows if "eval/return" in row]
     if not ends:
@@ -156,19 +153,22 @@ def summary(folder: Path) -> str:
 
 
 def _held_out(rows: Sequence[dict[str, Any]]) -> str:
-    """The best evaluation on held-out episodes, after the run's name; "" without one."""
-    ends = [row for row in rows if "eval/best_loss" in row]
-    if not ends:
+    """What follows the run's name; "" without held-out episodes."""
+    if (best := _best(rows)) is None:
         return ""
-    best = next(row for row in ends if row["step"] == ends[-1]["eval/best_step"])
     return (
         f" at {best['step']:,} (the best, saved): held-out loss {best['eval/loss']:.4g}, action "
         f"error {best['eval/action_error']:.1%} of the range"
     )
 
 
+def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The best evaluation on held-out episodes of a run without an environment."""
+    ends = [row for row in rows if "eval/best_loss" in row]
+    return next((row for row in ends if row["step"] == ends[-1]["eval/best_step"]), None)
+
+
 def won_of(row: dict[str, Any]) -> tuple[int, int]:
-    """Successes and episodes of an evaluation."""
     trials = int(row["eval/episodes"])
     return round(row["eval/success"] * trials), trials
 
@@ -187,7 +187,6 @@ def curve_names(
 
 
 def components(config: dict[str, Any], groups: Sequence[str]) -> str:
-    """The classes of a run's parts."""
     nodes = [config[group] for group in groups if isinstance(config.get(group), dict)]
     return " · ".join(str(node["_target_"]).rpartition(".")[2] for node in nodes)
 
@@ -197,7 +196,6 @@ def _name(folder: Path) -> str:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The settings of a run; empty if the folder has none."""
     file = folder / "run.yaml"
     return read_run_settings(file) if file.exists() else {}
 
@@ -228,11 +226,8 @@ def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _held_out_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The best evaluation on held-out episodes of a run without an environment."""
-    ends = [row for row in rows if "eval/best_loss" in row]
-    if not ends:
+    if (best := _best(rows)) is None:
         return []
-    best = next(row for row in ends if row["step"] == ends[-1]["eval/best_step"])
     note = f"best, at step {best['step']:,}; this policy is saved"
     error = f"{best['eval/action_error']:.1%}"
     return [
@@ -242,21 +237,11 @@ def _held_out_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _actor_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What a run with actors did, from its newest line that says so."""
     last = next((row for row in reversed(rows) if "train/actor_hours" in row), None)
     if last is None:
         return []
-    steps, updates, lag, waiting, died, hours = (
-        last[f"train/{name}"]
-        for name in (
-            "steps_per_second",
-            "updates_per_second",
-            "policy_lag",
-            "waiting_steps",
-            "actor_deaths",
-            "actor_hours",
-        )
-    )
+    names = "steps_per_second updates_per_second policy_lag waiting_steps actor_deaths actor_hours"
+    steps, updates, lag, waiting, died, hours = (last[f"train/{name}"] for name in names.split())
     pace = f"steps a second; {updates:.1f} updates a second"
     behind = f"versions old are the weights that act; {waiting:.1f} vector steps wait"
     return [
@@ -279,13 +264,11 @@ def _duration(seconds: float) -> str:
 
 
 def _noticed(rows: Sequence[dict[str, Any]]) -> str:
-    """What to notice first, as a list."""
     lines = "".join(f"<li>{escape(line)}</li>" for line in diagnosis(rows))
     return f'<h2>Notice</h2><ul class="notice">{lines}</ul>' if lines else ""
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> str:
-    """The main curves, and the others in a fold."""
     drawn = {name: _curve(name, rows) for name in curve_names(rows, FIRST, UNDRAWN)}
     drawn = {name: each for name, each in drawn.items() if each}
     main = [each for name, each in drawn.items() if name in FIRST] or [*drawn.values()]
@@ -330,7 +313,6 @@ def _goodhart(folder: Path) -> str:
 
 
 def _terms(folder: Path) -> str:
-    """The reward's components over one evaluation episode."""
     file = folder / TERMS
     if not file.exists():
         return ""
@@ -345,7 +327,6 @@ def _terms(folder: Path) -> str:
 
 
 def _tasks(folder: Path) -> str:
-    """The tasks that the run's teacher sampled, by quarter of training."""
     past = read_episode_log(folder)
     if past is None:
         return ""
@@ -359,7 +340,6 @@ def _tasks(folder: Path) -> str:
 
 
 def _films(folder: Path) -> str:
-    """A strip of frames of each video, and the video itself."""
     files = sorted(folder.glob("videos/*.mp4"), reverse=True)
     if not files:
         return ""
@@ -387,7 +367,6 @@ def _evaluations(folder: Path) -> str:
 
 
 def _worst(folder: Path) -> str:
-    """The worst parameters that were found, and the least score at each value of every one."""
     file = folder / WORST
     if not file.exists():
         return ""

@@ -86,7 +86,6 @@ def write_study(name: str, study: Study, work: Path) -> Path:
 
 
 def _choices(study: Study, work: Path) -> list[str]:
-    """A table of what the stages chose so far, by seed."""
     files = {
         (seed, task.out.name): Path(f"{task.out}.choice.json")
         for seed in study.seeds
@@ -189,7 +188,6 @@ def intervals(variants: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def lines(found: Mapping[str, Any]) -> str:
-    """The results as plain text."""
     rows = [_cells(n, f, found["baseline"])[:5] for n, f in found["variants"].items()]
     rows = [list(HEADS[:5]), *rows]
     widths = [max(len(row[k]) for row in rows) for k in range(5)]
@@ -199,7 +197,6 @@ def lines(found: Mapping[str, Any]) -> str:
 
 
 def facts(study: Any, out: Path) -> list[dict[str, Any]]:
-    """Every trial: number, settings, state, result and the values at its checkpoints."""
     return [
         {
             "trial": trial.number,
@@ -214,7 +211,6 @@ def facts(study: Any, out: Path) -> list[dict[str, Any]]:
 
 
 def best_of(sweep: Sweep, trials: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The complete trial with the best result."""
     complete = [trial for trial in trials if trial["state"] == "complete"]
     sign = 1 if sweep.direction == "maximize" else -1
     return max(complete, key=lambda trial: sign * trial["value"], default=None)

@@ -235,19 +235,16 @@ class Study:
             self.lines_before(variant, self.seeds[0], Path("WORK"))
 
     def line(self, variant: str, seed: int, work: Path) -> str:
-        """The command line of a variant."""
         text, out = whole(self.variants[variant], self.base), work / f"{variant}-{seed}"
         known = places(self.stages, work, seed)
         return " ".join(filled(text, work=work, out=out, seed=seed, **known).split())
 
     def lines_before(self, variant: str, seed: int, work: Path) -> list[str]:
-        """The command lines that run before a variant."""
         known = places(self.stages, work, seed)
         lines = self.before.get(variant, ())
         return [filled(text, work=work, seed=seed, **known) for text in lines]
 
     def tasks(self, seed: int, work: Path) -> list[Task]:
-        """The stages of a seed as tasks, in order."""
         return plan(self.stages, work, seed, self.base)
 
     @property
@@ -261,7 +258,6 @@ class Study:
 
 
 def read_study(text: str, name: str) -> Study:
-    """Parse a study; ConfigError for a mistake in it."""
     node = parse_yaml(text, f"study {name}")
     if not isinstance(node, dict):
         raise ConfigError(f"study {name} should hold metric, seeds and variants")
@@ -387,7 +383,6 @@ def is_done(work: Path, variant: str, seed: int) -> bool:
 
 
 def last_value(folder: Path, metric: str) -> float:
-    """The last value of `metric` in a run's metrics."""
     values = values_of(folder, metric)
     if not values:
         raise ConfigError(f"study: {folder}/metrics.jsonl has no {metric}")
@@ -407,5 +402,4 @@ def seconds_of(out: Path) -> float:
 
 
 def cores() -> int:
-    """The CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

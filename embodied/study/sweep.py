@@ -1,6 +1,6 @@
 """Sweep: Optuna chooses settings, each trial is a training; poor ones are stopped at checkpoints.
 
-A trial is a process of `embodied train`, here, in a Slurm job or on Ray (`Launcher`). It evaluates
+A trial is a process of `embodied train`, here, in a Slurm job or on Ray. It evaluates
 and saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
 trial saves where it is (as after Ctrl-C), and can be resumed exactly by hand. A sweep that was
 interrupted goes on with the same trials: Optuna's journal keeps what was tried, and unfinished runs
@@ -14,58 +14,77 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
 
 from embodied.core.bounds import Count, CountOrZero, Number
 from embodied.core.build import ConfigError
-from embodied.study.ray_runner import Runner
+from embodied.core.children import interrupt_with_parent
 from embodied.study.study import STOPPED, program, resume_words, values_of
 from embodied.training.actors.ray_connection import connected, imported
 
-
-class Training(Protocol):
-    """A training that runs somewhere, as `subprocess.Popen` has it."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, when it has ended. subprocess.TimeoutExpired."""
-        ...
+SHARED = 10.0  # s for a file to be found on another machine
 
 
-class Launcher(ABC):
-    """Starts trainings and asks them to save and end. `terminal`: whether Ctrl-C in the sweep's
-    terminal reaches them without `interrupt`."""
+class Runner:
+    """The actor: runs a training on its machine. Ray calls its methods in two threads."""
 
-    terminal = False
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.asked = False  # to interrupt it
 
-    @abstractmethod
-    def start(self, words: Sequence[str], folder: Path) -> Training:
-        """Begin the training `words`. FOLDER.log has what it prints."""
+    def run(self, words: Sequence[str], folder: str, at: str, mark: str) -> int | str:
+        """Run `words` in the directory `at` to the end; the exit code, or why it did not begin.
+        The file FOLDER.ray has to hold `mark`."""
+        try:
+            require_shared(Path(f"{folder}.ray"), mark)
+            with Path(f"{folder}.log").open("a") as log:
+                self.process = subprocess.Popen(
+                    program(words),
+                    cwd=at,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is the sweep's, which interrupts
+                    preexec_fn=interrupt_with_parent,
+                )
+        except (ConfigError, OSError) as error:
+            return f"{socket.gethostname()}: {error}"
+        if self.asked:
+            self.interrupt()
+        return self.process.wait()
 
-    @abstractmethod
-    def interrupt(self, process: Training, folder: Path) -> None:
-        """SIGINT: the training of `folder` saves a checkpoint and ends."""
+    def interrupt(self) -> None:
+        """SIGINT, also to a training that begins later."""
+        self.asked = True
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
 
-    def close(self) -> None:  # noqa: B027  most have nothing to end
-        """After the sweep."""
+
+def require_shared(file: Path, mark: str) -> None:
+    """ConfigError unless `file` holds `mark`, which the sweep's machine wrote into it."""
+    end = time.monotonic() + SHARED
+    while not file.exists() or file.read_text() != mark:
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"{file} of the sweep's machine is not here, so no metrics would be seen: "
+                "out=DIR should be a folder that all machines of the cluster share"
+            )
+        time.sleep(0.1)
 
 
-class RayTraining(Training):
-    """One whose machine is lost counts as interrupted: the next sweep goes on with it."""
+class RayTraining:
+    """As `subprocess.Popen`. One whose machine is lost counts as interrupted: the next sweep goes
+    on with it."""
 
     def __init__(self, ray: Any, words: Sequence[str], folder: Path, needs: dict[str, int]) -> None:
         self.ray, self.folder = ray, folder
@@ -77,27 +96,17 @@ class RayTraining(Training):
         self.end = self.runner.run.remote(list(words), name, os.getcwd(), mark)
         self.code: int | None = None
 
-    def poll(self) -> int | None:
-        return self._code(0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        code = self._code(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired("embodied train", timeout or 0.0)
-        return code
-
-    def interrupt(self) -> None:
-        if self.ray.wait([self.placed], timeout=0)[0]:
-            self.runner.interrupt.remote()
-        else:  # it waits for a machine, and has nothing to save
-            self.code = STOPPED
-            self.ray.kill(self.runner)
-
-    def _code(self, timeout: float | None) -> int | None:
+    def poll(self, timeout: float | None = 0.0) -> int | None:
         if self.code is None and self.ray.wait([self.end], timeout=timeout)[0]:
             self.code = self._ended()
             self.ray.kill(self.runner)
         return self.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self.poll(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("embodied train", timeout or 0.0)
+        return code
 
     def _ended(self) -> int:
         try:
@@ -111,9 +120,34 @@ class RayTraining(Training):
         return code
 
 
-class Ray(Launcher):
+Training = subprocess.Popen[bytes] | RayTraining
+
+
+class Here:
+    """Starts trainings as processes of this machine, and asks them to save and end. `terminal`:
+    whether Ctrl-C in the sweep's terminal reaches them without `interrupt`."""
+
+    terminal = True
+
+    def start(self, words: Sequence[str], folder: Path) -> Training:
+        """Begin the training `words`. FOLDER.log has what it prints."""
+        with Path(f"{folder}.log").open("a") as log:
+            return subprocess.Popen(program(words), stdout=log, stderr=subprocess.STDOUT)
+
+    def interrupt(self, process: Training, folder: Path) -> None:
+        """SIGINT: the training of `folder` saves a checkpoint and ends."""
+        assert isinstance(process, subprocess.Popen)
+        process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """After the sweep."""
+
+
+class Ray(Here):
     """The cluster of RAY_ADDRESS, whose machines share the folder; else one that is started here.
     A training has `threads` cores, and a GPU with `device` cuda."""
+
+    terminal = False
 
     def __init__(self, threads: int, device: str) -> None:
         self.needs = {"CPU": threads, "GPU": int(device.startswith("cuda"))}
@@ -132,12 +166,16 @@ class Ray(Launcher):
             self.close()
             raise
 
-    def start(self, words: Sequence[str], folder: Path) -> RayTraining:
+    def start(self, words: Sequence[str], folder: Path) -> Training:
         return RayTraining(self.ray, words, folder, self.needs)
 
     def interrupt(self, process: Training, folder: Path) -> None:
         assert isinstance(process, RayTraining)
-        process.interrupt()
+        if self.ray.wait([process.placed], timeout=0)[0]:
+            process.runner.interrupt.remote()
+        else:  # it waits for a machine, and has nothing to save
+            process.code = STOPPED
+            self.ray.kill(process.runner)
 
     def close(self) -> None:
         if self.ours:
@@ -151,22 +189,10 @@ def _text(resources: dict[str, int]) -> str:
 WARNED = 120  # s before a job's time limit in which its training saves where it is
 
 
-class Here(Launcher):
-    """Processes of this machine."""
-
-    terminal = True
-
-    def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-        with Path(f"{folder}.log").open("a") as log:
-            return subprocess.Popen(program(words), stdout=log, stderr=subprocess.STDOUT)
-
-    def interrupt(self, process: Training, folder: Path) -> None:
-        assert isinstance(process, subprocess.Popen)
-        process.send_signal(signal.SIGINT)
-
-
-class Slurm(Launcher):
+class Slurm(Here):
     """Jobs of `sbatch --wait`, whose folder all machines share; `options` are more words of it."""
+
+    terminal = False
 
     def __init__(self, options: Sequence[str] = ()) -> None:
         self.options = list(options)
@@ -174,7 +200,7 @@ class Slurm(Launcher):
             if shutil.which(name) is None:
                 raise ConfigError(f"on=slurm needs {name}, which is not on this machine: on=here")
 
-    def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    def start(self, words: Sequence[str], folder: Path) -> Training:
         script = Path(f"{folder}.sbatch")
         lines = [
             "#!/bin/bash",
@@ -206,7 +232,7 @@ def _name(folder: Path) -> str:
     return "-".join(quote(part) for part in folder.resolve().parts[1:])
 
 
-def launcher(on: str, options: str | None, threads: int = 1, device: str = "auto") -> Launcher:
+def launcher(on: str, options: str | None, threads: int = 1, device: str = "auto") -> Here:
     """`on` is here, slurm or ray; `options` (None: not given) are words of sbatch; `threads` and
     `device` of each training."""
     if on not in ("here", "slurm", "ray"):
@@ -319,7 +345,6 @@ class Sweep:
 
 
 def require_space(space: Sequence[Searched]) -> None:
-    """ConfigError where nothing is searched."""
     if not space:
         raise ConfigError(
             "a sweep needs a setting to search: KEY=log:1e-4..1e-3, KEY=16..64, KEY=choice:A,B"
@@ -359,7 +384,7 @@ def open_study(sweep: Sweep, out: Path) -> Any:
 
 
 def run(
-    sweep: Sweep, out: Path, workers: int, done: Callable[[Any], object], launcher: Launcher
+    sweep: Sweep, out: Path, workers: int, done: Callable[[Any], object], launcher: Here
 ) -> Any:
     """Run the missing trials, `workers` at a time; `done(study)` after each. Returns the study."""
     study, stop = open_study(sweep, out), Event()
@@ -401,23 +426,14 @@ def folder_of(out: Path, number: int) -> Path:
 
 
 def line_of(sweep: Sweep, trial: Any, out: Path) -> list[str]:
-    """The words of a trial's training."""
     chosen = [f"{each.key}={each.suggest(trial)}" for each in sweep.space]
-    every = f"eval_every={sweep.every}", f"save_every={sweep.every}"
-    return [
-        "embodied",
-        "train",
-        *sweep.words,
-        *chosen,
-        f"steps={sweep.steps}",
-        *every,
-        "video=false",
-        f"out={folder_of(out, trial.number)}",
-    ]
+    own = f"steps={sweep.steps} eval_every={sweep.every} save_every={sweep.every} video=false"
+    out = folder_of(out, trial.number)
+    return ["embodied", "train", *sweep.words, *chosen, *own.split(), f"out={out}"]
 
 
 def _run_trial(
-    sweep: Sweep, study: Any, trial: Any, out: Path, stop: Event, launcher: Launcher
+    sweep: Sweep, study: Any, trial: Any, out: Path, stop: Event, launcher: Here
 ) -> None:
     """Run or resume a trial's process and report its evaluations until it ends or is stopped."""
     from optuna.trial import TrialState
@@ -442,7 +458,7 @@ def _run_trial(
 
 
 def _watch(
-    sweep: Sweep, trial: Any, folder: Path, process: Training, stop: Event, launcher: Launcher
+    sweep: Sweep, trial: Any, folder: Path, process: Training, stop: Event, launcher: Here
 ) -> bool:
     """Report evaluations until the process ends; whether it was stopped as a poor one."""
     reported = {step for step in trial.study.trials[trial.number].intermediate_values}
@@ -475,5 +491,4 @@ def _poor(sweep: Sweep, trial: Any, folder: Path, reported: set[int]) -> bool:
 
 
 def trial_words(sweep: Sweep, params: dict[str, Any]) -> Sequence[str]:
-    """The words of `embodied train` with the settings of a trial."""
     return [*sweep.words, *(f"{key}={value}" for key, value in params.items())]

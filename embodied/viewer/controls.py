@@ -8,24 +8,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-from embodied.viewer.run_folder import ViewerError
+from embodied.viewer.run_folder import HOST, ViewerError
 from embodied.viewer.scene.types import Array
-from embodied.viewer.server.auth_proxy import HOST
-from embodied.viewer.server.server import PageServer, PageThread, in_thread
+from embodied.viewer.server.server import PageServer, PageThread
 from embodied.viewer.session.disturbances import ROBOT
-from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
 
 SPEEDS = (0.1, 5.0)
 FRAME = 1 / 30
 
 
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def command(method: Method) -> Method:
+    """A method of Controls that runs in the thread, and clears the error that stopped playback; the
+    caller waits and gets its errors."""
+
+    @wraps(method)
+    def called(self: Controls, *args: Any, **settings: Any) -> None:
+        def run() -> None:
+            method(self, *args, **settings)
+            self.problem = ""
+            self.page.changed()
+
+        self.call(run)
+
+    return cast(Method, called)
+
+
 class Controls(PageThread):
     """The session and what can be done with it; every method returns when its command is done.
 
-    Panels of the page, which is made by the subclass `Viewer`, hand every change to `press`.
+    Panels of the page, which the subclass `Viewer` makes, hand every change to `press` or `bind`.
     `problem` is the error that stopped playback, empty if none.
 
     Methods may be called from any thread and raise the errors of their commands. Errors during
@@ -58,91 +76,100 @@ class Controls(PageThread):
             return 1.0
         return min(max(1.0 - (self._due - time.monotonic()) / length, 0.0), 1.0)
 
-    @in_thread
+    @command
     def play(self) -> None:
         """Play at `speed` times real time; at the end of an episode, the next one."""
-        self.playing, self._due, self.problem = True, time.monotonic(), ""
-        self.page.changed()
+        self.playing, self._due = True, time.monotonic()
 
-    @in_thread
+    @command
     def pause(self) -> None:
         """Stop playing."""
         self.playing = False
-        self.page.changed()
 
+    @command
     def toggle(self) -> None:
         """Play if paused, pause if playing."""
-        self.call(lambda: self.pause() if self.playing else self.play())
+        if self.playing:
+            self.pause()
+        else:
+            self.play()
 
-    @in_thread
+    @command
     def step(self, steps: int = 1) -> None:
         """Pause and go forward `steps` steps: stored ones, then new control steps."""
-        self.playing, self.problem = False, ""
+        self.playing = False
         for _ in range(steps):
             self._advance_session()
 
     def back(self, steps: int = 1) -> None:
         """Pause and go back `steps` steps."""
-        self.call(lambda: self._seek(self.session.at - steps))
+        self._seek(lambda: self.session.at - steps)
 
     def scrub(self, step: int) -> None:
         """Pause and display control step number `step`."""
-        self.call(lambda: self._seek(step - self.session.episode.moments[0].step))
+        self._seek(lambda: step - self.session.episode.moments[0].step)
 
     def newest(self) -> None:
         """Display the newest step, from which playing continues."""
-        self.call(lambda: self._seek(self.session.length - 1))
+        self._seek(lambda: self.session.length - 1)
 
+    @command
     def branch(self) -> None:
         """Discard the steps after the displayed one and continue from there."""
-        self._change(self.session.branch)
+        self.session.branch()
 
+    @command
     def next(self) -> None:
         """Start the episode of the next seed."""
-        self.call(lambda: self.reset(self.session.episode.seed + 1))
+        self.reset(self.session.episode.seed + 1)
 
-    @in_thread
+    @command
     def reset(self, seed: int | None = None) -> None:
         """Restart the running episode, or start the one of `seed`."""
         self.session.reset(self.session.episode.seed if seed is None else seed)
-        self._due, self.problem = time.monotonic(), ""
+        self._due = time.monotonic()
         self.page.episode_started()
-        self.page.changed()
 
-    @in_thread
+    @command
     def set_task(self, task: Sequence[float] | None) -> None:
         """Restart with the task vector `task` [D] in [0, 1]; None: sampled for each episode."""
         self.session.set_task(task)
         self.reset()
 
-    @in_thread
+    @command
     def set_speed(self, speed: float) -> None:
         """Simulated seconds per second, 0.1 to 5."""
         low, high = SPEEDS
         if not low <= speed <= high:
             raise ValueError(f"speed={speed} must be between {low} and {high}")
         self.speed = speed
-        self.page.changed()
 
+    @command
     def choose(self, policy: str) -> None:
         """Switch to another policy, by its name on the page."""
-        self._change(lambda: self.session.choose(policy))
+        self.session.choose(policy)
 
     def other_checkpoint(self, by: int) -> None:
         """Switch to the run's next checkpoint, or the previous one (`by` -1)."""
         if self.page.checkpoints is not None:
             self.page.checkpoints.move(self.session.chosen, by)
 
+    @command
     def push(self, name: str, strength: float = 1.0) -> None:
         """Push a body, or "robot", by a velocity (m/s, rad/s), at the newest step."""
-        self._change(lambda: self.session.push_all(name, strength))
+        self.session.seek(self.session.length - 1)
+        for each in self.session.sessions:
+            if not each.episode.end or self.session.over:
+                each.push(name, strength)
 
-    def shove(self, player: Player, link: str, way: Array, strength: float = 1.0) -> None:
+    @command
+    def shove(self, player: Session, link: str, way: Array, strength: float = 1.0) -> None:
         """Push a link of the robot of `player` along `way` [3], at the newest step."""
-        self._change(lambda: self.session.push_one(player, link, strength, way))
+        self.session.seek(self.session.length - 1)
+        player.push(link, strength, way)
 
-    @in_thread
-    def hold(self, player: Player, name: str, place: Array) -> None:
+    @command
+    def hold(self, player: Session, name: str, place: Array) -> None:
         """Pull a free body of `player` towards `place` [3] (m) from now on; it plays while the body
         is held."""
         if name not in player.pushes.names or name == ROBOT:
@@ -154,22 +181,26 @@ class Controls(PageThread):
         if not self.playing:
             self.play()
 
-    @in_thread
-    def let_go(self, player: Player) -> None:
+    @command
+    def let_go(self, player: Session) -> None:
         """Stop pulling; pauses again if it was paused before."""
         player.held = None
         if self._was_paused:
             self.pause()
         self._was_paused = None
 
+    @command
     def disturb_observations(self, late: int = 0, off: Iterable[str] = ()) -> None:
         """Give the policy observations that are `late` steps old and zeros for the observations
         `off`."""
-        self._change(lambda: self.session.disturb_observations(late, set(off)))
+        for each in self.session.sessions:
+            each.disturbance.late, each.disturbance.off = late, set(off)
 
+    @command
     def explore(self, on: bool) -> None:
         """Whether the policy adds its exploration noise."""
-        self._change(lambda: self.session.set_exploration(on))
+        for each in self.session.sessions:
+            each.explore = on
 
     def refresh(self) -> None:
         """Send everything that the page does not show yet."""
@@ -178,6 +209,19 @@ class Controls(PageThread):
     def press(self, command: Callable[[], None]) -> None:
         """Submit a command from the page; its errors are shown there."""
         self.submit(lambda: self._guarded(command))
+
+    def bind(self, control: Any, action: Callable[[Any], None]) -> None:
+        """Hand the value of a control of the page to `action`, in the thread, when a user changes
+        it."""
+
+        async def changed(event: Any) -> None:
+            # Read now, on the server's thread: a refresh may write the old value back at any time.
+            # Values set by the program also arrive here, without a client.
+            value = control.value
+            if event.client_id is not None:
+                self.press(lambda: action(value))
+
+        control.on_update(changed)
 
     def setup(self) -> None:
         self.session.reset(self._seed)
@@ -220,14 +264,7 @@ class Controls(PageThread):
             self.page.episode_started()
         self.page.changed()
 
-    def _seek(self, at: int) -> None:
+    @command
+    def _seek(self, at: Callable[[], int]) -> None:
         self.playing = False
-        self.session.seek(at)
-        self.page.changed()
-
-    @in_thread
-    def _change(self, change: Callable[[], None]) -> None:
-        """Apply a setting; it clears the error that stopped playback."""
-        change()
-        self.problem = ""
-        self.page.changed()
+        self.session.seek(at())

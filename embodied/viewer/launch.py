@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from embodied.core.build import build
 from embodied.core.checkpoint import find
 from embodied.core.env import VecEnv
-from embodied.viewer.run_folder import Run, ViewerError, read_run
-from embodied.viewer.server.auth_proxy import HOST
+from embodied.viewer.run_folder import HOST, Run, ViewerError, read_run
 
 if TYPE_CHECKING:
-    from embodied.viewer.app import Viewer
-    from embodied.viewer.session.overlays import StepOverlay
+    from embodied.viewer.panels.page import Viewer
     from embodied.viewer.session.session import Session
 
 Report = Callable[[str], None]
@@ -52,7 +50,7 @@ def serve(
 
     def make(page_server: PageServer) -> Viewer:
         page_server.show_loading("the viewer")
-        from embodied.viewer.app import Viewer
+        from embodied.viewer.panels.page import Viewer
 
         session = open_session(
             run, env_node, against, page_server.show_loading, postpone_critic=True
@@ -77,7 +75,6 @@ def env_name(env_node: Mapping[str, Any] | None) -> str:
 
 
 def require_input(run: Path | str | None, env_node: Mapping[str, Any] | None) -> None:
-    """ViewerError or CheckpointError if there is nothing to view."""
     if run is None and not env_node:
         raise ViewerError("nothing to view: give a run folder, or an environment with env=NAME")
     if run is not None and not Path(run).is_dir():
@@ -118,9 +115,9 @@ def session_of(
     node: dict[str, Any], run: Run | None, against: str | None, report: Report = silent
 ) -> Session:
     """A session in the environment `node`, with a second one beside it if `against` is given."""
-    from embodied.viewer.session.overlays import PlanPreview
-    from embodied.viewer.session.player import choices_for
-    from embodied.viewer.session.session import Session
+    from embodied.core.checkpoint import load_policy
+    from embodied.viewer.session.overlays import PlanPreview, make_step_overlay
+    from embodied.viewer.session.session import Session, choices_for
 
     report(f"the environment {env_name(node)}")
     env = build(node | {"num_envs": 1}, VecEnv)
@@ -131,11 +128,13 @@ def session_of(
         session = Session(env, *choices_for(env, run), name=name, plan_preview=plan_preview)
         session.run = run
         if run is not None:
-            session.make_overlay = lambda: make_step_overlay(run, env)
+            session.make_overlay = lambda: make_step_overlay(
+                run.folder, lambda: load_policy(run.folder, env.spec), env
+            )
         if against is not None:
             other_run = read_run(Path(against), node) if Path(against).is_dir() else run
             other = session_of(node, other_run, None, report)
-            session.compare_with(other)
+            session.other = other
             if not Path(against).is_dir():
                 other.choose(against)
                 other.name = against
@@ -143,14 +142,6 @@ def session_of(
         env.close()
         raise
     return session
-
-
-def make_step_overlay(run: Run, env: VecEnv) -> StepOverlay | None:
-    """Load critic and reward of `run`; slow, because learner and reward code must be imported."""
-    from embodied.core.checkpoint import load_policy
-    from embodied.viewer.session import overlays
-
-    return overlays.make_step_overlay(run.folder, lambda: load_policy(run.folder, env.spec), env)
 
 
 def session_of_episodes(
@@ -172,7 +163,6 @@ def session_of_episodes(
 
 
 def require_viser() -> None:
-    """ViewerError if viser is not installed."""
     try:
         import viser as viser
     except ModuleNotFoundError as error:
@@ -183,7 +173,6 @@ def require_viser() -> None:
 
 
 def require_port(port: int, host: str = HOST) -> None:
-    """ViewerError that names a free port if `port` is in use."""
     if _free(port, host):
         return
     candidates = range(port + 1, min(port + 100, 65536))

@@ -10,6 +10,9 @@ from typing import Any
 from embodied.core.build import ConfigError
 from embodied.core.saved_node import read_run_settings, require_inside
 
+HOST = "127.0.0.1"
+"""The default address to listen on: this machine only."""
+
 
 class ViewerError(ConfigError):
     """The viewer cannot do what was asked; the message is one line that says what to type."""

@@ -7,17 +7,15 @@ simulator states: it understands the sentences of its model card, not language i
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,8 +35,6 @@ LIKE = 0.7  # least cosine of a sentence and a rung with the same meaning
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the encoder."""
-
     side: Count = 96  # side of a view, pixels
     views: Count = 1  # largest number of views of an image
     size: Count = 128  # dimension of embeddings
@@ -57,7 +53,6 @@ def pieces(word: str, buckets: int) -> list[int]:
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words of a sentence, in lower case."""
     return WORD.findall(sentence.lower())
 
 
@@ -149,15 +144,6 @@ class ImageTower(nn.Module):
         scaled = ((moments - self.mean) / self.deviation).clamp(-8, 8)
         return self.head(scaled.nan_to_num(0.0))
 
-    def fit(self, moments: Tensor) -> None:
-        """Set the normalisation from the fixed features [N, F] of many images."""
-        there = ~moments.isnan()
-        count, known = there.sum(0).clamp(min=2), moments.nan_to_num(0.0)
-        mean = known.sum(0) / count
-        square = ((known - mean) * there).square().sum(0) / (count - 1)
-        self.mean.copy_(mean)
-        self.deviation.copy_(square.sqrt().clamp(min=0.02))
-
 
 class TextTower(nn.Module):
     """Encodes sentences as embeddings [N, D]: hashed subwords, a transformer, mean pooling."""
@@ -217,10 +203,6 @@ class Towers(nn.Module):
     def sentences(self, sentences: Sequence[str]) -> Tensor:
         """Sentences to unit vectors [N, D]."""
         return functional.normalize(self.read(sentences), dim=1)
-
-    def logits(self, pictures: Tensor, sentences: Tensor) -> Tensor:
-        """Logits [N, M] of image embeddings with sentence embeddings."""
-        return self.t.exp() * pictures @ sentences.T + self.b
 
 
 def resize_views(pictures: Tensor, side: int) -> Tensor:
@@ -288,19 +270,3 @@ def load(folder: Path = HOME, device: torch.device | str = "cpu") -> SimClip:
             towers = Towers(Shape(**card["shape"]))
         towers.load_state_dict({k: v.float() for k, v in tensors.items()})
     return SimClip(towers, card, device)
-
-
-def save(folder: Path, towers: Towers, card: dict[str, Any]) -> None:
-    """Write weights (half precision) and card; atomic."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {k: v.detach().half().contiguous().cpu() for k, v in towers.state_dict().items()}
-    digest = 0
-    for key in sorted(state):
-        digest = zlib.crc32(state[key].reshape(-1).view(torch.uint8).numpy().tobytes(), digest)
-    card = {"shape": asdict(towers.shape), "weights": f"{digest:08x}", **card}
-    part = folder / "simclip.safetensors.part"
-    save_file(state, part)
-    part.rename(folder / "simclip.safetensors")
-    part = folder / "simclip.json.part"
-    part.write_text(json.dumps(card, indent=1) + "\n")
-    part.rename(folder / "simclip.json")

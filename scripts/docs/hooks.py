@@ -18,7 +18,7 @@ import results_page  # noqa: E402
 import settings_reference  # noqa: E402
 
 NOTEBOOKS = ("fine_tune", "own_environment", "dataset_to_robot")
-"""Tutorials that the site offers as notebooks; tests/test_tutorials.py executes them."""
+"""Tutorials that the site offers as notebooks."""
 FENCE = re.compile(r"^```(\w+) file=(\S+)$", re.MULTILINE)
 OUTSIDE = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+)([^)#\s]*)(?:#[^)\s]*)?\)")
 

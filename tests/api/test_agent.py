@@ -93,13 +93,10 @@ def test_an_agent_goes_on_films_and_shows_its_curves(
     assert went_on.folder == tmp_path / "b"
 
 
-def test_the_words_of_other_libraries_are_answered(watched: tuple[em.Agent, list[Any]]) -> None:
-    agent = watched[0]
+def test_the_words_of_other_libraries_are_answered() -> None:
     assert {"train", "Agent", "make_env"} <= {*dir(em)}
     answers = [
-        ({"total_timesteps": 10}, "train(total_timesteps=...): write steps=N"),
         ({"learning_rate": 1e-3}, 'learner={"name": NAME, ...}'),
-        ({"n_envs": 4}, "num_envs=N"),
         ({"policy_kwargs": {"net_arch": [64]}}, '"hidden": [64, 64]'),
         ({"tensorboard_log": "x"}, 'log="tensorboard"'),
     ]
@@ -109,14 +106,6 @@ def test_the_words_of_other_libraries_are_answered(watched: tuple[em.Agent, list
         assert answer in str(told.value)
     with pytest.raises(ConfigError, match=r"'Pendulum-v1' is no key=value: em\.train"):
         em.train("Pendulum-v1", learner="sac")
-    with pytest.raises(ConfigError, match="write nothing: predict acts without exploration"):
-        agent.predict(np.zeros(3), deterministic=True)  # pyright: ignore
-    with pytest.raises(AttributeError, match=r"no select_action: write agent.predict\(obs\)"):
-        agent.select_action(np.zeros(3))
-    with pytest.raises(AttributeError, match=r"'make_vec_env': write em.make_env\(ENV"):
-        em.make_vec_env("Pendulum-v1")  # pyright: ignore
-    with pytest.raises(ImportError, match=r"no class PPO: em.train\(env=ENV, learner='ppo'\)"):
-        from embodied import PPO  # noqa: F401  # pyright: ignore
 
 
 def test_a_mistake_is_one_line_without_the_traceback_inside(

@@ -317,15 +317,6 @@ def test_names_ids_and_settings(tmp_path: Path) -> None:
     assert em.collect("two_gap", tmp_path / "demos", episodes=2).is_dir()
 
 
-def test_discrete_actions_choose_another_policy(tmp_path: Path) -> None:
-    out = str(tmp_path / "run")
-    made = em.train(env="CartPole-v1", learner="ppo", out=out, **SMALL)
-    actions = play(made, gymnasium.make("CartPole-v1"))
-    assert {type(action) for action in actions} == {int}
-    with pytest.raises(ConfigError, match="Sac needs continuous actions"):
-        em.train(env="CartPole-v1", learner="sac")
-
-
 def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:
     env = em.make_env("Pendulum-v1")
     policy = Gaussian(Config(hidden=(8,)), env.spec)

@@ -10,15 +10,15 @@ import torch
 from benchmarks.annotate import HELPFUL, agreement, saved, taught
 from benchmarks.simclip.__main__ import settings
 from benchmarks.simclip.corpus import Corpus, Plan, blank_images
-from benchmarks.simclip.evaluate import evaluate
+from benchmarks.simclip.evaluate import evaluate, save
 from benchmarks.simclip.scenes import collect, facts_of
-from benchmarks.simclip.train import rung_weights, train
+from benchmarks.simclip.train import normalise, rung_weights, train
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.rewards.language.annotate import Classification
 from embodied.rewards.language.rule_reader import Config, RuleReader
 from embodied.vision.image_text import views_of
-from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load, save
+from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load
 from tests.builders import node_of
 from tests.tiers import only_all
 
@@ -69,7 +69,7 @@ def test_views_stand_side_by_side() -> None:
     torch.testing.assert_close(both[:, :half], look.each(left))
     torch.testing.assert_close(both[:, half:], look.each(right))
     assert single.shape == both.shape and bool(single[:, half:].isnan().all())
-    look.fit(torch.cat([both, single]))
+    normalise(look, torch.cat([both, single]))
     torch.testing.assert_close(look.mean[half:], both[:, half:].mean(0))
     torch.testing.assert_close(look.deviation[half:], both[:, half:].std(0).clamp(min=0.02))
     filled = single.clone()

@@ -71,24 +71,6 @@ def test_compare_a_reward_with_its_shaping(
     assert apart["b_auc_return"]["value"] < 0.2
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["own"], "two rewards are needed"),
-        (["own", "shapping", "env=two_gap"], 'did you mean "shaping"'),
-        (
-            ["own", "own", "env=two_gap", "a.weight=2"],
-            "environment's reward has no setting weight=2",
-        ),
-        (["own", "shaping", "env=two_gap", "b.wheight=2"], 'did you mean "weight"'),
-        (["own", "own", "env=two_gap", "episodes=0"], "episodes=0 should be at least 1"),
-    ],
-)
-def test_mistakes_in_a_comparison(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        command("compare", *words)
-
-
 def record(folder: Path) -> Path:
     """Two episodes of a point that goes right, of 3 and 2 steps; the first one arrives."""
     spec = Counter(CounterConfig()).spec.with_obs(state=Leaf((2,), names=("x", "y")))

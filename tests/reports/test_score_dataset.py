@@ -12,8 +12,6 @@ from torch import Tensor
 
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
-from embodied.rewards.vision_language.clip import Clip
-from embodied.rewards.vision_language.clip import Config as ClipConfig
 from tests.builders import exit_of, recorded
 from tests.llm.server import Told, says, serving
 
@@ -104,20 +102,6 @@ def test_the_length_of_episodes_is_a_control_of_the_sum(
     assert "the length alone (shorter is better), a control of the sum: 1.000" in (
         capsys.readouterr().out
     )
-
-
-def test_either_of_two_cameras_is_scored(tmp_path: Path) -> None:
-    """The wrist sees nothing change; the front's values are those of the encoder itself."""
-    source = record(tmp_path / "demos", (True,))
-    words = ["reward=clip", "reward.prompt=a red square", "reward.ladder=none"]
-    for camera in ("front", "wrist"):
-        out = f"out={tmp_path / camera}"
-        score(source, *words, f"reward.picture={camera}", out)
-    (front,), (wrist,) = (read(tmp_path / name)["episodes"] for name in ("front", "wrist"))
-    assert wrist["rise"] is None and front["highest"] > front["lowest"]
-    config = ClipConfig(prompt="a red square", ladder="none", picture="front")
-    own = Clip(config, SPEC, torch.device("cpu")).score(picture(torch.arange(1.0, 5.0))) - 1
-    assert front["values"] == pytest.approx(own.tolist(), abs=1e-5)
 
 
 def test_several_cameras_are_scored_and_compared(

@@ -57,7 +57,7 @@ def one_trial(out: Path, steps: int = 40_000, rungs: int = 20) -> tuple[Any, Any
     return sweep, study, study.ask()
 
 
-def pruned(out: Path, launcher: module.Launcher, steps: int = 40_000, rungs: int = 20) -> Any:
+def pruned(out: Path, launcher: module.Here, steps: int = 40_000, rungs: int = 20) -> Any:
     """The trial of a sweep whose pruner stops whatever it sees: it was saved where it was."""
     import optuna
 

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.study import ray_runner
 from embodied.study import sweep as module
-from embodied.study.ray_runner import Runner
 from embodied.study.study import STOPPED
-from embodied.study.sweep import launcher
+from embodied.study.sweep import Runner, launcher
 from tests.builders import exit_of, wait_until
 from tests.study.helper import WORDS, Interrupted, one_trial, pruned
 from tests.tiers import only_all
@@ -100,7 +98,7 @@ def test_a_folder_that_is_not_shared_is_one_line(
     tmp_path: Path, content: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runner as on a machine on which the folder is another one, or not there."""
-    monkeypatch.setattr(ray_runner, "SHARED", 0.2)
+    monkeypatch.setattr(module, "SHARED", 0.2)
     if content is not None:
         (tmp_path / "it.ray").write_text(content)
     said = Runner().run(["python", "-c", "1"], str(tmp_path / "it"), str(tmp_path), "mark")

@@ -88,23 +88,3 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"]
     assert len(found[0]["checkpoints"]) == 5, "all of its evaluations were reported once"
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (WORDS, "a sweep needs a setting to search"),
-        ([*WORDS, "learner.gama=0.9..1"], 'no setting "gama" (did you mean "gamma"?)'),
-        ([*WORDS, "learner.gamma=0.9..0.99", "trials=many"], "trials=many should be a whole"),
-        ([*WORDS, "learner.gamma=0.9..0.99", "pruner=best"], "pruner='best' is not allowed"),
-        ([*WORDS, "learner.gamma=0.9..0.99", "on=mars"], "on=mars should be here, slurm or ray"),
-        ([*WORDS, "learner.gamma=0.9..0.99", "on=slurm"], "on=slurm needs sbatch"),
-        ([*WORDS, "learner.gamma=0.9..0.99", "slurm=--mem=1G"], "slurm= has an effect"),
-    ],
-)
-def test_mistakes(
-    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_of("sweep", *words, f"out={tmp_path}/out") == 2
-    assert line in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -134,22 +134,11 @@ class Browser:
 
     def drag(self, *points: tuple[float, float]) -> None:
         """Press the left button at the first of `points`, move through them, and let go."""
-        self.press_at(*points[0])
+        self._mouse("mouseMoved", *points[0], 0)
+        self._mouse("mousePressed", *points[0], 1)
         for point in points[1:]:
-            self.move_to(*point)
-        self.let_go(*points[-1])
-
-    def press_at(self, x: float, y: float) -> None:
-        """Go there, and press the left button."""
-        self._mouse("mouseMoved", x, y, 0)
-        self._mouse("mousePressed", x, y, 1)
-
-    def move_to(self, x: float, y: float) -> None:
-        """With the left button pressed."""
-        self._mouse("mouseMoved", x, y, 1)
-
-    def let_go(self, x: float, y: float) -> None:
-        self._mouse("mouseReleased", x, y, 1)
+            self._mouse("mouseMoved", *point, 1)
+        self._mouse("mouseReleased", *points[-1], 1)
 
     def _mouse(self, kind: str, x: float, y: float, buttons: int) -> None:
         self.send(

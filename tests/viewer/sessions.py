@@ -13,8 +13,7 @@ from embodied.core.build import Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.learners.learner import Learner, RunPlan
-from embodied.viewer.session.player import choices_for
-from embodied.viewer.session.session import Session
+from embodied.viewer.session.session import Session, choices_for
 
 LIFT: Node = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
 REACH: Node = LIFT | {"task": "reach", "horizon": 6}

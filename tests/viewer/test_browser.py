@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import serve
-from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.scene.viser_scene import fitted
 from embodied.viewer.server.server import PageServer
 from tests.builders import run_folder

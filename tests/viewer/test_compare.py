@@ -16,7 +16,7 @@ from embodied.viewer import ViewerError
 from embodied.viewer.export.compare_runs import compare
 from embodied.viewer.launch import Run
 from embodied.viewer.panels.main_view import Checkpoints
-from embodied.viewer.session.episode import density_of, history_of
+from embodied.viewer.session.episode import history_of
 from tests.builders import exit_of
 from tests.viewer.browser import Browser, program
 
@@ -132,15 +132,3 @@ def test_a_history_of_returns_has_a_range_before_a_checkpoint_is_chosen(
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     shown = Checkpoints(server, Run({}, None, (), tmp_path, tmp_path), lambda _: None)
     assert shown.plot.scales["y"]["range"] == (-310.0, -90.0)
-
-
-def test_where_the_teacher_sampled_is_a_picture(tmp_path: Path) -> None:
-    assert density_of(tmp_path, ("x", "y")) is None
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: media)")
-    lines = [
-        {"episode": i, "task": [i / 40, 1 - i / 40], "return": 1.0, "success": None, "length": 5}
-        for i in range(40)
-    ]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    picture = density_of(tmp_path, ("x",))
-    assert picture is not None and picture.shape[2] == 3 and picture.std() > 10

@@ -15,8 +15,8 @@ import torch
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
-from embodied.viewer.app import Viewer
-from embodied.viewer.export.export import replay_of
+from embodied.viewer.export.export import replay_data
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.panels.task import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
 from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.session.disturbances import Pushes
@@ -148,7 +148,7 @@ def test_a_ray_meets_the_map_where_it_points() -> None:
 
 
 def test_the_map_shows_and_means_the_same_place() -> None:
-    x, y = MapAxis(2, "x", -1, 1, "m"), MapAxis(0, "y", 0, 2, "m")
+    x, y = MapAxis(2, "x"), MapAxis(0, "y")
     picture = map_picture(x, y, [0.25, 0.0, 0.75], None)
     orange = np.argwhere((picture == (213, 94, 0)).all(-1))
     top, left = orange.mean(0) + 0.5
@@ -165,6 +165,7 @@ def test_a_click_on_the_map_sets_two_elements_of_the_task(viewer: Viewer) -> Non
     panel = viewer.page.task.map
     viewer.set_task([0.1, 0.2, 0.3, 0.4, 0.5])
     panel.switch.value = True
+    viewer.press(viewer.page.changed)  # as where a user does it
     viewer.refresh()
     assert viewer.server.scene.get_handle_by_name("/task_map") is not None
     plane = panel.plane
@@ -176,6 +177,7 @@ def test_a_click_on_the_map_sets_two_elements_of_the_task(viewer: Viewer) -> Non
     assert viewer.session.task.tolist() == pytest.approx([0.75, 1.0, 0.3, 0.4, 0.5], abs=1e-6)
     until(lambda: abs(viewer.page.sliders[0].value - (0.38 + 0.75 * 0.24)) < 1e-6)
     panel.switch.value = False
+    viewer.press(viewer.page.changed)  # as where a user does it
     viewer.refresh()
     assert viewer.server.scene.get_handle_by_name("/task_map") is None
     viewer.set_task(None)
@@ -190,7 +192,7 @@ def test_a_push_moves_the_cube_along_the_table(viewer: Viewer) -> None:
     assert np.hypot(*moved[:2]) > 0.02 and abs(moved[2]) < 0.02
     viewer.refresh()
     assert "Disturbances: cube pushed at step 2" in viewer.page.status.content
-    assert replay_of(viewer.session).facts == "seed 3 · cube pushed at step 2"
+    assert replay_data(viewer.session)["facts"] == "seed 3 · cube pushed at step 2"
     # The same again from the moment of the push, which is kept with it.
     viewer.scrub(2)
     viewer.branch()

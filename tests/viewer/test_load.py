@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.viewer.app import Viewer
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.server.server import ThreadSafeEvent
 from tests import toy_envs
 from tests.viewer.browser import until

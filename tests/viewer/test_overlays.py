@@ -10,9 +10,9 @@ import torch
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.viewer.app import Viewer
-from embodied.viewer.export.export import Lane, charts
+from embodied.viewer.export.export import charts
 from embodied.viewer.launch import open_session
+from embodied.viewer.panels.page import Viewer
 from tests.viewer.sessions import REACH, parts_of, play, run_with
 
 ACTS = {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 2, "hidden": [8]}
@@ -36,7 +36,7 @@ def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
         # It holds for both steps of the chunk.
         for after in moments[at + 1 : at + 3]:
             assert after.numbers["value"] == pytest.approx(wanted, abs=1e-5)
-    found = charts([Lane("run", session.episode)], ())
+    found = charts([session])
     assert [chart["title"] for chart in found] == ["reward", "value", "action"]
     session.close()
     env.close()
@@ -58,7 +58,7 @@ def test_terms_of_the_reward_are_stacked(tmp_path: Path) -> None:
         # Each on top of those before it: the last is their sum.
         assert heights[-1] == pytest.approx(sum(terms.values()), abs=1e-6)
         assert "value" in viewer.page.value_plots.plots
-        chart = charts([Lane("run", session.episode)], ())[0]
+        chart = charts([session])[0]
         assert chart["stacked"] and len(chart["curves"]) == len(terms)
 
 

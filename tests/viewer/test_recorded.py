@@ -15,9 +15,9 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.viewer import ViewerError
-from embodied.viewer.app import Viewer
-from embodied.viewer.export.export import Lane, charts
+from embodied.viewer.export.export import charts
 from embodied.viewer.launch import open_session
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.session.session import Session
 from tests.builders import node_of, recorded
 from tests.viewer.sessions import LIFT, play
@@ -151,5 +151,5 @@ def test_what_safety_did_is_marked_and_plotted(tmp_path: Path) -> None:
         moved, _ = viewer.page.value_plots.plots["target change, largest joint (rad)"]
         np.testing.assert_allclose(moved.data[2], [0, 0.02, 0, 0, 0, 0])
         np.testing.assert_allclose(moved.data[1], [0, 0, 0.005, 0, 0, 0])
-        titles = [chart["title"] for chart in charts([Lane("deployed", episode)], ())]
+        titles = [chart["title"] for chart in charts([viewer.session])]
         assert "safety: ticks changed per step, stacked" in titles

@@ -15,7 +15,7 @@ import torch
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
-from embodied.viewer.export.export import export, replay_of
+from embodied.viewer.export.export import export, replay
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.overlays import tip_of
 from embodied.viewer.session.session import Session
@@ -64,7 +64,7 @@ def test_the_noise_of_one_does_not_change_the_other(pair: Session, run: Path) ->
 
 
 def test_the_page_holds_the_poses_and_needs_nothing_else(pair: Session) -> None:
-    page = replay_of(pair).html()
+    page = replay(pair)
     # Nothing is loaded from anywhere.
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)|@import|fetch\(|import\(", page)
     data = data_of(page)
@@ -81,7 +81,7 @@ def test_the_page_holds_the_poses_and_needs_nothing_else(pair: Session) -> None:
 
 
 def test_meshes_are_there_once_and_where_they_were(pair: Session) -> None:
-    data = data_of(replay_of(pair).html())
+    data = data_of(replay(pair))
     mine, other = data["lanes"]
     assert len(data["meshes"]) < len(mine["shapes"]) + len(other["shapes"])
     drawn = {(shape["body"], shape["mesh"]) for shape in mine["shapes"]}

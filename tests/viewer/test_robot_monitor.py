@@ -37,9 +37,8 @@ from embodied.viewer.robot.app import (
 )
 from embodied.viewer.robot.monitor import RobotMonitor, WatchedMailbox
 from embodied.viewer.robot.words import interventions, rate_limited, table
-from tests.builders import exit_of
 from tests.viewer.browser import Browser, program, until
-from tests.viewer.test_auth_proxy import VISER
+from tests.viewer.test_access import VISER
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -129,16 +128,15 @@ def test_a_deployment_is_watched_and_then_another_one(
     try:
         says(viewer, "fr3 · RUNNING", "of 100 Hz", "goal_x 0.9", "newest observation")
         page, seen = viewer.page, viewer.monitor
-        until(lambda: len(page.history.rows) > 2)
-        rows = page.history.rows
+        until(lambda: len(page.history.samples) > 2)
         assert page.scene is not None and len(page.scene.meshes) > 20
         assert page.arm is not None and page.arm.model is not None and not page.marks
         goal = next(i for i, name in enumerate(page.arm.model.bodies()) if name.endswith("goal"))
         assert page.arm.model.poses()[0][goal][0] == pytest.approx(0.905, abs=0.006)
-        assert all(0 < row[1] < 500 for row in rows), "ticks a second"
+        assert all(0 < rate < 500 for rate in page.history.curve(PLOTS[0])), "ticks a second"
         until(lambda: len(page.paths.shown) == 2)  # the plan, and where the tool was
         assert seen.state is not None and seen.status["control"]["died"] == ""
-        assert page.history.intervention_share("limits")[-1] >= 0
+        assert page.history.curve("limits")[-1] >= 0
     finally:
         ended(first)
     says(viewer, "the deployment has ended", "fr3 · finished")
@@ -276,7 +274,7 @@ def test_the_page_stops_the_arm_and_nothing_else(folder: Path, viewer: RobotView
         with pytest.raises((InvalidStatus, InvalidMessage)):
             connect(address, **protocol, **wrong)
     with RobotViewer(folder, 0, "0.0.0.0") as public, pytest.raises(InvalidStatus):
-        connect(f"ws://127.0.0.1:{public.proxy.port}", **protocol)
+        connect(f"ws://127.0.0.1:{public.server.get_port()}", **protocol)
     assert boxes.estop.number == 0
     protocol["origin"] = viewer.url
     with connect(address, max_size=None, **protocol) as line:
@@ -306,9 +304,9 @@ def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
     past.add(late[0], chunk[0], tool + 0.1)
     wanted = (50.0, 30.0, 2.0, 0.6, 0.25)  # 25 ticks in 0.5 s; 10.5 - 9.9 s
     assert [past.curve(name).tolist() for name in PLOTS] == [[pytest.approx(x)] for x in wanted]
-    assert past.intervention_share("limits").tolist() == [20.0]
-    assert past.intervention_share("workspace").tolist() == [0.0]
-    assert past.times().tolist() == [0.5]
+    assert past.curve("limits").tolist() == [20.0]
+    assert past.curve("workspace").tolist() == [0.0]
+    assert past.curve("s").tolist() == [0.5]
     trail = past.trail()
     assert trail is not None and trail.tolist() == [[0, 0, 0], [0.1, 0.1, 0.1]]
     past.add(state_of(Mode.HOMING, now=10.6)[0], None, tool)
@@ -357,11 +355,3 @@ def test_an_arm_alone_is_drawn_by_its_kinematics() -> None:
 
 def test_text_of_a_deployment_is_no_html() -> None:
     assert "<td>&lt;b&gt;</td><td>&lt;img src=x&gt;</td>" in table([("<b>", "<img src=x>")])
-
-
-def test_only_what_can_be_meant_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, reason in (
-        (["robot", "seed=3"], "seed= is not a setting of embodied view robot"),
-        (["folder=x"], "embodied view robot folder=DIR"),
-    ):
-        assert exit_of("view", *words) == 2 and reason in capsys.readouterr().err

@@ -14,8 +14,9 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.rewards.wrappers.added_observations import CaptionVocabulary, with_captions
-from embodied.viewer.app import Viewer
 from embodied.viewer.launch import open_session
+from embodied.viewer.panels.page import Viewer
+from embodied.viewer.panels.task import coloured, grouped, noise_picture
 from embodied.viewer.session.episode import EnvSnapshot, Moment
 from embodied.viewer.session.overlays import (
     SCORE,
@@ -25,7 +26,6 @@ from embodied.viewer.session.overlays import (
     reward_camera,
     saliency,
 )
-from embodied.viewer.session.player import coloured, grouped, noise_picture
 from tests.builders import node_of
 from tests.viewer.sessions import FLOW, LIFT, REACH, run_with
 

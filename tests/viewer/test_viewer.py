@@ -22,7 +22,7 @@ from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError, serve
-from embodied.viewer.app import Viewer
+from embodied.viewer.panels.page import Viewer
 from embodied.viewer.panels.plots import reward_range, thinned
 from tests import toy_envs
 from tests.builders import run_folder, wait_until
@@ -278,7 +278,7 @@ def test_a_world_without_scene_or_picture_shows_its_numbers() -> None:
     assert "No image: Reach has no camera" in viewer.page.status_text()
     x, y = viewer.session.now.next_obs["state"][0].tolist()
     assert viewer.page.observations.text.content == f"**state** [2] {x:.3g} {y:.3g}"
-    seen = np.stack(viewer.page.observations.obs_plots[0].plot.data[1:], 1)
+    seen = np.stack(viewer.page.observations.obs_plots["state"].data[1:], 1)
     assert seen.shape == (20, 2)
     # The last point is where the episode ended, not where the next one begins.
     np.testing.assert_allclose(seen[-1], (x, y), rtol=1e-6)

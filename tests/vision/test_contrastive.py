@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError
-from embodied.vision.contrastive import Contrastive, Preparation, open_image_text
+from embodied.vision.contrastive import Contrastive, open_image_text
 
 transformers = pytest.importorskip("transformers")
 SENTENCES = ["a red cube", "the hand holds a green ball"]
@@ -85,31 +84,6 @@ def siglip_folder(folder: Path) -> Path:
 MAKE = {"clip": clip_folder, "siglip": siglip_folder}
 
 
-def processor(kind: str, about: dict[str, Any]) -> Any:
-    """The package's own image processor, the one that works on PIL images."""
-    if kind == "clip":
-        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-        return CLIPImageProcessorPil(**about)
-    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-
-    return SiglipImageProcessorPil(**about)
-
-
-@pytest.mark.parametrize("size", [(40, 52), (70, 33), (16, 16)])
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_pictures_are_prepared_as_by_the_package(
-    kind: str, size: tuple[int, int], tmp_path: Path
-) -> None:
-    about = json.loads((MAKE[kind](tmp_path) / "preprocessor_config.json").read_text())
-    ours = Preparation.of(about, kind)(pictures(*size))
-    theirs = processor(kind, about)([each.numpy() for each in pictures(*size)], return_tensors="pt")
-    assert ours.shape == theirs["pixel_values"].shape == (3, 3, 32, 32)
-    # Both resize whole numbers: one of 255 steps, over a deviation of a quarter.
-    assert float((ours - theirs["pixel_values"]).abs().max()) < 1.01 / 255 / 0.25
-    assert float((ours - theirs["pixel_values"]).abs().mean()) < 0.002
-
-
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_embeddings_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
     folder = MAKE[kind](tmp_path)
@@ -127,7 +101,7 @@ def test_embeddings_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
     if kind == "siglip":
         tokens = {"input_ids": tokens["input_ids"]}
     with torch.no_grad():
-        whole = model.model(pixel_values=model.prepare(pictures()), **tokens)
+        whole = model.model(pixel_values=model.prepared(pictures()), **tokens)
     torch.testing.assert_close(seen, whole.image_embeds, atol=1e-5, rtol=0)
     torch.testing.assert_close(said, whole.text_embeds, atol=1e-5, rtol=0)
     logits = model.scale * seen @ said.T

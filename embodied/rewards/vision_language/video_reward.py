@@ -43,7 +43,7 @@ from embodied.rewards.wrappers.added_observations import (
     VideoRecorder,
     with_render,
 )
-from embodied.vision.contrastive import resized
+from embodied.vision.image_text import resized
 
 logger = logging.getLogger(__name__)
 

@@ -75,7 +75,6 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
 
 
 def _success(runs: Sequence[RunData]) -> str:
-    """The last evaluation of each run, with its interval as a bar."""
     lines, heads = [], ("run", "success [95%]", "return", "length", "trained", "time")
     for i, run in enumerate(runs):
         ends = [row for row in run.rows if "eval/return" in row]
@@ -206,7 +205,6 @@ def _value(value: Any) -> str:
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Settings by dotted name."""
     found: list[tuple[str, Any]] = []
     for key, value in node.items():
         if isinstance(value, dict):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -19,93 +18,136 @@ from numpy.typing import NDArray
 from embodied.core.atomic_write import write_durably
 from embodied.datasets.lerobot.video import encode_film
 from embodied.reports.page import data_url
+from embodied.viewer.panels.main_view import side_by_side
 from embodied.viewer.panels.plots import groups_of
 from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Array, Mesh, Picture, Shape, TrackedBody, Viewpoint, view_of
-from embodied.viewer.session.episode import TERM, CompressedImage, Episode, Moment
+from embodied.viewer.session.episode import TERM, CompressedImage, Moment
 from embodied.viewer.session.session import Session
 
 FRAMES = 1500
 """Most steps stored per episode, evenly spaced; the page interpolates between them."""
+PICTURES = 400
+"""Most images stored per episode, evenly spaced."""
 CURVES = 6
+FOV = 0.7
+"""Field of view (rad) if the scene does not define one."""
+WEB = files("embodied.viewer.export") / "web"
+SCRIPTS = ("replay_math.js", "replay_draw.js", "replay_page.js")
+KINDS = (".html", ".mp4", ".gif")
+LONGEST = 1000
+"""Most steps of an exported episode; some environments never end one."""
+STRIP = 26
+"""Height of the caption below each frame, pixels."""
 
 
-@dataclass(frozen=True)
-class Lane:
-    """An episode and its `name`; `plans` are paths [K, H, 3] (m) at some of its steps, the chosen
-    one first, `trail` [T, 3] is the tool's path."""
+def export(session: Session, path: Path, seed: int = 0, steps: int = LONGEST) -> Path:
+    """Play the episode of `seed` (at most `steps` steps) into `path`: an HTML replay (.html) or a
+    video (.mp4, .gif). ViewerError if the file cannot be made."""
+    require_kind(path)
+    filmed = path.suffix != ".html"
+    for each in session.sessions:
+        each.recorder.filming = filmed
+    session.reset(seed)
+    while not session.over and session.length <= steps:
+        session.advance()
+    data = film(session, path.suffix) if filmed else replay(session).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, lambda sink: sink.write(data))
+    return path
 
-    name: str
-    episode: Episode
-    plans: Sequence[tuple[int, Sequence[Array]]] = ()
-    trail: Array | None = None
+
+def require_kind(path: Path) -> None:
+    if path.suffix not in KINDS:
+        raise ViewerError(f"export={path} must end with one of {', '.join(KINDS)}")
 
 
-def charts(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Reward (components), other numbers of each step, and the actions of the first lane."""
-    made: list[dict[str, Any]] = []
-    every = {name for lane in lanes for name in lane.episode.number_names}
+def label(session: Session) -> str:
+    """The policy of a session: run and checkpoint, or the policy's name."""
+    who = session.episode.policy_name
+    return who if session.name in ("", who) else f"{session.name} · {who}"
+
+
+def replay(session: Session) -> str:
+    """The stored part of the running episode as an HTML page, complete in itself."""
+    # A title or name could contain a tag that ends the script.
+    parts = {
+        "__TITLE__": escape(session.title[:1].upper() + session.title[1:]),
+        "__STYLE__": (WEB / "replay.css").read_text(),
+        "__SCRIPT__": "\n".join((WEB / name).read_text() for name in SCRIPTS),
+        "__DATA__": json.dumps(replay_data(session), allow_nan=False).replace("<", "\\u003c"),
+    }
+    page = (WEB / "replay.html").read_text()
+    for mark, text in parts.items():
+        page = page.replace(mark, text, 1)
+    return page
+
+
+def replay_data(session: Session) -> dict[str, Any]:
+    scene = session.recorder.scene
+    followed = None if scene is None else scene.tracked_body()
+    meshes: list[dict[str, Any]] = []
+    return {
+        "title": session.title[:1].upper() + session.title[1:],
+        "facts": " · ".join(
+            filter(None, (f"{session.counts} {session.episode.seed}", session.trial))
+        ),
+        "made": "embodied view",
+        "dt": session.spec.dt,
+        "lanes": [_lane(each, meshes) for each in session.sessions],
+        "meshes": meshes,
+        "eye": _eye(
+            session.episode.moments, None if scene is None else scene.viewpoint(), followed
+        ),
+        "followed": None if followed is None else {"body": followed.body, "along": followed.along},
+        "charts": charts(session.sessions),
+    }
+
+
+def charts(sessions: Sequence[Session]) -> list[dict[str, Any]]:
+    """Reward (components), other numbers of each step, and the actions of the first session. The
+    numbers of one group share a chart if there is one session."""
+    every = {name for each in sessions for name in each.episode.number_names}
     terms = sorted(name for name in every if name.startswith(TERM))
-    if terms and len(lanes) == 1:
-        curves = [curve(lanes[0], name.removeprefix(TERM), name) for name in terms]
-        made.append({"title": "reward terms", "curves": curves, "stacked": True})
-    else:
-        made.append({"title": "reward", "curves": each_lane(lanes, "reward")})
-    made += known_of(lanes, sorted(every - set(terms)))
-    action = actions_of(lanes[0], names)
-    if action:
-        made.append({"title": "action", "curves": action})
-    return made
-
-
-def known_of(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Charts of the other numbers; numbers of one group share a chart if there is one lane."""
-    if len(lanes) > 1:
-        return [{"title": name, "curves": each_lane(lanes, name)} for name in names]
+    others = sorted(every - {*terms})
+    groups = {name: ([name], False) for name in ("reward", *others)}
+    if len(sessions) == 1:
+        groups = groups_of([*(terms or ["reward"]), *others])
     made: list[dict[str, Any]] = []
-    for title, (members, stacked) in groups_of(names).items():
+    for title, (members, stacked) in groups.items():
         if members == [title]:
-            made.append({"title": title, "curves": each_lane(lanes, title)})
-            continue
-        curves = [curve(lanes[0], name.partition("/")[2], name) for name in members]
+            curves = [
+                _numbers(each, label(each), title) | {"colour": i, "dashed": i > 0}
+                for i, each in enumerate(sessions)
+            ]
+        else:
+            curves = [_numbers(sessions[0], name.partition("/")[2], name) for name in members]
         made.append({"title": title, "curves": curves, "stacked": stacked})
+    if actions := _actions(sessions[0]):
+        made.append({"title": "action", "curves": actions})
     return made
 
 
-def actions_of(lane: Lane, names: Sequence[str]) -> list[dict[str, Any]]:
-    """A curve for each of the first elements of the action."""
-    taken, _ = thinned(lane.episode.actions_taken, FRAMES)
-    actions = np.array([moment.action for moment in taken], np.float64)
-    if not len(actions):
-        return []
-    known = [*names, *(f"action {i}" for i in range(len(names), actions.shape[1]))]
-    return [
-        {"name": known[i], "steps": steps_of(taken), "values": numbers(actions[:, i])}
-        for i in range(min(actions.shape[1], CURVES))
-    ]
-
-
-def each_lane(lanes: Sequence[Lane], name: str) -> list[dict[str, Any]]:
-    return [
-        curve(lane, lane.name, name) | {"colour": i, "dashed": i > 0}
-        for i, lane in enumerate(lanes)
-    ]
-
-
-def curve(lane: Lane, label: str, name: str) -> dict[str, Any]:
-    """One number per step: the reward, or one of the step's `numbers`."""
-    taken, _ = thinned(lane.episode.actions_taken, FRAMES)
+def _numbers(session: Session, named: str, name: str) -> dict[str, Any]:
+    taken, _ = thinned(session.episode.actions_taken, FRAMES)
     found = (m.reward if name == "reward" else m.numbers.get(name, np.nan) for m in taken)
-    return {"name": label, "steps": steps_of(taken), "values": numbers(found)}
+    return _curve(named, taken, found)
 
 
-def steps_of(moments: Sequence[Moment]) -> list[int]:
-    return [moment.step for moment in moments]
+def _actions(session: Session) -> list[dict[str, Any]]:
+    taken, _ = thinned(session.episode.actions_taken, FRAMES)
+    if not taken:
+        return []
+    actions = np.array([moment.action for moment in taken], np.float64)
+    names = session.spec.act.names
+    known = [*names, *(f"action {i}" for i in range(len(names), actions.shape[1]))]
+    return [_curve(known[i], taken, actions[:, i]) for i in range(min(actions.shape[1], CURVES))]
 
 
-def numbers(values: Any) -> list[float | None]:
-    """Numbers for JSON, which has no NaN."""
-    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+def _curve(name: str, moments: Sequence[Moment], values: Iterable[Any]) -> dict[str, Any]:
+    """A curve for JSON, which has no NaN."""
+    shown = [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+    return {"name": name, "steps": [moment.step for moment in moments], "values": shown}
 
 
 def thinned(moments: Sequence[Moment], most: int) -> tuple[Sequence[Moment], int]:
@@ -114,136 +156,69 @@ def thinned(moments: Sequence[Moment], most: int) -> tuple[Sequence[Moment], int
     return moments[::stride], stride
 
 
-FOV = 0.7
-"""Field of view (rad) if the scene does not define one."""
-PICTURES = 400
-"""Most images stored per episode, evenly spaced."""
-WEB = files("embodied.viewer.export") / "web"
-SCRIPTS = ("replay_math.js", "replay_draw.js", "replay_page.js")
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The content of the page: `lanes` (episodes of one environment), `dt` seconds per step,
-    viewpoint.
-
-    `names` are those of the action's elements.
-    """
-
-    title: str
-    facts: str
-    dt: float
-    lanes: Sequence[Lane]
-    eye: Viewpoint | None = None
-    followed: TrackedBody | None = None
-    names: Sequence[str] = ()
-    plays: bool = True
-    _meshes: list[dict[str, Any]] = field(default_factory=list, init=False)
-    _numbers: dict[int, int] = field(default_factory=dict, init=False)
-
-    def write(self, path: Path) -> Path:
-        """Write the page; returns `path`."""
-        page = self.html().encode()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, lambda sink: sink.write(page))
-        return path
-
-    def html(self) -> str:
-        """The page, self-contained."""
-        # A title or name could contain a tag that ends the script.
-        parts = {
-            "__TITLE__": escape(self.title),
-            "__STYLE__": (WEB / "replay.css").read_text(),
-            "__SCRIPT__": "\n".join((WEB / name).read_text() for name in SCRIPTS),
-            "__DATA__": json.dumps(self.data(), allow_nan=False).replace("<", "\\u003c"),
-        }
-        page = (WEB / "replay.html").read_text()
-        for mark, text in parts.items():
-            page = page.replace(mark, text, 1)
-        return page
-
-    def data(self) -> dict[str, Any]:
-        """The data for the page's script."""
-        return {
-            "title": self.title,
-            "facts": self.facts,
-            "made": "embodied view",
-            "dt": self.dt,
-            "plays": self.plays,
-            "lanes": [self._lane(lane) for lane in self.lanes],
-            "meshes": self._meshes,
-            "eye": self._eye(),
-            "followed": None
-            if self.followed is None
-            else {"body": self.followed.body, "along": self.followed.along},
-            "charts": charts(self.lanes, self.names),
-        }
-
-    def _lane(self, lane: Lane) -> dict[str, Any]:
-        episode = lane.episode
-        moments, stride = thinned(episode.moments, FRAMES)
-        made: dict[str, Any] = {
-            "name": lane.name,
-            "steps": len(episode.moments) - 1,
-            "stride": stride,
-            "frames": len(moments),
-            "wins": [step - episode.moments[0].step for step in episode.success_steps],
-            "judged": episode.success is not None,
-            "end": episode.end,
-        }
-        if moments[0].frame.places is not None:
-            poses = poses_of(moments)
-            made |= {
-                "bodies": poses.shape[1],
-                "poses": packed(poses.astype(np.float32)),
-                "shapes": [self._shape(shape) for shape in episode.shapes],
-                "paths": [
-                    {"at": step, "lines": [rounded(line) for line in lines]}
-                    for step, lines in lane.plans
-                ],
-                "trail": None if lane.trail is None else rounded(lane.trail),
-            }
-        else:
-            some, made["stride"] = thinned(episode.moments, PICTURES)
-            made["pictures"] = [picture_url(moment) for moment in some if moment.frame.picture]
+def _lane(session: Session, meshes: list[dict[str, Any]]) -> dict[str, Any]:
+    """One episode; meshes that are not in `meshes` yet are added."""
+    episode, trail = session.episode, session.trail()
+    moments, stride = thinned(episode.moments, FRAMES)
+    made: dict[str, Any] = {
+        "name": label(session),
+        "steps": len(episode.moments) - 1,
+        "stride": stride,
+        "frames": len(moments),
+        "wins": [step - episode.moments[0].step for step in episode.success_steps],
+        "judged": episode.success is not None,
+        "end": episode.end,
+    }
+    if moments[0].frame.places is None:
+        some, made["stride"] = thinned(episode.moments, PICTURES)
+        made["pictures"] = [picture_url(moment) for moment in some if moment.frame.picture]
         return made
+    poses = poses_of(moments)
+    return made | {
+        "bodies": poses.shape[1],
+        "poses": packed(poses.astype(np.float32)),
+        "shapes": [_shape(shape, meshes) for shape in episode.shapes],
+        "paths": [
+            {"at": step, "lines": [rounded(line) for line in lines]}
+            for step, lines in session.plans()
+        ],
+        "trail": None if trail is None else rounded(trail),
+    }
 
-    def _shape(self, shape: Shape) -> dict[str, Any]:
-        mesh = shape.mesh()
-        assert mesh is not None
-        size = np.ptp(mesh[0], axis=0) if len(mesh[0]) else np.zeros(3)
-        wide = shape.lines is not None or bool(min(size[0], size[1]) > 2.5 and size[2] < 0.1)
-        if id(mesh) not in self._numbers:  # a mesh shared by shapes or lanes is stored once
-            packed = packed_mesh(mesh)
-            if packed not in self._meshes:
-                self._meshes.append(packed)
-            self._numbers[id(mesh)] = self._meshes.index(packed)
-        return {
-            "body": shape.body,
-            "mesh": self._numbers[id(mesh)],
-            "rgba": [round(float(value), 4) for value in shape.rgba],
-            "place": rounded(shape.place),
-            "turn": rounded(shape.turn),
-            "floor": (1.0 if max(size[:2]) > 15 else 0.5) if wide else 0,
-        }
 
-    def _eye(self) -> dict[str, Any]:
-        places = moving(self.lanes[0].episode.moments, self.followed)
-        if places is None:
-            return {"place": [2, -2, 1], "target": [0, 0, 0], "fov": FOV, "reach": 1}
-        eye = view_of(places) if self.eye is None else self.eye
-        middle = places.mean(0)
-        reach = float(np.linalg.norm(places - middle, axis=1).max()) * 1.15 + 0.05
-        # As near as everything that moves stays in view, from the side of the scene's camera.
-        away = np.asarray(eye.place, np.float64) - middle
-        near = 0.85 * reach / np.sin((eye.fov or FOV) / 2)
-        place = middle + away / np.linalg.norm(away) * min(near, float(np.linalg.norm(away)))
-        return {
-            "place": rounded(place),
-            "target": rounded(middle),
-            "fov": float(eye.fov or FOV),
-            "reach": reach,
-        }
+def _shape(shape: Shape, meshes: list[dict[str, Any]]) -> dict[str, Any]:
+    mesh = shape.mesh()
+    assert mesh is not None
+    size = np.ptp(mesh[0], axis=0) if len(mesh[0]) else np.zeros(3)
+    wide = shape.lines is not None or bool(min(size[0], size[1]) > 2.5 and size[2] < 0.1)
+    packed = packed_mesh(mesh)  # one that shapes or lanes share is stored once
+    if packed not in meshes:
+        meshes.append(packed)
+    return {
+        "body": shape.body,
+        "mesh": meshes.index(packed),
+        "rgba": [round(float(value), 4) for value in shape.rgba],
+        "place": rounded(shape.place),
+        "turn": rounded(shape.turn),
+        "floor": (1.0 if max(size[:2]) > 15 else 0.5) if wide else 0,
+    }
+
+
+def _eye(
+    moments: Sequence[Moment], eye: Viewpoint | None, followed: TrackedBody | None
+) -> dict[str, Any]:
+    places = moving(moments, followed)
+    if places is None:
+        return {"place": [2, -2, 1], "target": [0, 0, 0], "fov": FOV, "reach": 1}
+    eye = view_of(places) if eye is None else eye
+    middle = places.mean(0)
+    reach = float(np.linalg.norm(places - middle, axis=1).max()) * 1.15 + 0.05
+    # As near as everything that moves stays in view.
+    away = np.asarray(eye.place, np.float64) - middle
+    near = 0.85 * reach / np.sin((eye.fov or FOV) / 2)
+    place = middle + away / np.linalg.norm(away) * min(near, float(np.linalg.norm(away)))
+    fov = float(eye.fov or FOV)
+    return {"place": rounded(place), "target": rounded(middle), "fov": fov, "reach": reach}
 
 
 def poses_of(moments: Sequence[Moment]) -> NDArray[np.float64]:
@@ -303,69 +278,12 @@ def picture_url(moment: Moment) -> str:
     return data_url(f"image/{kind}", data)
 
 
-KINDS = (".html", ".mp4", ".gif")
-LONGEST = 1000
-"""Most steps of an exported episode; some environments never end one."""
-GAP = 8
-STRIP = 26
-"""Height of the caption below each frame, pixels."""
-
-
-def export(session: Session, path: Path, seed: int = 0, steps: int = LONGEST) -> Path:
-    """Play the episode of `seed` (at most `steps` steps) into `path`: an HTML replay (.html) or a
-    video (.mp4, .gif). ViewerError if the file cannot be made."""
-    require_kind(path)
-    filmed = path.suffix != ".html"
-    for each in session.sessions:
-        each.recorder.filming = filmed
-    session.reset(seed)
-    while not session.over and session.length <= steps:
-        session.advance()
-    if not filmed:
-        return replay_of(session).write(path)
-    rows = [list(strips(each, session.length)) for each in session.sessions]
-    frames = [joined([row[t] for row in rows]) for t in range(session.length)]
-    frames += [frames[-1]] * round(0.8 / session.spec.dt)
-    data = film(frames, session.spec.dt, path.suffix)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, lambda sink: sink.write(data))
-    return path
-
-
-def require_kind(path: Path) -> None:
-    """ViewerError if the file suffix is not supported."""
-    if path.suffix not in KINDS:
-        raise ViewerError(f"export={path} must end with one of {', '.join(KINDS)}")
-
-
-def replay_of(session: Session, plays: bool = True) -> Replay:
-    """The stored part of the running episode as an HTML replay."""
-    scene = session.recorder.scene
-    lanes = [
-        Lane(label(each), each.episode, each.plans(), each.trail()) for each in session.sessions
-    ]
-    return Replay(
-        title=session.title[:1].upper() + session.title[1:],
-        facts=" · ".join(filter(None, (f"{session.counts} {session.episode.seed}", session.trial))),
-        dt=session.spec.dt,
-        lanes=lanes,
-        eye=None if scene is None else scene.viewpoint(),
-        followed=None if scene is None else scene.tracked_body(),
-        names=session.spec.act.names,
-        plays=plays,
-    )
-
-
-def label(session: Session) -> str:
-    """The policy of a session: run and checkpoint, or the policy's name."""
-    who = session.episode.policy_name
-    if not session.name or session.name == who:
-        return who
-    return f"{session.name} · {who}"
-
-
-def film(frames: list[Picture], dt: float, kind: str) -> bytes:
+def film(session: Session, kind: str) -> bytes:
     """An MP4 of all frames, or a GIF of at most 25 per second."""
+    dt = session.spec.dt
+    rows = [strips(each, session.length) for each in session.sessions]
+    frames = [side_by_side([row[t] for row in rows]) for t in range(session.length)]
+    frames += [frames[-1]] * round(0.8 / dt)
     if kind == ".mp4":
         high, wide = (side - side % 2 for side in frames[0].shape[:2])
         every = torch.from_numpy(np.stack(frames))[:, :high, :wide]
@@ -384,17 +302,15 @@ def film(frames: list[Picture], dt: float, kind: str) -> bytes:
 
 def strips(session: Session, count: int) -> list[Picture]:
     """The captioned image of each step; the last is repeated while the other session goes on."""
-    moments = session.episode.moments
-    pictures = [moment.frame.film or moment.frame.picture for moment in moments]
-    if any(picture is None for picture in pictures):
-        why = session.recorder.render_error or "it has no image"
-        raise ViewerError(
-            f"this environment cannot be recorded as a video ({why}); use export=replay.html"
-        )
     made: list[Picture] = []
     won = False
-    for moment, picture in zip(moments, pictures, strict=True):
-        assert isinstance(picture, CompressedImage)
+    for moment in session.episode.moments:
+        picture = moment.frame.film or moment.frame.picture
+        if not isinstance(picture, CompressedImage):
+            why = session.recorder.render_error or "it has no image"
+            raise ViewerError(
+                f"this environment cannot be recorded as a video ({why}); use export=replay.html"
+            )
         won = won or bool(moment.success)
         words = f"{label(session)}   step {moment.step}" + ("   success" if won else "")
         made.append(captioned(picture.picture(), words, won))
@@ -411,8 +327,3 @@ def captioned(picture: Picture, words: str, won: bool) -> Picture:
     font = ImageFont.load_default(14)
     ImageDraw.Draw(image).text((10, high + 5), words, fill=(255, 255, 255), font=font)
     return np.asarray(image)
-
-
-def joined(pictures: list[Picture]) -> Picture:
-    gap = np.full((len(pictures[0]), GAP, 3), 255, np.uint8)
-    return np.concatenate([part for picture in pictures for part in (gap, picture)][1:], 1)

@@ -5,7 +5,7 @@ A second session is drawn beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,7 @@ from embodied.viewer.scene.types import Array, Picture, SceneModel, Viewpoint
 from embodied.viewer.scene.viser_scene import ImagePlane, Place, SceneCameras, ViserScene, of_both
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.episode import CompressedImage, History, history_of
-from embodied.viewer.session.player import Player, label
-from embodied.viewer.session.session import Session
+from embodied.viewer.session.session import Session, label
 
 ROOTS = ("/world", "/other")
 GAP = 12
@@ -37,7 +36,7 @@ class MainView:
         self.scenes = self._scenes([scene for scene in scenes if scene is not None])
         self.scene = self.scenes[0] if self.scenes else None
         self._sent = self._pictures()
-        self.screen = ImagePlane(server, beside(self._sent)) if self._sent else None
+        self.screen = ImagePlane(server, _beside(self._sent)) if self._sent else None
 
     @property
     def empty(self) -> bool:
@@ -49,7 +48,6 @@ class MainView:
             scene.restyle()
 
     def follow(self, on: bool) -> None:
-        """Whether the camera follows the tracked body."""
         for scene in self.scenes:
             scene.follow = on
 
@@ -60,7 +58,7 @@ class MainView:
                 scene.show(*poses)
         pictures = self._pictures()
         if self.screen is not None and pictures and pictures != self._sent:
-            self.screen.show(beside(pictures))
+            self.screen.show(_beside(pictures))
             self._sent = pictures
 
     def _pictures(self) -> list[CompressedImage]:
@@ -88,7 +86,7 @@ class MainView:
         return scenes
 
 
-def poses_at(player: Player, share: float) -> tuple[Array, Array] | None:
+def poses_at(player: Session, share: float) -> tuple[Array, Array] | None:
     """Positions [N, 3] and quaternions [N, 4] between two steps; None without a scene."""
     moments = player.episode.moments
     at = min(player.at, len(moments) - 1)
@@ -112,19 +110,22 @@ def spacing(model: SceneModel, eye: Viewpoint) -> np.ndarray:
     return right / max(float(np.linalg.norm(right)), 1e-9) * max(1.3 * size, 0.6)
 
 
-def beside(pictures: list[CompressedImage]) -> Picture:
-    """Images of equal size side by side, with a gap."""
-    shown = [packed.picture() for packed in pictures]
-    gap = np.full((len(shown[0]), GAP, 3), 255, np.uint8)
-    parts = [part for picture in shown for part in (gap, picture)][1:]
+def side_by_side(pictures: Sequence[Picture]) -> Picture:
+    """Images of equal size, with a gap."""
+    gap = np.full((len(pictures[0]), GAP, 3), 255, np.uint8)
+    parts = [part for picture in pictures for part in (gap, picture)][1:]
     return np.ascontiguousarray(np.concatenate(parts, 1))
+
+
+def _beside(pictures: Sequence[CompressedImage]) -> Picture:
+    return side_by_side([packed.picture() for packed in pictures])
 
 
 class DragControls:
     """Mouse handlers on the meshes of `scene`, the scene of `player`."""
 
     def __init__(
-        self, viewer: Controls, scene: ViserScene, player: Player, strength: Callable[[], float]
+        self, viewer: Controls, scene: ViserScene, player: Session, strength: Callable[[], float]
     ) -> None:
         self.viewer, self.scene, self.player, self.strength = viewer, scene, player, strength
         self.loose = {name for name in player.pushes.names if name != ROBOT}
@@ -168,8 +169,6 @@ CHOSEN, DRAWN, GONE = (213, 94, 0), (230, 159, 0), (0, 114, 178)
 
 
 class Paths:
-    """Line segments in the scene, by name."""
-
     def __init__(self, server: ViserServer) -> None:
         self.server = server
         self.shown: list[str] = []
@@ -196,13 +195,11 @@ class Plans:
 
     @property
     def available(self) -> bool:
-        """Whether this environment has a tool position and a scene to draw paths in."""
         plan_preview = self.session.plan_preview
         known = plan_preview is not None and plan_preview.tip is not None
         return known and self.session.recorder.scene is not None
 
     def draw(self) -> None:
-        """Send the paths at the displayed step."""
         now = (self.on, *(id(each.now) for each in self.session.sessions), self.session.length)
         if now == self._last or not self.available:
             return
@@ -223,7 +220,6 @@ class Plans:
 
 
 def segments(paths: list[Array]) -> Array:
-    """Line segments [N, 2, 3] of all paths."""
     pairs = [np.stack([path[:-1], path[1:]], 1) for path in paths]
     return np.concatenate(pairs).astype(np.float32)
 
@@ -243,7 +239,6 @@ class Checkpoints:
             self.plot = self._made(server, self.history)
 
     def show(self, chosen: str) -> None:
-        """Mark the checkpoint that acts."""
         if self.plot is None or self.history is None:
             return
         data = self._data(self.history, chosen)
@@ -254,7 +249,6 @@ class Checkpoints:
             self.plot.data = data
 
     def words(self, chosen: str) -> str:
-        """The metric at the chosen checkpoint, as text."""
         if self.history is None or chosen not in self.names:
             return ""
         step = self.steps[self.names.index(chosen)]
@@ -263,7 +257,6 @@ class Checkpoints:
         return f"{self.history.measure.replace('/', ' ')} at {step:,}: **{shown}**"
 
     def move(self, chosen: str, by: int) -> None:
-        """Switch by `by` checkpoints."""
         at = self.names.index(chosen) if chosen in self.names else len(self.names)
         self.pick(self.names[min(max(at + by, 0), len(self.names) - 1)])
 

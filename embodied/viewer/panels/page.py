@@ -15,12 +15,10 @@ from viser import Icon, ViserServer
 from viser._messages import GuiSliderMark
 
 from embodied.viewer.controls import SPEEDS, Controls
-from embodied.viewer.export.export import replay_of
 from embodied.viewer.panels.main_view import Checkpoints, DragControls, MainView, Plans
 from embodied.viewer.panels.plots import ObservationPanel, Plots, ValuePlots, is_discrete
 from embodied.viewer.panels.task import DisturbancePanel, SteeringPanel, TaskPanel
 from embodied.viewer.session.episode import success_by
-from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
 
 
@@ -50,12 +48,10 @@ class Parts:
     parts: Sequence[Refresh]
 
     def changed(self) -> None:
-        """Mark every part as stale."""
         for part in self.parts:
             part.stale = True
 
     def refresh(self, force: bool = False) -> None:
-        """Redraw what is stale and due."""
         for part in self.parts:
             part(force)
 
@@ -84,7 +80,7 @@ class Page(Parts):
         self.steering = SteeringPanel(server, self.session)
         self.value_plots = ValuePlots(server, self.spec.dt)
         self.observations = ObservationPanel(server, self.session, wide=self.main_view.empty)
-        self._bind(self.observations.saliency_panel.switch, lambda _: self.changed())
+        self.viewer.bind(self.observations.saliency_panel.switch, lambda _: self.changed())
         self.parts = [
             Refresh(self._draw_stage, 1 / 40, share=0.5),
             Refresh(self._draw_status, 0.1),
@@ -130,16 +126,12 @@ class Page(Parts):
             "Continue from here", hint="discards the later steps (key B)", visible=False
         )
         self.onward.on_click(lambda _: viewer.press(viewer.branch))
-        self.save = gui.add_button(
-            "Save replay", icon=Icon.DOWNLOAD, hint="this episode as an HTML file", color="gray"
-        )
-        self.save.on_click(self._save)
         self.speed = gui.add_slider("Speed", *SPEEDS, 0.1, 1.0, hint="simulated seconds per second")
-        self._bind(self.speed, viewer.set_speed)
+        self.viewer.bind(self.speed, viewer.set_speed)
         self.seed = gui.add_number(
             self.session.counts.title(), 0, min=0, step=1, hint="number of this episode"
         )
-        self._bind(self.seed, viewer.reset)
+        self.viewer.bind(self.seed, viewer.reset)
         self.plans = Plans(self.server, self.session)
         if self.plans.available:
             plan = gui.add_checkbox(
@@ -147,23 +139,23 @@ class Page(Parts):
                 True,
                 hint="tool path of the action chunk, of other noise samples, and the past path",
             )
-            self._bind(plan, self._plan)
+            viewer.bind(plan, self._plan)
         if self.scene is not None and self.scene.followed is not None:
             self.main_view.follow(True)
-            self._bind(gui.add_checkbox("Follow", True), self._follow)
+            self.viewer.bind(gui.add_checkbox("Follow", True), self._follow)
 
     def _policy_part(self) -> None:
         gui = self.server.gui
         self.policy = gui.add_dropdown(
             "Policy", tuple(self.session.choices), initial_value=self.session.chosen
         )
-        self._bind(self.policy, self.viewer.choose)
+        self.viewer.bind(self.policy, self.viewer.choose)
         run = self.session.run
         self.checkpoints = (
             None if run is None else Checkpoints(self.server, run, self.viewer.choose)
         )
         self.explore = gui.add_checkbox("Explore", False, hint="add exploration noise")
-        self._bind(self.explore, self.viewer.explore)
+        self.viewer.bind(self.explore, self.viewer.explore)
 
     def _camera_part(self) -> None:
         """The environment's camera, if the page does not show its image anyway."""
@@ -171,37 +163,12 @@ class Page(Parts):
         self.camera = gui.add_checkbox(
             "Camera", False, hint="the environment's camera; slow without a GPU", visible=shown
         )
-        self._bind(self.camera, lambda _: self.changed())
+        self.viewer.bind(self.camera, lambda _: self.changed())
         self.picture = gui.add_image(np.zeros((2, 2, 3), np.uint8), visible=False)
-
-    def _bind(self, control: Any, action: Callable[[Any], None]) -> None:
-        """Hand a control's value to the viewer's thread when a user changes it."""
-
-        async def pressed(event: Any) -> None:
-            # Read now, on the server's thread: a refresh may write the old value back at any time.
-            # Values set by the program also arrive here, without a client.
-            value = control.value
-            if event.client_id is not None:
-                self.viewer.press(lambda: action(value))
-
-        control.on_update(pressed)
 
     def _buttons(self, label: str, actions: dict[str, Callable[[], None]]) -> None:
         row = self.server.gui.add_button_group(label, tuple(actions))
         row.on_click(lambda event: self.viewer.press(actions[event.target.value]))
-
-    def _save(self, event: Any) -> None:
-        """Send the stored episode to the browser that asked."""
-        client = event.client
-        if client is None:
-            return
-
-        def send() -> None:
-            page = replay_of(self.session).html().encode()
-            name = f"replay_{self.session.episode.seed}.html"
-            client.send_file_download(name, page, save_immediately=True)
-
-        self.viewer.press(send)
 
     def _plan(self, on: bool) -> None:
         self.plans.on = on
@@ -237,7 +204,6 @@ class Page(Parts):
         self.task.show()
 
     def status_text(self) -> str:
-        """Step, time, return, success and policy, as Markdown."""
         undrawn = 0 if self.scene is None else self.scene.undrawn
         known = "" if self.checkpoints is None else self.checkpoints.words(self.session.chosen)
         return status(self.session, undrawn, known, self.viewer.problem)
@@ -274,19 +240,17 @@ def status(session: Session, undrawn: int, known: str, problem: str) -> str:
     return "  \n".join(lines)
 
 
-def standing(player: Player, named: bool) -> str:
-    """Return and success of an episode up to the displayed step."""
-    past = player.episode.moments[: player.at + 1]
+def standing(session: Session, named: bool) -> str:
+    past = session.episode.moments[: session.at + 1]
     success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
-    head = f"{player.name or player.chosen}: return" if named else "Return"
+    head = f"{session.name or session.chosen}: return" if named else "Return"
     text = f"{head} **{sum(moment.reward for moment in past):.3g}** · success {success}"
     return f"{text} · *{past[-1].end}*" if past[-1].end else text
 
 
-def last_action(player: Player) -> str:
-    """The name of the last discrete action."""
-    moments, act = player.episode.moments, player.spec.act
-    action = moments[min(player.at, len(moments) - 1)].action
+def last_action(session: Session) -> str:
+    moments, act = session.episode.moments, session.spec.act
+    action = moments[min(session.at, len(moments) - 1)].action
     if not (is_discrete(act) and act.names and action):
         return ""
     return f" · **{act.names[int(action[0])]}**"
@@ -300,6 +264,19 @@ document.documentElement.addEventListener('keydown', event => {
 })">"""
 """viser turns the camera while an arrow key is held, and cannot be set not to: the shortcuts listen
 on the page's root, the camera above it. A script element would not run in inserted HTML."""
+
+
+class Viewer(Controls):
+    """The page and its session.
+
+    The page is reachable from this machine only, unless `host` is another address; then it requires
+    the token in `url`. `page_server` is a server that is already open, if any.
+    """
+
+    def setup(self) -> None:
+        super().setup()
+        self.page = Page(self.server, self)
+        self.page.refresh(force=True)
 
 
 class Timeline:
@@ -318,13 +295,7 @@ class Timeline:
         self.marked: tuple[tuple[int, str], ...] = ()
         self.keys = [self._key(*each) for each in self._shortcuts()]
         server.gui.add_html(KEEP_CAMERA)
-
-        async def moved(event: Any) -> None:
-            value = self.slider.value
-            if event.client_id is not None:
-                viewer.press(lambda: viewer.scrub(value))
-
-        self.slider.on_update(moved)
+        viewer.bind(self.slider, viewer.scrub)
 
     def show(self, session: Session) -> None:
         """Update the slider's range, value and marks: the newest successes, and safety stages that
@@ -346,7 +317,6 @@ class Timeline:
             self.slider._marks = tuple(GuiSliderMark(*mark) for mark in marks)
 
     def _shortcuts(self) -> list[tuple[str, Any, Any, Callable[[], None]]]:
-        """Label, key, icon and action of each shortcut."""
         viewer = self.viewer
         return [
             ("Play or pause", "space", Icon.PLAYER_PLAY, viewer.toggle),

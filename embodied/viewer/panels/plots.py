@@ -52,7 +52,6 @@ class Plots:
         )
 
     def draw(self, episode: Episode) -> None:
-        """Send the curves of `episode`."""
         rewards = np.array(episode.rewards or [0.0], np.float64)
         wanted = reward_range(rewards)
         if wanted != self.range:
@@ -96,19 +95,6 @@ def groups_of(names: Sequence[str]) -> dict[str, tuple[list[str], bool]]:
         title, stacked = (name, False) if begins is None else GROUPED[begins]
         found.setdefault(title, ([], stacked))[0].append(name)
     return found
-
-
-class ObservationPlot:
-    """The elements of one observation over time, at their own scale."""
-
-    def __init__(self, server: ViserServer, name: str, leaf: Leaf, dt: float) -> None:
-        self.name, self.dt = name, dt
-        self.plot = plot(server, titled(name, leaf), curve_names(name, leaf), 150, None)
-
-    def draw(self, episode: Episode) -> None:
-        """Send the curves of `episode`."""
-        seen = episode.obs_curve(self.name)
-        self.plot.data = curves(seen or [[0.0] * len(self.plot.data[1:])], self.dt)
 
 
 def is_discrete(act: Leaf) -> bool:
@@ -274,10 +260,11 @@ class ObservationPanel:
             with server.gui.add_folder(
                 "Observations", expand_by_default=wide, visible=bool(session.curves)
             ):
-                self.obs_plots = [
-                    ObservationPlot(server, name, leaves[name], session.spec.dt)
-                    for name in session.curves[:PLOTTED]
-                ]
+                self.obs_plots = {  # the elements of each over time, at their own scale
+                    name: plot(server, titled(name, leaf), curve_names(name, leaf), 150, None)
+                    for name, leaf in leaves.items()
+                    if name in session.curves[:PLOTTED]
+                }
         panel.dock_left()
         panel.set_width(WIDE if wide else NARROW)
 
@@ -291,7 +278,6 @@ class ObservationPanel:
         self.text.content = text.replace("\n", "  \n")
 
     def pictures(self) -> None:
-        """Images and point clouds."""
         leaves = self.session.spec.obs
         for name, handle in self.images.items():
             handle.image = picture_of(self.session.now.next_obs[name][0], leaves[name])
@@ -305,17 +291,15 @@ class ObservationPanel:
                 )
 
     def saliency(self) -> None:
-        """Saliency of the policy's images."""
         self.saliency_panel.draw()
 
     def plots(self) -> None:
-        """Curves of the running episode."""
-        for each in self.obs_plots:
-            each.draw(self.session.episode)
+        for name, handle in self.obs_plots.items():
+            seen = self.session.episode.obs_curve(name)
+            handle.data = curves(seen or [[0.0] * len(handle.data[1:])], self.session.spec.dt)
 
 
 def readout(leaves: Mapping[str, Leaf], shown: Tensors) -> str:
-    """A line per observation: name, shape, and its numbers or their range."""
     lines = []
     for name, leaf in leaves.items():
         row = shown[name][0].reshape(-1).float()

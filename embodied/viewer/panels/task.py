@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from viser import ViserServer
+from viser.transforms import SO3
 
 from embodied.core.actor import Actor
 from embodied.core.env import HasTaskParameters
@@ -18,9 +21,8 @@ from embodied.teachers.teacher import read_episode_log
 from embodied.viewer.controls import Controls
 from embodied.viewer.scene.types import SMALL, Array, Picture, Viewpoint
 from embodied.viewer.session.disturbances import LATEST
-from embodied.viewer.session.episode import density_of
-from embodied.viewer.session.overlays import SCORE
-from embodied.viewer.session.player import chooses_noise, decisions, describe, noise_picture
+from embodied.viewer.session.episode import Moment
+from embodied.viewer.session.overlays import SCORE, chooses_noise
 from embodied.viewer.session.session import Session
 
 NODE = "/task_map"
@@ -36,19 +38,11 @@ LARGE, LEFT, LOW = 0.2, 0.13, 0.14
 """Its size, and its offsets to the left and below the centre, as shares of its distance."""
 
 
-@dataclass(frozen=True)
-class MapAxis:
-    """An element of the task: its index, name, bounds and unit."""
+class MapAxis(NamedTuple):
+    """An element of the task: its index, and its name with bounds and unit."""
 
     number: int
-    name: str
-    low: float
-    high: float
-    unit: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} {self.low:g} to {self.high:g} {self.unit}".rstrip()
+    label: str
 
 
 def map_picture(
@@ -111,11 +105,7 @@ class MapPlane:
     @property
     def turn(self) -> Array:
         """Its axes (right, down, away) as a quaternion (w, x, y, z)."""
-        import mujoco
-
-        turn = np.zeros(4)
-        mujoco.mju_mat2Quat(turn, np.stack([self.right, self.down, self.away], 1).reshape(-1))
-        return turn
+        return SO3.from_matrix(np.stack([self.right, self.down, self.away], 1)).wxyz
 
     def hit(self, origin: Array, way: Array) -> tuple[float, float] | None:
         """Where a ray meets it, as shares of its side from the left and the top; None if it does
@@ -145,7 +135,10 @@ class MapPanel:
         self, server: ViserServer, viewer: Controls, ranges: list[tuple[str, float, float, str]]
     ) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
-        self.axes = {each[0]: MapAxis(i, *each) for i, each in enumerate(ranges)}
+        self.axes = {
+            name: MapAxis(i, f"{name} {low:g} to {high:g} {unit}".rstrip())
+            for i, (name, low, high, unit) in enumerate(ranges)
+        }
         self.plane: MapPlane | None = None
         self._last: tuple[Any, ...] = ()
         self.available = len(self.axes) > 1
@@ -162,10 +155,9 @@ class MapPanel:
         past = None if run is None else read_episode_log(run.folder)
         self.sampled = None if past is None else past.task
         for control in (self.switch, self.across, self.up):
-            control.on_update(lambda _: viewer.press(lambda: viewer.page.changed()))
+            viewer.bind(control, lambda _: viewer.page.changed())
 
     def draw(self) -> None:
-        """Update the map while it is switched on."""
         if not self.available:
             return
         task = self.session.current_task
@@ -222,42 +214,28 @@ class TaskPanel:
             self.fixed = server.gui.add_checkbox(
                 "Fixed", False, hint="off: sampled for each episode"
             )
-            self._bind(self.fixed, self._apply)
+            viewer.bind(self.fixed, lambda _: self._apply())
             known = task_ranges(self.session.env)
             for name, low, high, unit in known:
                 slider = server.gui.add_slider(
                     name, low, high, (high - low) / 200, low, hint=f"{low:g} to {high:g} {unit}"
                 )
-                self._bind(slider, self._move)
+                viewer.bind(slider, lambda _: self._move())
                 self.sliders.append(slider)
                 self.ranges.append((low, high))
             self.map = MapPanel(server, viewer, known)
-            run, leaf = self.session.run, self.session.spec.task
-            picture = None if run is None else density_of(run.folder, leaf.names)
-            if picture is not None:
-                server.gui.add_image(picture, label="Where the teacher sampled")
 
     def episode_started(self) -> None:
-        """A new episode: the sliders show its task."""
         current = self.session.current_task
         if current is not None:
             for slider, value, (low, high) in zip(self.sliders, current, self.ranges, strict=True):
                 slider.value = low + value * (high - low)
 
     def show(self) -> None:
-        """Update the switch and the map."""
         if self.sliders:
             self.fixed.value = self.session.task is not None
         if self.map is not None:
             self.map.draw()
-
-    def _bind(self, control: Any, action: Callable[[], None]) -> None:
-        async def pressed(event: Any) -> None:
-            # Values set by the program also arrive here, without a client.
-            if event.client_id is not None:
-                self.viewer.press(action)
-
-        control.on_update(pressed)
 
     def _move(self) -> None:
         self.fixed.value = True
@@ -295,6 +273,70 @@ DECISIONS = 60
 """How many decisions are shown at once."""
 
 
+BELOW, ABOVE, WHITE = (0, 114, 178), (213, 94, 0), (255, 255, 255)
+MAP, BARS, NAMES, GAP = 210, 120, 70, 6
+"""Widths of the image's parts and the gap between them, in pixels."""
+HIGH = 170
+
+
+def decisions(moments: Sequence[Moment]) -> list[tuple[int, Tensor]]:
+    """Step index and noise [D] of each decision that has one."""
+    return [
+        (i, moment.noise)
+        for i, moment in enumerate(moments)
+        if moment.is_decision and moment.noise is not None
+    ]
+
+
+def describe(noise: Tensor) -> str:
+    size = float(noise.norm())
+    return f"latent noise: norm {size:.1f} (Gaussian samples: about {math.sqrt(noise.numel()):.1f})"
+
+
+def noise_picture(chosen: Sequence[Tensor], at: int, bound: float, names: Sequence[str]) -> Picture:
+    """Image of noises `chosen`: decisions from left to right, elements [D] from top to bottom,
+    grouped by the action element (`names`) they belong to. Number `at` is framed and repeated as
+    bars. Blue is negative, orange positive."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    values = np.stack([each.numpy() for each in chosen], 1) / bound
+    values = values[grouped(len(values), len(names))]
+    tall, count = values.shape
+    row = max(2, HIGH // tall)
+    image = Image.new("RGB", (NAMES + MAP + GAP + BARS, row * tall), GROUND)
+    cells = Image.fromarray(coloured(values)).resize((MAP, row * tall), Image.Resampling.NEAREST)
+    image.paste(cells, (NAMES, 0))
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(11)
+    left = NAMES + round(at * MAP / count)
+    right = max(NAMES + round((at + 1) * MAP / count), left + 2)
+    pen.rectangle((left, 0, right - 1, row * tall - 1), outline=INK)
+    middle = NAMES + MAP + GAP + BARS // 2
+    for i, value in enumerate(values[:, at]):
+        end = middle + round(float(np.clip(value, -1, 1)) * (BARS // 2 - 2))
+        low, high = sorted((middle, end))
+        pen.rectangle((low, i * row, high, i * row + row - 2), fill=ABOVE if value > 0 else BELOW)
+    pen.line((middle, 0, middle, row * tall), fill=INK)
+    rows = tall // len(names) if names and tall % len(names) == 0 else tall
+    for i, name in enumerate(names if rows < tall else ()):
+        pen.text((2, i * rows * row + 1), name[:11], fill=INK, font=font)
+        pen.line((0, i * rows * row, NAMES + MAP, i * rows * row), fill=INK)
+    return np.asarray(image)
+
+
+def grouped(size: int, elements: int) -> NDArray[np.intp]:
+    """The order of D = H * A numbers, stored step by step, that groups them by action element."""
+    if not elements or size % elements:
+        return np.arange(size)
+    return np.arange(size).reshape(-1, elements).T.reshape(-1)
+
+
+def coloured(values: NDArray[np.floating]) -> Picture:
+    """Numbers in [-1, 1] as colours [..., 3], white at zero."""
+    strength = np.abs(np.clip(values, -1, 1))[..., None]
+    ends = np.where(values[..., None] > 0, np.array(ABOVE), np.array(BELOW))
+    return (strength * ends + (1 - strength) * np.array(WHITE)).round().astype(np.uint8)
+
+
 class SteeringPanel:
     """Images that appear once there is something to show."""
 
@@ -306,7 +348,6 @@ class SteeringPanel:
         self._last: tuple[Any, ...] = ()
 
     def draw(self) -> None:
-        """Send the displayed step and the decisions around it."""
         now = (id(self.session.now), len(self.session.episode.moments), self.session.chosen)
         if now == self._last:
             return
@@ -361,8 +402,8 @@ class DisturbancePanel:
                 "Delay", 0, LATEST, 1, 0, hint="observation delay, in steps"
             )
             self.off = server.gui.add_dropdown("Remove", (NONE, *names))
-            self.late.on_update(lambda event: self._changed(event))
-            self.off.on_update(lambda event: self._changed(event))
+            viewer.bind(self.late, lambda _: self._changed())
+            viewer.bind(self.off, lambda _: self._changed())
             if not self.session.pushes.names:
                 return
             self.which = server.gui.add_dropdown("Push", tuple(self.session.pushes.names))
@@ -372,7 +413,6 @@ class DisturbancePanel:
                 lambda _: viewer.press(lambda: viewer.push(self.which.value, self.strength.value))
             )
 
-    def _changed(self, event: Any) -> None:
-        if event.client_id is not None:
-            off = set() if self.off.value == NONE else {self.off.value}
-            self.viewer.press(lambda: self.viewer.disturb_observations(self.late.value, off))
+    def _changed(self) -> None:
+        off = set() if self.off.value == NONE else {self.off.value}
+        self.viewer.disturb_observations(self.late.value, off)

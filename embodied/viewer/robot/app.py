@@ -42,10 +42,10 @@ from embodied.viewer.robot.words import (
     tables,
     tiles,
 )
+from embodied.viewer.run_folder import HOST
 from embodied.viewer.scene.detect import HINGE, MujocoScene, PosedModel
-from embodied.viewer.scene.types import Array, DecimatedScene, ball, view_of
+from embodied.viewer.scene.types import Array, DecimatedScene, view_of
 from embodied.viewer.scene.viser_scene import SceneCameras, ViserScene
-from embodied.viewer.server.auth_proxy import HOST
 from embodied.viewer.server.server import PageServer, PageThread, run_page
 
 PLACE = re.compile(r"(.+)_x")
@@ -93,7 +93,6 @@ class RobotArm:
         return {name: place for name, place in at.items() if np.isfinite(place).all()}
 
     def tool(self, state: np.void) -> Floats:
-        """The tool position [3] (m)."""
         return np.asarray(self.forward(np.asarray(state["q"])[None])[0])
 
     def plan(self, state: np.void, chunk: np.void | None) -> Array | None:
@@ -172,17 +171,17 @@ TRAIL_POINTS, MOVED = 400, 2e-3  # places of the tool; m between two
 PLOTS = ("rate (Hz)", "late (ms)", "missed ticks", "observation age (s)", "off target (rad)")
 
 
-# RobotHistory: the last two minutes of a deployment as curves. Counters (ticks, missed ticks,
-# interventions) become rates between two samples; of the lateness the maximum in between is kept.
 class RobotHistory:
-    """`add` every state message; `curve`, `intervention_share` and `trail` are what is plotted.
+    """The last two minutes of a deployment as curves: `add` every state message, plot `samples`.
 
-    `off target` is the largest joint distance between the sent target and the measurement.
+    Counters (ticks, missed ticks, interventions) become rates between two samples; of the lateness
+    the maximum in between is kept. `off target` is the largest joint distance between the sent
+    target and the measurement.
     """
 
     def __init__(self, stages: Sequence[str]) -> None:
         self.stages = tuple(stages)
-        self.rows: deque[tuple[float, ...]] = deque(maxlen=KEPT)
+        self.samples: deque[dict[str, float]] = deque(maxlen=KEPT)
         self.tool: deque[Floats] = deque(maxlen=TRAIL_POINTS)
         self._first: np.void | None = None
         self._last: np.void | None = None
@@ -198,49 +197,36 @@ class RobotHistory:
         self._mode = mode
         if tool is not None and (not self.tool or np.abs(self.tool[-1] - tool).max() > MOVED):
             self.tool.append(tool)
-        if self._last is None:
+        if self._first is None or self._last is None:
             self._first = self._last = state
         passed = float(state["now"]) - float(self._last["now"])
-        if passed >= EVERY:
-            self.rows.append(self._sample(state, chunk, self._last, passed))
-            self._last, self._late = state, 0.0
-
-    def times(self) -> Floats:
-        """Time of each sample [T], s since the first state."""
-        return np.array([row[0] for row in self.rows] or [0.0])
+        if passed < EVERY:
+            return
+        ticks = int(state["tick"]) - int(self._last["tick"])
+        acted = 100.0 * (state["counts"] - self._last["counts"]) / max(ticks, 1)
+        self.samples.append(
+            {
+                "s": float(state["now"]) - float(self._first["now"]),
+                "rate (Hz)": ticks / passed,
+                "late (ms)": 1e3 * self._late,
+                "missed ticks": float(state["missed"] - self._last["missed"]),
+                "observation age (s)": np.nan
+                if chunk is None
+                else float(state["now"]) - float(chunk["seen"]),
+                "off target (rad)": float(np.abs(state["sent"] - state["q"]).max()),
+                **dict(zip(self.stages, map(float, acted), strict=True)),
+            }
+        )
+        self._last, self._late = state, 0.0
 
     def curve(self, name: str) -> Floats:
-        """The values [T] of one of PLOTS."""
-        return self._column(1 + PLOTS.index(name))
-
-    def intervention_share(self, stage: str) -> Floats:
-        """Share of ticks (%) in which a safety stage changed the target [T]."""
-        return self._column(1 + len(PLOTS) + self.stages.index(stage))
+        """The values [T] of one of PLOTS, of the time ("s", since the first state), or the share of
+        ticks (%) in which a safety stage changed the target."""
+        return np.array([sample[name] for sample in self.samples] or [np.nan])
 
     def trail(self) -> Floats | None:
         """The tool's path [K, 3] (m); None before it moved."""
         return np.stack(self.tool) if len(self.tool) > 1 else None
-
-    def _column(self, at: int) -> Floats:
-        return np.array([row[at] for row in self.rows] or [np.nan])
-
-    def _sample(
-        self, state: np.void, chunk: np.void | None, last: np.void, passed: float
-    ) -> tuple[float, ...]:
-        assert self._first is not None
-        now, ticks = float(state["now"]), int(state["tick"]) - int(last["tick"])
-        age = np.nan if chunk is None else now - float(chunk["seen"])
-        off = float(np.abs(state["sent"] - state["q"]).max())
-        acted = 100.0 * (state["counts"] - last["counts"]) / max(ticks, 1)
-        return (
-            now - float(self._first["now"]),
-            ticks / passed,
-            1e3 * self._late,
-            float(state["missed"] - last["missed"]),
-            age,
-            off,
-            *map(float, acted),
-        )
 
 
 ROOT, RADIUS = "/world", 0.012
@@ -284,7 +270,6 @@ class RobotPage(Parts):
         ]
 
     def show_deployment(self) -> None:
-        """A new deployment, perhaps of another arm."""
         about = self.monitor.deployment
         assert about is not None
         self.history, self.arm, self.missing = RobotHistory(self.monitor.stages), None, ""
@@ -308,14 +293,12 @@ class RobotPage(Parts):
             self.missing = self.arm.missing
 
     def add(self) -> None:
-        """Record a tick."""
         state = self.monitor.state
         if state is not None:
             tool = None if self.arm is None else self.arm.tool(state)
             self.history.add(state, self.monitor.chunk, tool)
 
     def words(self) -> str:
-        """All text of the page."""
         parts = (self.stopped, self.head, self.tiles, self.tables, self.notes)
         return plain("\n".join(part.content for part in parts))
 
@@ -347,8 +330,8 @@ class RobotPage(Parts):
                 self.marks[name].position = place
                 continue
             node, colour = f"/marks/{name.replace('/', '.')}", TOOL if name == "tool" else MARK
-            self.marks[name] = self.server.scene.add_mesh_simple(
-                node, *ball(RADIUS), color=colour, position=place
+            self.marks[name] = self.server.scene.add_icosphere(
+                node, radius=RADIUS, color=colour, position=place
             )
 
     def _draw_paths(self) -> None:
@@ -371,9 +354,9 @@ class RobotPage(Parts):
         self.notes.content = notes(self.monitor)
 
     def _draw_plots(self) -> None:
-        if not self.history.rows or self.curves is None:
+        if not self.history.samples or self.curves is None:
             return
-        times, acted = self.history.times(), list(interventions(self.monitor))
+        times, acted = self.history.curve("s"), list(interventions(self.monitor))
         if acted != self.acted:
             self.acted = acted
             if self.interventions is not None:
@@ -382,8 +365,7 @@ class RobotPage(Parts):
                 title = "interventions (% of ticks)"
                 self.interventions = plot(self.server, title, acted, 150, None)
         if self.interventions is not None:
-            shares = (self.history.intervention_share(stage) for stage in acted)
-            self.interventions.data = (times, *shares)
+            self.interventions.data = (times, *map(self.history.curve, acted))
         for name, handle in self.plots.items():
             handle.data = (times, self.history.curve(name))
 
@@ -413,7 +395,6 @@ class RobotViewer(PageThread):
         self.call(lambda: self._update(force=True))
 
     def words(self) -> str:
-        """All text of the page."""
         text: list[str] = []
         self.call(lambda: text.append(self.page.words()))
         return text[0]

@@ -72,12 +72,10 @@ class RobotMonitor:
 
     @property
     def silence(self) -> float:
-        """Time since the last tick, s."""
         return float("inf") if self.state is None else self.clock() - float(self.state["now"])
 
     @property
     def mode(self) -> str:
-        """The arm's control mode."""
         return Mode.DISCONNECTED.name if self.state is None else Mode(int(self.state["mode"])).name
 
     @property
@@ -128,15 +126,14 @@ class RobotMonitor:
             self.trouble, self._query_at = str(error), self.clock() + RETRY_AFTER
 
     def close(self) -> None:
-        """Unmap the mailboxes."""
         for box in self._boxes or ():
             box.close()
         self._boxes = None
 
     def _follow(self) -> None:
-        """Open the mailboxes of a new deployment."""
         if self._boxes is not None and all(box.current for box in self._boxes):
             return
+        boxes: list[WatchedMailbox] = []
         try:
             if self._anywhere:
                 self.folder = find()
@@ -146,18 +143,15 @@ class RobotMonitor:
             deployment = Deployment.read(self.folder)
             stages = build_chain(deployment).names
             record = state_record(deployment.joints, len(stages), len(deployment.sensed))
-            state = WatchedMailbox(path, record)
+            boxes.append(WatchedMailbox(path, record))
+            boxes.append(WatchedMailbox(self.folder / "chunk", CHUNK))
         except (ConfigError, FolderError, MailboxError, OSError) as error:
             self.trouble = str(error)  # perhaps it is just being written
-            return
-        try:
-            chunk = WatchedMailbox(self.folder / "chunk", CHUNK)
-        except (MailboxError, OSError) as error:
-            state.close()
-            self.trouble = str(error)
+            for box in boxes:
+                box.close()
             return
         self.close()
-        self._boxes, self.deployment, self.stages = (state, chunk), deployment, stages
+        self._boxes, self.deployment, self.stages = (boxes[0], boxes[1]), deployment, stages
         self.state = self.chunk = None
         self.status, self.trouble, self._query_at = {}, "", 0.0
         self.number += 1

@@ -120,7 +120,6 @@ def tables(monitor: RobotMonitor) -> str:
 
 
 def recorder(about: dict[str, Any]) -> str:
-    """How many episodes are on disk, and errors."""
     trouble = "; ".join(filter(None, (about["died"], about["problem"])))
     text = f"{about['episodes']} of {about['ended']} episodes on disk"
     return f"{text}; NOT the newest: {trouble}" if trouble else text

@@ -12,6 +12,7 @@ from typing import Any
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
+from trimesh import creation
 
 from embodied.core.env import HasSapienScene, HasScene, VecEnv
 from embodied.core.spec import Spec
@@ -25,10 +26,6 @@ from embodied.viewer.scene.types import (
     Shape,
     TrackedBody,
     Viewpoint,
-    ball,
-    box,
-    capsule,
-    cylinder,
     view_of,
 )
 
@@ -36,6 +33,8 @@ DRAWN_GROUPS = 3
 """Geom groups below this are drawn, as in MuJoCo's viewer; the others are collision geoms."""
 ENDLESS = 20.0
 """Half side at which an infinite plane is drawn, m."""
+ROUND = (18, 32)
+"""Parts of a half and a whole turn."""
 TRACKING = (mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value)
 
 
@@ -107,24 +106,29 @@ def _shape(model: mujoco.MjModel, geom: int, rgba: tuple[float, float, float, fl
 
 def mesh_of(model: mujoco.MjModel, geom: int) -> Mesh | None:
     """Vertices [V, 3] (m) and faces [F, 3] of one geom; None for types that cannot be drawn."""
-    kind, size = mujoco.mjtGeom(int(model.geom_type[geom])), model.geom_size[geom]
-    shape = mujoco.mjtGeom
-    if kind == shape.mjGEOM_MESH:
-        return _asset(model, int(model.geom_dataid[geom]))
-    if kind == shape.mjGEOM_BOX:
-        return box(size)
-    if kind == shape.mjGEOM_PLANE:
-        return box(np.array([*plane_half(size), 0.0]))
-    if kind == shape.mjGEOM_SPHERE:
-        return ball(size[0])
-    if kind == shape.mjGEOM_ELLIPSOID:
-        vertices, faces = ball(1.0)
-        return vertices * size.astype(np.float32), faces
-    if kind == shape.mjGEOM_CAPSULE:
-        return capsule(size[0], size[1])
-    if kind == shape.mjGEOM_CYLINDER:
-        return cylinder(size[0], size[1])
-    return None
+    size = model.geom_size[geom]
+    made: Any = None
+    match mujoco.mjtGeom(int(model.geom_type[geom])).name.removeprefix("mjGEOM_"):
+        case "MESH":
+            mesh = model.mesh(int(model.geom_dataid[geom]))
+            corners = slice(mesh.vertadr[0], mesh.vertadr[0] + mesh.vertnum[0])
+            triangles = slice(mesh.faceadr[0], mesh.faceadr[0] + mesh.facenum[0])
+            return model.mesh_vert[corners], model.mesh_face[triangles].astype(np.uint32)
+        case "BOX":
+            made = creation.box(2 * size)
+        case "PLANE":
+            made = creation.box(2 * np.array([*plane_half(size), 0.0]))
+        case "SPHERE":
+            made = creation.uv_sphere(size[0], ROUND)
+        case "ELLIPSOID":
+            made = creation.uv_sphere(1.0, ROUND).apply_scale(size)
+        case "CAPSULE":
+            made = creation.capsule(2 * size[1], size[0], ROUND)
+        case "CYLINDER":
+            made = creation.cylinder(size[0], 2 * size[1])
+        case _:
+            return None
+    return np.asarray(made.vertices, np.float32), np.asarray(made.faces, np.uint32)
 
 
 def rgba_of(model: mujoco.MjModel, geom: int) -> tuple[float, float, float, float]:
@@ -147,18 +151,6 @@ def plane_half(size: NDArray[np.float64]) -> tuple[float, float]:
     """Half sides of a plane geom, m; a side of 0 is infinite in MuJoCo."""
     x, y = (float(side) if side > 0 else ENDLESS for side in size[:2])
     return x, y
-
-
-def _asset(model: mujoco.MjModel, mesh: int) -> Mesh:
-    """A mesh asset with one vertex per (position, normal) pair, which keeps creases."""
-    vertex, count = model.mesh_vertadr[mesh], model.mesh_vertnum[mesh]
-    first, faces = model.mesh_faceadr[mesh], model.mesh_facenum[mesh]
-    corners = model.mesh_face[first : first + faces].reshape(-1).astype(np.int64)
-    normals = model.mesh_facenormal[first : first + faces].reshape(-1).astype(np.int64)
-    key = corners * (int(normals.max()) + 1) + normals
-    _, index, inverse = np.unique(key, return_index=True, return_inverse=True)
-    places = model.mesh_vert[vertex : vertex + count][corners[index]]
-    return places.astype(np.float32), inverse.reshape(-1, 3).astype(np.uint32)
 
 
 def detect_scene(env: VecEnv) -> SceneModel | None:

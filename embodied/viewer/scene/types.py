@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from trimesh import Trimesh
+from trimesh.graph import smooth_shade
 
 from embodied.core.spec import Leaf
 
@@ -19,65 +21,6 @@ Vertices = NDArray[np.float32]
 Faces = NDArray[np.uint32]
 Mesh = tuple[Vertices, Faces]
 """Vertices [V, 3] (m) and faces [F, 3], counter-clockwise from outside."""
-SEGMENTS = 32
-
-
-def box(half: NDArray[np.floating]) -> Mesh:
-    """A box with half sides `half` [3]; each side has its own vertices, so edges are sharp."""
-    square = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], np.float64)
-    sides = []
-    for axis in range(3):
-        for sign in (-1.0, 1.0):
-            side = np.empty((4, 3))
-            side[:, axis] = sign
-            # Turned about for the far side: corners run counter-clockwise seen from outside.
-            side[:, [(axis + 1) % 3, (axis + 2) % 3]] = square[:: int(sign)]
-            sides.append(side)
-    vertices = np.concatenate(sides) * half
-    corners = np.array([(0, 1, 2), (0, 2, 3)])
-    faces = np.concatenate([corners + 4 * i for i in range(6)])
-    return vertices.astype(np.float32), faces.astype(np.uint32)
-
-
-def ball(radius: float) -> Mesh:
-    """A sphere around the origin."""
-    return lathe(_rounded(radius, 0.0))
-
-
-def capsule(radius: float, half: float) -> Mesh:
-    """A capsule along z; its straight part reaches `half` above and below the centre."""
-    return lathe(_rounded(radius, half))
-
-
-def cylinder(radius: float, half: float) -> Mesh:
-    """A cylinder along z."""
-    # Corners are there twice, so that the rim stays sharp when normals are averaged.
-    r, h = radius, half
-    return lathe(np.array([(0, -h), (r, -h), (r, -h), (r, h), (r, h), (0, h)]))
-
-
-def lathe(profile: NDArray[np.float64], segments: int = SEGMENTS) -> Mesh:
-    """The surface of revolution of `profile` [K, 2] (radius, height; bottom to top) about z."""
-    angle = np.linspace(0, 2 * np.pi, segments, endpoint=False)
-    circle = np.stack([np.cos(angle), np.sin(angle)], 1)
-    rings = np.empty((len(profile), segments, 3))
-    rings[..., :2] = profile[:, None, :1] * circle
-    rings[..., 2] = profile[:, 1:]
-    here = np.arange((len(profile) - 1) * segments).reshape(-1, segments)
-    a, b = here, np.roll(here, -1, 1)
-    faces = np.concatenate(
-        [np.stack([a, b, b + segments], -1), np.stack([a, b + segments, a + segments], -1)]
-    )
-    return rings.reshape(-1, 3).astype(np.float32), faces.reshape(-1, 3).astype(np.uint32)
-
-
-def _rounded(radius: float, half: float) -> NDArray[np.float64]:
-    """Profile of a sphere of `radius` cut in two, `half` above and below the centre."""
-    angle = np.linspace(-np.pi / 2, np.pi / 2, 18)
-    height = radius * np.sin(angle) + np.where(angle < 0, -half, half)
-    return np.stack([radius * np.cos(angle), height], 1)
-
-
 Picture = NDArray[np.uint8]
 SMALL = 160
 """Images below this height (pixels) are enlarged by a whole factor."""
@@ -85,13 +28,11 @@ PLAIN = (90, 90, 100)
 
 
 def is_picture(leaf: Leaf) -> bool:
-    """Whether a leaf is an image or a depth map."""
     flat = len(leaf.shape) == 3 and leaf.shape[2] == 1 and min(leaf.shape[:2]) >= 16
     return leaf.is_image or (flat and not leaf.is_symbol)
 
 
 def is_cloud(name: str, leaf: Leaf) -> bool:
-    """Whether a leaf is a point cloud [N, 3 or more]."""
     marked = getattr(leaf, "is_points", False) or name.rpartition("/")[2] == "points"
     return marked and len(leaf.shape) == 2 and leaf.shape[1] >= 3
 
@@ -128,63 +69,34 @@ SMALL_MESH = 600
 """Meshes with up to this many triangles are left unchanged."""
 CELLS = 44
 """Cells along the diagonal of a mesh."""
-CREASE = np.cos(np.radians(40.0))
-"""Cosine of the angle between faces above which their edge is kept sharp."""
+CREASE = np.radians(40.0)
+"""Angle between faces above which their edge is kept sharp."""
 
 
 # Mesh decimation by vertex clustering (Rossignac and Borrel, 1993).
 # Robot meshes have hundreds of thousands of triangles, too many for a phone or a computer without a
 # GPU to draw smoothly.
 def lighter(mesh: Mesh, cells: int = CELLS) -> Mesh:
-    """`mesh` decimated to a few thousand triangles at most, with its sharp edges kept."""
+    """`mesh` decimated to a few thousand triangles at most. The vertices along sharp edges are
+    there twice, so that averaged normals keep them sharp."""
     vertices, faces = mesh
-    if len(faces) <= SMALL_MESH:
-        return mesh
-    places, corners = clustered(vertices.astype(np.float64), faces.astype(np.int64), cells)
-    return creased(places, corners) if len(corners) else mesh
+    made = clustered(vertices, faces, cells) if len(faces) > SMALL_MESH else None
+    made = Trimesh(vertices, faces, process=False) if made is None else made
+    made = smooth_shade(made, angle=CREASE)
+    return np.asarray(made.vertices, np.float32), np.asarray(made.faces, np.uint32)
 
 
-def clustered(
-    vertices: NDArray[np.float64], faces: NDArray[np.int64], cells: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Merge the vertices of each cell into their mean; degenerate and duplicate triangles are
-    removed."""
-    low, high = vertices.min(0), vertices.max(0)
-    size = float(np.linalg.norm(high - low)) / cells
+def clustered(vertices: Vertices, faces: Faces, cells: int) -> Trimesh | None:
+    """With the vertices of each cell merged into their mean; None where no triangle is left."""
+    low = vertices.min(0)
+    size = float(np.linalg.norm(vertices.max(0) - low)) / cells
     cell = np.floor((vertices - low) / max(size, 1e-12)).astype(np.int64)
     number = (cell[:, 0] * (cells + 2) + cell[:, 1]) * (cells + 2) + cell[:, 2]
     _, where, count = np.unique(number, return_inverse=True, return_counts=True)
-    places = np.stack([np.bincount(where, vertices[:, axis]) for axis in range(3)], 1)
-    places /= count[:, None]
-    corners = where[faces]
-    a, b, c = corners.T
-    corners = corners[(a != b) & (b != c) & (c != a)]
-    # The same three corners, whichever comes first, are the same triangle.
-    turned = np.take_along_axis(corners, (corners.argmin(1)[:, None] + np.arange(3)) % 3, 1)
-    # One number each: sorting rows takes several times as long.
-    size = len(places)
-    single = np.unique((turned[:, 0] * size + turned[:, 1]) * size + turned[:, 2])
-    return places, np.stack([single // size**2, single // size % size, single % size], 1)
-
-
-def creased(places: NDArray[np.float64], corners: NDArray[np.int64]) -> Mesh:
-    """Duplicate the vertices along sharp edges, so that averaged normals keep them sharp."""
-    a, b, c = (places[corners[:, i]] for i in range(3))
-    cross = np.cross(b - a, c - a)
-    unit = cross / np.maximum(np.linalg.norm(cross, axis=1, keepdims=True), 1e-20)
-    mean = np.zeros_like(places)
-    for i in range(3):
-        np.add.at(mean, corners[:, i], cross)
-    mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-20)
-    smooth = np.einsum("fcx,fx->fc", mean[corners], unit) > CREASE
-    # A corner that is not smooth belongs with others that face the same of six ways.
-    way = np.abs(unit).argmax(1) * 2 + (
-        np.take_along_axis(unit, np.abs(unit).argmax(1)[:, None], 1)[:, 0] > 0
-    )
-    key = corners * 7 + np.where(smooth, 0, way[:, None] + 1)
-    _, first, inverse = np.unique(key.reshape(-1), return_index=True, return_inverse=True)
-    vertices = places[corners.reshape(-1)[first]]
-    return vertices.astype(np.float32), inverse.reshape(-1, 3).astype(np.uint32)
+    places = np.stack([np.bincount(where, axis) for axis in vertices.T], 1) / count[:, None]
+    made = Trimesh(places, where[faces], process=False)
+    made.update_faces(made.nondegenerate_faces() & made.unique_faces())
+    return made if len(made.faces) else None
 
 
 class DecimatedScene:
@@ -270,9 +182,7 @@ class SceneModel(Protocol):
         """Current position [N, 3] (m) and quaternion [N, 4] (w, x, y, z) of every body."""
         ...
 
-    def shapes(self) -> Iterable[Shape]:
-        """All visible shapes."""
-        ...
+    def shapes(self) -> Iterable[Shape]: ...
 
     def viewpoint(self) -> Viewpoint: ...
 

@@ -104,7 +104,6 @@ class ViserScene:
         return None if self._sent is None else self._sent[0][body]
 
     def frame(self, body: int) -> FrameHandle:
-        """The node of one body."""
         return self.frames[body]
 
     def _draw(self, key: Key, shape: Shape) -> None:

@@ -1,1 +1,1 @@
-"""The web server: viser's server, the authenticating proxy in front of it, the page's thread."""
+"""The web server: viser's server with a check of every request, and the page's thread."""

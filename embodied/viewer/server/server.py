@@ -1,5 +1,4 @@
-"""PageServer: viser's server, on this machine only, behind the authenticating proxy; the thread
-that owns what a page shows."""
+"""PageServer: viser's server, every request of which is checked; the thread that owns a page."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from functools import wraps
 from http import HTTPStatus
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from viser import GuiMarkdownHandle, ViserServer
 from viser._messages import ShareUrlRequest
@@ -24,7 +23,10 @@ from websockets.asyncio import server as websockets
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
-from embodied.viewer.server.auth_proxy import HOST, LOCAL, SECRET, AuthProxy
+from embodied.viewer.run_folder import HOST
+
+LOCAL = (HOST, "localhost", "::1")
+COOKIE = "embodied_view"
 
 
 # Fix for viser 1.1.1: a thread-safe event for its message buffers. viser sets an `asyncio.Event`
@@ -72,23 +74,74 @@ def patch_message_events(server: ViserServer) -> None:
     inner.on_client_connect(on_connect)
 
 
+class Refused(Exception):
+    """A refused request: HTTP `status`, the reason in one line, and more headers of the answer."""
+
+    def __init__(self, status: HTTPStatus, why: str, **headers: str) -> None:
+        super().__init__(why)
+        self.status, self.headers = status, headers
+
+
+def check(request: Request, local: bool, token: str | None) -> None:
+    """Refuse path traversal, foreign host names and origins, and missing or wrong tokens."""
+    address = urlsplit(request.path)
+    path = unquote(address.path)
+    if ".." in path.replace("\\", "/").split("/") or "\0" in path:
+        raise Refused(HTTPStatus.BAD_REQUEST, "invalid path")
+    host, origin, cookies = (
+        ",".join(request.headers.get_all(name)) for name in ("Host", "Origin", "Cookie")
+    )
+    if local and name_of(f"//{host}") not in LOCAL:
+        # DNS rebinding: another site's name may resolve to this machine.
+        raise Refused(HTTPStatus.FORBIDDEN, "this page is served to localhost and 127.0.0.1 only")
+    if origin and urlsplit(origin).netloc != host:
+        raise Refused(HTTPStatus.FORBIDDEN, "cross-origin connections are refused")
+    if token is None:
+        return
+    given = parse_qs(address.query).get("token", [""])[0]
+    if given and is_same(given, token):  # once in the address, then in a cookie
+        cookie = {"Set-Cookie": f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"}
+        raise Refused(HTTPStatus.SEE_OTHER, "welcome", Location="/", **cookie)
+    pairs = [part.strip().partition("=") for part in cookies.split(";")]
+    known = next((value for name, _, value in pairs if name == COOKIE), "")
+    if given or not is_same(known, token):
+        line = "missing or wrong token: open the address that embodied view printed"
+        raise Refused(HTTPStatus.FORBIDDEN, line)
+
+
+def is_same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
+
+
+def name_of(address: str) -> str:
+    """The host name in an address; empty if there is none, or its port is no number, as where two
+    Host headers are joined."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(address)
+        if parts.port != 0:
+            return parts.hostname or ""
+    return ""
+
+
 Admit = Callable[[ServerConnection, Request], Response | None]
 BUILDING = threading.Lock()
 
 
-def viser_behind(secret: str) -> ViserServer:
-    """viser's server at a free port of this machine, which answers only requests with the header
-    `Authorization: SECRET`: the port is no way round the proxy. RuntimeError where viser does not
-    take that."""
+def checking_server(host: str, port: int, token: str | None) -> ViserServer:
+    """viser's server, every request of which is checked. RuntimeError where viser does not take
+    that."""
     # Fix for viser 1.1.1: it has no setting for this. It calls websockets' `serve`, which is
     # another function meanwhile.
     guarded: list[int] = []
 
     def serve_guarded(*where: Any, process_request: Admit, **settings: Any) -> websockets.serve:
         def checked(connection: ServerConnection, request: Request) -> Response | None:
-            shown = ",".join(request.headers.get_all(SECRET)).encode(errors="surrogateescape")
-            if not hmac.compare_digest(shown, secret.encode()):
-                return connection.respond(HTTPStatus.FORBIDDEN, "this is not the page's address\n")
+            try:
+                check(request, host in LOCAL, token)
+            except Refused as refusal:
+                answer = connection.respond(refusal.status, f"{refusal}\n")
+                answer.headers.update(refusal.headers)
+                return answer
             return process_request(connection, request)
 
         guarded.append(1)
@@ -99,7 +152,7 @@ def viser_behind(secret: str) -> ViserServer:
         websockets.serve = serve_guarded  # pyright: ignore[reportAttributeAccessIssue]
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                server = ViserServer(HOST, 0, label="embodied", verbose=False)
+                server = ViserServer(host, port, label="embodied", verbose=False)
         finally:
             websockets.serve = original
     if not guarded:
@@ -110,50 +163,51 @@ def viser_behind(secret: str) -> ViserServer:
 
 Command = tuple[Callable[[], None], "Future[None]"]
 CLOSED = "the viewer is closed"
-Method = TypeVar("Method", bound=Callable[..., None])
 
 
-def in_thread(method: Method) -> Method:
-    """A method of a WorkerThread that runs in the thread; the caller waits and gets its errors."""
+class PageThread:
+    """A page on `page_server` and the thread that updates it: `setup`, then `run_loop`, then
+    `teardown`. `close` stops both.
 
-    @wraps(method)
-    def called(self: WorkerThread, *args: Any, **settings: Any) -> None:
-        self.call(lambda: method(self, *args, **settings))
+    Call `start` at the end of `__init__`; it raises the errors of `setup` and closes everything.
+    """
 
-    return cast(Method, called)
-
-
-class WorkerThread:
-    """Runs `setup`, then `run_loop`, then `teardown` in a thread; `start` raises the errors of
-    `setup`."""
-
-    def __init__(self) -> None:
+    def __init__(self, page_server: PageServer) -> None:
+        self.page_server = page_server
+        self.server = page_server.server
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing, self._ended = threading.Event(), threading.Event()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="viewer", daemon=True)
 
     def setup(self) -> None:
-        """Called first in the thread."""
+        raise NotImplementedError
 
     def run_loop(self) -> None:
-        """The thread's loop, until `closing`; it calls `run_commands` regularly."""
+        """Until `closing`; it calls `run_commands` regularly."""
         raise NotImplementedError
 
     def teardown(self) -> None:
-        """Called last in the thread."""
+        raise NotImplementedError
 
-    def start(self) -> None:
-        """Start the thread; returns when `setup` is done."""
-        self._thread.start()
-        self._ready.result()
+    @property
+    def url(self) -> str:
+        return self.page_server.url
 
     @property
     def closing(self) -> bool:
         return self._closing.is_set()
 
+    def start(self) -> None:
+        """Start the thread; returns when `setup` is done."""
+        self._thread.start()
+        try:
+            self._ready.result()
+        except BaseException:
+            self.close()
+            raise
+
     def submit(self, command: Callable[[], None]) -> Future[None]:
-        """Run `command` in the thread, soon."""
         answer: Future[None] = Future()
         self._commands.put((command, answer))
         return answer
@@ -174,17 +228,10 @@ class WorkerThread:
         while not self._ended.wait(0.5):
             pass
 
-    def stop(self) -> None:
-        """Stop the thread and wait for it; safe to call twice."""
-        self._closing.set()
-        self.submit(lambda: None)
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
     def run_commands(self, timeout: float) -> None:
         """Run the submitted commands, waiting up to `timeout` s for the first."""
         with contextlib.suppress(queue.Empty):
-            command, answer = self._commands.get(timeout=timeout) if timeout else self._next()
+            command, answer = self._commands.get(timeout > 0, timeout)
             while True:
                 try:
                     command()
@@ -192,7 +239,7 @@ class WorkerThread:
                     answer.set_exception(error)
                 else:
                     answer.set_result(None)
-                command, answer = self._next()
+                command, answer = self._commands.get_nowait()
 
     def _run(self) -> None:
         try:
@@ -205,43 +252,16 @@ class WorkerThread:
         finally:
             with contextlib.suppress(queue.Empty):
                 while True:  # no caller waits for a stopped thread
-                    self._next()[1].set_exception(RuntimeError(CLOSED))
+                    self._commands.get_nowait()[1].set_exception(RuntimeError(CLOSED))
             self.teardown()
             self._ended.set()
 
-    def _next(self) -> Command:
-        return self._commands.get_nowait()
-
-
-class PageThread(WorkerThread):
-    """A page on `page_server`, updated by one thread; `close` stops both.
-
-    Call `start` at the end of `__init__`; it closes everything if `setup` fails.
-    """
-
-    def __init__(self, page_server: PageServer) -> None:
-        super().__init__()
-        self.page_server, self.server, self.proxy = (
-            page_server,
-            page_server.server,
-            page_server.proxy,
-        )
-
-    @property
-    def url(self) -> str:
-        """The address to open; for all interfaces, with this machine's host name."""
-        return self.page_server.url
-
-    def start(self) -> None:
-        try:
-            super().start()
-        except BaseException:
-            self.close()
-            raise
-
     def close(self) -> None:
         """Stop the thread and the server; safe to call twice."""
-        self.stop()
+        self._closing.set()
+        self.submit(lambda: None)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
         self.page_server.close()
 
     def __enter__(self) -> Self:
@@ -285,18 +305,17 @@ ANYWHERE = ("0.0.0.0", "::")
 
 
 class PageServer:
-    """`server` is the viser server that pages are built on; browsers reach it at `url`, through
-    `proxy`.
+    """`server` is the viser server that pages are built on; browsers reach it at `url`.
 
-    It accepts connections before the viewer is loaded; until then the page shows `show_loading`'s
-    text.
+    From other machines a token is required. It accepts connections before the viewer is loaded;
+    until then the page shows `show_loading`'s text.
     """
 
     def __init__(self, host: str = HOST, port: int = 8080) -> None:
         # Browsers open connections that they do not use; each would log a traceback.
         logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
-        secret = secrets.token_urlsafe(32)
-        self.server = viser_behind(secret)
+        self.host, self.token = host, None if host in LOCAL else secrets.token_urlsafe(16)
+        self.server = checking_server(host, port, self.token)
         patch_message_events(self.server)
         # Otherwise the page could request a public share URL.
         self.server._websock_server.unregister_handler(ShareUrlRequest)
@@ -308,31 +327,26 @@ class PageServer:
         )
         self.server.gui.main_panel.dock_right()
         self._loading: GuiMarkdownHandle | None = None
-        token = None if host in LOCAL else secrets.token_urlsafe(16)
-        self.proxy = AuthProxy(host, port, self.server.get_port(), secret, token)
 
     @property
     def url(self) -> str:
         """The address to open; for all interfaces, with this machine's host name."""
-        token = "" if self.proxy.token is None else f"/?token={self.proxy.token}"
-        name = socket.gethostname() if self.proxy.host in ANYWHERE else self.proxy.host
-        return f"http://{name}:{self.proxy.port}{token}"
+        token = "" if self.token is None else f"/?token={self.token}"
+        name = socket.gethostname() if self.host in ANYWHERE else self.host
+        return f"http://{name}:{self.server.get_port()}{token}"
 
     def show_loading(self, words: str) -> None:
-        """Show what is being loaded."""
         if self._loading is None:
             self._loading = self.server.gui.add_markdown("")
         self._loading.content = f"**Loading** · {words} ..."
 
     def clear_loading(self) -> None:
-        """Remove the loading message."""
         if self._loading is not None:
             self._loading.remove()
             self._loading = None
 
     def close(self) -> None:
         """Stop serving; safe to call twice."""
-        self.proxy.close()
         # The server prints when it stops, even if it is not verbose.
         with contextlib.redirect_stdout(io.StringIO()):
             self.server.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import mujoco
@@ -29,11 +28,6 @@ class ObservationDisturbance:
     def __init__(self) -> None:
         self.late = 0
         self.off: set[str] = set()
-
-    @property
-    def whole(self) -> bool:
-        """Whether observations are undisturbed."""
-        return not self.late and not self.off
 
     def of(self, moments: list[Moment]) -> Tensors:
         """The observations to act on after `moments`; early in an episode its first ones."""
@@ -148,16 +142,3 @@ def chain_of(model: mujoco.MjModel, body: int) -> list[int]:
         found += range(first, first + count)
         body = int(model.body_parentid[body])
     return found
-
-
-def describe_disturbances(
-    given: ObservationDisturbance, pushed: Mapping[int, str], pulled: Mapping[int, str]
-) -> str:
-    """What was done to the robot, as text; empty if nothing was."""
-    parts = [f"observations {given.late} steps late"] if given.late else []
-    parts += [f"{name} is off" for name in sorted(given.off)]
-    parts += [f"{name} pushed at step {step}" for step, name in sorted(pushed.items())]
-    for name in sorted(set(pulled.values())):
-        steps = [step for step, each in pulled.items() if each == name]
-        parts.append(f"{name} pulled, steps {min(steps)} to {max(steps)}")
-    return ", ".join(parts)

@@ -7,16 +7,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from torch import Tensor
 
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.video import decode_image
-from embodied.evaluation.statistics import wilson
-from embodied.teachers.teacher import read_episode_log
+from embodied.reports.run_report import intervals_of
 from embodied.training.logger import read_metrics
 from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.types import (
@@ -45,7 +42,6 @@ class CompressedImage:
         return cls(zlib.compress(picture.tobytes(), 1), picture.shape)
 
     def picture(self) -> Picture:
-        """The image, uint8 [height, width, 3]."""
         return np.frombuffer(zlib.decompress(self.data), np.uint8).reshape(self.shape)
 
 
@@ -185,39 +181,9 @@ def history_of(folder: Path) -> History | None:
         if found:
             steps = [int(row["step"]) for row in found]
             values = [float(row[name]) for row in found]
-            bands = [
-                _band(name, value, row.get("eval/episodes"))
-                for value, row in zip(values, found, strict=True)
-            ]
-            return History(
-                name, steps, values, [low for low, _ in bands], [high for _, high in bands]
-            )
+            bands = np.array(intervals_of(name, found) or np.stack([values, values], 1))
+            return History(name, steps, values, *bands.T.tolist())
     return None
-
-
-def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
-    """Where in task space the run's teacher sampled, per quarter of training, as an image [height,
-    width, 3]. None if the run had no teacher or matplotlib is not installed. `names` are those of
-    the task's elements."""
-    past = read_episode_log(folder)
-    if past is None:
-        return None
-    try:
-        from embodied.teachers.plots.task_density import draw
-    except ModuleNotFoundError:
-        return None
-    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
-    shown = tuple(names[i] if i < len(names) else f"task {i}" for i in moving)
-    score = past.success if np.isfinite(past.success).any() else past.ret
-    with TemporaryDirectory() as there:
-        file = draw(Path(there) / "tasks.png", past.began, past.task[:, moving], score, shown)
-        return decode_image(file.read_bytes()).numpy()[..., :3]
-
-
-def _band(name: str, value: float, episodes: float | None) -> tuple[float, float]:
-    if name != "eval/success" or not episodes:
-        return value, value
-    return wilson(round(value * episodes), int(episodes))
 
 
 CURVES = 8
@@ -251,7 +217,7 @@ class Moment:
 
     `next_obs` are the observations that the step led to, `obs` the ones that the next action is
     computed from (of the next episode if this one ended). `plan` [H, A] is the action chunk of
-    which the action is element `chunk_index`; `is_decision` says whether the chunk was computed for
+    which the action is one; `is_decision` says whether the chunk was computed for
     this step. `state` is the saved environment state to continue from (None: it cannot be saved),
     `policy_state` that of the policy. `numbers` are further quantities of the step by name,
     `reward_image` is the image that the reward was computed from, and `noise` [D] the latent noise
@@ -267,7 +233,6 @@ class Moment:
     reward: float = 0.0
     success: bool | None = None
     plan: Tensor | None = None
-    chunk_index: int = 0
     is_decision: bool = False
     end: str = ""
     policy_state: PolicyState | None = None

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -51,7 +51,6 @@ class Imagination:
         self.states: dict[int, Tensors] = {}  # by step, as the model sees it
 
     def reset(self) -> None:
-        """Start a new episode."""
         self.states = {}
 
     @torch.no_grad()
@@ -130,15 +129,11 @@ class UnsupportedReward(RuntimeError):
 
 @dataclass(frozen=True)
 class RewardCamera:
-    """Captures the image of parallel env 0 that wrapper `layer` adds for the reward.
+    """Captures the image of parallel env 0 that wrapper `layer` (None: it needs none) adds for the
+    reward. `hides_terminations`: it was trained with terminations treated as truncations."""
 
-    `layer` is None if the reward needs no image; `name` is the observation that it adds. If
-    `hides_terminations`, the reward was trained with terminations treated as truncations.
-    """
-
-    layer: AddedObservation | None
-    name: str
-    hides_terminations: bool
+    layer: AddedObservation | None = None
+    hides_terminations: bool = False
 
     def capture(self) -> CompressedImage | None:
         """The image after the last step; the final one of an episode that has just ended."""
@@ -150,7 +145,7 @@ class RewardCamera:
         """`image` as the observation [1, H, W, 3] that the reward reads."""
         if self.layer is None or image is None:
             return {}
-        return {self.name: torch.from_numpy(image.picture().copy())[None]}
+        return {added_name(self.layer): torch.from_numpy(image.picture().copy())[None]}
 
 
 def reward_camera(reward: Reward, env: VecEnv) -> RewardCamera:
@@ -167,15 +162,11 @@ def reward_camera(reward: Reward, env: VecEnv) -> RewardCamera:
     if not known or len(adding) > 1 or not all(is_image(layer) for layer in adding):
         raise UnsupportedReward("this reward needs observations other than one image")
     hides = any(layer.hides_terminations for layer in layers)
-    if not adding:
-        return RewardCamera(None, "", hides)
-    layer = adding[0]
-    assert isinstance(layer, AddedObservation)
-    return RewardCamera(layer, added_name(layer), hides)
+    layer: Any = adding[0] if adding else None
+    return RewardCamera(layer, hides)
 
 
-def added_name(layer: Wrapper) -> str:
-    """The observation that `layer` adds to those of the environment inside it."""
+def added_name(layer: Any) -> str:
     return next(name for name in layer.spec.obs if name not in layer.env.spec.obs)
 
 
@@ -222,7 +213,6 @@ class PlanPreview:
         return np.concatenate([place_of(moment.next_obs, self.tip) for moment in moments])
 
     def close(self) -> None:
-        """Close the copy of the environment."""
         if self._copy is not None:
             self._copy.close()
 
@@ -298,7 +288,6 @@ LEAST = 1e-6
 # chunk, in units of the action, for one noise w. It only evaluates the policy, so it works for
 # every network.
 def pictures_of(policy: Policy) -> list[str]:
-    """The image observations that `policy` uses."""
     return [name for name, leaf in policy.spec.obs.items() if leaf.is_image and not hidden(name)]
 
 
@@ -343,6 +332,37 @@ def heated(value: Tensor, leaf: Leaf, change: Tensor, most: float) -> Picture:
     return ((1 - share) * grey + share * np.array(HOT)).round().astype(np.uint8)
 
 
+# Latent-noise RL (DSRL): the noise that a steering policy chose for its base policy, as an image.
+# DSRL (Wagenmaker et al., 2025) acts by w = bound * u in place of w ~ N(0, I). Gaussian samples
+# have |w| of about sqrt(D); the distance of |w| from that shows how strongly the base policy is
+# steered.
+class ChoosesNoise(Protocol):
+    """A policy whose `inner` policy chooses the noise of a base policy, each element up to
+    `bound`."""
+
+    bound: float
+    noise_shape: torch.Size
+    inner: Policy
+
+
+def chooses_noise(policy: object) -> TypeGuard[ChoosesNoise]:
+    """Not `isinstance`, which from Python 3.12 on does not find `inner`, a submodule."""
+    return all(hasattr(policy, name) for name in ChoosesNoise.__annotations__)
+
+
+@torch.no_grad()
+def noise_of(acts: object) -> Tensor | None:
+    """The noise w [D] of the last decision; None if the noise was sampled rather than chosen, or if
+    exploration hides it."""
+    if not isinstance(acts, Actor) or not chooses_noise(acts.policy):
+        return None
+    chosen = acts.carry.get("row/action")
+    if chosen is None and not acts.explore:
+        inner = acts.policy.inner
+        chosen = inner.act(acts.decision_obs, {}, inner.sample_noise(1))[0].flatten(1)
+    return None if chosen is None else acts.policy.bound * chosen[0].detach().cpu()
+
+
 VALUE, MODEL = "value", "reward of the run"
 ValueFunction = Callable[[Actor], Tensor]
 
@@ -365,12 +385,11 @@ class StepOverlay:
     ) -> None:
         self.imagination = imagination
         self.value, self.reward, self.gamma = value, reward, gamma
-        self.camera = RewardCamera(None, "", False) if camera is None else camera
+        self.camera = camera or RewardCamera()
         self.trouble = ""
         self._last: float | None = None
 
     def reset(self) -> None:
-        """Start a new episode."""
         self._last = None
         if self.imagination is not None:
             self.imagination.reset()

@@ -48,7 +48,6 @@ class RecordedEnv(VecEnv):
 
     @property
     def recorded(self) -> Tensor:
-        """The recorded action [1, A] of the current step."""
         return self.tape["action"][self.at : self.at + 1]
 
     def load(self, number: int) -> None:
@@ -79,8 +78,7 @@ class RecordedEnv(VecEnv):
         if self.at >= self.steps:
             self._notify_before_reset(torch.ones(1, dtype=torch.bool))
             flags[1] = ~flags[0]
-        obs = following
-        return Step(obs, following, reward, flags[0], flags[1], log)
+        return Step(following, following, reward, flags[0], flags[1], log)
 
     def _safety(self, at: int) -> Tensors:
         """In how many ticks of step `at` each safety stage acted, and how far the target was moved,
@@ -129,7 +127,6 @@ class RecordedSceneEnv(RecordedEnv):
         self.posed = posed
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data for display."""
         return self.posed.put(tt.each(self._obs(), lambda value: value[0]))
 
 

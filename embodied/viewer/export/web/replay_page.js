@@ -242,5 +242,5 @@ new ResizeObserver(() => (state.stale = true)).observe(byId("stage"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (state.stale = true));
 window.replay = { state, seek, play, tempo, last };
 show();
-if (DATA.plays) play(true);
+play(true);
 requestAnimationFrame((now) => { state.before = now; frame(now); });
