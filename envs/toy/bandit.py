@@ -7,15 +7,16 @@ bandit problem of length n, whose Bayes-optimal return is bounded by that of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.spec import BEST_ACTION, SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv
 from embodied.envs.row_rng import RowRng
 
 
@@ -39,10 +40,13 @@ class Mean:
     unit: str = ""
 
 
-class Bandit(VecEnv):
+class Bandit(BatchedEnv):
     """Observation: `time` [1], always 0, and `privileged/best_action` [1], the best arm.
     `log["regret"]` is the best mean less that of the arm; success: it was the best arm.
     """
+
+    name = "bandit"
+    kept: ClassVar = {"means": "means", "pulled": "pulled", "stream": "streams.state"}
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -58,19 +62,9 @@ class Bandit(VecEnv):
         self.means = torch.zeros(config.num_envs, config.arms)
         self.pulled = torch.zeros(config.num_envs, dtype=torch.int64)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        every = torch.arange(self.num_envs)
-        rows = every if mask is None else mask.nonzero().flatten()
-        if seed is not None:
-            self.streams.seed(seed, rows)
-        self._begin(rows, None if task is None else task[rows])
-        return self._observe()
-
-    def _begin(self, rows: Tensor, task: Tensor | None) -> None:
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         drawn = self.streams.uniform(self.config.arms, rows).T
-        self.means[rows] = drawn if task is None else task.float()
+        self.means[rows] = drawn if task is None else task[rows].float()
 
     def step(self, action: Tensor) -> Step:
         arms = self.config.arms
@@ -80,29 +74,18 @@ class Bandit(VecEnv):
         mean = self.means.gather(1, action[:, None])[:, 0]
         reward = mean + self.config.noise * self.streams.normal(1)[0]
         regret = self.means.amax(1) - mean
-        following = self._observe()
+        following = self.observe(torch.arange(self.num_envs))
         ended = torch.ones(self.num_envs, dtype=torch.bool)
-        self._notify_before_reset(ended)
-        self._begin(torch.arange(self.num_envs), None)
         log = {"success": regret == 0, "regret": regret}
-        return Step(self._observe(), following, reward, ended, ~ended, log)
+        return self.finish(following, reward, ended, ~ended, log)
 
-    def _observe(self) -> Tensors:
-        best = self.means.argmax(1, keepdim=True)
-        return {"time": torch.zeros(self.num_envs, 1), BEST_ACTION: best}
+    def observe(self, rows: Tensor) -> Tensors:
+        best = self.means[rows].argmax(1, keepdim=True)
+        return {"time": torch.zeros(len(rows), 1), BEST_ACTION: best}
 
     @property
     def state_roles(self) -> StateRoles:
         return StateRoles({}, {"stream": None})
-
-    def get_state(self) -> Tensors:
-        stream = self.streams.state.clone()
-        return {"means": self.means.clone(), "pulled": self.pulled.clone(), "stream": stream}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        self.means, self.pulled = state["means"].clone(), state["pulled"].clone()
-        self.streams.state = state["stream"].clone()
-        return self._observe()
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """A bar for each arm, as high as its mean; the one that was pulled is red."""

@@ -8,7 +8,7 @@ elsewhere. The goal is the task vector. Some goals are held out for evaluation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.bounds import Bound, Count, CountOrZero
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, Step
 from embodied.core.spec import BEST_ACTION, SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.batched import BatchedEnv
 from embodied.envs.maze.env import WAYS, fitted
 from embodied.envs.row_rng import RowRng
 
@@ -92,11 +93,17 @@ class Goals:
         return {"distance": float((row + column).mean())}
 
 
-class Darkroom(VecEnv):
+class Darkroom(BatchedEnv):
     """Observation: `place` [2] (row and column, symbols) and `privileged/best_action` [1], the
     first step of a shortest way to the goal. Actions: right, down, left, up, stay. An episode lasts
     `horizon` steps; success: a step on the goal.
     """
+
+    name = "darkroom"
+    kept: ClassVar = {
+        **{name: name for name in ("task", "place", "goal", "age")},
+        "stream": "streams.state",
+    }
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -116,20 +123,6 @@ class Darkroom(VecEnv):
         self.goal = torch.zeros_like(self.place)
         self.age = torch.zeros(config.num_envs, dtype=torch.int64)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        every = torch.arange(self.num_envs)
-        rows = every if mask is None else mask.nonzero().flatten()
-        if seed is not None:
-            self.streams.seed(seed, rows)
-        if task is not None and task.shape != self.task.shape:
-            raise ValueError(
-                f"darkroom: task is {tuple(task.shape)}, expected {tuple(self.task.shape)}"
-            )
-        self._begin(rows, None if task is None else task[rows])
-        return self._observe()
-
     def step(self, action: Tensor) -> Step:
         if action.shape != (self.num_envs,) or not bool(((action >= 0) & (action <= STAY)).all()):
             raise ValueError(f"darkroom: actions must be [{self.num_envs}] integers from 0 to 4")
@@ -137,21 +130,17 @@ class Darkroom(VecEnv):
         self.age = self.age + 1
         won = (self.place == self.goal).all(1)
         late = self.age >= self.config.horizon
-        obs = following = self._observe()
-        if late.any():
-            self._notify_before_reset(late)
-            self._begin(late.nonzero().flatten(), None)
-            obs = self._observe()
-        never = torch.zeros_like(late)
-        return Step(obs, following, won.float(), never, late, {"success": won})
+        following = self.observe(torch.arange(self.num_envs))
+        return self.finish(following, won.float(), torch.zeros_like(late), late, {"success": won})
 
-    def _begin(self, rows: Tensor, task: Tensor | None) -> None:
-        """New episodes in `rows` [n], with the goals `task` [n, 1] or random ones."""
+    def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         lots = self.streams.uniform(2, rows)
         if task is None:
             training = self.levels.training
             drawn = (lots[0] * len(training)).long().clamp(max=len(training) - 1)
             task = torch.from_numpy(self.levels.encode(training[drawn.numpy()])).float()
+        else:
+            task = task[rows].float()
         self.task[rows] = task
         cells = torch.from_numpy(self.levels.decode(task.double().numpy()))
         self.goal[rows] = self._places(cells)
@@ -165,25 +154,15 @@ class Darkroom(VecEnv):
         """Rows and columns [n, 2] of `cells` [n]."""
         return torch.stack([cells // self.config.side, cells % self.config.side], 1)
 
-    def _observe(self) -> Tensors:
-        row, column = (self.goal - self.place).unbind(1)
+    def observe(self, rows: Tensor) -> Tensors:
+        row, column = (self.goal[rows] - self.place[rows]).unbind(1)
         along = torch.where(row > 0, DOWN, torch.where(row < 0, UP, STAY))
         best = torch.where(column > 0, RIGHT, torch.where(column < 0, LEFT, along))
-        return {"place": self.place.byte(), BEST_ACTION: best[:, None]}
+        return {"place": self.place[rows].byte(), BEST_ACTION: best[:, None]}
 
     @property
     def state_roles(self) -> StateRoles:
         return StateRoles({"age": None}, {"stream": None})
-
-    def get_state(self) -> Tensors:
-        state = {name: getattr(self, name).clone() for name in ("task", "place", "goal", "age")}
-        return {**state, "stream": self.streams.state.clone()}
-
-    def set_state(self, state: Tensors) -> Tensors:
-        for name in ("task", "place", "goal", "age"):
-            setattr(self, name, state[name].clone())
-        self.streams.state = state["stream"].clone()
-        return self._observe()
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """The room from above: the goal green, the agent red."""
