@@ -375,7 +375,7 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
 
 def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     """The critic that was trained beside `policy`, from learner.pt; ConfigError without one."""
-    from embodied.learners.saved import load_learner
+    from embodied.learners.learner import load_learner
 
     if trained.get("learner") is None:
         raise ConfigError(

@@ -22,7 +22,7 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import Support, critic_loss, cross_entropy
-from embodied.learners.learner import GradientLearner, frozen, soft_update
+from embodied.learners.learner import Learner, frozen, soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 
@@ -50,7 +50,7 @@ class TemperatureConfig:
 SOFT_METRICS = ("actor_loss", "entropy", "temperature")
 
 
-class ActorCritic(GradientLearner):
+class ActorCritic(Learner):
     """A critic and its target, a policy and, if it has an entropy to reach, a temperature.
 
     Subclasses define `_backup` (of reward [N], discount [N] and next observations: the critics'
@@ -77,12 +77,7 @@ class ActorCritic(GradientLearner):
     ) -> None:
         """`critic` is trained and copied as the target; `actor`: the policy's parameters that are
         trained; `target_entropy` of a decision, in nats (None: there is no temperature)."""
-        super().__init__()
-        self.config = config
-        self.policy = policy
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
-        self.n_step = config.n_step
+        super().__init__(config, policy)
         self.critic = critic
         self.target = copy.deepcopy(critic).requires_grad_(False)
         self.critic_params: list[Tensor] = list(self.critic.parameters())
@@ -125,8 +120,7 @@ class ActorCritic(GradientLearner):
     def critic_step(self, batch: Tensors, tau: float = 0.0) -> dict[str, Tensor]:
         """One gradient step of the critic; with `tau` > 0 also one Polyak step of its target."""
         loss, q_mean = self._critic_loss(batch)
-        loss.backward()
-        self.optims["critic"].step()
+        self.descend("critic", loss)
         if tau:
             soft_update(self.target_params, self.critic_params, tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}

@@ -27,10 +27,10 @@ from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
-from embodied.learners.learner import UNPLANNED, RunPlan
+from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
-from embodied.learners.on_policy.ppo_demos import remaining
+from embodied.learners.on_policy.ppo_cloning import remaining
 from embodied.learners.on_policy.ppo_parts import StochasticPolicy
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
 
@@ -107,9 +107,7 @@ class PpoConfig(PriorConfig, ppo.Config):
 class PpoPrior(ppo.Ppo):
     """`update` as in PPO, for policies without memory."""
 
-    def __init__(
-        self, config: PpoConfig, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
+    def __init__(self, config: PpoConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
         if self.recurrent:
             raise ConfigError("learner=ppo_prior needs a policy without memory")

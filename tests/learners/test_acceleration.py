@@ -16,7 +16,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners import acceleration
 from embodied.learners.acceleration import accelerate, native_obstacle
-from embodied.learners.learner import GradientLearner, Learner, RunPlan, frozen
+from embodied.learners.learner import Learner, RunPlan, frozen
 from embodied.learners.off_policy.sac import Sac
 from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.offline.iql import Iql
@@ -48,21 +48,15 @@ def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceleration, "Graph", Replayed)
 
 
-def with_settings(stem: str, **settings: bool) -> GradientLearner:
+def with_settings(stem: str, **settings: bool) -> Learner:
     """A learner of `stem`, with the policy that it takes; BRESA hands settings to its SAC."""
     plain = make(stem)
     given = {**node("learner", stem), "batch_size": 8}
     given |= {"task": settings} if stem == "bresa" else settings
-    context: dict[str, Any] = {"policy": plain.policy, "spec": plain.policy.spec}
     if "horizon" in given:
         given["horizon"] = 6
-    if stem == "iql":
-        context |= {"run": RunPlan(updates=100)}
-    if stem == "expo":
-        context |= {"policy": plain.online}
-    learner = build(given, Learner, **context)
-    assert isinstance(learner, GradientLearner)
-    return learner
+    policy: Any = plain.online if stem == "expo" else plain.policy
+    return build(given, Learner, policy=policy, spec=policy.spec, run=RunPlan(updates=100))
 
 
 @pytest.mark.parametrize("stem", RECORDED)

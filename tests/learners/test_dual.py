@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import RunPlan
-from embodied.learners.offline.f_dvl import Divergence, dual_loss, reverse_kl_loss
+from embodied.learners.offline.dual import Divergence, dual_loss, reverse_kl_loss
 from embodied.learners.offline.iql import expectile_loss
 from tests.builders import make_learner, make_policy, transitions
 

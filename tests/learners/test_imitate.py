@@ -12,7 +12,7 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config, cosine
+from embodied.learners.imitation import BehaviorCloning, Config, cosine
 from embodied.learners.learner import RunPlan
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -77,7 +77,7 @@ def test_the_rate_falls_to_a_tenth_and_stays() -> None:
     learner = make(steps=4, lr=0.5)
     for batch in batches(4):
         learner.update(batch)
-    assert learner.adam.param_groups[0]["lr"] == cosine(0.5, 0.75)
+    assert learner.optims["adam"].param_groups[0]["lr"] == cosine(0.5, 0.75)
 
 
 def test_fitting_sets_the_normalisers_of_both() -> None:

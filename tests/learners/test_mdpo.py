@@ -78,7 +78,7 @@ def bandit(**settings: Any) -> Any:
     policy.net[-1].bias.data.copy_(START.log())
     given = {"normalize": False, "advantage": "raw", "grad_clip": 0.0, "lr": 0.03, **settings}
     sizes = {"horizon": 1, "batch_size": 4, "epochs": 1}
-    return make_learner("on_policy.mdpo.Mdpo", policy, RunPlan(decisions=8), **sizes, **given)
+    return make_learner("mdpo.Mdpo", policy, RunPlan(decisions=8), **sizes, **given)
 
 
 def chances(learner: Any) -> Tensor:
@@ -108,7 +108,7 @@ def test_a_policy_without_a_known_divergence_is_refused() -> None:
     inner = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     policy = make_policy("recurrent.Recurrent", LINE, inner=inner)
     with pytest.raises(ConfigError, match="policy=diagonal_gaussian"):
-        make_learner("on_policy.mdpo.Mdpo", policy)
+        make_learner("mdpo.Mdpo", policy)
 
 
 def trained(target: str, updates: int = 12, **settings: Any) -> Any:
@@ -124,13 +124,13 @@ def trained(target: str, updates: int = 12, **settings: Any) -> Any:
 def test_it_is_sac_where_c_is_lambda() -> None:
     sac = trained("off_policy.sac.Sac").state_dict()
     for c, same in ((1.0, True), (3.0, False)):
-        mdpo = trained("off_policy.mdpo.MdpoOffPolicy", c=c, refresh=5).state_dict()
+        mdpo = trained("mdpo.MdpoOffPolicy", c=c, refresh=5).state_dict()
         assert all(torch.equal(mdpo[key], sac[key]) for key in sac) == same
 
 
 def test_its_actor_loss_is_that_of_the_paper() -> None:
     """Against E[c log pi + (lambda - c) log pi_k - Q] over many samples."""
-    learner = trained("off_policy.mdpo.MdpoOffPolicy", c=2.0, refresh=100)
+    learner = trained("mdpo.MdpoOffPolicy", c=2.0, refresh=100)
     obs = {"state": torch.randn(3, 3).repeat(20_000, 1)}
     with torch.no_grad():
         loss, _ = learner._actor_loss({"obs/state": obs["state"]})
@@ -143,8 +143,8 @@ def test_its_actor_loss_is_that_of_the_paper() -> None:
 
 def test_the_copy_is_renewed_every_m_updates() -> None:
     def is_copy(updates: int) -> bool:
-        learner = trained("off_policy.mdpo.MdpoOffPolicy", updates, refresh=4)
-        held = trained("off_policy.mdpo.MdpoOffPolicy", 4, refresh=4).policy.state_dict()
+        learner = trained("mdpo.MdpoOffPolicy", updates, refresh=4)
+        held = trained("mdpo.MdpoOffPolicy", 4, refresh=4).policy.state_dict()
         return all(
             torch.equal(held[key], value) for key, value in learner.before.state_dict().items()
         )

@@ -10,7 +10,7 @@ import torch
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.off_policy.mex import promised
+from embodied.learners.off_policy.td3 import promised
 from tests.builders import make_learner, make_policy, transitions
 
 LINE = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)

@@ -15,8 +15,13 @@ from embodied.core.tensors import Tensors, nest
 from embodied.learners.critics import ValueConfig
 from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import Ppo
-from embodied.learners.on_policy.ppo_demos import PpoDemos, remaining
-from embodied.learners.on_policy.ppo_rapid import Episode, EpisodeBuffer, PpoRapid
+from embodied.learners.on_policy.ppo_cloning import (
+    Episode,
+    EpisodeBuffer,
+    PpoDemos,
+    PpoRapid,
+    remaining,
+)
 from embodied.learners.on_policy.ppo_shared import Config, PpoShared
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -270,7 +275,7 @@ def test_first_it_clones_then_values_learn_then_all(name: str) -> None:
 
 
 def test_a_run_says_what_is_missing(tmp_path: Path) -> None:
-    shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}  # type: ignore[dict-item]
+    shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_cloning.PpoDemos"}  # type: ignore[dict-item]
     node = {**NODE, **PPO, "learner": shown, "teacher": None, "out": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match="demos=DIR"):
         train(node, Log(tmp_path, silent=True))
@@ -283,7 +288,7 @@ def pair() -> tuple[Ppo, PpoShared]:
     """The same policy; the other's critic has a copy of the policy's GRU and the same MLP."""
     other = make_ppo(memory=True, value={"hidden": [8], "obs": ["state"]}, **SETTINGS)
     config = Config(**SETTINGS, horizon=other.horizon, value=ValueConfig(hidden=(8,)))
-    learner = PpoShared(config, other.policy, other.policy.spec)
+    learner = PpoShared(config, other.policy, other.policy.spec, RunPlan())
     other.value.memory.load_state_dict(other.policy.memory.state_dict())  # type: ignore[operator,union-attr]
     other.value.net.load_state_dict(learner.value.net.state_dict())
     return other, learner
@@ -329,8 +334,8 @@ def test_an_update_moves_all_and_nothing_is_there_twice() -> None:
 def test_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(ConfigError, match="needs a recurrent policy"):
         flat = make_ppo(memory=False, **SETTINGS)
-        PpoShared(Config(), flat.policy, flat.policy.spec)
+        PpoShared(Config(), flat.policy, flat.policy.spec, RunPlan())
     _, learner = pair()
     with pytest.raises(ConfigError, match=r"value\.obs has no effect"):
         config = Config(value=ValueConfig(obs=("state",)))
-        PpoShared(config, learner.policy, learner.policy.spec)
+        PpoShared(config, learner.policy, learner.policy.spec, RunPlan())

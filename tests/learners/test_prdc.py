@@ -9,7 +9,7 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.learners.offline.prdc import nearest, tree_of
+from embodied.learners.offline.rebrac import nearest, tree_of
 from tests.builders import LINE, SPEC, make_learner, make_policy, still, transitions
 from tests.learners.bandit import slopes
 

@@ -11,7 +11,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import flags, with_steps
-from embodied.learners.imitation.recap import Recap
+from embodied.learners.imitation import Recap
 from embodied.learners.learner import RunPlan
 from embodied.policies.wrappers.advantage_conditioned import (
     LABEL,
@@ -34,7 +34,7 @@ def conditioned(spec: Spec = SPEC, **settings: object) -> AdvantageConditioned:
 
 def make(policy: AdvantageConditioned | None = None, **settings: object) -> Recap:
     given = {"hidden": [16], "batch_size": 4, "folds": 2, **settings}
-    return make_learner("imitation.recap.Recap", policy or conditioned(), run=RunPlan(100), **given)
+    return make_learner("imitation.Recap", policy or conditioned(), run=RunPlan(100), **given)
 
 
 def batch_of(n: int = 4) -> Tensors:
@@ -101,7 +101,7 @@ def test_the_value_learns_in_the_first_updates_only() -> None:
         values.append(learner.value.net.weights[0].detach().clone())
     assert not torch.equal(values[0], values[1]) and torch.equal(values[1], values[3])
     with pytest.raises(ConfigError, match="policy=advantage_conditioned"):
-        make_learner("imitation.recap.Recap", make_policy("generative.flow.Flow", SPEC))
+        make_learner("imitation.Recap", make_policy("generative.flow.Flow", SPEC))
 
 
 def test_guidance_by_hand() -> None:

@@ -13,7 +13,7 @@ from embodied.buffers.source import Mixture
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from embodied.learners.imitation import behavior_cloning
+from embodied.learners.imitation import BehaviorCloning
 from embodied.learners.off_policy import sac
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
@@ -124,7 +124,7 @@ def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) 
         (
             {
                 "data": "off_policy",
-                "learner": node_of("learners.imitation.behavior_cloning.BehaviorCloning"),
+                "learner": node_of("learners.imitation.BehaviorCloning"),
             },
             "cannot use a replay buffer",
         ),
@@ -150,7 +150,7 @@ class SourceSac(sac.Sac):
         return {**super().update(batch), "share": share}
 
 
-class SourceCloning(behavior_cloning.BehaviorCloning):
+class SourceCloning(BehaviorCloning):
     """Behavior cloning whose batches say which dataset they are of."""
 
     extra_columns = ("source",)

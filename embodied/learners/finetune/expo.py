@@ -35,7 +35,7 @@ from embodied.learners.actor_critic import (
     TemperatureConfig,
     actor_loss,
 )
-from embodied.learners.imitation.behavior_cloning import behaviour
+from embodied.learners.imitation import behaviour
 from embodied.learners.learner import soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.wrappers.best_of_n import select_by_q

@@ -59,13 +59,11 @@ class TicketSearch(Learner):
     policy: Ticket  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan = UNPLANNED) -> None:
-        super().__init__()
+        super().__init__(config, policy)
         if not isinstance(policy, Ticket):
             raise ConfigError("learner=ticket searches a policy's noise: finetune=ticket init=RUN")
         if distributed.world() > 1:
             raise ConfigError("learner=ticket searches in one process: start it without torchrun")
-        self.policy = policy
-        self.horizon, self.gamma = config.horizon, config.gamma
         self.planned = run.decisions
         self.decisions = 0
         count = len(policy.vectors)

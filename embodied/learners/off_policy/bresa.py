@@ -52,7 +52,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import critic_loss
-from embodied.learners.learner import GradientLearner, frozen, soft_update
+from embodied.learners.learner import Learner, frozen, soft_update
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
@@ -122,7 +122,7 @@ class Held(Sac):
         return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
 
 
-class Bresa(GradientLearner):
+class Bresa(Learner):
     """`update` takes transitions of single control steps (`rate: decision`: of decisions) with the
     columns `violated` (bool) and, where it differs from `action`, `executed`. It trains the task
     policy, the safety critic and the recovery policy, in this order."""
@@ -137,15 +137,12 @@ class Bresa(GradientLearner):
     violating: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config)
         task = replace(config.task, batch_size=config.batch_size, gamma=config.gamma)
         if task.utd != 1:
             raise ConfigError("task.utd must be 1; set data.utd_ratio instead")
         if task.actor_start:
             raise ConfigError("task.actor_start must be 0: the task policy learns from the start")
-        self.config = config
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
         self.policy = policy if isinstance(policy, ReflexOverride) else reflexive(policy, config)
         if config.task_run is not None:
             self.policy.use_task_of(load_policy(config.task_run, spec))

@@ -29,8 +29,7 @@ from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
 from embodied.learners.critics import Critic
-from embodied.learners.learner import Learner
-from embodied.learners.saved import load_learner
+from embodied.learners.learner import Learner, load_learner
 
 ROWS = 4096  # steps that the critics see at once
 

@@ -31,7 +31,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.learner import GradientLearner, frozen, soft_update
+from embodied.learners.learner import Learner, frozen, soft_update
 from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
@@ -73,7 +73,7 @@ class Forward(nn.Module):
         return self.net(torch.cat([self.encoder(obs), action, z], 1))
 
 
-class Fb(GradientLearner):
+class Fb(Learner):
     """`update` is one step of F and B, and one of the policy, on the same transitions."""
 
     data = "offline"
@@ -86,12 +86,7 @@ class Fb(GradientLearner):
             raise ConfigError("learner=fb trains a policy of every reward: policy=prompted")
         if config.batch_size < 2:
             raise ConfigError("learner.batch_size should be at least 2: visits of other states")
-        super().__init__()
-        self.config = config
-        self.policy = policy
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
-        self.n_step = config.n_step
+        super().__init__(config, policy)
         self.visits = Forward(spec, policy.size, policy.dimension, config)
         self.target_visits = copy.deepcopy(self.visits).requires_grad_(False)
         self.target_backward = copy.deepcopy(policy.backward).requires_grad_(False)

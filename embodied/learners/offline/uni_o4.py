@@ -45,7 +45,7 @@ from embodied.datasets.lerobot.pictures import load
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.offline import iql
 from embodied.learners.offline.iql import Iql
-from embodied.learners.on_policy.ppo_demos import fit_step
+from embodied.learners.on_policy.ppo_cloning import fit_step
 from embodied.learners.on_policy.ppo_parts import clip_loss
 from embodied.models import dynamics
 from embodied.models.dynamics import Dynamics
@@ -127,19 +127,16 @@ class UniO4(Learner):
     counters = ("done", "best", "accepted")
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
-        super().__init__()
+        super().__init__(config, policy)
         if config.values.batch_size not in (iql.Config.batch_size, config.batch_size):
             raise ConfigError("values.batch_size has no effect: learner.batch_size is for both")
         if not isinstance(policy, DiagonalGaussian) or policy.chunk > 1:
             raise ConfigError("learner=uni_o4 needs single actions: policy=diagonal_gaussian")
-        self.config = config
-        self.policy = policy
         self.total = run.updates
         self.cloned = round(config.clone * run.updates)
         plan = replace(run, updates=self.cloned)
         unused = make_small(policy.spec)  # IQL's own policy
         self.values = Iql(config.values, unused, spec, plan)
-        self.batch_size = config.batch_size
         self.gamma = config.values.gamma
         self.n_step = config.values.n_step
         made = [

@@ -28,7 +28,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, cat, each, length, nest, take, to, under
 from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.learner import UNPLANNED, RunPlan, soft_update
+from embodied.learners.learner import RunPlan, soft_update
 from embodied.learners.on_policy import ppo
 from embodied.nn.optim import Adam, Optimizer
 
@@ -71,9 +71,7 @@ class Hnpg(ppo.Ppo):
 
     target: Critic
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if config.value_clip or config.value_weight != Config.value_weight:
             raise ConfigError(
                 "value_clip and value_weight have no effect with learner=hnpg: leave them out"
@@ -83,7 +81,6 @@ class Hnpg(ppo.Ppo):
         super().__init__(replace(config, critic_lr=0.0), policy, spec, run)
         if self.recurrent:
             raise ConfigError("learner=hnpg needs a policy without memory")
-        self.config: Config = config
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_params: list[Tensor] = list(self.critic.parameters())
         self.target_params: list[Tensor] = list(self.target.parameters())

@@ -26,7 +26,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
 from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import RecurrentValue, Value, ValueConfig
-from embodied.learners.learner import UNPLANNED, GradientLearner, RunPlan
+from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo_parts import (
     HasEncoder,
     LearningRates,
@@ -82,16 +82,14 @@ class Config(OnPolicyConfig):
     stop_kl: NonNegative = 0.0  # KL divergence above which no more epochs follow; 0: all epochs
 
 
-class Ppo(GradientLearner):
+class Ppo(Learner):
     """PPO: `update` makes `epochs` passes over a batch [T, B] of the current policy's decisions."""
 
     data = "on_policy"
     usual_policy = "diagonal_gaussian"
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
-        super().__init__()
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
+        super().__init__(config, policy)
         if not isinstance(policy, StochasticPolicy | RecurrentPolicy):
             raise ConfigError(
                 "this learner needs a policy with log-probabilities: policy=diagonal_gaussian or "
@@ -99,11 +97,6 @@ class Ppo(GradientLearner):
             )
         if config.schedule in ("linear", "cosine") and not run.decisions:
             raise ConfigError(f"schedule={config.schedule} needs the length of the run")
-        self.config = config
-        self.policy = policy
-        self.horizon = config.horizon
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
         self.total = run.decisions
         self.done = 0
         # Steps of a chunk beyond `execute` are not executed and do not affect the reward.
@@ -193,10 +186,14 @@ class Ppo(GradientLearner):
         for at in range(0, len(flat["reward"]), PIECE):
             decisions = each(flat, partial(piece, at, PIECE))
             following = self.value(under(decisions, "next_obs"))
-            parts.append((self._evaluate_actions(decisions)[0], self._values(decisions), following))
+            parts.append((self._old(decisions), self._values(decisions), following))
         shape = batch["reward"].shape
         old, value, after = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
         return old, value, after, {}
+
+    def _old(self, decisions: Tensors) -> Tensor:
+        """Log-probabilities [N] by the parameters that acted."""
+        return self._evaluate_actions(decisions)[0]
 
     def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
         """`_evaluate` for recurrent policies; also the initial hidden states of the sequences."""

@@ -28,7 +28,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
-from embodied.learners.learner import UNPLANNED, RunPlan, frozen
+from embodied.learners.learner import RunPlan, frozen
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo_parts import HasDivergence, StochasticPolicy, clip_loss
 from embodied.nn.optim import Adam
@@ -55,9 +55,7 @@ class Config(ppo.Config):
 class Props(ppo.Ppo):
     """As Ppo, with a behaviour policy that takes what is under-sampled."""
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         kinds = (HasDivergence, StochasticPolicy, MlpPolicy)
         if not all(isinstance(policy, kind) for kind in kinds):
             raise ConfigError(

@@ -1,0 +1,302 @@
+"""Imitation: behaviour cloning (BC) of any policy with an imitation loss, HG-DAgger and RECAP.
+
+**BC** with an exponential moving average of the weights, which the policy that acts and is saved
+has; diffusion and flow policies need it (Chi et al., 2023):
+
+    averaged <- ema averaged + (1 - ema) trained
+
+Differences from Diffusion Policy's published code: the decay is (1 + k) / (10 + k) up to `ema`
+after k updates, not 1 - (1 + k)^-0.75; Adam without weight decay or a warm-up of the rate.
+
+**HG-DAgger** (Kelly et al., 2019; DAgger: Ross et al., 2011): BC of demonstrations and human
+interventions during data collection. As it uses no rewards, the policy can be no better than the
+people whose actions it imitates.
+
+**RECAP** (Physical Intelligence, "pi*0.6: a VLA that learns from experience", 2025):
+advantage-conditioned imitation of recordings of any quality. A distributional value
+function is trained on the returns R_t of the episodes, by cross entropy with the return between its
+two nearest atoms. A chunk is labelled by its advantage, N steps ahead,
+
+    A_t = sum_{i<N} gamma^i r_{t+i} + gamma^N V(o_{t+N}) - V(o_t),   c_t = POSITIVE if A_t > e
+
+where e is the quantile of A above which a share `positive` of the data lies. Corrections (a
+person's steps in an episode in which a policy acted too) are POSITIVE whatever their advantage. The
+policy imitates all chunks, each with its label, and acts as the POSITIVE ones (`policy=
+advantage_conditioned`). To iterate: let it act, add the episodes to the data, train again.
+
+Differences from the paper: returns are those of the run's reward and discount (a sparse success and
+gamma < 1), not minus the number of steps to success with a penalty for failure; the value learns
+beside the policy, in its first `value_updates` updates, not before it; e is a moving average, one
+for all tasks; and an episode's advantages come from a value function that was not trained on it
+(`folds`), as one trained on few episodes knows their returns by heart.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core import distributed
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    Fraction,
+    NonNegative,
+    Number,
+    Positive,
+    PositiveFraction,
+)
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy, policies_in
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.learners.critics import Support
+from embodied.learners.learner import Learner, RunPlan, soft_update
+from embodied.nn.networks import Ensemble
+from embodied.nn.optim import Adam
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.wrappers.advantage_conditioned import (
+    LABEL,
+    NEGATIVE,
+    POSITIVE,
+    AdvantageConditioned,
+)
+
+SLOWNESS = 0.02  # step of the moving average of RECAP's threshold
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of behaviour cloning."""
+
+    batch_size: Count = 256  # action chunks per update
+    lr: PositiveFraction = 1e-3  # AdamW's learning rate; a cosine to a tenth of it over the run
+    weight_decay: NonNegative = 1e-6  # of AdamW
+    ema: Annotated[float, Bound(0.0, below=1.0)] = 0.995  # decay of the moving average; 0: none
+    grad_clip: Positive = 10.0  # largest norm of the gradient
+
+
+class BehaviorCloning(Learner):
+    """Behaviour cloning: each update is one AdamW step on the policy's mean imitation loss."""
+
+    data = "offline"
+    usual_policy = "flow"
+    rows = "chunks"
+    counters = ("done",)
+
+    def __init__(self, config: Config, policy: Policy, run: RunPlan) -> None:
+        super().__init__(config)
+        self.online = policy
+        self.policy = copy.deepcopy(policy).requires_grad_(False)
+        decay = config.weight_decay
+        weights = policy.parameters()
+        adam = Adam(weights, config.lr, weight_decay=decay, decoupled=True, local=True)
+        self.optims["adam"] = adam
+        self.done = 0
+        self.total = max(run.updates, 1)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """The number that an update lowers."""
+        return self.online.loss(batch).mean()
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        self.optims["adam"].param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
+        loss = self.loss(batch)
+        loss.backward()
+        distributed.average_gradients(self.online.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)
+        self.optims["adam"].step()
+        self.done += 1
+        ema = min(self.config.ema, (1 + self.done) / (10 + self.done))
+        soft_update(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
+        return {"loss": loss.detach(), "grad_norm": norm}
+
+    def fit(self, transitions: Tensors) -> None:
+        self.online.fit(transitions)
+        self.policy.fit(transitions)
+
+
+def cosine(lr: float, progress: float) -> float:
+    """Cosine decay from `lr` at progress 0 to `lr` / 10 at progress 1, then constant."""
+    return lr * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
+
+
+def behaviour(transitions: Tensors, policy: Policy) -> Tensors:
+    """Convert transitions with `action` [n, H * A] to the form of `policy.loss`: `action` [n, H, A]
+    and `valid` [n, H], the steps that were executed before the episode ended (`executed_steps`).
+
+    ConfigError if the actions are not whole chunks of the policy.
+    """
+    action = transitions["action"]
+    shape = policy.spec.act.shape
+    if action.shape[1] != policy.chunk * policy.spec.act.size:
+        raise ConfigError(
+            f"transitions hold {action.shape[1] // policy.spec.act.size} steps per decision and "
+            f"policy.chunk is {policy.chunk}: leave execute out, as this learner needs whole chunks"
+        )
+    action = action.reshape(-1, policy.chunk, *shape)
+    return {
+        **{k: v for k, v in transitions.items() if k.startswith("obs/")},
+        "action": action,
+        "valid": valid_steps(transitions, policy.chunk),
+    }
+
+
+def valid_steps(transitions: Tensors, chunk: int) -> Tensor:
+    """Return which steps [n, H] (bool) of the transitions' chunks were executed: all, unless the
+    episode ended within a chunk. With H = 1 there is no `executed_steps` [n]: all are valid."""
+    action = transitions["action"]
+    if chunk == 1:
+        return torch.ones(len(action), 1, dtype=torch.bool, device=action.device)
+    return torch.arange(chunk, device=action.device) < transitions["executed_steps"][:, None]
+
+
+@dataclass(frozen=True)
+class HgDaggerConfig:
+    """Settings of HG-DAgger."""
+
+    batch_size: Count = 256  # transitions per update
+    lr: PositiveFraction = 1e-3  # Adam's learning rate
+    gamma: Fraction = 0.99  # discount of the logged rewards; nothing is learned from them
+
+
+class HgDagger(Learner):
+    """Trained from a replay buffer. It imitates the transitions whose `intervened` is true; if a
+    batch has no such column, all of them."""
+
+    data = "off_policy"
+    extra_columns: tuple[str, ...] = ("intervened",)
+
+    def __init__(self, config: HgDaggerConfig, policy: Policy) -> None:
+        super().__init__(config, policy)
+        self.optims["adam"] = Adam(policy.parameters(), config.lr, local=True)
+
+    @classmethod
+    def imitates(cls) -> bool:
+        return True
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        action = batch["action"].unflatten(1, (self.policy.chunk, -1))
+        theirs = batch.get("intervened", torch.ones_like(action[:, 0, 0])).to(action)
+        valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
+        errors = self.policy.loss({**batch, "action": action, "valid": valid})
+        loss = (errors * theirs).sum() / theirs.sum().clamp(min=1.0)
+        loss.backward()
+        distributed.average_gradients(self.policy.parameters())
+        self.optims["adam"].step()
+        return {"loss": loss.detach(), "share": theirs.mean()}
+
+
+@dataclass(frozen=True)
+class RecapConfig(Config):
+    """Settings of RECAP."""
+
+    gamma: Fraction = 0.99  # discount per environment step
+    n_step: Count = 1  # decisions that an advantage looks ahead
+    positive: Annotated[float, Bound(above=0.0, below=1.0)] = 0.4  # share above the threshold
+    value_updates: Count = 1000  # first updates, in which the value function learns too
+    value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
+    hidden: tuple[Count, ...] = (256, 256)  # units of the value function's hidden layers
+    atoms: Annotated[int, Bound(2)] = 101  # of the distribution of returns
+    values: tuple[Number, Number] = (0.0, 1.0)  # lowest and highest atom, as a return
+    folds: Count = 5  # value functions, each without its part of the episodes (1: one of all)
+
+
+class DistributionalValue(nn.Module):
+    """`folds` distributions of returns, logits [folds, N, atoms] of observations [N, ...]; uses all
+    observations, as critics do."""
+
+    def __init__(self, config: RecapConfig, spec: Spec) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.obs, asymmetric=True)
+        size = self.encoder.size
+        self.net = Ensemble(config.folds, size, config.hidden, config.atoms, layer_norm=True)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        return self.net(self.encoder(obs))
+
+
+class Recap(BehaviorCloning):
+    """Each update is a step of behaviour cloning of labelled chunks and, among the first
+    `value_updates`, one of the value function on the same transitions."""
+
+    rows = "decisions"
+    usual_policy = "advantage_conditioned"
+    uses_executed_steps = True
+    columns = ("returns",)
+    extra_columns: tuple[str, ...] = ("correction", "episode")
+    config: RecapConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    threshold: Tensor  # e, NaN before the first update
+
+    def __init__(self, config: RecapConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
+        if not any(isinstance(part, AdvantageConditioned) for _, part in policies_in(policy)):
+            raise ConfigError("learner=recap labels advantages: policy=advantage_conditioned")
+        super().__init__(config, policy, run)
+        self.gamma = config.gamma
+        self.n_step = config.n_step
+        self.support = Support(*config.values, config.atoms)
+        self.value = DistributionalValue(config, spec)
+        self.optims["value"] = Adam(self.value.parameters(), config.value_lr)
+        self.register_buffer("threshold", torch.tensor(torch.nan))
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        metrics: dict[str, Tensor] = {}
+        if self.done < self.config.value_updates:
+            loss = self.value_loss(batch)
+            self.descend("value", loss)
+            metrics["value_loss"] = loss.detach()
+        advantage = self.advantages(batch)
+        self.follow(advantage)
+        label = self.labels(advantage, batch["correction"])
+        metrics |= {
+            "advantage": advantage.mean(),
+            "threshold": self.threshold.clone(),
+            "positive": (label == POSITIVE).float().mean(),
+        }
+        return metrics | super().update({**behaviour(batch, self.policy), LABEL: label})
+
+    def value_loss(self, batch: Tensors) -> Tensor:
+        """Mean cross entropy, of each value function on the episodes that are not of its fold."""
+        logits = self.value(under(batch, "obs"))
+        returns = batch["returns"].float()
+        target = self.support.project(torch.ones_like(returns)[:, None], returns[:, None])
+        error = -(target * logits.log_softmax(-1)).sum(-1)
+        folds = self.config.folds
+        if folds == 1:
+            return error.mean()
+        numbers = torch.arange(folds, device=error.device)
+        own = batch["episode"] % folds != numbers[:, None]
+        return (error * own).sum() / own.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def advantages(self, batch: Tensors) -> Tensor:
+        """A [N], by the value function of each transition's fold."""
+        now = self.values_of(under(batch, "obs"), batch["episode"])
+        following = self.values_of(under(batch, "next_obs"), batch["episode"])
+        return batch["reward"] + batch["discount"] * following - now
+
+    def values_of(self, obs: Tensors, episode: Tensor) -> Tensor:
+        """V [N] by the value functions that were not trained on `episode` [N]."""
+        value = self.support.mean(self.value(obs))
+        return value.gather(0, (episode % self.config.folds)[None]).squeeze(0)
+
+    def follow(self, advantage: Tensor) -> None:
+        """Move the threshold towards the quantile of a batch's advantages [N]."""
+        quantile = advantage.quantile(1 - self.config.positive)
+        moved = torch.lerp(self.threshold, quantile, SLOWNESS)
+        self.threshold.copy_(torch.where(self.threshold.isnan(), quantile, moved))
+
+    def labels(self, advantage: Tensor, correction: Tensor) -> Tensor:
+        """Labels [N] (int64) of advantages [N]; `correction` [N] (bool)."""
+        good = (advantage > self.threshold) | correction
+        return torch.where(good, POSITIVE, NEGATIVE)
+
+    def fit(self, transitions: Tensors) -> None:
+        steps = transitions["action"].reshape(-1, self.policy.chunk, *self.policy.spec.act.shape)
+        super().fit({**transitions, "action": steps})
+        self.value.encoder.fit(transitions)

@@ -1,1 +1,0 @@
-"""Learners from demonstrations and corrections: behaviour cloning, HG-DAgger."""
