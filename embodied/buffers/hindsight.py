@@ -95,9 +95,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         self.length[who] = 0
 
     def sample(self, n: int) -> Tensors:
-        if not self.size:
-            raise ValueError("the replay buffer is empty: add transitions before sampling")
-        index = torch.randint(self.size, (n,), device=self.device)
+        index = self.drawn(n)
         rows = self.take(index)
         chosen = evenly(n, self.share).to(self.device)
         if len(chosen):

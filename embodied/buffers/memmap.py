@@ -88,11 +88,7 @@ class MemmapReplayBuffer(ReplayBuffer):
         return {**facts, "folder": str(self.folder.resolve())}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if state["capacity"] != self.capacity:
-            raise ValueError(
-                f"the saved replay buffer has capacity {state['capacity']}, this one "
-                f"{self.capacity}: resume with the data.replay_size of the saved run"
-            )
+        self._require_capacity(state)
         if state["size"] > self.size:
             raise ConfigError(
                 f"{self.folder} holds {self.size} transitions, but the checkpoint needs "

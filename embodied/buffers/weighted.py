@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from embodied.buffers.trajectory_columns import returns_to_go
+from embodied.buffers.pending import returns_to_go
 from embodied.core import tensors as tt
 from embodied.core.bounds import Fraction, Positive, PositiveFraction
 from embodied.core.build import ConfigError
@@ -132,7 +132,7 @@ class Top(Weights):
     learner's discount.
 
     Where a time limit cuts an episode, the return-to-go of its steps is completed as in
-    `embodied.buffers.trajectory_columns`.
+    `embodied.buffers.pending`.
     """
 
     def __init__(self, config: TopConfig, gamma: float) -> None:

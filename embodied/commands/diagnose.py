@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
 
     import torch
 
-    from embodied.improvement import diagnosis, diagnosis_page
+    from embodied.improvement import diagnosis, pages
     from embodied.improvement.advice import NOTHING, advise, measured
 
     node = subject.node
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     config = parse(diagnosis.Config, {f.name: node[f.name] for f in fields(diagnosis.Config)}, "")
     found = diagnosis.diagnose(subject.make, subject.env, config, subject.execute, say)
     out = usual if node["out"] is None else Path(node["out"])
-    page = diagnosis_page.write(out, subject.name, subject.env, config, found, recorded)
+    page = pages.write_diagnosis(out, subject.name, subject.env, config, found, recorded)
     print_rows(("measured", ""), measured(found.diagnosis))
     if recorded:
         print_rows(("its recordings", ""), recorded)

@@ -212,8 +212,7 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
 
     from embodied.core.build import build
     from embodied.core.env import VecEnv
-    from embodied.evaluation.evaluate import evaluate
-    from embodied.evaluation.progress import counting
+    from embodied.evaluation.evaluate import counting, evaluate
     from embodied.evaluation.task_grid import TaskGridEval, held_out
 
     node = subject.node
@@ -287,7 +286,7 @@ def worst_of(subject: Subject) -> tuple[WorstCase, Policy]:
 
     from embodied.core.build import build, parse
     from embodied.core.env import VecEnv
-    from embodied.evaluation.progress import counting
+    from embodied.evaluation.evaluate import counting
     from embodied.evaluation.worst_case import Config, points_of, worst_case
 
     node = subject.node

@@ -33,20 +33,19 @@ def run(args: argparse.Namespace) -> None:
     from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.datasets.transitions import in_order_of, joined
-    from embodied.evaluation import portfolio
-    from embodied.evaluation.off_policy import Config
+    from embodied.evaluation.off_policy import Config, PortfolioConfig, choice
 
     pairs = [word.partition("=") for word in words]
     given = {key: yaml.safe_load(value) for key, _, value in pairs}
     settings: list[dict[str, object]] = []
-    for kind in (Config, portfolio.Config):
+    for kind in (Config, PortfolioConfig):
         known = given.keys() & {field.name for field in fields(kind)}
         settings.append({key: given.pop(key) for key in known})
     config = parse(Config, settings[0], "score")
-    trial = parse(portfolio.Config, settings[1], "score")
+    trial = parse(PortfolioConfig, settings[1], "score")
     if given and not trial.truth:
         raise ConfigError(f"{min(given)} has no effect without truth=EPISODES")
-    portfolio.choice([0.0] * len(runs), 0.0, trial.k)  # ConfigError before the work begins
+    choice([0.0] * len(runs), 0.0, trial.k)  # ConfigError before the work begins
     parts = [read_episodes(local_folder(path)) for path in demos]
     episodes = joined([in_order_of(part, parts[0].spec, "demos") for part in parts])
     found = scores(runs, episodes, config)
@@ -114,7 +113,7 @@ def show(
 ) -> None:
     """Print the estimates, and which `k` policies each estimator would try; with `true` values,
     how good these choices are."""
-    from embodied.evaluation.portfolio import choice, portfolio
+    from embodied.evaluation.off_policy import choice, portfolio
     from embodied.nn.statistics import spearman
 
     names = [*runs, "the recordings"]

@@ -28,7 +28,7 @@ from embodied.evaluation.evaluate import Evaluation
 from embodied.evaluation.video import write_mp4
 from embodied.improvement.advice import Score
 from embodied.improvement.diagnosis import outcomes_of
-from embodied.improvement.page import write_report
+from embodied.improvement.pages import write_report
 from embodied.improvement.race import (
     BASE,
     SAMPLER,

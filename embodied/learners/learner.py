@@ -47,7 +47,7 @@ class Learner(nn.Module):
     probability that the second one is preferred).
     `batch_size` is the number of transitions of one `update`; `gamma` and `n_step` are applied when
     transitions are stored; `columns` are further columns that need the rest of an episode
-    ("returns", "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column
+    ("returns", "next_action"; see embodied.buffers.pending). If a batch has a column
     `weight` (prioritised or weighted sampling), a learner that supports it multiplies its errors by
     it (`ReportsErrors`).
 

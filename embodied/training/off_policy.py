@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from embodied.buffers.n_step import KeepsSingle
+from embodied.buffers.pending import KeepsSingle
 from embodied.buffers.replay import PICTURES, ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import distributed
@@ -31,8 +31,7 @@ from embodied.training.reward_pipeline import RewardPipeline, build_reward, pop_
 from embodied.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from embodied.buffers.success import SuccessBuffer
-    from embodied.buffers.trajectory_columns import TrajectoryColumns
+    from embodied.buffers.pending import SuccessBuffer, TrajectoryColumns
     from embodied.datasets.lerobot.reader import Episodes
     from embodied.models.dyna import Dyna
     from embodied.teachers.teacher import Curriculum
@@ -93,8 +92,8 @@ def build_buffers(
         metrics = metrics_of(demos, demonstrations.episodes)
     success: SuccessBuffer | None = None
     if share := data.success_fraction:
+        from embodied.buffers.pending import SuccessBuffer
         from embodied.buffers.source import Mixture
-        from embodied.buffers.success import SuccessBuffer
 
         if learner.columns or learner.n_step > 1 or replay.columns:
             raise ConfigError(
@@ -114,13 +113,13 @@ def build_buffers(
     source = rewards.sampled(source)
     demos = rewards.sampled(demos)
     if data.random_shift:  # after the rewards, which are computed from the images as they are
-        from embodied.buffers.augment import augmented
+        from embodied.buffers.source import augmented
 
         source = augmented(source, rewards.env.spec, data.random_shift)
         demos = augmented(demos, rewards.env.spec, data.random_shift)
     columns: TrajectoryColumns | None = None
     if learner.columns:
-        from embodied.buffers.trajectory_columns import TrajectoryColumns
+        from embodied.buffers.pending import TrajectoryColumns
 
         columns = TrajectoryColumns(learner.columns)
     return Buffers(replay, source, demos, columns, success, metrics, dyna)
@@ -200,7 +199,7 @@ def require_memory(config: RunConfig, buffers: Buffers, env: VecEnv, policy: Pol
         instead = f"data.replay_size={int(0.9 * there / size / len(here))}"
         if buffers.replay in here and "disk" not in where:
             instead += ", or replay=memmap (on disk)"
-        if buffers.success is not None and buffers.success.kept in here:
+        if buffers.success is not None and buffers.pending.kept in here:
             instead += ", or data.success_fraction=0"
         what = f"{' with '.join(names)} ({count:,} transitions of {size:,} bytes)"
         lines.append(compared(what, count * size, there, where, instead))

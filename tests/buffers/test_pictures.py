@@ -10,7 +10,7 @@ import torch
 
 from embodied.buffers import memmap, pictures, prioritized
 from embodied.buffers.memmap import MemmapReplayBuffer
-from embodied.buffers.n_step import NStepBuffer
+from embodied.buffers.pending import NStepBuffer
 from embodied.buffers.prioritized import PrioritizedReplayBuffer
 from embodied.buffers.replay import PICTURES, ReplayBuffer
 from embodied.core import tensors as tt

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from embodied.buffers import memmap, prioritized
 from embodied.buffers.memmap import MemmapReplayBuffer
+from embodied.buffers.pending import SuccessBuffer, TrajectoryColumns
 from embodied.buffers.prioritized import PrioritizedReplayBuffer, SumTree
 from embodied.buffers.replay import LEAST, ReplayBuffer, empty
-from embodied.buffers.success import SuccessBuffer
-from embodied.buffers.trajectory_columns import TrajectoryColumns
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.tensors import Tensors
-from embodied.evaluation.episode_stats import EpisodeMeans
+from embodied.evaluation.evaluate import EpisodeMeans
 
 
 def rows(values: Sequence[float]) -> Tensors:

@@ -20,9 +20,9 @@ from embodied.evaluation.off_policy import (
     estimate,
     log_density,
     pdis,
+    portfolio,
     weights,
 )
-from embodied.evaluation.portfolio import portfolio
 from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)

@@ -14,15 +14,18 @@ import yaml
 import embodied as em
 from embodied.core.build import Node, allow
 from embodied.core.spec import Spec
-from embodied.improvement import advice, diagnosis, diagnosis_page
+from embodied.improvement import advice, diagnosis, pages
 from embodied.improvement.advice import Advice, Diagnosis, Region, Score, advise
 from embodied.improvement.diagnosis import (
     Config,
     Findings,
+    best_of,
+    chosen_noise,
     diagnose,
+    regions,
+    thirds,
     with_horizon,
 )
-from embodied.improvement.outcomes import best_of, chosen_noise, regions, thirds
 from embodied.improvement.samplers import sampler_in, with_steps
 from tests.builders import exit_of, make_policy, node_of, run_folder
 from tests.improvement.toy import Pusher, PusherConfig
@@ -97,7 +100,7 @@ def test_the_report_shows_failures(tmp_path: Path) -> None:
     result = found("number")
     assert 1 <= len(result.pictures) <= 4
     assert all("out of time after 10 steps" in name for name in result.pictures)
-    page = diagnosis_page.write(tmp_path, "<a policy>", sides(), SMALL, result).read_text()
+    page = pages.write_diagnosis(tmp_path, "<a policy>", sides(), SMALL, result).read_text()
     assert "&lt;a policy&gt;" in page and page.count("<img") == len(result.pictures)
     written = yaml.safe_load((tmp_path / "diagnosis.yaml").read_text())
     assert written["advice"][0]["way"] == "residual" and written["diagnosis"]["limit"] == 10

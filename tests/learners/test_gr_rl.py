@@ -10,8 +10,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from embodied.buffers.newest import NewestReplayBuffer
-from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.replay import NewestReplayBuffer, ReplayBuffer
 from embodied.commands.train import train
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
@@ -205,7 +204,7 @@ def rows_of(*numbers: int) -> Tensors:
 
 
 def test_half_of_a_batch_is_new() -> None:
-    node = node_of("buffers.newest.NewestReplayBuffer", share=0.5, newest=2)
+    node = node_of("buffers.replay.NewestReplayBuffer", share=0.5, newest=2)
     buffer = build(node, ReplayBuffer, capacity=8)
     assert isinstance(buffer, NewestReplayBuffer)
     with pytest.raises(ValueError, match="empty"):
