@@ -199,7 +199,7 @@ def require_memory(config: RunConfig, buffers: Buffers, env: VecEnv, policy: Pol
         instead = f"data.replay_size={int(0.9 * there / size / len(here))}"
         if buffers.replay in here and "disk" not in where:
             instead += ", or replay=memmap (on disk)"
-        if buffers.success is not None and buffers.pending.kept in here:
+        if buffers.success is not None and buffers.success.kept in here:
             instead += ", or data.success_fraction=0"
         what = f"{' with '.join(names)} ({count:,} transitions of {size:,} bytes)"
         lines.append(compared(what, count * size, there, where, instead))
