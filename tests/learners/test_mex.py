@@ -16,7 +16,7 @@ from tests.builders import make_learner, make_policy, transitions
 LINE = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
-def make(target: str = "mex.Mex", **settings: Any) -> Any:
+def make(target: str = "td3.Mex", **settings: Any) -> Any:
     policy = make_policy("deterministic.Deterministic", LINE, hidden=[16])
     given = {"hidden": [16], "batch_size": 16, **settings}
     return make_learner(f"off_policy.{target}", policy, **given)
@@ -34,7 +34,7 @@ def trained(target: str, **settings: Any) -> tuple[Tensors, Tensors]:
 def test_it_is_td3_without_optimism(atoms: int) -> None:
     td3, _ = trained("td3.Td3", atoms=atoms)
     for optimism, same in ((0.0, True), (0.1, False)):
-        mex, metrics = trained("mex.Mex", atoms=atoms, optimism=optimism)
+        mex, metrics = trained("td3.Mex", atoms=atoms, optimism=optimism)
         assert all(torch.equal(mex[key], td3[key]) for key in td3) == same
         assert (metrics["promise"] == 0) == same
 

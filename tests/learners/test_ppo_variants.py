@@ -40,7 +40,7 @@ def make_variant(target: str, name: str, seed: int = 0, **settings: Any) -> Any:
 
 
 def make(name: str = "categorical", seed: int = 0, **settings: Any) -> PpoRapid:
-    return make_variant("ppo_rapid.PpoRapid", name, seed, **settings)
+    return make_variant("ppo_cloning.PpoRapid", name, seed, **settings)
 
 
 def episode(seen: str, ret: float) -> Episode:
@@ -217,7 +217,7 @@ def test_it_goes_on_exactly() -> None:
     assert learner.updates == other.updates == 4
 
 
-@pytest.mark.parametrize("target", ["ppo_rapid.PpoRapid", "ppo_demos.PpoDemos"])
+@pytest.mark.parametrize("target", ["ppo_cloning.PpoRapid", "ppo_cloning.PpoDemos"])
 def test_what_it_does_not_take(target: str) -> None:
     spec = SPECS["normal"]
     with pytest.raises(ConfigError, match="without memory"):
@@ -229,7 +229,7 @@ def test_what_it_does_not_take(target: str) -> None:
 
 def make_shown(name: str = "categorical", rows: int = 40, **settings: Any) -> PpoDemos:
     clone = {"bc_pretrain_steps": 30, "critic_warmup": 1, "bc_steps": 2, **settings}
-    learner: PpoDemos = make_variant("ppo_demos.PpoDemos", name, **clone)
+    learner: PpoDemos = make_variant("ppo_cloning.PpoDemos", name, **clone)
     if rows:
         learner.set_demonstrations(demos(name, rows))
     return learner

@@ -33,7 +33,7 @@ def test_the_nearest_by_tree_and_by_product_is_that_of_all_distances() -> None:
 
 def test_states_are_standardised_and_weighed() -> None:
     """Two transitions, whose states are standardised to -1 and 1 in every element."""
-    learner = make("prdc.Prdc", LINE, beta=0.5)
+    learner = make("rebrac.Prdc", LINE, beta=0.5)
     rows = still(torch.tensor([[3.0], [7.0]]), torch.tensor([[0.9], [-0.9]]), torch.zeros(2))
     learner.fit(rows)
     assert learner.points.tolist() == [[-0.5, pytest.approx(0.9)], [0.5, pytest.approx(-0.9)]]
@@ -47,7 +47,7 @@ def test_states_are_standardised_and_weighed() -> None:
 def test_a_large_beta_is_td3_bc() -> None:
     torch.manual_seed(1)
     rows = transitions(64, SPEC)
-    prdc = make("prdc.Prdc", SPEC, beta=1e3)
+    prdc = make("rebrac.Prdc", SPEC, beta=1e3)
     other = make("rebrac.Rebrac", SPEC)
     other.load_state_dict(prdc.state_dict())
     for learner in (prdc, other):
@@ -57,11 +57,11 @@ def test_a_large_beta_is_td3_bc() -> None:
         torch.testing.assert_close(one.grad, two.grad)
 
 
-@pytest.mark.parametrize("kind", ["prdc.Prdc", "rebrac.Rebrac"])
+@pytest.mark.parametrize("kind", ["rebrac.Prdc", "rebrac.Rebrac"])
 def test_it_may_take_an_action_that_the_data_have_elsewhere(kind: str) -> None:
     """The data have -0.5 at one state and 0.5 at the other; the larger action is the better one
     at both. TD3+BC stays near -0.5 where the data are, PRDC with beta 0 does not."""
-    settings = {"beta": 0.0} if kind.startswith("prdc") else {}
+    settings = {"beta": 0.0} if kind.endswith("Prdc") else {}
     learner = make(kind, LINE, actor_bc=10.0, actor_lr=1e-2, **settings)
     rows = still(torch.tensor([[-1.0], [1.0]]), torch.tensor([[-0.5], [0.5]]), torch.zeros(2))
     learner.fit(rows)
@@ -74,6 +74,6 @@ def test_it_may_take_an_action_that_the_data_have_elsewhere(kind: str) -> None:
 
 
 def test_it_needs_the_data() -> None:
-    learner = make("prdc.Prdc", SPEC)
+    learner = make("rebrac.Prdc", SPEC)
     with pytest.raises(ConfigError, match="searches a dataset"):
         learner._actor_loss(transitions(4, SPEC))
