@@ -230,7 +230,6 @@ class Recap(BehaviorCloning):
     uses_executed_steps = True
     columns = ("returns",)
     extra_columns: tuple[str, ...] = ("correction", "episode")
-    config: RecapConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     threshold: Tensor  # e, NaN before the first update
 
     def __init__(self, config: RecapConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:

@@ -69,7 +69,7 @@ class Learner(nn.Module):
     rows: ClassVar[Literal["decisions", "chunks", "pairs"]] = "decisions"
     usual_policy: ClassVar[str] = ""
     """The option of `policy=` that is usual with this learner, for continuous actions."""
-    policy: Policy
+    policy: Any  # the Policy that is trained; constructors say of which kind
     batch_size: int
     horizon: int = 0
     segment: int = 0

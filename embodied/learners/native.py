@@ -137,7 +137,7 @@ class NativePpo:
         optims = learner.optims.values()
         known = moments(optims)
         metrics = torch.zeros(count, len(PPO_METRICS))
-        scale = ctypes.c_double(learner.lr.scale)
+        scale = ctypes.c_double(float(learner.lr.lr_scale))
         places = {key: native.address(leaf) for key, leaf in self.inputs.items()}
         networks: list[object] = []
         for rate, net in enumerate((learner.policy.net, learner.value.net)):

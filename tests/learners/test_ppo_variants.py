@@ -315,7 +315,7 @@ def test_tables_losses_and_gradients_are_those_of_a_copied_gru() -> None:
     for key in said:
         torch.testing.assert_close(said[key], heard[key], msg=key)
     one.backward()
-    for gradient, parameter in zip(summed, learner.actor.memory.parameters(), strict=True):  # type: ignore[attr-defined]
+    for gradient, parameter in zip(summed, learner.policy.memory.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
 
 

@@ -44,7 +44,7 @@ from embodied.learners.actor_critic import (
     actor_loss,
     draw,
 )
-from embodied.learners.critics import Critic, CriticConfig, Support, cross_entropy, ensemble
+from embodied.learners.critics import CriticConfig, Support, cross_entropy, ensemble
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
@@ -79,10 +79,6 @@ class DsrlNa(ActorCritic):
 
     data = "off_policy"
     losses = ("_critic_loss", "_actor_loss", "_distil_loss")
-    policy: dsrl_na.DsrlNa  # pyright: ignore[reportIncompatibleVariableOverride]
-    critic: Critic
-    target: Critic
-    noise_critic: Critic
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan = UNPLANNED) -> None:
         if not isinstance(policy, dsrl_na.DsrlNa) or not isinstance(policy.inner, Gaussian):
@@ -103,7 +99,6 @@ class DsrlNa(ActorCritic):
     @property
     def actor(self) -> Gaussian:
         """The trainable inner policy."""
-        assert isinstance(self.policy.inner, Gaussian)
         return self.policy.inner
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:

@@ -62,8 +62,6 @@ class Expo(ActorCritic):
 
     data = "off_policy"
     uses_executed_steps = True
-    policy: Edit  # pyright: ignore[reportIncompatibleVariableOverride]
-    online: Edit
 
     def __init__(self, config: Config, policy: Policy) -> None:
         if not isinstance(policy, Edit):

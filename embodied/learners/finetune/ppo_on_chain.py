@@ -89,8 +89,6 @@ class PpoOnChain(ppo.Ppo):
     """PPO over denoising chains; `part`: elements of each x that were executed (None: all)."""
 
     counters = ("updates",)
-    policy: DenoisingMDP  # pyright: ignore[reportIncompatibleVariableOverride]
-    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if not isinstance(policy, DenoisingMDP):
@@ -143,7 +141,6 @@ class DppoConfig(Config):
 class Dppo(PpoOnChain):
     """DPPO: PPO with one probability ratio per denoising step."""
 
-    config: DppoConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     clips: Tensor
     fades: Tensor
 
@@ -231,8 +228,6 @@ class ReinflowConfig(Config):
 
 class Reinflow(PpoOnChain):
     """ReinFlow: PPO with one probability ratio per denoising chain."""
-
-    config: ReinflowConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: ReinflowConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)

@@ -56,7 +56,6 @@ class TicketSearch(Learner):
     keeps_stale = True
     batch_size = 0
     counters = ("decisions", "started", "open", "episodes", "running")
-    policy: Ticket  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan = UNPLANNED) -> None:
         super().__init__(config, policy)

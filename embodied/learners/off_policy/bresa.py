@@ -128,7 +128,6 @@ class Bresa(Learner):
     policy, the safety critic and the recovery policy, in this order."""
 
     data = "off_policy"
-    policy: ReflexOverride  # pyright: ignore[reportIncompatibleVariableOverride]
     seen: Tensor
     done: Tensor
     stored: Tensor

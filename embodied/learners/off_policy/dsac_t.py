@@ -76,10 +76,6 @@ class DsacT(DelayedActorCritic):
 
     data = "off_policy"
     usual_policy = "gaussian"
-    policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
-    target_policy: Gaussian
-    critic: Critic
-    target: Critic
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:

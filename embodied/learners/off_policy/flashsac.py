@@ -90,10 +90,6 @@ class Flashsac(DelayedActorCritic):
 
     data = "off_policy"
     usual_policy = "block_gaussian"
-    policy: BlockGaussian  # pyright: ignore[reportIncompatibleVariableOverride]
-    critic: BlockCritic
-    target: BlockCritic
-    support: Support  # pyright: ignore[reportIncompatibleVariableOverride]
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:

@@ -43,8 +43,6 @@ class Iwocs(sac.Sac):
     transitions."""
 
     usual_policy = "iwocs_member"
-    config: Config
-    policy: Member  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, Member):

@@ -31,7 +31,7 @@ from embodied.learners.actor_critic import (
     actor_loss,
     draw,
 )
-from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.critics import CriticConfig, critic_loss, ensemble
 from embodied.policies.gaussian import Gaussian
 
 
@@ -52,9 +52,6 @@ class Sac(DelayedActorCritic):
 
     data = "off_policy"
     usual_policy = "gaussian"
-    policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
-    critic: Critic
-    target: Critic
     priority: Tensor | None = None
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:

@@ -76,10 +76,6 @@ class Td3(DelayedActorCritic):
 
     data = "off_policy"
     usual_policy = "deterministic"
-    policy: Deterministic  # pyright: ignore[reportIncompatibleVariableOverride]
-    target_policy: Deterministic
-    critic: Critic
-    target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, Deterministic):
@@ -165,8 +161,6 @@ class MexConfig(Config):
 
 class Mex(Td3):
     """As Td3, with the term `-optimism * G` in the critics' loss; the metric `promise` is G."""
-
-    config: MexConfig
 
     def __init__(self, config: MexConfig, policy: Policy, spec: Spec) -> None:
         super().__init__(config, policy, spec)

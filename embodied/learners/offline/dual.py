@@ -61,8 +61,6 @@ class Config(iql.ImplicitConfig):
 class FDvl(iql.ImplicitQ):
     """`update` as in IQL."""
 
-    config: Config
-
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         low = 0.5 if config.divergence == "tv" else 0.0
         if config.divergence != "reverse_kl" and not low < config.lam <= 1:
@@ -114,7 +112,6 @@ class RecoilConfig(Config):
 class Recoil(FDvl):
     """`update` as in IQL; the batch's `source` is 0 for the expert's transitions."""
 
-    config: RecoilConfig
     extra_columns: tuple[str, ...] = (SOURCE,)
 
     def __init__(self, config: RecoilConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:

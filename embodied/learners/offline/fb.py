@@ -79,7 +79,6 @@ class Fb(Learner):
     data = "offline"
     usual_policy = "prompted"
     losses = ("_measure_loss", "_actor_loss")
-    policy: Prompted  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, Prompted):

@@ -44,7 +44,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, CriticConfig, ensemble
+from embodied.learners.critics import CriticConfig, ensemble
 from embodied.learners.imitation import behaviour
 from embodied.learners.learner import frozen, soft_update
 from embodied.policies.generative.one_step import OneStep
@@ -68,9 +68,6 @@ class Fql(ActorCritic):
     data = "offline"
     uses_executed_steps = True
     usual_policy = "one_step"
-    policy: OneStep  # pyright: ignore[reportIncompatibleVariableOverride]
-    critic: Critic
-    target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, OneStep):
@@ -126,7 +123,6 @@ class QChunking(ActorCritic):
     data = "offline"
     uses_executed_steps = True
     usual_policy = "best_of_n"
-    policy: BestOfN  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: QChunkingConfig, policy: Policy) -> None:
         if type(policy) is not BestOfN:

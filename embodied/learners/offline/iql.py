@@ -28,7 +28,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.critics import CriticConfig, critic_loss, ensemble
 from embodied.learners.imitation import valid_steps
 from embodied.learners.learner import RunPlan, soft_update
 from embodied.nn.networks import Ensemble
@@ -74,8 +74,6 @@ class ImplicitQ(ActorCritic):
     losses = ("_loss",)
     uses_executed_steps = True
     usual_policy = "deterministic"
-    critic: Critic
-    target: Critic
 
     def __init__(self, config: ImplicitConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if not spec.act.is_continuous:

@@ -69,8 +69,6 @@ class SampledValue(nn.Module):
 class Hnpg(ppo.Ppo):
     """`update` as in PPO; `set_demonstrations` gets transitions. For single continuous actions."""
 
-    target: Critic
-
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if config.value_clip or config.value_weight != Config.value_weight:
             raise ConfigError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import RecurrentValue, Value, ValueConfig
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo_parts import (
-    HasEncoder,
     LearningRates,
     ObservationStats,
     RecurrentPolicy,
@@ -87,6 +86,7 @@ class Ppo(Learner):
 
     data = "on_policy"
     usual_policy = "diagonal_gaussian"
+    value: Any  # of states: Value, or RecurrentValue with a policy that has a memory
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy)
@@ -103,7 +103,7 @@ class Ppo(Learner):
         self.played = None if run.execute is None else run.execute * spec.act.size
         self.recurrent = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
-        self.actor_stats = ObservationStats(cast(HasEncoder, policy).encoder)
+        self.actor_stats = ObservationStats(policy.encoder)
         self.critic_stats = ObservationStats(self.value.encoder)
         self.returns = RewardScaler(config.reward_clip)
         self.estimates: Tensors | None = None if config.scale_rewards else {}
@@ -117,7 +117,7 @@ class Ppo(Learner):
             pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
             self.optims = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
 
-    def _critic(self, spec: Spec) -> Value | RecurrentValue:
+    def _critic(self, spec: Spec) -> Any:
         if isinstance(self.policy, RecurrentPolicy):
             return RecurrentValue(self.config.value, spec, self.policy.width)
         return Value(self.config.value, spec)
@@ -198,15 +198,14 @@ class Ppo(Learner):
     def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
         """`_evaluate` for recurrent policies; also the initial hidden states of the sequences."""
         first = batch["first"]
-        envs = batch["first"].shape[1]
-        critic = cast(RecurrentValue, self.value)
+        envs = first.shape[1]
         if len(self.memory) != envs:
-            self.memory = critic.memory.initial(envs)
+            self.memory = self.value.memory.initial(envs)
         kept = {**nest(carry, "carry"), "memory": self.memory}
-        policy = cast(RecurrentPolicy, self.policy)
-        old, _ = policy.evaluate_sequence(under(batch, "obs"), batch["action"], carry, first)
-        value, memory = critic(under(batch, "obs"), self.memory, first)
-        following = critic.after(under(batch, "next_obs"), memory)
+        obs = under(batch, "obs")
+        old, _ = self.policy.evaluate_sequence(obs, batch["action"], carry, first)
+        value, memory = self.value(obs, self.memory, first)
+        following = self.value.after(under(batch, "next_obs"), memory)
         last = batch["valid"].sum(0).sub(1).clamp(min=0)
         ahead = memory[last, torch.arange(envs, device=last.device)]
         self.memory = torch.where(batch["valid"].any(0)[:, None], ahead, self.memory)
@@ -292,12 +291,12 @@ class Ppo(Learner):
         """Log-probabilities and entropies of stored actions, [N] or [B, T] if recurrent."""
         obs = under(minibatch, "obs")
         if not self.recurrent:
-            return cast(StochasticPolicy, self.policy).evaluate_actions(obs, minibatch["action"])
+            return self.policy.evaluate_actions(obs, minibatch["action"])
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
         action = minibatch["action"].transpose(0, 1)
         first = minibatch["first"].mT
-        policy = cast(RecurrentPolicy, self.policy)
-        log_prob, entropy = policy.evaluate_sequence(obs, action, under(minibatch, "carry"), first)
+        carry = under(minibatch, "carry")
+        log_prob, entropy = self.policy.evaluate_sequence(obs, action, carry, first)
         return log_prob.mT, entropy.mT
 
     def _values(self, minibatch: Tensors) -> Tensor:
@@ -321,7 +320,7 @@ class Ppo(Learner):
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             valid = batch["valid"].flatten()
-            self.actor_stats.follow(cast(HasEncoder, self.policy).encoder, obs, valid)
+            self.actor_stats.follow(self.policy.encoder, obs, valid)
             self.critic_stats.follow(self.value.encoder, obs, valid)
 
     def _set_rates(self) -> None:

@@ -103,11 +103,6 @@ class LearningRates(nn.Module):
         self.register_buffer("lr_scale", torch.tensor(1.0))
         self.register_buffer("active", torch.ones(len(base_lrs)), persistent=False)
 
-    @property
-    def scale(self) -> float:
-        """The common factor."""
-        return float(self.lr_scale)
-
     def schedule(self, progress: float) -> None:
         """Set the factor for `progress`, the completed share of the run."""
         left = 1 - min(progress, 1.0)
@@ -225,12 +220,6 @@ class RewardScaler(Moments):
         self.add(returns.view(-1, 1), valid.flatten())
         deviation = (self.variance + 1e-8).sqrt().to(reward.dtype)
         return (reward / deviation).clamp(-self.clip, self.clip)
-
-
-class HasEncoder(Protocol):
-    """A policy whose `encoder` holds its observation normaliser."""
-
-    encoder: Encoder
 
 
 @runtime_checkable

@@ -8,33 +8,18 @@ has not.
 
 from __future__ import annotations
 
-from typing import Protocol, cast
-
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
-from embodied.learners.critics import Value, ValueConfig
+from embodied.learners.critics import ValueConfig
 from embodied.learners.on_policy.ppo import Before, Config, Ppo
 from embodied.nn.networks import mlp, orthogonal
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.recurrent import Memory
 
 __all__ = ["Config", "PpoShared"]
-
-
-class MemoryPolicy(Protocol):
-    """A recurrent policy that evaluates actions by its hidden states, which `memory` computes."""
-
-    memory: Memory
-
-    def evaluate_memory(
-        self, memory: Tensor, obs: Tensors, action: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of actions taken at `obs` [T, B, ...] with `memory`
-        [T, B, width]."""
-        ...
 
 
 class SharedValue(nn.Module):
@@ -60,34 +45,27 @@ class PpoShared(Ppo):
 
     usual_policy = "recurrent"
 
-    def _critic(self, spec: Spec) -> Value:
+    def _critic(self, spec: Spec) -> SharedValue:
         if not hasattr(self.policy, "evaluate_memory"):
             raise ConfigError("learner=ppo_shared needs a recurrent policy: policy=recurrent")
         if self.config.value.obs is not None:
             raise ConfigError("value.obs has no effect with learner=ppo_shared: leave it out")
-        return cast(Value, SharedValue(self.config.value, self.actor.memory))
-
-    @property
-    def actor(self) -> MemoryPolicy:
-        return cast(MemoryPolicy, self.policy)
+        return SharedValue(self.config.value, self.policy.memory)
 
     def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
-        h = self.actor.memory.along(under(batch, "obs"), carry["h"], batch["first"])
+        h = self.policy.memory.along(under(batch, "obs"), carry["h"], batch["first"])
         flat = each(under(batch, "next_obs"), lambda leaf: leaf.flatten(0, 1))
-        after = self.actor.memory(flat, h.flatten(0, 1)).view_as(h)
-        old, _ = self.actor.evaluate_memory(h, under(batch, "obs"), batch["action"])
-        return old, self._value(h), self._value(after), nest(carry, "carry")
+        after = self.policy.memory(flat, h.flatten(0, 1)).view_as(h)
+        old, _ = self.policy.evaluate_memory(h, under(batch, "obs"), batch["action"])
+        return old, self.value(h), self.value(after), nest(carry, "carry")
 
     def _evaluate_minibatch(self, minibatch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         obs = each(under(minibatch, "obs"), lambda leaf: leaf.transpose(0, 1))
-        h = self.actor.memory.along(obs, minibatch["carry/h"], minibatch["first"].mT)
+        h = self.policy.memory.along(obs, minibatch["carry/h"], minibatch["first"].mT)
         action = minibatch["action"].transpose(0, 1)
-        log_prob, entropy = self.actor.evaluate_memory(h, obs, action)
-        return log_prob.mT, entropy.mT, self._value(h).mT
+        log_prob, entropy = self.policy.evaluate_memory(h, obs, action)
+        return log_prob.mT, entropy.mT, self.value(h).mT
 
     def state_values(self, obs: Tensors) -> Tensor:
-        begun = self.actor.memory.initial(len(next(iter(obs.values()))))
-        return self._value(self.actor.memory(obs, begun)[None])[0]
-
-    def _value(self, memory: Tensor) -> Tensor:
-        return cast(SharedValue, self.value)(memory)
+        begun = self.policy.memory.initial(len(next(iter(obs.values()))))
+        return self.value(self.policy.memory(obs, begun)[None])[0]

@@ -52,7 +52,6 @@ class Sqirl(Learner):
     last step of `policy.steps` the policy stays as it is."""
 
     data = "on_policy"
-    policy: StagedCategorical
 
     def __init__(self, config: Config, policy: Policy) -> None:
         super().__init__(config, policy)
