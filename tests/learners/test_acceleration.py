@@ -12,7 +12,6 @@ from torch import Tensor
 
 from embodied.core.bounds import Bound
 from embodied.core.build import allow, build, resolve
-from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners import acceleration
 from embodied.learners.acceleration import accelerate, native_obstacle
@@ -22,8 +21,8 @@ from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.offline.iql import Iql
 from embodied.learners.offline.rebrac import Rebrac
 from embodied.policies.gaussian import Gaussian
-from tests.builders import make_policy
-from tests.contract.test_learner import LEARNERS, batch_for, make, node
+from tests.builders import SPEC, make_policy
+from tests.contract.test_learner import batch_for, make, node
 
 RECORDED = ["sac", "td3", "dsac_t", "flashsac", "expo", "fql", "iql", "qchunking", "ppo", "bresa"]
 
@@ -115,7 +114,6 @@ def test_parameters_are_trainable_again_after_an_error() -> None:
     assert weight.requires_grad
 
 
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 allow("tests")
 
 
@@ -279,12 +277,3 @@ def bounds(hint: Any) -> Iterator[Bound]:
 def test_nonsense_is_outside(stem: str, setting: str, value: float) -> None:
     found = list(bounds(hints(stem)[setting]))
     assert found and not any(bound.holds(value) for bound in found)
-
-
-@pytest.mark.parametrize("stem", LEARNERS)
-def test_what_an_option_sets_is_inside(stem: str) -> None:
-    known = hints(stem)
-    for setting, value in node("learner", stem).items():
-        numbers = value if isinstance(value, list) else [value]
-        for bound in bounds(known.get(setting)):
-            assert all(bound.holds(float(number)) for number in numbers), setting

@@ -8,14 +8,12 @@ import math
 import pytest
 import torch
 
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Spec
 from embodied.core.tensors import under
 from embodied.learners.critics import Critic, Support, cross_entropy
 from embodied.learners.off_policy.dsac_t import DsacT, distribution, huber, loss_weights, value_loss
 from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
-from tests.builders import make_learner, make_policy, still, transitions
-
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+from tests.builders import SPEC, make_learner, make_policy, still, transitions
 
 
 def make(spec: Spec = SPEC, **settings: object) -> DsacT:

@@ -13,7 +13,6 @@ from torch import Tensor
 from embodied.buffers.replay import NewestReplayBuffer, ReplayBuffer
 from embodied.commands.train import train
 from embodied.core.build import ConfigError, build
-from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, take
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import transitions as recorded_transitions
@@ -26,10 +25,9 @@ from embodied.learners.offline.critic_progress import (
 )
 from embodied.learners.offline.rebrac import Rebrac
 from embodied.training.logger import read_metrics
-from tests.builders import exit_of, make_learner, make_policy, node_of, still, transitions
+from tests.builders import LINE, exit_of, make_learner, make_policy, node_of, still, transitions
 from tests.learners.finetune.test_expo import made
 
-LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEP, GAMMA = 0.05, 0.95
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions as recorded_transitions
@@ -24,11 +23,9 @@ from embodied.learners.offline.flow_q import Fql, QChunking, value_loss
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
 from embodied.nn.fit import fit
 from embodied.training.collector import Collector
-from tests.builders import make_learner, make_policy, node_of, still, transitions
+from tests.builders import LINE, SPEC, make_learner, make_policy, node_of, still, transitions
 from tests.learners.bandit import slopes, two_modes
 from tests.toy_envs import Config, Counter
-
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(**settings: object) -> Iql:
@@ -226,13 +223,12 @@ def test_pessimism_is_bounded_by_the_returns_seen() -> None:
     assert values[0] > -20 > -40 > values[1]
 
 
-LINE_SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
 
 
 def make_fql(chunk: int = 1, **settings: Any) -> Fql:
     policy = make_policy(
-        "generative.one_step.OneStep", LINE_SPEC, flow=FLOW, hidden=[32, 32], chunk=chunk
+        "generative.one_step.OneStep", LINE, flow=FLOW, hidden=[32, 32], chunk=chunk
     )
     given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
     return make_learner("offline.flow_q.Fql", policy, **given)
@@ -324,7 +320,7 @@ def test_chunks_that_do_not_fit_are_refused() -> None:
     critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
     with pytest.raises(ConfigError, match="as large as its chunk"):
         node = node_of("policies.generative.one_step.OneStep", flow={**wide, "critic": critic})
-        build(node, Policy, spec=LINE_SPEC)
+        build(node, Policy, spec=LINE)
     with pytest.raises(ConfigError, match="hold 1 steps per decision"):
         make_qchunk(2)._actor_loss(two_modes(4))
 
@@ -338,7 +334,7 @@ def make_qchunk(
 ) -> QChunking:
     critic = {**CRITIC, "hidden": list(hidden)}
     policy = make_policy(
-        "wrappers.best_of_n.BestOfN", LINE_SPEC, base=FLOW, critic=critic, n=n, chunk=chunk
+        "wrappers.best_of_n.BestOfN", LINE, base=FLOW, critic=critic, n=n, chunk=chunk
     )
     given = {"batch_size": 16, "gamma": GAMMA, **settings}
     return make_learner("offline.flow_q.QChunking", policy, **given)
@@ -388,7 +384,7 @@ def recorded() -> Episodes:
         "truncated": last & (state >= 100),
     }
     final = {"state": torch.tensor([[3.0], [105.0]])}
-    return Episodes(LINE_SPEC, steps, torch.tensor([0, 3]), torch.tensor([3, 5]), final)
+    return Episodes(LINE, steps, torch.tensor([0, 3]), torch.tensor([3, 5]), final)
 
 
 def lived(chunk: int) -> Tensors:

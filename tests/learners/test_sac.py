@@ -15,9 +15,7 @@ from embodied.learners.actor_critic import actor_loss, temperature_gradient
 from embodied.learners.off_policy.sac import Sac, critic_loss
 from embodied.nn.networks import ACTIVATIONS, Ensemble
 from embodied.nn.optim import Adam
-from tests.builders import make_learner, make_policy, transitions
-
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+from tests.builders import SPEC, make_learner, make_policy, transitions
 
 
 def make(spec: Spec = SPEC, zero_head: bool = False, **settings: object) -> Sac:
