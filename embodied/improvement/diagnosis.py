@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import NormalDist
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -68,16 +68,6 @@ class Findings:
     pictures: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How far actions differ over noise and over observations; see `Diagnosis`."""
-
-    noise: Literal["chosen", "hidden", "none"]
-    over_noise: float
-    over_obs: float
-    elements: dict[str, tuple[float, float]]
-
-
 class Played(Policy):
     """`base` with one noise for all of its decisions (None: its own); it keeps what some of them
     saw."""
@@ -122,8 +112,9 @@ class Played(Policy):
 
 
 @torch.no_grad()
-def spread(played: Played, noises: int, execute: int) -> Spread:
-    """Compare the actions of `noises` draws at the decisions that `played` has kept.
+def spread(played: Played, noises: int, execute: int) -> dict[str, Any]:
+    """Compare the actions of `noises` draws at the decisions that `played` has kept: `noise`,
+    `noise_spread`, `obs_spread` and `elements` of a Diagnosis.
 
     With the actions a[z, o]: sqrt(E_o Var_z a) and sqrt(E_z Var_o a), in half ranges of each
     element, averaged over the elements that move. Noise is hidden where the same draw gives other
@@ -150,12 +141,12 @@ def spread(played: Played, noises: int, execute: int) -> Spread:
     names = policy.spec.act.names
     names = names if len(names) == size else tuple(str(i) for i in range(size))
     pairs = zip(over_noise.mean(0).tolist(), over_obs.mean(0).tolist(), strict=True)
-    return Spread(
-        "hidden" if random else "chosen" if total > STIRS else "none",
-        total,
-        (over_obs.sum() / count).item(),
-        dict(zip(names, pairs, strict=True)),
-    )
+    return {
+        "noise": "hidden" if random else "chosen" if total > STIRS else "none",
+        "noise_spread": total,
+        "obs_spread": (over_obs.sum() / count).item(),
+        "elements": dict(zip(names, pairs, strict=True)),
+    }
 
 
 def numbers(actions: Tensor, leaf: Leaf) -> Tensor:
@@ -180,34 +171,27 @@ def diagnose(
     made = build(env | {"num_envs": -(-config.episodes // batches)}, VecEnv)
     try:
         policy = make_policy(made.spec).eval()
-        execute = policy.chunk if execute is None else execute
-        return Measurement(policy, made, env, config, execute, batches, say).run()
+        own = Sampler(None, policy.chunk if execute is None else execute)
+        return Measurement(policy, made, env, config, own, range(batches), say).run()
     finally:
         made.close()
 
 
+@dataclass
 class Measurement:
     """One diagnosis. Each parallel env plays one episode of a batch; a batch has its own seed."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        env: VecEnv,
-        node: Node,
-        config: Config,
-        execute: int,
-        batches: int,
-        say: Callable[[str], None],
-    ) -> None:
-        self.policy = policy
-        self.env = env
-        self.node = node
-        self.config = config
-        self.own = Sampler(None, execute)
-        self.every = range(batches)
-        self.varied = self.every[: -(-batches // 2)]  # in these states noise is varied
+    policy: Policy
+    env: VecEnv
+    node: Node
+    config: Config
+    own: Sampler
+    every: range  # the batches
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.varied = self.every[: -(-len(self.every) // 2)]  # in these states noise is varied
         self.choosing = self.every[len(self.varied) :]  # these choose a sampler
-        self.say = say
         self.outcomes: list[Tensor] = []  # of all episodes
 
     def run(self) -> Findings:
@@ -220,12 +204,14 @@ class Measurement:
         with forked(self.config.seed):
             found = spread(played, self.config.noises, self.own.execute)
         self.say(
-            f"actions: {found.over_noise:.0%} of half their range over noise, "
-            f"{found.over_obs:.0%} over observations"
+            f"actions: {found['noise_spread']:.0%} of half their range over noise, "
+            f"{found['obs_spread']:.0%} over observations"
         )
         columns = self.initial_numbers()
         many = self.env.num_envs * len(self.varied)
-        draws = self.varied_noise(found, outcome[:many])
+        others = range(1, 1 if found["noise"] == "none" else self.config.noises)
+        played_again = [outcomes_of(self.play(self.policy, self.varied, draw)) for draw in others]
+        draws = torch.stack([outcome[:many], *played_again])  # [K, S]; K = 1 without noise
         d = Diagnosis(
             base=score,
             pass_at={k: best_of(draws, k) for k in TRIES if k <= len(draws)},
@@ -233,16 +219,13 @@ class Measurement:
             mean_length=base.lengths.float().mean().item(),
             rewarded=bool(base.returns.std(correction=0) > SAME),
             timeouts=timeouts(base),
-            noise=found.noise,
-            noise_spread=found.over_noise,
-            obs_spread=found.over_obs,
-            elements=found.elements,
             continuous=self.env.spec.act.is_continuous,
             regions=regions(columns, torch.cat([draws.mean(0), outcome[many:]])),
+            **found,
         )
-        if found.noise != "none":
+        if d.noise != "none":
             self.say(f"best of k draws of the noise: {d.tries}")
-        if found.noise == "chosen":
+        if d.noise == "chosen":
             d = self.with_fixed_noise(d, columns)
         d = self.with_sampler(d, outcome[many:])
         d = self.with_more_time(d, base)
@@ -268,14 +251,6 @@ class Measurement:
         result = together(parts)
         self.outcomes.append(outcomes_of(result))
         return result
-
-    def varied_noise(self, found: Spread, first: Tensor) -> Tensor:
-        """Outcomes [K, S] of K draws of the noise, of which `first` [S] are known; K = 1 where
-        there is no noise."""
-        count = 1 if found.noise == "none" else self.config.noises
-        others = range(1, count)
-        played = [outcomes_of(self.play(self.policy, self.varied, draw)) for draw in others]
-        return torch.stack([first, *played])
 
     def with_fixed_noise(self, d: Diagnosis, columns: Mapping[str, Tensor]) -> Diagnosis:
         """Play with some noises that are the same in all decisions and states."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,8 +50,18 @@ def best_sampler(
     more is measured. A number of steps for which `measure` raises ConfigError is left out.
     """
     best = own
-    for others in (_steps, _execute, _noise if zero else _nothing):
-        for other in others(policy, best):
+    place = sampler_in(policy)
+    steps = None if place is None else steps_of(policy, place)
+    rounds: list[Callable[[], list[Sampler]]] = [
+        lambda: [replace(best, steps=k) for k in STEPS if steps not in (None, k)],
+        lambda: [
+            replace(best, execute=k)
+            for k in sorted({1, policy.chunk // 2, policy.chunk} - {0, best.execute})
+        ],
+        lambda: [replace(best, zero=True)] if zero else [],
+    ]
+    for others in rounds:
+        for other in others():
             if time.monotonic() > until:
                 return best, score
             try:
@@ -61,25 +71,6 @@ def best_sampler(
             if found.low > score.low:
                 best, score = other, found
     return best, score
-
-
-def _steps(policy: Policy, best: Sampler) -> Iterator[Sampler]:
-    place = sampler_in(policy)
-    own = None if place is None else steps_of(policy, place)
-    yield from (replace(best, steps=k) for k in STEPS if own not in (None, k))
-
-
-def _execute(policy: Policy, best: Sampler) -> Iterator[Sampler]:
-    some = {1, policy.chunk // 2, policy.chunk} - {0, best.execute}
-    yield from (replace(best, execute=k) for k in sorted(some))
-
-
-def _noise(policy: Policy, best: Sampler) -> Iterator[Sampler]:
-    yield replace(best, zero=True)
-
-
-def _nothing(policy: Policy, best: Sampler) -> Iterator[Sampler]:
-    yield from ()
 
 
 def sampler_in(policy: Policy) -> tuple[str, ...] | None:
