@@ -35,8 +35,6 @@ TOLERANCE = 1e-4  # of that comparison, absolute and relative
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of hindsight replay."""
-
     share: Fraction = 0.8  # of a batch whose goals are replaced (0.8: four of five)
 
 

@@ -28,8 +28,6 @@ FORMAT = 2  # of the files
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a replay buffer on disk."""
-
     folder: str | None = None  # of the files (null: `replay` in the run's folder)
 
 

@@ -25,8 +25,6 @@ BELOW = 1 - 2**-52  # a sum times this is strictly less
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of prioritized replay."""
-
     alpha: NonNegative = 0.6  # priority exponent (0: uniform)
     beta: Fraction = 0.4  # exponent of the importance weights, annealed to 1
     anneal: Count = 100_000  # batches until beta is 1

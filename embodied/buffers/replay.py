@@ -259,8 +259,6 @@ def _place(key: str) -> int:
 
 @dataclass(frozen=True)
 class NewestConfig:
-    """Settings of a replay buffer with a share of new transitions."""
-
     share: Fraction = 0.5  # of a batch from the newest transitions
     newest: Count = 2000  # how many transitions these are
 

@@ -120,8 +120,6 @@ class Advantage(Return):
 
 @dataclass(frozen=True)
 class TopConfig:
-    """Settings of weights of the best trajectories or steps."""
-
     share: PositiveFraction = 0.1  # fraction of the trajectories or steps kept, at least one
     of: Literal["episodes", "steps"] = "episodes"  # "steps": by what follows each (play data)
     gamma: Fraction | None = None  # discount of the returns per step (null: the learner's)

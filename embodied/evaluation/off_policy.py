@@ -59,8 +59,6 @@ SAFE = 0.9  # share of the value of the behaviour policy, below which a policy i
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of off-policy evaluation."""
-
     gamma: Fraction = 0.99  # discount per environment step
     updates: Count = 3000  # of the value function of each policy, and of the behaviour's regression
     batch_size: Count = 256  # decisions per update
@@ -222,8 +220,6 @@ def _before(discount: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PortfolioConfig:
-    """Settings of the choice of policies to try."""
-
     k: Annotated[int, Bound(2)] = 2  # policies that are chosen
     truth: CountOrZero = 0  # episodes in which each policy is played, for its true value (0: none)
 

@@ -39,8 +39,6 @@ MAX_POINTS = 2000  # of the grid
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the search for the worst parameters."""
-
     names: tuple[str, ...] | None = None  # parameters that are searched (null: all)
     cells: Annotated[int, Bound(2)] = 4  # grid points of each parameter, both ends included
     episodes: Count = 20  # of each point that is tried

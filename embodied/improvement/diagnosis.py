@@ -45,8 +45,6 @@ SHOWN = 5  # regions
 
 @dataclass(frozen=True)
 class Config:
-    """How much is measured."""
-
     episodes: Count = 100  # initial states; noise is varied in half of them
     num_envs: Count = 50  # parallel envs
     noises: Annotated[int, Bound(2)] = 16  # draws of the noise in each initial state

@@ -50,8 +50,6 @@ SEARCH_SHARE = 0.1  # of the budget, in which the best sampler is looked for
 
 @dataclass(frozen=True)
 class ImproveConfig:
-    """Settings of `embodied improve`."""
-
     policy: str  # a run, a checkpoint or a policy server (ws://HOST:PORT)
     out: str  # folder of everything; the better policy is in out/policy
     env: Node  # the environment

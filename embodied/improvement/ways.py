@@ -163,8 +163,6 @@ class Training(Way):
 
 @dataclass(frozen=True)
 class OwnSuccessesConfig:
-    """Settings of rounds of cloning."""
-
     words: str  # of `embodied train`, that imitate a dataset
     collecting: PositiveFraction = 0.3  # share of a budget in minutes that is played
     updates: Count = 4000  # of each round, with a budget of steps

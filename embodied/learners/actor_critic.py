@@ -29,8 +29,6 @@ from embodied.policies.gaussian import Gaussian
 
 @dataclass(frozen=True)
 class OffPolicyConfig(Acceleration):
-    """The settings that all off-policy actor-critic methods have."""
-
     batch_size: Count = 256  # transitions per critic step
     gamma: Fraction = 0.99  # discount per environment step
     n_step: Count = 1  # decisions of an n-step return

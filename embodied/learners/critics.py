@@ -112,8 +112,6 @@ def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tens
 
 @dataclass(frozen=True)
 class ValueConfig:
-    """Settings of a state-value function."""
-
     hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # layer normalisation in the hidden layers

@@ -72,8 +72,6 @@ SLOWNESS = 0.02  # step of the moving average of RECAP's threshold
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of behaviour cloning."""
-
     batch_size: Count = 256  # action chunks per update
     lr: PositiveFraction = 1e-3  # AdamW's learning rate; a cosine to a tenth of it over the run
     weight_decay: NonNegative = 1e-6  # of AdamW
@@ -158,8 +156,6 @@ def valid_steps(transitions: Tensors, chunk: int) -> Tensor:
 
 @dataclass(frozen=True)
 class HgDaggerConfig:
-    """Settings of HG-DAgger."""
-
     batch_size: Count = 256  # transitions per update
     lr: PositiveFraction = 1e-3  # Adam's learning rate
     gamma: Fraction = 0.99  # discount of the logged rewards; nothing is learned from them
@@ -194,8 +190,6 @@ class HgDagger(Learner):
 
 @dataclass(frozen=True)
 class RecapConfig(Config):
-    """Settings of RECAP."""
-
     gamma: Fraction = 0.99  # discount per environment step
     n_step: Count = 1  # decisions that an advantage looks ahead
     positive: Annotated[float, Bound(above=0.0, below=1.0)] = 0.4  # share above the threshold

@@ -37,8 +37,6 @@ from embodied.policies.diagonal_gaussian import DiagonalGaussian
 
 @dataclass(frozen=True)
 class PriorConfig:
-    """Settings of a prior over actions."""
-
     prior: str | None = None  # run whose policy is the prior; null: the policy itself (init=RUN)
     prior_std: tuple[Positive, Positive] = (0.1, 0.5)  # bounds of its std, before squashing
 
@@ -98,8 +96,6 @@ class SacPrior(sac.Sac):
 
 @dataclass(frozen=True)
 class PpoConfig(PriorConfig, ppo.Config):
-    """Settings of PPO with a prior."""
-
     prior_weight: NonNegative = 0.1  # lambda, in units of the reward
     prior_decay: Fraction = 0.0  # share of the run over which lambda decays to 0; 0: no decay
 

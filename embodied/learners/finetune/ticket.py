@@ -39,8 +39,6 @@ DUE = 1e6  # added to the score of a vector that is to be played
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the search."""
-
     horizon: Count = 1  # decisions of each parallel environment between two choices
     gamma: PositiveFraction = 1.0  # discount of an episode's return, per environment step
 

@@ -49,8 +49,6 @@ from embodied.policies.networks.encoders import Encoder
 
 @dataclass(frozen=True)
 class Config(OffPolicyConfig, TemperatureConfig):
-    """Settings of FlashSAC."""
-
     batch_size: Count = 512  # transitions per critic step
     tau: PositiveFraction = 0.01  # step of the target critics towards the trained ones
     width: Count = 256  # units of the critics' residual blocks

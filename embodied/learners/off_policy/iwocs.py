@@ -33,8 +33,6 @@ from embodied.policies.wrappers.iwocs import Member
 
 @dataclass(frozen=True)
 class Config(sac.Config):
-    """Settings of SAC, and of the predictor."""
-
     predictor_lr: PositiveFraction = 1e-3  # Adam's learning rate of the predictor
 
 

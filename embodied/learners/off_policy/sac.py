@@ -37,8 +37,6 @@ from embodied.policies.gaussian import Gaussian
 
 @dataclass(frozen=True)
 class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
-    """Settings of SAC, REDQ and RLPD."""
-
     utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
     subset: Count = 2  # critics, drawn at random, whose minimum is the target (REDQ)
     target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element

@@ -54,8 +54,6 @@ from embodied.policies.deterministic import Deterministic
 
 @dataclass(frozen=True)
 class Config(OffPolicyConfig):
-    """Settings of TD3 and FastTD3."""
-
     hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the critics
     layer_norm: bool = False  # layer normalisation in the critics

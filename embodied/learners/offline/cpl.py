@@ -32,8 +32,6 @@ from embodied.nn.optim import Adam
 
 @dataclass(frozen=True)
 class Config(Acceleration):
-    """Settings of CPL."""
-
     batch_size: Count = 96  # pairs per update
     segment: Count = 64  # steps of a segment; no longer than an episode
     alpha: Positive = 0.1  # of the scores, which grow with the steps and the action elements

@@ -36,8 +36,6 @@ ROWS = 4096  # steps that the critics see at once
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the filter by progress."""
-
     run: str = ""  # run of an offline learner with critics of actions, whose values are progress
     delta: NonNegative = 0.05  # fall of progress that is still kept, as a return
     window: Count = 8  # steps ahead in which progress may not fall further

@@ -43,8 +43,6 @@ SLOWNESS = 0.01
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of forward-backward representations."""
-
     batch_size: Count = 512  # transitions per update; each is a state that the others may visit
     gamma: Fraction = 0.98  # discount per environment step
     n_step: Count = 1  # decisions of a transition

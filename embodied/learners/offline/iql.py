@@ -38,8 +38,6 @@ from embodied.policies.networks.encoders import Encoder
 
 @dataclass(frozen=True)
 class ImplicitConfig(OffPolicyConfig, CriticConfig):
-    """Settings of implicit Q-learning with any value loss."""
-
     beta: NonNegative = 3.0  # inverse temperature, in units of 1 / value (0: plain imitation)
     clip: Positive = 100.0  # largest weight of a transition in the policy's loss
     value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
@@ -48,8 +46,6 @@ class ImplicitConfig(OffPolicyConfig, CriticConfig):
 
 @dataclass(frozen=True)
 class Config(ImplicitConfig):
-    """Settings of IQL."""
-
     expectile: Annotated[float, Bound(above=0.0, below=1.0)] = 0.7  # tau; 0.5: mean; to 1: maximum
 
 

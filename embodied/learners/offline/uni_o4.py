@@ -103,8 +103,6 @@ LOG_STD = (-5.0, 0.0)  # bounds of the policies' log std
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of Uni-O4."""
-
     batch_size: Count = 256  # transitions per update
     values: iql.Config = field(default_factory=iql.Config)  # Q and V; what IQL extracts is unused
     members: Count = 4  # policies

@@ -73,8 +73,6 @@ class OnPolicyConfig(Acceleration):
 
 @dataclass(frozen=True)
 class Config(OnPolicyConfig):
-    """Settings of PPO."""
-
     clip: Positive = 0.2  # eps: largest change of the probability ratio that is rewarded
     value_weight: NonNegative = 0.5  # weight of the value function's loss
     target_kl: Positive = 0.01  # KL divergence of an update, for schedule=adaptive

@@ -51,8 +51,6 @@ DIGEST = 16  # bytes of an observation's hash
 
 @dataclass(frozen=True)
 class CloneConfig(ppo.Config):
-    """Settings of PPO with behaviour cloning (BC) after its updates."""
-
     bc_steps: CountOrZero = 5  # BC steps after each update
     bc_decay: Fraction = 0.0  # share of the run over which they decay to 0; 0: no decay
     bc_lr: Fraction = 0.0  # Adam's learning rate of BC; 0: PPO's
@@ -92,8 +90,6 @@ class CloningPpo(Ppo):
 
 @dataclass(frozen=True)
 class Config(CloneConfig):
-    """Settings of PPO with demonstrations."""
-
     bc_pretrain_steps: CountOrZero = 1000  # BC steps before PPO
     critic_warmup: CountOrZero = 5  # updates after these that train the value function only
     bc_lr: PositiveFraction = 1e-3  # Adam's learning rate of BC

@@ -39,8 +39,6 @@ FIT_LR = 0.05  # Adam's, for the fit of the sampling error
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """Settings of PROPS, besides those of PPO."""
-
     batches: Count = 2  # b: newest batches that an update learns from
     every: Count = 32  # k: decisions of each parallel environment between two adaptations
     behaviour_epochs: CountOrZero = 16  # passes of an adaptation over the data; 0: phi stays pi
