@@ -112,12 +112,7 @@ class Mdpo(ppo.Ppo):
 
     def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The value function's loss on a minibatch."""
-        loss = value_loss(
-            self._values(minibatch),
-            minibatch["value"],
-            minibatch["target"],
-            self.config.value_clip,
-        ).mean()
+        loss = value_loss(self._values(minibatch), minibatch["target"]).mean()
         return loss, {"value_loss": loss.detach()}
 
     def _policy_step(self, table: Tensors) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ from embodied.policies.networks.encoders import Encoder
 FOLDER = Path(__file__).parent
 PPO = FOLDER / "on_policy" / "ppo.cpp"
 PPO_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm")
-PPO_INPUTS = ("actor_input", "critic_input", "action", "old", "value", "target", "advantage")
+PPO_INPUTS = ("actor_input", "critic_input", "action", "old", "target", "advantage")
 TD3 = FOLDER / "off_policy" / "td3.cpp"
 TD3_OPTIMIZERS = ("critic", "actor")
 TD3_INPUTS = (
@@ -104,7 +104,7 @@ class PpoTable(ctypes.Structure):
 class PpoSettings(ctypes.Structure):
     _fields_ = (
         ("adam", ctypes.c_double * 4),
-        *((name, ctypes.c_double) for name in ("clip", "value_clip", "value_weight", "entropy")),
+        *((name, ctypes.c_double) for name in ("clip", "value_weight", "entropy")),
         *((name, ctypes.c_double) for name in ("grad_clip", "step", "target_kl")),
         ("rates", ctypes.c_double * 2),
         *((name, ctypes.c_int64) for name in ("normalize", "size", "count", "played")),
@@ -165,7 +165,6 @@ class NativePpo:
         return PpoSettings(
             (*group["betas"], group["eps"], group["weight_decay"]),
             clip=config.clip,
-            value_clip=config.value_clip,
             value_weight=config.value_weight,
             entropy=config.entropy,
             grad_clip=config.grad_clip,

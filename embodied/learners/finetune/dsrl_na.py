@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import (
-    Count,
     CountOrZero,
     Fraction,
     NonNegative,
@@ -63,7 +62,6 @@ class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
     initial_temperature: Positive = 0.01  # alpha at the start, in units of the reward
     target_entropy: Number = 0.0  # entropy that alpha is tuned to, per element of the noise
     entropy_in_backup: bool = False  # whether the critics' target has the entropy bonus
-    distil: Count = 1  # distillation steps per update
     actor_share: Fraction = 0.5  # of their noise samples, from the actor; the rest are normal
     atoms: CountOrZero = 0  # atoms of categorical critics, 2 or more; 0: one number
     values: tuple[Number, Number] = (0.0, 1.0)  # lowest and highest atom, as a return
@@ -72,7 +70,7 @@ class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
 
 
 class DsrlNa(ActorCritic):
-    """Each update: one action-critic step, `distil` noise-critic steps and one actor step.
+    """Each update: one step of the action critics, of the noise critics and of the actor.
 
     Transitions hold the executed chunk [n, execute * A] as `action`, from any behaviour policy.
     """
@@ -104,9 +102,8 @@ class DsrlNa(ActorCritic):
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch, self.config.tau)
         obs = under(batch, "obs")
-        for _ in range(self.config.distil):
-            distilled = self._distil_loss(obs)
-            self.descend("noise_critic", distilled)
+        distilled = self._distil_loss(obs)
+        self.descend("noise_critic", distilled)
         metrics["distil"] = distilled.detach()
         return metrics | self.soft_actor_step(obs, fixed=self.noise_critic_params)
 

@@ -192,8 +192,7 @@ class Dppo(PpoOnChain):
             advantage = normalized(advantage, torch.full_like(advantage, 1 / len(advantage)))
         advantage = advantage * self.fades[minibatch["step"]]
         policy_loss, log_ratio = clip_loss(log_prob, minibatch["old"], advantage, clip)
-        value = self._values(minibatch)
-        error = value_loss(value, minibatch["value"], minibatch["target"], self.config.value_clip)
+        error = value_loss(self._values(minibatch), minibatch["target"])
         loss = policy_loss.mean() + self.config.value_weight * error.mean()
         with torch.no_grad():
             ratio = log_ratio.exp()

@@ -30,7 +30,7 @@ per transition), and the safety critic is asked once per decision.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 import torch
@@ -42,7 +42,6 @@ from embodied.core.bounds import (
     Count,
     CountOrZero,
     Fraction,
-    NonNegative,
     Number,
     PositiveFraction,
 )
@@ -56,22 +55,12 @@ from embodied.learners.learner import Learner, frozen, soft_update
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
+from embodied.policies.wrappers import reflex_override
 from embodied.policies.wrappers.reflex_override import Rate, ReflexOverride
 
 Between0And1 = Annotated[float, Bound(above=0.0, below=1.0)]
 SHARE_RATE = 1e-3  # least rate of the running mean of the share of violations
 NEWEST = 8  # at most so many violations of one batch are added to the buffer of violations
-REFLEX_SETTINGS = (
-    "rate",
-    "decision_steps",
-    "threshold",
-    "release_ratio",
-    "min_duration_steps",
-    "hidden",
-    "reflex_obs",
-    "held_stiffness",
-)
-"""Settings of the learner that are settings of the policy."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +86,6 @@ class Config:
     violation_fraction: Between0And1 = 0.1  # of the safety critic's batch, from the violations
     violation_buffer: Annotated[int, Bound(NEWEST)] = 2048  # newest violations that are kept
     calibrated: bool = False  # train the risk, and so `threshold`, to be a probability
-    violation_penalty: NonNegative = 0.0  # taken from the task's reward at a violation
     hidden: tuple[Count, ...] = (128, 128)  # units of the safety critic and the recovery policy
     task: SacConfig = field(default_factory=SacConfig)  # SAC; n_step 1, or >= decision_steps
     task_run: str | None = None  # run whose task policy is used as it is; null: train it too
@@ -150,12 +138,10 @@ class Bresa(Learner):
         self.task = Held(task, self.policy.base, self.policy.base.spec)
         self.n_step = task.n_step
         self.keep_single = task.n_step > 1
-        if self.keep_single and (
-            task.n_step < self.held_steps or config.rate == "decision" or config.violation_penalty
-        ):
+        if self.keep_single and (task.n_step < self.held_steps or config.rate == "decision"):
             raise ConfigError(
                 f"task.n_step={task.n_step} should be 1, or at least decision_steps="
-                f"{config.decision_steps} with rate=control and without violation_penalty"
+                f"{config.decision_steps} with rate=control"
             )
         self.task.held_steps = 1 if self.keep_single else self.held_steps
         self.target = copy.deepcopy(self.policy.risks).requires_grad_(False)
@@ -182,10 +168,10 @@ class Bresa(Learner):
             raise ConfigError(
                 "this environment reports no violations: env=contact_maze or env=fr3_channel"
             )
-        cost = self.config.violation_penalty * batch["violated"]
         chosen = batch["action"][:, : self.policy.base.spec.act.size]
-        task = {**batch, "action": chosen, "reward": batch["reward"] - cost}
-        metrics = self.task.update(task) if self.config.task_run is None else {}
+        metrics = (
+            self.task.update({**batch, "action": chosen}) if self.config.task_run is None else {}
+        )
         transitions = self._risk_transitions(self._single(batch))
         self._remember(transitions)
         slots = (torch.rand(self.extra, device=self.seen.device) * self.stored).long()
@@ -288,10 +274,11 @@ class Bresa(Learner):
 
 def reflexive(base: Policy, config: Config) -> ReflexOverride:
     """An untrained reflex around the task policy `base`."""
+    of_policy = {field.name for field in fields(reflex_override.Config)}
     node = {
         "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
         "base": base.node,
-        **{name: getattr(config, name) for name in REFLEX_SETTINGS},
+        **{name: value for name, value in vars(config).items() if name in of_policy},
     }
     node = {key: list(value) if isinstance(value, tuple) else value for key, value in node.items()}
     made = build(node, ReflexOverride, spec=base.spec)

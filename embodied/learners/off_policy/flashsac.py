@@ -29,7 +29,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Bound, Count, Number, Positive, PositiveFraction
+from embodied.core.bounds import Bound, Count, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -60,7 +60,6 @@ class Config(OffPolicyConfig, TemperatureConfig):
     scale: Positive | None = None  # s, by which rewards are divided; null: estimated
     initial_temperature: Positive = 0.01  # alpha at the start, in units of the scaled reward
     target_std: Positive = 0.15  # std of the normal distribution with the target entropy
-    target_entropy: Number | None = None  # per action element; null: that of `target_std`
     policy_delay: Count = 2  # updates per step of the policy and the temperature
 
 
@@ -94,7 +93,7 @@ class Flashsac(DelayedActorCritic):
         if not isinstance(policy, BlockGaussian):
             raise ConfigError("learner=flashsac needs policy=block_gaussian")
         critic = BlockCritic(spec, policy.size, 2, config)
-        entropy = policy.size * target_entropy(config)
+        entropy = policy.size * math.log(config.target_std * math.sqrt(2 * math.pi * math.e))
         super().__init__(config, policy, critic, policy.parameters(), entropy)
         self.support = Support(-config.high, config.high, config.atoms)
         start = 0.0 if config.scale is None else config.scale  # 0 until the first batch
@@ -152,10 +151,3 @@ class Flashsac(DelayedActorCritic):
         action, log_prob = draw(self.policy, obs)
         q = self.support.mean(self.critic(obs, action, fresh=False)).amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
-
-
-def target_entropy(config: Config) -> float:
-    """The target entropy per action element."""
-    if config.target_entropy is not None:
-        return config.target_entropy
-    return math.log(config.target_std * math.sqrt(2 * math.pi * math.e))

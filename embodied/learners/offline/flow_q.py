@@ -4,7 +4,7 @@
 policy mu is distilled from it and maximises Q. No gradient passes through the flow's integration.
 With z, z' ~ N(0, I):
 
-    y    = r + d agg_i Q'_i(s', clip mu(s', z'))
+    y    = r + d mean_i Q'_i(s', clip mu(s', z'))
     L_Q  = sum_i E (Q_i(s, a) - y)^2
     L_pi = L_flow(v) + alpha |mu(s, z) - sg ODE_v(s, z)|^2 - lambda mean_i Q_i(s, clip mu(s, z))
 
@@ -18,7 +18,7 @@ transition holds a chunk a of h steps: R its discounted reward, d = gamma^h (0 a
 termination).
 
     a'   = argmax_{i <= N} Q(s', ODE(s', z_i)),   by the trained critics
-    y    = R + d agg_i Q'_i(s', a'),              by the target critics
+    y    = R + d mean_i Q'_i(s', a'),              by the target critics
     L_Q  = sum_i E (Q_i(s, a) - y)^2,             L_pi = L_flow, on all transitions
 
 Acting uses the same argmax. Chunked actions give unbiased h-step backups and temporally coherent
@@ -33,7 +33,6 @@ with the success may be the only one that is rewarded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +56,6 @@ class Config(OffPolicyConfig, CriticConfig):
 
     alpha: NonNegative = 1.0  # weight of the distillation
     normalize_q: bool = True  # divide the value by mean |Q|: alpha without the reward's scale
-    aggregate: Literal["mean", "min"] = "mean"  # of the target critics
     layer_norm: bool = True  # layer normalisation in the critics
 
 
@@ -88,8 +86,7 @@ class Fql(ActorCritic):
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
         noise = self.policy.sample_noise(reward.shape[0], True)
         q = self.target(following, self.policy(following, noise).clamp(-1, 1))
-        value = q.mean(0) if self.config.aggregate == "mean" else q.amin(0)
-        return torch.addcmul(reward, discount, value)
+        return torch.addcmul(reward, discount, q.mean(0))
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """The three terms of L_pi, without alpha."""
@@ -113,8 +110,6 @@ def value_loss(q: Tensor, normalize: bool) -> Tensor:
 @dataclass(frozen=True)
 class QChunkingConfig(OffPolicyConfig):
     """Settings of Q-chunking. The numbers of critics and candidates are settings of the policy."""
-
-    aggregate: Literal["mean", "min"] = "mean"  # of the target critics
 
 
 class QChunking(ActorCritic):
@@ -144,8 +139,7 @@ class QChunking(ActorCritic):
         )
         action, _ = select_by_q(self.policy.judge, following, proposals)
         q = self.target(following, action)
-        value = q.mean(0) if self.config.aggregate == "mean" else q.amin(0)
-        return torch.addcmul(reward, discount, value)
+        return torch.addcmul(reward, discount, q.mean(0))
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
         return self.policy.base.loss(behaviour(batch, self.policy)).mean()

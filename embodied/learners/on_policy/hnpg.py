@@ -70,10 +70,8 @@ class Hnpg(ppo.Ppo):
     """`update` as in PPO; `set_demonstrations` gets transitions. For single continuous actions."""
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
-        if config.value_clip or config.value_weight != Config.value_weight:
-            raise ConfigError(
-                "value_clip and value_weight have no effect with learner=hnpg: leave them out"
-            )
+        if config.value_weight != Config.value_weight:
+            raise ConfigError("value_weight has no effect with learner=hnpg: leave it out")
         if policy.chunk > 1 or not spec.act.is_continuous:
             raise ConfigError("learner=hnpg needs continuous single actions")
         super().__init__(replace(config, critic_lr=0.0), policy, spec, run)

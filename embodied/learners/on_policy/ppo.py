@@ -58,7 +58,6 @@ class OnPolicyConfig(Acceleration):
     batch_size: Count = 64  # decisions per minibatch; recurrent: of whole sequences, about so many
     gamma: Fraction = 0.99  # discount per environment step
     lam: Fraction = 0.95  # lambda of generalised advantage estimation
-    value_clip: NonNegative = 0.0  # largest change of a value; 0: no limit
     entropy: NonNegative = 0.0  # weight of the entropy bonus
     lr: PositiveFraction = 3e-4  # Adam's learning rate of the policy
     critic_lr: Fraction = 0.0  # Adam's learning rate of the value function; 0: as the policy's
@@ -263,7 +262,7 @@ class Ppo(Learner):
         if config.advantage == "minibatch":
             advantage = normalized(advantage, weight)
         policy_loss, log_ratio = clip_loss(log_prob, minibatch["old"], advantage, config.clip)
-        error = value_loss(value, minibatch["value"], minibatch["target"], config.value_clip)
+        error = value_loss(value, minibatch["target"])
         ratio = log_ratio.detach().exp()
         parts = {
             "policy_loss": policy_loss,

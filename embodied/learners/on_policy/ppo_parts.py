@@ -60,14 +60,9 @@ def clip_loss(
     return -torch.minimum(ratio * advantage, held * advantage), log_ratio
 
 
-def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Half the squared error, elementwise; with `clip` > 0 the maximum of it and the error of the
-    value clipped to `old` +- `clip`."""
-    error = (value - target).square()
-    if clip:
-        held = old + (value - old).clamp(-clip, clip)
-        error = torch.maximum(error, (held - target).square())
-    return 0.5 * error
+def value_loss(value: Tensor, target: Tensor) -> Tensor:
+    """Half the squared error, elementwise."""
+    return 0.5 * (value - target).square()
 
 
 def normalized(advantage: Tensor, share: Tensor) -> Tensor:
