@@ -242,7 +242,6 @@ NONSENSE = [
     ("td3", "target_delay", 0),
     ("dsac_t", "delay", 0),
     ("flashsac", "atoms", 1),
-    ("dsrl_na", "distil", 0),
     ("dsrl_na", "actor_share", 1.5),
     ("iql", "expectile", 0.0),
     ("iql", "expectile", 1.0),

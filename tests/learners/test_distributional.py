@@ -12,7 +12,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import under
 from embodied.learners.critics import Critic, Support, cross_entropy
 from embodied.learners.off_policy.dsac_t import DsacT, distribution, huber, loss_weights, value_loss
-from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
+from embodied.learners.off_policy.flashsac import Flashsac
 from tests.builders import SPEC, make_learner, make_policy, still, transitions
 
 
@@ -210,11 +210,8 @@ def test_rewards_are_scaled_by_the_mean_return() -> None:
 
 
 def test_the_entropy_sought() -> None:
-    """That of N(0, 0.15^2): log(0.15 * 4.1327) = -0.478 per action element, or what is given."""
-    assert target_entropy(Config()) == pytest.approx(-0.4782, abs=1e-4)
+    """That of N(0, 0.15^2): log(0.15 * 4.1327) = -0.478 per action element."""
     assert make_flashsac().entropy == pytest.approx(2 * -0.4782, abs=1e-3)
-    assert target_entropy(Config(target_entropy=-1.0)) == -1.0
-    assert math.isclose(make_flashsac(target_entropy=-1.0).entropy, -2.0)
 
 
 def test_both_halves_of_a_pass_share_their_statistics() -> None:

@@ -244,9 +244,8 @@ def test_value_loss_by_hand() -> None:
     torch.testing.assert_close(q.grad, torch.full((3,), -1 / 9))
 
 
-@pytest.mark.parametrize("aggregate", ["mean", "min"])
-def test_the_target_follows_the_one_step_policy(aggregate: str) -> None:
-    learner = make_fql(hidden=(), aggregate=aggregate)
+def test_the_target_follows_the_one_step_policy() -> None:
+    learner = make_fql(hidden=())
     torch.nn.init.constant_(learner.policy.net[-1].bias, 1.0)  # some actions are cut off
     slopes(learner.target, [1.0, -2.0])
     following, reward = {"state": torch.randn(8, 1)}, torch.arange(8.0)
@@ -254,10 +253,9 @@ def test_the_target_follows_the_one_step_policy(aggregate: str) -> None:
     torch.manual_seed(2)
     action = learner.policy(following, torch.randn(8, 1))[:, 0].clamp(-1, 1)
     assert action.max() == 1.0 and action.min() < 1.0
-    value = -0.5 * action if aggregate == "mean" else torch.minimum(action, -2 * action)
     torch.manual_seed(2)
     backup = learner._backup(reward, discount, following)
-    torch.testing.assert_close(backup, reward + discount * value)
+    torch.testing.assert_close(backup, reward - discount * 0.5 * action)
 
 
 def test_the_three_terms_by_hand() -> None:
@@ -425,11 +423,8 @@ def test_only_executed_steps_are_imitated(source: str) -> None:
     assert (imitated.int().diff(dim=1) <= 0).all()  # from the first one on
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "of"), [("mean", lambda a: 4 * a), ("min", lambda a: torch.minimum(2 * a, 6 * a))]
-)
-def test_learning_critics_choose_and_their_averages_value(aggregate: str, of: Any) -> None:
-    learner = make_qchunk(hidden=(), n=4, aggregate=aggregate)
+def test_learning_critics_choose_and_their_averages_value() -> None:
+    learner = make_qchunk(hidden=(), n=4)
     slopes(learner.critic, [-1.0, -1.0])  # the smallest action is the best
     slopes(learner.target, [2.0, 6.0])
     following, reward = {"state": torch.randn(6, 1)}, torch.arange(6.0)
@@ -440,7 +435,7 @@ def test_learning_critics_choose_and_their_averages_value(aggregate: str, of: An
     ]
     torch.manual_seed(4)
     backup = learner._backup(reward, discount, following)
-    torch.testing.assert_close(backup, reward + discount * of(candidates.amin(1)))
+    torch.testing.assert_close(backup, reward + discount * 4 * candidates.amin(1))
     assert candidates.amin(1).max() < candidates.amax(1).min()
 
 
