@@ -1,11 +1,9 @@
 """Acceleration: what makes an update faster and changes its results by rounding only.
 
-Whoever builds a learner puts it around that learner, once, after moving it to its device:
+Losses are compiled, the update is recorded as CUDA graphs, or native code takes the place of the
+PyTorch code. Whoever builds a learner puts it around that learner, after moving it to its device:
 
     learner = accelerate(build(node, Learner, ...).to(device), native=True)
-
-Losses are compiled, the update is recorded as CUDA graphs, or native code takes the place of the
-PyTorch code. A learner's own file is only its losses, optimisers and `update`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from embodied.learners.learner import Learner
 
 NATIVE = ("embodied.learners.off_policy.td3.Td3", "embodied.learners.on_policy.ppo.Ppo")
 """The classes that `embodied.learners.native` equals; names, as most runs need none of them."""
-
 AnyLearner = TypeVar("AnyLearner", bound=Learner)
 
 
@@ -56,10 +53,8 @@ class RecordedStep:
 
 
 def accelerate(learner: AnyLearner, native: bool = False) -> AnyLearner:
-    """Put around `learner`, and around learners inside it, what their settings ask for.
-
-    `native`: use native code too, if `native_obstacle` is None.
-    """
+    """Put around `learner`, and around learners inside it, what their settings ask for; `native`:
+    use native code too, if `native_obstacle` is None."""
     for part in learner.modules():
         settings = getattr(part, "config", None)
         if isinstance(part, Learner) and isinstance(settings, Acceleration):

@@ -1,9 +1,9 @@
 """ActorCritic: base class of off-policy actor-critic methods (SAC, TD3, ...).
 
-It provides target critics with Polyak averaging, the temperature of maximum-entropy methods, and
-delayed actor updates:
-
     theta' <- theta' + tau (theta - theta'),   L_alpha = -log alpha E (log pi(a|s) + H)
+
+Each transition has its own discount d (gamma^k, 0 after a termination), so action chunks and n-step
+returns need no special code in the methods.
 """
 
 from __future__ import annotations
@@ -110,9 +110,8 @@ class ActorCritic(Learner):
         return loss, self.support.mean(q.detach()).mean()
 
     def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
-        """Further terms of the critics' loss, a scalar, from the transitions and the critics'
-        output `q` [E, N] (categorical: logits [E, N, atoms]). None by default; a hook for
-        subclasses (Cal-QL)."""
+        """Further terms of the critics' loss, a scalar, from transitions and the critics' output
+        `q` [E, N] (categorical: logits [E, N, atoms]). A hook: none by default."""
         return 0.0
 
     def critic_step(self, batch: Tensors, tau: float = 0.0) -> dict[str, Tensor]:
@@ -126,10 +125,8 @@ class ActorCritic(Learner):
     def soft_actor_step(
         self, batch: Tensors, fixed: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """One gradient step of the policy and one of the temperature.
-
-        `fixed`: parameters of the critic that evaluates the actions (None: those of `critic`).
-        """
+        """One gradient step of the policy and one of the temperature; `fixed`: parameters of the
+        critic that evaluates the actions (None: those of `critic`)."""
         with frozen(self.critic_params if fixed is None else fixed):
             loss, log_prob = self._actor_loss(batch)
             self.descend("actor", loss)
@@ -153,10 +150,7 @@ class ActorCritic(Learner):
 
 
 class DelayedActorCritic(ActorCritic):
-    """Actor-critic with delayed policy updates (SAC, TD3, DSAC-T, FlashSAC); counts its updates.
-
-    `_step(..., act, batch)` does one update; `act`: with a step of the policy.
-    """
+    """Actor-critic with delayed policy updates (SAC, TD3, DSAC-T, FlashSAC); counts its updates."""
 
     counters = ("updates",)
 
@@ -189,7 +183,6 @@ def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
 def temperature_gradient(log_prob: Tensor, target: float) -> Tensor:
     """The gradient of -log alpha mean(log pi + H) with respect to log alpha.
 
-    Unlike the gradient of -alpha mean(log pi + H), it does not vanish with alpha. With the latter,
-    40% more updates were needed: Adam's second moments are dominated by the large first gradients.
+    With that of -alpha mean(log pi + H), which vanishes with alpha, 40% more updates were needed.
     """
     return -(log_prob + target).mean()

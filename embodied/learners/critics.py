@@ -1,10 +1,9 @@
 """Critics: ensembles of action-value functions Q(s, a), and state-value functions V(s).
 
 Critics may use observations that the policy does not have (`critic/*`, `privileged/*`). A critic's
-output may be a categorical distribution of returns (C51; Bellemare, Dabney and Munos, 2017):
-probabilities of fixed atoms. The Bellman backup moves every atom, z -> r + d z, clips it to the
-support and splits its probability between the two neighbouring atoms, which preserves the mean. The
-critic is trained with cross entropy, whose gradient is bounded for any value error.
+output may be a categorical distribution of returns (C51; Bellemare, Dabney and Munos, 2017). The
+Bellman backup moves every atom, z -> r + d z, clips it to the support and splits its probability
+between the two neighbouring atoms, which preserves the mean.
 """
 
 from __future__ import annotations
@@ -26,12 +25,9 @@ from embodied.policies.networks.encoders import Encoder
 
 
 class Critic(QFunction):
-    """Q-function: an encoder and an ensemble of `n` MLPs. Returns Q-values [n, N] for observations
-    [N, ...] and actions [N, size]; with `out` > 1 (a distribution of returns), [n, N, out].
-
-    The encoder uses all observations, including `critic/*` and `privileged/*`, or only those listed
-    in `obs`. Raises ConfigError for a name that the environment does not have.
-    """
+    """Q-function: an encoder of all observations, or of those in `obs`, and an ensemble of `n` MLPs.
+    Returns Q-values [n, N] for observations [N, ...] and actions [N, size]; with `out` > 1 (a
+    distribution of returns) [n, N, out]."""
 
     def __init__(
         self,
@@ -180,10 +176,7 @@ class Support:
 
     def __post_init__(self) -> None:
         if self.count < 2 or not self.low < self.high:
-            raise ValueError(
-                f"a support needs low < high and at least 2 atoms, got low={self.low}, "
-                f"high={self.high}, {self.count} atoms"
-            )
+            raise ValueError(f"a support needs low < high and at least 2 atoms, got {self}")
 
     def atoms(self, device: torch.device | str = "cpu") -> Tensor:
         """The values [K] of the atoms."""

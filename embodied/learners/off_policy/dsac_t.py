@@ -17,8 +17,7 @@ converges to about 0.68 of the true value. form="squares" is the equation of the
     L_i = S_i^2 E [ (Q_i - y_q)^2 / 2 / (sigma_i^2 + 0.1)
                     + sigma_i (sigma_i^2 - (Q_i - y_b)^2) / (sigma_i^3 + 0.1) ]
 
-The policy, the temperature and all targets are updated every `delay` (2) updates. Each transition
-has its own discount d (gamma^k, 0 after a termination).
+The policy, the temperature and all targets are updated every `delay` (2) updates.
 """
 
 from __future__ import annotations

@@ -6,9 +6,6 @@ RLPD (Ball et al., 2023): LayerNorm, half of every batch from demonstrations.
     y   = r + d (min_{i in M} Q'_i(s', a') - alpha log pi(a'|s')),   a' ~ pi(.|s')
     L_Q = sum_i E (Q_i(s, a) - y)^2
     L_pi = E (alpha log pi(a~|s) - Q(s, a~)),   L_alpha = -alpha E (log pi(a~|s) + H)
-
-Each transition has its own discount d (gamma^k, 0 after a termination), so action chunks and n-step
-returns need no special code here.
 """
 
 from __future__ import annotations
@@ -84,8 +81,7 @@ class Sac(DelayedActorCritic):
         return loss, q.detach().mean()
 
     def drawn(self, obs: Tensors) -> tuple[Tensor, Tensor]:
-        """Actions [N, size] of the policy and what the temperature weighs, [N]: their
-        log-densities. A hook for subclasses."""
+        """Actions [N, size], and what the temperature weighs, [N]: log-densities. A hook."""
         return draw(self.policy, obs)
 
     @torch.no_grad()
@@ -110,7 +106,6 @@ class Sac(DelayedActorCritic):
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
     def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
-        """lambda log rho(a|s), [N], of a prior rho over actions: added to their values in the
-        policy's loss and, with `entropy_in_backup`, in the critics' target. None by default; a hook
-        for subclasses."""
+        """lambda log rho(a|s), [N], of a prior rho over actions, added to values in the policy's
+        loss and, with `entropy_in_backup`, in the critics' target. A hook: none by default."""
         return 0.0

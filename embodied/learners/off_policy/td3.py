@@ -6,9 +6,7 @@
     y   = r + d min_i Q'_i(s', a~)
     L_Q = sum_i E (Q_i(s, a) - y)^2,   L_mu = -E Q_1(s, mu(s))
 
-The policy and its target are updated every `policy_delay` critic updates. Each transition has its
-own discount d (gamma^k, 0 after a termination), so action chunks and n-step returns need no special
-code here.
+The policy and its target are updated every `policy_delay` critic updates.
 
 **FastTD3** (Seo et al., 2025), for many parallel environments: critics predict a distribution over
 `atoms` and are trained by cross entropy on that of the target critic with the smaller mean; the
@@ -140,8 +138,8 @@ class Td3(DelayedActorCritic):
         return -(value + self.prior(obs, action)).mean()
 
     def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
-        """lambda log rho(a|s), [N], of a prior rho over actions: added to the value of the policy's
-        actions in its loss. None by default; a hook for subclasses."""
+        """lambda log rho(a|s), [N], of a prior rho over actions, added to values in the policy's
+        loss. A hook: none by default."""
         return 0.0
 
     def fit(self, transitions: Tensors) -> None:

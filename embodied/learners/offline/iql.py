@@ -9,7 +9,7 @@ the target of Q uses V, and the policy is extracted by advantage-weighted regres
 
 `imitation` is the policy's own loss, so any policy with a loss can be extracted: with
 policy=gaussian policy.imitate=nll it is the paper's -log pi(a|s); deterministic and flow policies
-use regression losses. Each transition has its own discount d (gamma^k, 0 after a termination).
+use regression losses.
 """
 
 from __future__ import annotations
