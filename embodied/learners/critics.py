@@ -25,7 +25,7 @@ from embodied.policies.networks.encoders import Encoder
 
 
 class Critic(QFunction):
-    """Q-function: an encoder of all observations, or of those in `obs`, and an ensemble of `n` MLPs.
+    """Q-function: an encoder of all observations, or of `obs`, and an ensemble of `n` MLPs.
     Returns Q-values [n, N] for observations [N, ...] and actions [N, size]; with `out` > 1 (a
     distribution of returns) [n, N, out]."""
 

@@ -24,14 +24,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive
-from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -39,10 +38,9 @@ from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo_parts import (
-    HasDivergence,
-    StochasticPolicy,
     clip_norm,
     normalized,
+    require_divergence,
     value_loss,
 )
 from embodied.nn.optim import Adam
@@ -67,11 +65,7 @@ class Mdpo(ppo.Ppo):
     form."""
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
-        if not isinstance(policy, HasDivergence) or not isinstance(policy, StochasticPolicy):
-            raise ConfigError(
-                "MDPO needs a policy whose KL divergence is known in closed form: "
-                "policy=diagonal_gaussian or policy=categorical"
-            )
+        require_divergence(policy)
         super().__init__(cast(ppo.Config, config), policy, spec, run)
         self.before = copy.deepcopy(policy).requires_grad_(False)  # pi_k
         self.groups: dict[str, list[Tensor]] = {
@@ -121,10 +115,9 @@ class Mdpo(ppo.Ppo):
         if self.config.advantage == "minibatch":
             advantage = normalized(advantage, torch.full_like(advantage, 1 / advantage.numel()))
         log_prob, entropy = self._evaluate_actions(table)
-        policy: Any = self.policy
         parts = {
             "policy_loss": -((log_prob - table["old"]).exp() * advantage).mean(),
-            "kl": policy.kl(under(table, "obs"), self.before).mean(),
+            "kl": self.policy.kl(under(table, "obs"), self.before).mean(),
             "entropy": entropy.mean(),
         }
         loss = parts["policy_loss"] + parts["kl"] / self.t - self.config.entropy * parts["entropy"]

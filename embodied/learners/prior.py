@@ -101,12 +101,12 @@ class PpoConfig(PriorConfig, ppo.Config):
 
 
 class PpoPrior(ppo.Ppo):
-    """`update` as in PPO, for policies without memory."""
+    """`update` as in PPO."""
+
+    takes_memory = False
 
     def __init__(self, config: PpoConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
-        if self.recurrent:
-            raise ConfigError("learner=ppo_prior needs a policy without memory")
         if config.prior_decay and not run.decisions:
             raise ConfigError(f"prior_decay={config.prior_decay:g} needs the length of the run")
         self.prior_policy = prior_of(config, policy, spec)

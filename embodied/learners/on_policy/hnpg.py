@@ -69,14 +69,14 @@ class SampledValue(nn.Module):
 class Hnpg(ppo.Ppo):
     """`update` as in PPO; `set_demonstrations` gets transitions. For single continuous actions."""
 
+    takes_memory = False
+
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if config.value_weight != Config.value_weight:
             raise ConfigError("value_weight has no effect with learner=hnpg: leave it out")
         if policy.chunk > 1 or not spec.act.is_continuous:
             raise ConfigError("learner=hnpg needs continuous single actions")
         super().__init__(replace(config, critic_lr=0.0), policy, spec, run)
-        if self.recurrent:
-            raise ConfigError("learner=hnpg needs a policy without memory")
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_params: list[Tensor] = list(self.critic.parameters())
         self.target_params: list[Tensor] = list(self.target.parameters())

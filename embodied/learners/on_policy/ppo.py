@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -83,6 +83,7 @@ class Ppo(Learner):
 
     data = "on_policy"
     usual_policy = "diagonal_gaussian"
+    takes_memory: ClassVar[bool] = True
     value: Any  # of states: Value, or RecurrentValue with a policy that has a memory
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
@@ -92,13 +93,15 @@ class Ppo(Learner):
                 "this learner needs a policy with log-probabilities: policy=diagonal_gaussian or "
                 "policy=categorical"
             )
+        self.recurrent = isinstance(policy, RecurrentPolicy)
+        if self.recurrent and not self.takes_memory:
+            raise ConfigError("this learner needs a policy without memory")
         if config.schedule in ("linear", "cosine") and not run.decisions:
             raise ConfigError(f"schedule={config.schedule} needs the length of the run")
         self.total = run.decisions
         self.done = 0
         # Steps of a chunk beyond `execute` are not executed and do not affect the reward.
         self.played = None if run.execute is None else run.execute * spec.act.size
-        self.recurrent = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
         self.actor_stats = ObservationStats(policy.encoder)
         self.critic_stats = ObservationStats(self.value.encoder)

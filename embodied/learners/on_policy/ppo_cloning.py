@@ -60,6 +60,7 @@ class CloneConfig(ppo.Config):
 class CloningPpo(Ppo):
     """PPO with BC steps on the losses of `_clone_loss`."""
 
+    takes_memory = False
     optimizer_name: ClassVar[str]
     _clone_loss: Callable[[], Tensor]
 
@@ -109,10 +110,6 @@ class PpoDemos(CloningPpo):
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
-        if self.recurrent or not hasattr(policy, "loss"):
-            raise ConfigError(
-                "this learner needs a policy without memory and with an imitation loss"
-            )
         self.register_buffer("free", torch.ones(()))  # 0 during critic-only updates
         self.shown: Tensors | None = None
         self.updates = 0
@@ -140,7 +137,7 @@ class PpoDemos(CloningPpo):
     def _clone_loss(self) -> Tensor:
         assert self.shown is not None
         index = torch.randint(tt.length(self.shown), (self.config.bc_batch_size,))
-        return self.policy.loss(tt.to(take(self.shown, index), self.free.device)).mean()  # type: ignore[attr-defined]
+        return self.policy.loss(tt.to(take(self.shown, index), self.free.device)).mean()
 
     def _total(self, parts: dict[str, Tensor]) -> Tensor:
         policy = parts["policy_loss"] - self.config.entropy * parts["entropy"]
@@ -182,8 +179,6 @@ class PpoRapid(CloningPpo):
 
     def __init__(self, config: RapidConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
-        if self.recurrent:
-            raise ConfigError("this learner needs a policy without memory, not a recurrent one")
         self.best = EpisodeBuffer(config.size, config.weights)
         self.open: list[Episode] = []  # the running episode of each parallel env
 

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import distributed
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import merge_moments
 from embodied.nn.optim import Adam
@@ -233,6 +235,15 @@ class HasDivergence(Protocol):
     def kl(self, obs: Tensors, other: Any) -> Tensor:
         """KL(self || other) at each observation, [n], in nats."""
         ...
+
+
+def require_divergence(policy: Policy) -> None:
+    """ConfigError for a policy whose divergence from another one is not known."""
+    if not isinstance(policy, HasDivergence) or not isinstance(policy, StochasticPolicy):
+        raise ConfigError(
+            "this learner needs a policy whose KL divergence is known in closed form: "
+            "policy=diagonal_gaussian or policy=categorical"
+        )
 
 
 @runtime_checkable
