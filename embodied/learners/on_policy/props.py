@@ -24,6 +24,7 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive, PositiveFraction
+from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
@@ -31,6 +32,7 @@ from embodied.learners.learner import RunPlan, frozen
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo_parts import clip_loss, require_divergence
 from embodied.nn.optim import Adam
+from embodied.policies.encoded import MlpPolicy
 
 FIT_LR = 0.05  # Adam's, for the fit of the sampling error
 
