@@ -18,8 +18,6 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner, RunPlan, frozen
 from embodied.learners.off_policy.sac import Sac
 from embodied.learners.off_policy.td3 import Td3
-from embodied.learners.offline.iql import Iql
-from embodied.learners.offline.rebrac import Rebrac
 from embodied.policies.gaussian import Gaussian
 from tests.builders import SPEC, make_policy
 from tests.contract.test_learner import batch_for, make, node
@@ -117,13 +115,6 @@ def test_parameters_are_trainable_again_after_an_error() -> None:
 allow("tests")
 
 
-class Absolute(Iql):
-    """IQL whose values are the median of Q."""
-
-    def value_loss(self, best: Tensor, value: Tensor) -> Tensor:
-        return (best - value).abs().mean()
-
-
 class MirrorSac(Sac):
     """SAC with its own policy of before as the prior (mirror descent)."""
 
@@ -134,24 +125,11 @@ class MirrorSac(Sac):
         return self.weight * self.before.log_prob(obs, action.clamp(-0.999, 0.999))
 
 
-class LowTd3(Td3):
-    """TD3 whose critics are pushed down at random actions, and whose policy is held near 0.3."""
-
-    low, near = 0.0, 0.0
-
-    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor:
-        action = torch.rand_like(batch["action"]) * 2 - 1
-        return self.low * self.critic(under(batch, "obs"), action).mean()
+class NearTd3(Td3):
+    """TD3 whose policy is held near 0.3."""
 
     def prior(self, obs: Tensors, action: Tensor) -> Tensor:
-        return -self.near * (action - 0.3).square().sum(1)
-
-
-class Elsewhere(Rebrac):
-    """ReBRAC that is held near 0.3, wherever the data are."""
-
-    def actor_penalty(self, batch: Tensors, action: Tensor) -> Tensor:
-        return self.config.actor_bc * (action - 0.3).square().sum(1).mean()
+        return -100.0 * (action - 0.3).square().sum(1)
 
 
 def make_hooks(kind: type[Any], policy: str, **settings: Any) -> Any:
@@ -171,13 +149,6 @@ def batch_of(n: int = 16, seed: int = 0) -> Tensors:
         "discount": torch.full((n,), 0.9),
         "next_obs/state": states[1],
     }
-
-
-def test_the_value_loss_of_iql_can_be_replaced() -> None:
-    learner, batch = make_hooks(Absolute, "deterministic.Deterministic"), batch_of()
-    obs = under(batch, "obs")
-    gap = learner.target(obs, batch["action"]).amin(0), learner.value(obs)
-    assert torch.equal(learner._loss(batch)[0][0], learner.value_loss(*gap))
 
 
 def trained(kind: type[Sac], weight: float) -> tuple[list[Tensor], float]:
@@ -203,33 +174,12 @@ def test_a_prior_without_weight_is_plain_sac_and_with_weight_holds_the_policy() 
     assert moved_less < moved / 2
 
 
-def test_further_critic_terms_and_a_prior_of_td3() -> None:
-    lows = []
-    for low in (0.0, 5.0):
-        learner = make_hooks(LowTd3, "deterministic.Deterministic", critic_lr=1e-2)
-        learner.low, learner.near = low, 100.0
-        for seed in range(60):
-            learner.update(batch_of(seed=seed))
-        lows.append(learner.critic(under(batch_of(), "obs"), batch_of()["action"]).mean().item())
-    assert lows[1] < lows[0] - 0.5
-    learner = make_hooks(LowTd3, "deterministic.Deterministic", actor_lr=1e-2)
-    learner.near = 100.0
+def test_a_prior_of_td3() -> None:
+    learner = make_hooks(NearTd3, "deterministic.Deterministic", actor_lr=1e-2)
     for _ in range(200):
         learner._actor_step(batch_of())
     action = learner.policy(under(batch_of(), "obs"))
     assert (action - 0.3).abs().max() < 0.1
-
-
-def test_the_penalty_of_rebrac_can_be_another_distance() -> None:
-    """One state, data at 0.8 and -0.8: ReBRAC comes to their mean."""
-    side = torch.where(torch.arange(16) % 2 == 0, 0.8, -0.8)[:, None]
-    batch = batch_of() | {"obs/state": torch.zeros(16, 3), "action": side.expand(16, 2)}
-    for kind, end in ((Rebrac, 0.0), (Elsewhere, 0.3)):
-        settings = {"actor_bc": 100.0, "critic_bc": 0.0, "actor_lr": 1e-2}
-        learner = make_hooks(kind, "deterministic.Deterministic", **settings)
-        for _ in range(600):
-            learner._actor_step(batch)
-        assert (learner.policy(under(batch, "obs"))[0] - end).abs().max() < 0.1
 
 
 NONSENSE = [

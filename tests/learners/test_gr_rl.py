@@ -25,7 +25,7 @@ from embodied.learners.offline.critic_progress import (
 )
 from embodied.learners.offline.rebrac import Rebrac
 from embodied.training.logger import read_metrics
-from tests.builders import LINE, exit_of, make_learner, make_policy, node_of, still, transitions
+from tests.builders import LINE, exit_of, make_learner, make_policy, node_of, transitions
 from tests.learners.finetune.test_expo import made
 
 STEP, GAMMA = 0.05, 0.95
@@ -174,27 +174,6 @@ def test_noise_is_free_within_the_shell() -> None:
     assert penalty > 0
     torch.manual_seed(1)
     torch.testing.assert_close(learner._actor_loss(state)[0], free + penalty)
-
-
-def test_the_penalty_holds_the_noise_in_the_shell() -> None:
-    """The value rises with every action; without a penalty the noise goes to the bound."""
-    sizes = {}
-    for weight in (0.0, 5.0):
-        settings: dict[str, Any] = {
-            "actor_lr": 3e-3,
-            "critic_lr": 3e-3,
-            "initial_temperature": 1e-4,
-        }
-        learner = made(shell_weight=weight, shell=0.25, atoms=21, **settings)
-        for _ in range(150):
-            action = torch.rand(64, 2) * 2 - 1
-            reward = (action.sum(1) + 2) / 4
-            learner.update(still(torch.zeros(64, 2), action, reward))
-        state = {"state": torch.zeros(1, 2)}
-        with torch.no_grad():
-            u = learner.actor.act(state, {}, learner.actor.sample_noise(1))[0].squeeze(1)
-        sizes[weight] = (2.0 * u).square().mean().item()
-    assert sizes[5.0] < 0.5 < sizes[0.0], sizes
 
 
 def rows_of(*numbers: int) -> Tensors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -190,31 +189,6 @@ def test_cloning_fades(kind: str) -> None:
         learner.update(played(learner))
     assert steps == [3, 2, 2, 1]  # round(4 (1 - 24 k / 120)): 3.2, 2.4, 1.6, 0.8, and none
     assert remaining(100, fade=0.0, total=0) == 1
-
-
-def go_on(learner: Any, other: Any) -> None:
-    """Take over the state after an update; then the same updates lead to the same state."""
-    batches = [played(make()) for _ in range(4)]
-    learner.update(batches[0])
-    other.set_state(copy.deepcopy(learner.get_state()))
-    for each in (learner, other):
-        for seed, batch in enumerate(batches[1:]):
-            torch.manual_seed(seed)
-            each.update(batch)
-    mine, theirs = learner.state_dict(), other.state_dict()
-    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
-def test_it_goes_on_exactly() -> None:
-    """With episodes in the air, as a checkpoint keeps it, into a learner of another seed."""
-    learner, other = make(), make(seed=3)
-    go_on(learner, other)
-    assert any(map(len, learner.open)) and len(learner.best)
-    assert learner.best.scores == other.best.scores and learner.best.number == other.best.number
-    assert str(learner.get_state()["best"]) == str(other.get_state()["best"])
-    learner, other = make_shown(), make_shown()  # in the middle of its warm-up
-    go_on(learner, other)
-    assert learner.updates == other.updates == 4
 
 
 @pytest.mark.parametrize("target", ["ppo_cloning.PpoRapid", "ppo_cloning.PpoDemos"])

@@ -118,19 +118,6 @@ def test_every_critic_step_sees_its_own_slice(monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(average.detach(), expected)
 
 
-def test_the_actor_step_leaves_the_critics_alone() -> None:
-    learner = make()
-    before = [weight.detach().clone() for weight in learner.critic_params]
-    policy = [weight.detach().clone() for weight in learner.policy.parameters()]
-    learner.soft_actor_step(batch_of(4))
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.critic_params, strict=True))
-    assert all(weight.grad is None and weight.requires_grad for weight in learner.critic_params)
-    moved = [
-        not torch.equal(a, b) for a, b in zip(policy, learner.policy.parameters(), strict=True)
-    ]
-    assert all(moved)
-
-
 def test_actor_objective() -> None:
     """With critics Q1 = a and Q2 = -3 a the mean falls with a; the minimum is best at a = 0."""
     spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
