@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
@@ -44,23 +45,19 @@ class Source(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Relabel:
     """The transitions of `source` with the rewards of `reward`; the stored one is `env_reward`."""
 
-    def __init__(self, source: Source, reward: Callable[[Tensors], Tensor]) -> None:
-        self.source = source
-        self.reward = reward
+    source: Source
+    reward: Callable[[Tensors], Tensor]
 
     def __len__(self) -> int:
         return len(self.source)
 
     def sample(self, n: int) -> Tensors:
-        transitions = self.source.sample(n)
-        return {
-            **transitions,
-            "reward": self.reward(transitions),
-            ENV_REWARD: transitions["reward"],
-        }
+        rows = self.source.sample(n)
+        return {**rows, "reward": self.reward(rows), ENV_REWARD: rows["reward"]}
 
 
 class Mixture:
@@ -160,13 +157,11 @@ class RandomShift:
 
     def sample(self, n: int) -> Tensors:
         rows = self.source.sample(n)
-        return {
-            key: self._shifted(value) if key in self.keys else value for key, value in rows.items()
+        return rows | {
+            key: random_shift(images.flatten(0, -4), self.pad).view(images.shape)
+            for key, images in rows.items()
+            if key in self.keys
         }
-
-    def _shifted(self, images: Tensor) -> Tensor:
-        """Images [..., H, W, C], each with its own offset."""
-        return random_shift(images.flatten(0, -4), self.pad).view(images.shape)
 
 
 def augmented(source: Source, spec: Spec, pad: int) -> Source:

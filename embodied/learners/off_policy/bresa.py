@@ -98,16 +98,13 @@ class Held(Sac):
     held_steps: int
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        action = batch["action"]
         following = under(batch, "next_obs")
-        q = self.critic(under(batch, "obs"), action)
-        reward = batch["reward"]
-        discount = batch["discount"]
-        new = self._backup(reward, discount, following)
+        q = self.critic(under(batch, "obs"), batch["action"])
+        new = self._backup(batch["reward"], batch["discount"], following)
         with torch.no_grad():
-            same = reward + discount * self.target(following, action).amin(0)
-        backup = same + (new - same) / self.held_steps
-        return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
+            value = self.target(following, batch["action"]).amin(0)
+            same = batch["reward"] + batch["discount"] * value
+        return self.critic_error(batch, q, same + (new - same) / self.held_steps)
 
 
 class Bresa(Learner):
@@ -168,10 +165,10 @@ class Bresa(Learner):
             raise ConfigError(
                 "this environment reports no violations: env=contact_maze or env=fr3_channel"
             )
-        chosen = batch["action"][:, : self.policy.base.spec.act.size]
-        metrics = (
-            self.task.update({**batch, "action": chosen}) if self.config.task_run is None else {}
-        )
+        metrics: Tensors = {}
+        if self.config.task_run is None:
+            chosen = batch["action"][:, : self.policy.base.spec.act.size]
+            metrics = self.task.update({**batch, "action": chosen})
         transitions = self._risk_transitions(self._single(batch))
         self._remember(transitions)
         slots = (torch.rand(self.extra, device=self.seen.device) * self.stored).long()
@@ -230,11 +227,10 @@ class Bresa(Learner):
         logits = policy.risk_logits(seen, action)
         weight = self._risk_weights(transitions["violated"])
         risk = torch.sigmoid(logits)
-        loss = (
-            cross_entropy(logits, target, weight)
-            if self.config.calibrated
-            else critic_loss(risk, target, weight)
-        )
+        if self.config.calibrated:
+            loss = cross_entropy(logits, target, weight)
+        else:
+            loss = critic_loss(risk, target, weight)
         self.descend("risk", loss)
         soft_update(self.target_params, self.critic_params, self.config.risk_tau)
         ordinary, bad = risk.detach().amax(0).split([self.batch_size, self.extra])
