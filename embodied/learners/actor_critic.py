@@ -107,7 +107,11 @@ class ActorCritic(Learner):
         if self.support is None:
             return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
         loss = cross_entropy(q, backup) + self.critic_terms(batch, q)
-        return loss, self.support.mean(q.detach()).mean()
+        return loss, self.values(q.detach()).mean()
+
+    def values(self, q: Tensor) -> Tensor:
+        """Expected values [E, N] of the critics' output `q` [E, N] or [E, N, atoms]."""
+        return q if self.support is None else self.support.mean(q)
 
     def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
         """Further terms of the critics' loss, a scalar, from transitions and the critics' output

@@ -140,8 +140,7 @@ class DsrlNa(ActorCritic):
 
     def _actor_loss(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         u, log_prob = draw(self.actor, obs)
-        value = self.noise_critic(obs, u)
-        value = (value if self.support is None else self.support.mean(value)).amin(0)
+        value = self.values(self.noise_critic(obs, u)).amin(0)
         loss = actor_loss(value, log_prob, self.alpha)
         if self.config.shell_weight:
             loss = loss + self.config.shell_weight * self.beyond_shell(u).mean()

@@ -131,10 +131,8 @@ class Td3(DelayedActorCritic):
     def _actor_loss(self, batch: Tensors) -> Tensor:
         obs = under(batch, "obs")
         action = self.policy(obs)
-        if self.support is None:
-            value = self.critic(obs, action, 1)
-        else:
-            value = self.support.mean(self.critic(obs, action)).amin(0)
+        first = 1 if self.support is None else None
+        value = self.values(self.critic(obs, action, first)).amin(0)
         return -(value + self.prior(obs, action)).mean()
 
     def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
@@ -166,11 +164,11 @@ class Mex(Td3):
         self.promise = q.new_zeros(())
         if not self.config.optimism:
             return 0.0
-        known = self._values(q)
+        known = self.values(q)
         if self.config.raised == "data":
             promise = known.mean(1).sum()
         else:
-            others = self._values(self.critic.each(under(batch, "obs"), self._proposals(batch)))
+            others = self.values(self.critic.each(under(batch, "obs"), self._proposals(batch)))
             rivals = torch.cat([known[..., None], others[..., 1:]], 2)
             promise = promised(others[..., 0], rivals)
         self.promise = promise.detach()
@@ -179,10 +177,6 @@ class Mex(Td3):
     def critic_step(self, batch: Tensors, tau: float = 0.0) -> Tensors:
         metrics = super().critic_step(batch, tau)
         return {**metrics, "promise": self.promise}
-
-    def _values(self, q: Tensor) -> Tensor:
-        """Values of the critics' outputs, which are distributions where there are atoms."""
-        return q if self.support is None else self.support.mean(q)
 
     @torch.no_grad()
     def _proposals(self, batch: Tensors) -> Tensor:

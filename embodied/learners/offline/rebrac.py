@@ -83,8 +83,9 @@ class Rebrac(td3.Td3):
         obs = under(batch, "obs")
         action = self.policy(obs)
         q = self.critic(obs, action, 1 if self.config.value == "first" else None)
-        q = (q if self.support is None else self.support.mean(q)).amin(0)
-        return behaved_loss(q + self.prior(obs, action), self.actor_penalty(batch, action))
+        return behaved_loss(
+            self.values(q).amin(0) + self.prior(obs, action), self.actor_penalty(batch, action)
+        )
 
     def actor_penalty(self, batch: Tensors, action: Tensor) -> Tensor:
         """What holds the policy's `action` [N, size] near the data, a scalar: beta_a times the mean
