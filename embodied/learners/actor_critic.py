@@ -38,8 +38,8 @@ class OffPolicyConfig(Acceleration):
 
 
 @dataclass(frozen=True)
-class TemperatureConfig:
-    """The temperature of maximum-entropy methods."""
+class SoftConfig(OffPolicyConfig):
+    """The settings of maximum-entropy methods."""
 
     temperature_lr: Fraction = 3e-4  # Adam's learning rate of log alpha; 0: alpha stays
     initial_temperature: Positive = 1.0  # alpha at the start, in units of the reward
@@ -86,7 +86,7 @@ class ActorCritic(Learner):
             "actor": Adam(self.actor_params, config.actor_lr, weight_decay=weight_decay),
         }
         if target_entropy is not None:
-            assert isinstance(config, TemperatureConfig)
+            assert isinstance(config, SoftConfig)
             self.entropy = target_entropy
             self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
             self.optims["temperature"] = Adam([self.log_alpha], config.temperature_lr)

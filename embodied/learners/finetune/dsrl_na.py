@@ -26,23 +26,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import (
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    Number,
-    Positive,
-)
+from embodied.core.bounds import CountOrZero, Fraction, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
-from embodied.learners.actor_critic import (
-    ActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-    draw,
-)
+from embodied.learners.actor_critic import ActorCritic, SoftConfig, actor_loss, draw
 from embodied.learners.critics import CriticConfig, Support, cross_entropy, ensemble
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
@@ -53,7 +41,7 @@ STEERABLE = 1e-3  # minimum std of the base's actions over its noise, in units o
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
+class Config(SoftConfig, CriticConfig):
     """Settings of DSRL-NA. With sparse rewards, start the temperature far below the reward or leave
     `entropy_in_backup` false."""
 

@@ -29,12 +29,7 @@ from embodied.core.bounds import Count, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import (
-    ActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-)
+from embodied.learners.actor_critic import ActorCritic, SoftConfig, actor_loss
 from embodied.learners.imitation import behaviour
 from embodied.learners.learner import soft_update
 from embodied.nn.optim import Adam
@@ -43,7 +38,7 @@ from embodied.policies.wrappers.edit import Edit
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, TemperatureConfig):
+class Config(SoftConfig):
     """Settings of EXPO. The numbers of critics and candidates are settings of the policy."""
 
     utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions

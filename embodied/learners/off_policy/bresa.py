@@ -37,14 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from embodied.core.bounds import (
-    Bound,
-    Count,
-    CountOrZero,
-    Fraction,
-    Number,
-    PositiveFraction,
-)
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Number, PositiveFraction
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy

@@ -35,13 +35,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import (
-    DelayedActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-    draw,
-)
+from embodied.learners.actor_critic import DelayedActorCritic, SoftConfig, actor_loss, draw
 from embodied.learners.critics import Critic
 from embodied.learners.learner import soft_update
 from embodied.policies.gaussian import Gaussian
@@ -52,7 +46,7 @@ NEAR = 3.0  # samples are clipped to so many standard deviations
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, TemperatureConfig):
+class Config(SoftConfig):
     """Settings of DSAC-T. Each of the three refinements has a switch: `expected`, `twin`, `adjust`;
     without `adjust` the bound is `bound` and w_i = 1 / (sigma_i^2 + 0.1)."""
 

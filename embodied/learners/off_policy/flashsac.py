@@ -34,13 +34,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import (
-    DelayedActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-    draw,
-)
+from embodied.learners.actor_critic import DelayedActorCritic, SoftConfig, actor_loss, draw
 from embodied.learners.critics import Support, cross_entropy
 from embodied.learners.learner import soft_update
 from embodied.policies.block_gaussian import BlockGaussian, Blocks
@@ -48,7 +42,7 @@ from embodied.policies.networks.encoders import Encoder
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, TemperatureConfig):
+class Config(SoftConfig):
     batch_size: Count = 512  # transitions per critic step
     tau: PositiveFraction = 0.01  # step of the target critics towards the trained ones
     width: Count = 256  # units of the critics' residual blocks

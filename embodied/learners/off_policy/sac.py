@@ -21,19 +21,13 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import (
-    DelayedActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-    draw,
-)
+from embodied.learners.actor_critic import DelayedActorCritic, SoftConfig, actor_loss, draw
 from embodied.learners.critics import CriticConfig, critic_loss, ensemble
 from embodied.policies.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
+class Config(SoftConfig, CriticConfig):
     utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
     subset: Count = 2  # critics, drawn at random, whose minimum is the target (REDQ)
     target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element
