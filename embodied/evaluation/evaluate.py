@@ -225,12 +225,7 @@ def _play(
 
 @torch.no_grad()
 def film(
-    policy: Policy,
-    env: VecEnv,
-    episodes: int,
-    seed: int,
-    row: int = 0,
-    execute: int | None = None,
+    policy: Policy, env: VecEnv, episodes: int, seed: int, row: int = 0, execute: int | None = None
 ) -> Tensor:
     """Frames [T, H, W, 3] (uint8) of the first episode of parallel env `row`: the one that
     `evaluate` runs with the same environment, episodes and seed."""

@@ -17,12 +17,7 @@ from embodied.core.tensors import Tensors, take
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import transitions as recorded_transitions
 from embodied.learners.critics import Critic
-from embodied.learners.offline.critic_progress import (
-    Config,
-    CriticProgress,
-    keeps_progress,
-    value,
-)
+from embodied.learners.offline.critic_progress import Config, CriticProgress, keeps_progress, value
 from embodied.learners.offline.rebrac import Rebrac
 from embodied.training.logger import read_metrics
 from tests.builders import LINE, exit_of, make_learner, make_policy, node_of, transitions
