@@ -40,10 +40,8 @@ class Config:
 
 class HindsightReplayBuffer(ReplayBuffer):
     """A ReplayBuffer of the single steps of `env`, an environment with goals (`core.env.HasGoals`).
-
     The B transitions of a step lie side by side, so that an episode is every B-th position. Where a
-    step terminated for another reason than its goal (a fall), it terminates with every goal.
-    """
+    step terminated for another reason than its goal (a fall), it terminates with every goal."""
 
     needs_steps: ClassVar[bool] = True
     extra_bytes: ClassVar[int] = 5

@@ -32,11 +32,9 @@ class Config:
 
 
 class MemmapReplayBuffer(ReplayBuffer):
-    """A ReplayBuffer on disk; sampled batches are moved to `device`.
-
-    A checkpoint stores only the write position, not the transitions. Resuming is exact as long as
-    the folder still exists and the ring buffer has not wrapped around since the checkpoint.
-    """
+    """A ReplayBuffer on disk; sampled batches are moved to `device`. A checkpoint stores only the
+    write position, not the transitions. Resuming is exact as long as the folder still exists and
+    the ring buffer has not wrapped around since the checkpoint."""
 
     def __init__(
         self,

@@ -53,11 +53,9 @@ class NStepBuffer:
         self.slot = torch.empty(0, dtype=torch.int64)  # [B]: where each env's next decision is put
 
     def push(self, rows: Tensors, closed: Tensor | None, ended: Tensor) -> Tensors:
-        """Add the decisions `rows` that finished in parallel envs `closed` (None: all) [k].
-
-        Returns the transitions whose n-step returns are complete. `ended` [B] (bool): the episodes
-        that end now, whose decisions are finished.
-        """
+        """Add the decisions `rows` that finished in parallel envs `closed` (None: all) [k]. Returns
+        the transitions whose n-step returns are complete. `ended` [B] (bool): the episodes that end
+        now, whose decisions are finished."""
         if not rows:
             return rows
         kept = {k: v for k, v in rows.items() if not k.startswith("next_obs/")}
@@ -153,11 +151,9 @@ class TrajectoryColumns:
         self.who = [who[at] for who, at in zip(self.who, kept, strict=True)]
 
     def push(self, rows: Tensors, closed: Tensor | None, ended: Tensor) -> Tensors:
-        """Add transitions `rows` that finished in parallel envs `closed` (None: all).
-
-        Returns, episode by episode, the completed transitions of parallel envs that `ended` [B]
-        (bool); possibly none.
-        """
+        """Add transitions `rows` that finished in parallel envs `closed` (None: all). Returns,
+        episode by episode, the completed transitions of parallel envs that `ended` [B] (bool);
+        possibly none."""
         if rows:
             every = torch.arange(len(ended), device=ended.device)
             self.held.append(rows)
@@ -212,11 +208,9 @@ class SuccessBuffer:
         return self.kept.sample(n) if len(self.kept) else self.otherwise.sample(n)
 
     def push(self, rows: Tensors, closed: Tensor | None, success: Tensor, ended: Tensor) -> None:
-        """Add the transitions that one step of B parallel envs finished.
-
-        `rows`: transitions (possibly none) of parallel envs `closed` (None: all, in order).
-        `success` [B], `ended` [B] (bool): whether the goal was reached, and the episode ended.
-        """
+        """Add the transitions that one step of B parallel envs finished. `rows`: transitions
+        (possibly none) of parallel envs `closed` (None: all, in order). `success` [B], `ended` [B]
+        (bool): whether the goal was reached, and the episode ended."""
         if len(self.count) != len(ended):
             self.count = torch.zeros(len(ended), dtype=torch.int64, device=ended.device)
             self.won = torch.zeros_like(ended)

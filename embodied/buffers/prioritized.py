@@ -32,9 +32,8 @@ class Config:
 
 
 class SumTree:
-    """A sum tree with `size` non-negative leaves; every inner node is the sum of FAN children.
-
-    A large FAN makes the tree shallow, so that a batch needs few vectorised operations."""
+    """A sum tree with `size` non-negative leaves; every inner node is the sum of FAN children. A
+    large FAN makes the tree shallow, so that a batch needs few vectorised operations."""
 
     FAN = 32
 

@@ -63,10 +63,8 @@ class ReplayBuffer:
         return free_bytes(self.device), "memory" if self.device.type == "cpu" else "GPU memory"
 
     def add(self, rows: Tensors) -> None:
-        """Store transitions `rows` [n, ...], overwriting the oldest.
-
-        Raises ValueError if keys or shapes differ from those of stored transitions.
-        """
+        """Store transitions `rows` [n, ...], overwriting the oldest. Raises ValueError if keys or
+        shapes differ from those of stored transitions."""
         n = tt.length(rows)
         if not self._here:
             self._allocate(rows)
@@ -81,11 +79,9 @@ class ReplayBuffer:
             self._write(tt.each(rows, lambda leaf: leaf[head:]), n - head)
 
     def sample(self, n: int) -> Tensors:
-        """`n` transitions, uniformly with replacement, by the device's default generator.
-
-        float32 leaves are views of one new [n, F] matrix and not contiguous: flatten them with
-        `reshape`, not `view`.
-        """
+        """`n` transitions, uniformly with replacement, by the device's default generator. float32
+        leaves are views of one new [n, F] matrix and not contiguous: flatten them with `reshape`,
+        not `view`."""
         return self.take(self.drawn(n))
 
     def drawn(self, n: int) -> Tensor:
@@ -127,25 +123,19 @@ class ReplayBuffer:
         return part.reshape(len(index), *self._packed[place][1])
 
     def settle(self, index: Tensor, error: Tensor) -> None:
-        """Set priorities from absolute TD errors `error` [n] of transitions `index` [n].
-
-        Does nothing here: sampling is uniform.
-        """
+        """Set priorities from absolute TD errors `error` [n] of transitions `index` [n]. Does
+        nothing here: sampling is uniform."""
 
     def follow(self, step: Step) -> None:
         """The newest transitions, one of each parallel env in their order, are those of `step`.
-
-        Does nothing here, as does `end_episodes`: the episodes of transitions do not matter.
-        """
+        Does nothing here, as does `end_episodes`: the episodes of transitions do not matter."""
 
     def end_episodes(self, ended: Tensor) -> None:
         """The running episodes of parallel envs `ended` [B] (bool) have no further transitions."""
 
     def get_state(self) -> dict[str, Any]:
-        """The stored transitions (copied) in storage order, and the write position.
-
-        Pictures are numbers of their frames, which are numbered in the order of their first use.
-        """
+        """The stored transitions (copied) in storage order, and the write position. Pictures are
+        numbers of their frames, which are numbered in the order of their first use."""
         every = torch.arange(self.size, device=self.device)
         rows = tt.each(self._stored(every), lambda leaf: leaf.contiguous())
         frames: Tensors = {}

@@ -61,11 +61,9 @@ class Relabel:
 
 
 class Mixture:
-    """Interleaves transitions of several sources, so that minibatch slices keep the fractions.
-
-    With fractions (1/2, 1/2) the sources alternate; in general the pattern repeats every `period`
-    transitions, and any slice whose length is a multiple of `period` has the exact fractions.
-    """
+    """Interleaves transitions of several sources, so that minibatch slices keep the fractions. With
+    fractions (1/2, 1/2) the sources alternate; in general the pattern repeats every `period`
+    transitions, and any slice whose length is a multiple of `period` has the exact fractions."""
 
     def __init__(self, sources: Sequence[Source], fractions: Sequence[float]) -> None:
         exact = [Fraction(f).limit_denominator(64) for f in fractions]
@@ -103,10 +101,8 @@ class Mixture:
 
 
 def random_shift(images: Tensor, pad: int, generator: torch.Generator | None = None) -> Tensor:
-    """Images [n, H, W, C] of any dtype, each shifted by its own random offset.
-
-    `generator` is on the device of the images (None: torch's default generator).
-    """
+    """Images [n, H, W, C] of any dtype, each shifted by its own random offset. `generator` is on
+    the device of the images (None: torch's default generator)."""
     device, (n, height, width) = images.device, images.shape[:3]
     moved = torch.randint(2 * pad + 1, (2, n, 1), generator=generator, device=device) - pad
     if images.is_cpu and pad < min(height, width):
@@ -123,11 +119,9 @@ def shift_by_index(images: Tensor, moved: Tensor) -> Tensor:
 
 
 def shift_on_cpu(images: Tensor, moved: Tensor) -> Tensor:
-    """`shift_by_index` on a CPU, for shifts smaller than the image, by copying slices in numpy.
-
-    It loops over the images and is still ten times as fast, because it copies whole lines instead
-    of indexing pixels.
-    """
+    """`shift_by_index` on a CPU, for shifts smaller than the image, by copying slices in numpy. It
+    loops over the images and is still ten times as fast, because it copies whole lines instead of
+    indexing pixels."""
     given, (height, width) = images.numpy(), images.shape[1:3]
     made = np.empty_like(given)
     for old, new, dy, dx in zip(given, made, *moved.tolist(), strict=True):
@@ -165,10 +159,8 @@ class RandomShift:
 
 
 def augmented(source: Source, spec: Spec, pad: int) -> Source:
-    """`source` with images shifted by up to `pad` pixels (0: unchanged).
-
-    Raises ConfigError if `pad` > 0 and the observations have no images.
-    """
+    """`source` with images shifted by up to `pad` pixels (0: unchanged). Raises ConfigError if
+    `pad` > 0 and the observations have no images."""
     if not pad:
         return source
     if not any(leaf.is_picture for leaf in spec.obs.values()):

@@ -23,21 +23,17 @@ from embodied.evaluation.statistics import rate
 
 class EpisodeStats:
     """Return, length, success and violations of the running episode of each parallel env.
-
     `reports_success` and `reports_violations` say whether the environment logs `success` and
-    `violated`.
-    """
+    `violated`."""
 
     def __init__(self) -> None:
         self.running: Tensor | None = None
         self.reports_success = self.reports_violations = False
 
     def add(self, step: Step) -> Tensor:
-        """Add one step of every parallel env.
-
-        Returns the sums [4, B] (return, length, steps with success, steps with a violation), this
-        step included; those of episodes that it ended (`step.ended`) are then set to zero.
-        """
+        """Add one step of every parallel env. Returns the sums [4, B] (return, length, steps with
+        success, steps with a violation), this step included; those of episodes that it ended
+        (`step.ended`) are then set to zero."""
         success, violated = step.log.get("success"), step.log.get("violated")
         self.reports_success |= success is not None
         self.reports_violations |= violated is not None
@@ -91,12 +87,9 @@ class EpisodeMeans:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results per episode [N].
-
-    `success` and `violated` are None if the environment does not report them. `change` is the mean
-    change of an action's elements from one step to the next (None where some are choices).
-    `timed_out` marks the episodes that a time limit ended.
-    """
+    """Results per episode [N]. `success` and `violated` are None if the environment does not report
+    them. `change` is the mean change of an action's elements from one step to the next (None where
+    some are choices). `timed_out` marks the episodes that a time limit ended."""
 
     success: Tensor | None
     returns: Tensor
@@ -158,9 +151,7 @@ def evaluate(
 @contextmanager
 def _pausing(env: VecEnv) -> Generator[Callable[[Tensor], None]]:
     """A function that pauses envs [B] (bool), where `env` can do that; all play again afterwards.
-
-    Parallel envs that have played their episodes are not simulated any longer.
-    """
+    Parallel envs that have played their episodes are not simulated any longer."""
     found = find_protocol(env, CanPause)
     if found is None:
         yield lambda rows: None

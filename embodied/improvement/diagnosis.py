@@ -53,12 +53,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Findings:
-    """A diagnosis, and what its report draws.
-
-    `episodes` are those of the policy as it is, one of each initial state; `mean` [R] the outcomes
-    over noise, of the states in which it was varied; `pictures` the first and last frame side by
-    side [H, 2 W, 3] of failures, by what happened.
-    """
+    """A diagnosis, and what its report draws. `episodes` are those of the policy as it is, one of
+    each initial state; `mean` [R] the outcomes over noise, of the states in which it was varied;
+    `pictures` the first and last frame side by side [H, 2 W, 3] of failures, by what happened."""
 
     diagnosis: Diagnosis
     episodes: Evaluation
@@ -162,9 +159,8 @@ def diagnose(
     say: Callable[[str], None] = lambda line: None,
 ) -> Findings:
     """Measure the policy that `make_policy` returns for the spec of the environment `env`.
-
-    `execute`: steps of each chunk that are executed (None: all). `say` gets a line for each part.
-    """
+    `execute`: steps of each chunk that are executed (None: all). `say` gets a line for each
+    part."""
     batches = max(2, -(-config.episodes // config.num_envs))
     made = build(env | {"num_envs": -(-config.episodes // batches)}, VecEnv)
     try:
@@ -427,11 +423,9 @@ def thirds(values: Tensor) -> tuple[Tensor, tuple[float, float]]:
 
 
 def regions(columns: Mapping[str, Tensor], outcomes: Tensor) -> tuple[Region, ...]:
-    """The numbers `columns` [S] of the initial states on whose third the outcomes [S] depend.
-
-    The largest difference between two thirds has to be larger than chance makes one of all
-    differences that are looked at, with a probability of 5% (Bonferroni).
-    """
+    """The numbers `columns` [S] of the initial states on whose third the outcomes [S] depend. The
+    largest difference between two thirds has to be larger than chance makes one of all differences
+    that are looked at, with a probability of 5% (Bonferroni)."""
     limit = NormalDist().inv_cdf(1 - 0.05 / (2 * 3 * max(1, len(columns))))
     deviation = outcomes.double().std(correction=0).item()
     found: list[Region] = []

@@ -351,9 +351,7 @@ class Improver:
 
     def left_behind(self, chosen: Leg) -> str:
         """Write the chosen policy as a run folder; returns it. A policy server stays where it is.
-
-        The learner's state goes with it, for what needs a critic; it is not resumed.
-        """
+        The learner's state goes with it, for what needs a critic; it is not resumed."""
         if is_address(chosen.policy):
             return chosen.policy
         folder, saved = self.out / "policy", Path(chosen.policy)

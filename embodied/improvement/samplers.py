@@ -45,10 +45,8 @@ def best_sampler(
     until: float = math.inf,
 ) -> tuple[Sampler, Score]:
     """The sampler with the highest lower end of its interval, and its score; `own` has `score`.
-
     `zero`: try zeros in place of the noise too; `until`: the monotonic time (s) after which nothing
-    more is measured. A number of steps for which `measure` raises ConfigError is left out.
-    """
+    more is measured. A number of steps for which `measure` raises ConfigError is left out."""
     best = own
     place = sampler_in(policy)
     steps = None if place is None else steps_of(policy, place)

@@ -100,11 +100,9 @@ class Way(ABC):
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Settings of a training.
-
-    `scales` are settings in units of the action range, by their largest values: where the base's
-    actions change little from step to step (joint positions), they are `CORRECTION` times that.
-    """
+    """Settings of a training. `scales` are settings in units of the action range, by their largest
+    values: where the base's actions change little from step to step (joint positions), they are
+    `CORRECTION` times that."""
 
     words: str  # of `embodied train`; init, env, out, seed and the budget are added
     demos: Literal["needed", "used", "ignored"] = "ignored"  # what it does with demonstrations

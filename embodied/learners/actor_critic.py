@@ -185,8 +185,6 @@ def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
 
 
 def temperature_gradient(log_prob: Tensor, target: float) -> Tensor:
-    """The gradient of -log alpha mean(log pi + H) with respect to log alpha.
-
-    With that of -alpha mean(log pi + H), which vanishes with alpha, 40% more updates were needed.
-    """
+    """The gradient of -log alpha mean(log pi + H) with respect to log alpha. With that of -alpha
+    mean(log pi + H), which vanishes with alpha, 40% more updates were needed."""
     return -(log_prob + target).mean()

@@ -127,9 +127,7 @@ def cosine(lr: float, progress: float) -> float:
 def behaviour(transitions: Tensors, policy: Policy) -> Tensors:
     """Convert transitions with `action` [n, H * A] to the form of `policy.loss`: `action` [n, H, A]
     and `valid` [n, H], the steps that were executed before the episode ended (`executed_steps`).
-
-    ConfigError if the actions are not whole chunks of the policy.
-    """
+    ConfigError if the actions are not whole chunks of the policy."""
     action = transitions["action"]
     shape = policy.spec.act.shape
     if action.shape[1] != policy.chunk * policy.spec.act.size:

@@ -116,11 +116,9 @@ class Learner(nn.Module):
         return cls.rows == "chunks"
 
     def behaviour_policy(self) -> Policy:
-        """The policy that collects the environment steps, asked for once before the first step.
-
-        A learner with another one than `policy` makes it a submodule and changes its parameters in
-        place; evaluation and checkpoints use `policy`.
-        """
+        """The policy that collects the environment steps, asked for once before the first step. A
+        learner with another one than `policy` makes it a submodule and changes its parameters in
+        place; evaluation and checkpoints use `policy`."""
         return self.policy
 
     def adapt_behaviour(self, batch: Tensors) -> None:

@@ -72,10 +72,8 @@ class SacPrior(sac.Sac):
         self.entropy = -config.kl * self.policy.size
 
     def drawn(self, obs: Tensors) -> tuple[Tensor, Tensor]:
-        """Actions [N, size] of the policy, and log pi - log rho of them, [N].
-
-        Both densities are those before squashing, whose Jacobians cancel: no action is clipped.
-        """
+        """Actions [N, size] of the policy, and log pi - log rho of them, [N]. Both densities are
+        those before squashing, whose Jacobians cancel: no action is clipped."""
         mean, log_std = self.policy(obs)
         noise = torch.randn_like(mean)
         u = mean + log_std.exp() * noise

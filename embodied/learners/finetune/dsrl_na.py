@@ -59,9 +59,7 @@ class Config(SoftConfig, CriticConfig):
 
 class DsrlNa(ActorCritic):
     """Each update: one step of the action critics, of the noise critics and of the actor.
-
-    Transitions hold the executed chunk [n, execute * A] as `action`, from any behaviour policy.
-    """
+    Transitions hold the executed chunk [n, execute * A] as `action`, from any behaviour policy."""
 
     data = "off_policy"
     losses = ("_critic_loss", "_actor_loss", "_distil_loss")

@@ -45,10 +45,8 @@ class Config:
 
 class TicketSearch(Learner):
     """`update` takes the newest decisions, in the order of time, and sets the policy's buffers.
-
     `episodes`: of every finished episode its `context` [N, size], `candidate` and `returns` [N];
-    `running` [B]: the same of those that go on, and their discount. All of it is on the CPU.
-    """
+    `running` [B]: the same of those that go on, and their discount. All of it is on the CPU."""
 
     data = "on_policy"
     keeps_stale = True

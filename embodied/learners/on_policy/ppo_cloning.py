@@ -98,10 +98,8 @@ class Config(CloneConfig):
 
 
 class PpoDemos(CloningPpo):
-    """PPO with demonstrations; without a call of `set_demonstrations` it is PPO.
-
-    The first batch, collected before BC, only updates the normalisers.
-    """
+    """PPO with demonstrations; without a call of `set_demonstrations` it is PPO. The first batch,
+    collected before BC, only updates the normalisers."""
 
     rows = "chunks"
     counters = ("updates",)
@@ -271,10 +269,8 @@ class Episode:
 
 
 class EpisodeBuffer:
-    """Buffer of the best episodes' decisions: `table` [n, ...], best first, n at most `size`.
-
-    The last episode may be truncated to fit; it keeps the score of the whole episode.
-    """
+    """Buffer of the best episodes' decisions: `table` [n, ...], best first, n at most `size`. The
+    last episode may be truncated to fit; it keeps the score of the whole episode."""
 
     def __init__(self, size: int, weights: tuple[float, float, float]) -> None:
         self.size = size

@@ -38,11 +38,8 @@ def gae(
     next_value: Tensor,
     lam: float,
 ) -> Tensor:
-    """Advantages [T, B], zero where not `valid`; value targets are advantage + value.
-
-    All arguments are [T, B]; `ended` (bool): the episode ended with this decision (terminated or
-    truncated).
-    """
+    """Advantages [T, B], zero where not `valid`; value targets are advantage + value. All arguments
+    are [T, B]; `ended` (bool): the episode ended with this decision (terminated or truncated)."""
     delta = (reward + discount * next_value - value) * valid
     trace = lam * discount * (valid & ~ended)
     advantage = torch.empty_like(delta)
@@ -84,10 +81,8 @@ Schedule = Literal["constant", "linear", "cosine", "adaptive"]
 
 class LearningRates(nn.Module):
     """The learning rates of several optimisers: `base_lrs` times a common factor `lr_scale`.
-
     `active` [optimisers]: 1, or 0 for a rate of 0. While the first one is 0 (a policy that waits
-    for its critic), its KL divergence says nothing and `adapt` changes nothing.
-    """
+    for its critic), its KL divergence says nothing and `adapt` changes nothing."""
 
     base_lrs: Tensor
     lr_scale: Tensor
