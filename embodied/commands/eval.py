@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from embodied.datasets.mapping import Mapping
     from embodied.evaluation.certificate import Config as CertificateConfig
     from embodied.evaluation.evaluate import Evaluation
-    from embodied.evaluation.worst_case import WorstCase
+    from embodied.evaluation.task_grid import WorstCase
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,6 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     """Evaluate the newest checkpoint of `path`; adds a line to RUN/evaluations.jsonl."""
     from embodied.core import checkpoint
     from embodied.core.atomic_write import write_json
-    from embodied.evaluation.worst_case import FILE
     from embodied.policies.abilities import Smooths
     from embodied.reports import run_report
 
@@ -144,7 +143,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     if asks_worst(node):
         found, policy = worst_of(subject)
         row, metrics = worst_row(subject, found), found.metrics()
-        write_json((out or run) / FILE, found.to_json())
+        write_json((out or run) / WORST, found.to_json())
     else:
         result, policy = evaluated(subject)
         row = result_row(subject, result) | imagined_beside(run, subject, result)
@@ -287,7 +286,7 @@ def worst_of(subject: Subject) -> tuple[WorstCase, Policy]:
     from embodied.core.build import build, parse
     from embodied.core.env import VecEnv
     from embodied.evaluation.evaluate import counting
-    from embodied.evaluation.worst_case import Config, points_of, worst_case
+    from embodied.evaluation.task_grid import Config, points_of, worst_case
 
     node = subject.node
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})

@@ -30,7 +30,7 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.evaluation.evaluate import Evaluation, evaluate
 from embodied.improvement.advice import Diagnosis, Region, Score
-from embodied.improvement.samplers import Sampler, best_sampler, with_steps
+from embodied.improvement.ways import Sampler, best_sampler, with_steps
 
 CALLS = 8  # of the policy that are kept, or up to twice as many, to compare actions there
 EACH = 8  # parallel envs of a call

@@ -40,8 +40,16 @@ from embodied.improvement.race import (
     race,
     shares,
 )
-from embodied.improvement.samplers import Sampler, best_sampler
-from embodied.improvement.ways import Commands, Setup, Way, acting_best, executed, save_run
+from embodied.improvement.ways import (
+    Commands,
+    Sampler,
+    Setup,
+    Way,
+    acting_best,
+    best_sampler,
+    executed,
+    save_run,
+)
 from embodied.policies.remote.address import is_address
 
 TUNING, HELD_OUT = 20_000, 10_000

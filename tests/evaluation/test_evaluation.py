@@ -27,10 +27,17 @@ from embodied.evaluation.statistics import (
     rate,
     wilson,
 )
-from embodied.evaluation.task_grid import FILE, TaskGridEval, grid
-from embodied.evaluation.worst_case import FILE as WORST_FILE
-from embodied.evaluation.worst_case import Config as SearchConfig
-from embodied.evaluation.worst_case import Floats, Found, search, worst_case
+from embodied.evaluation.task_grid import (
+    FILE,
+    Floats,
+    Found,
+    TaskGridEval,
+    grid,
+    search,
+    worst_case,
+)
+from embodied.evaluation.task_grid import WORST as WORST_FILE
+from embodied.evaluation.task_grid import Config as SearchConfig
 from embodied.training.logger import Log, read_metrics
 from embodied.training.train import train
 from tests.builders import make_policy, node_of, run_folder

@@ -30,7 +30,7 @@ from embodied.improvement.diagnosis import (
     thirds,
     with_horizon,
 )
-from embodied.improvement.samplers import sampler_in, with_steps
+from embodied.improvement.ways import sampler_in, with_steps
 from tests.builders import exit_of, make_policy, node_of, run_folder
 
 FAR = 3.0

@@ -17,7 +17,7 @@ from embodied.core.tensors import Tensors, each, nest
 from embodied.learners.critics import ValueConfig
 from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.hnpg import action_values
-from embodied.learners.on_policy.ppo import Ppo
+from embodied.learners.on_policy.ppo import Config, Ppo, PpoShared
 from embodied.learners.on_policy.ppo_cloning import (
     Episode,
     EpisodeBuffer,
@@ -25,7 +25,6 @@ from embodied.learners.on_policy.ppo_cloning import (
     PpoRapid,
     remaining,
 )
-from embodied.learners.on_policy.ppo_shared import Config, PpoShared
 from embodied.learners.on_policy.props import Props, sampling_error
 from embodied.training.collector import Collector
 from embodied.training.logger import Log

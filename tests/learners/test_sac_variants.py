@@ -18,7 +18,7 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.spec import MASK, Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors, each
-from embodied.evaluation.worst_case import Floats
+from embodied.evaluation.task_grid import Floats
 from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy.h2o import even_cross_entropy, gap_term
 from embodied.learners.prior import PriorConfig, prior_of
