@@ -133,6 +133,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     """Evaluate the newest checkpoint of `path`; adds a line to RUN/evaluations.jsonl."""
     from embodied.core import checkpoint
     from embodied.core.atomic_write import write_json
+    from embodied.evaluation.task_grid import WORST
     from embodied.policies.abilities import Smooths
     from embodied.reports import run_report
 
