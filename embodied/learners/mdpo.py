@@ -37,8 +37,8 @@ from embodied.core.tensors import Tensors, under
 from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
+from embodied.learners.on_policy.ppo_cloning import fit_step
 from embodied.learners.on_policy.ppo_parts import (
-    clip_norm,
     normalized,
     require_divergence,
     value_loss,
@@ -68,12 +68,12 @@ class Mdpo(ppo.Ppo):
         require_divergence(policy)
         super().__init__(cast(ppo.Config, config), policy, spec, run)
         self.before = copy.deepcopy(policy).requires_grad_(False)  # pi_k
-        self.groups: dict[str, list[Tensor]] = {
-            "actor": [p for p in policy.parameters() if p.requires_grad],
-            "critic": list(self.value.parameters()),
+        actor, critic = self.lr.base_lrs.tolist()
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        self.optims = {
+            "actor": Adam(trained, actor, eps=ppo.EPS),
+            "critic": Adam(self.value.parameters(), critic, eps=ppo.EPS),
         }
-        rates = zip(self.groups.items(), self.lr.base_lrs.tolist(), strict=True)
-        self.optims = {name: Adam(group, rate, eps=ppo.EPS) for (name, group), rate in rates}
 
     @property
     def t(self) -> float:
@@ -126,12 +126,7 @@ class Mdpo(ppo.Ppo):
 
     def descend(self, name: str, loss: Tensor) -> None:
         """One gradient step on `loss`, clipped to `grad_clip`."""
-        loss.backward()
-        if self.config.grad_clip:
-            parameters = self.groups[name]
-            distributed.average_gradients(parameters)
-            clip_norm([p.grad for p in parameters if p.grad is not None], self.config.grad_clip)
-        self.optims[name].step()
+        fit_step(self.optims[name], loss, self.config.grad_clip)
 
 
 @dataclass(frozen=True)
