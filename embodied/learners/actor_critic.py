@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,7 @@ class ActorCritic(Learner):
 
     losses = ("_critic_loss", "_actor_loss")
     support: Support | None = None
+    given: ClassVar[tuple[str, ...]] = ()  # policies that are trained elsewhere
     critic: Any
     target: Any
     log_alpha: nn.Parameter
@@ -147,10 +148,11 @@ class ActorCritic(Learner):
             yield each(batch, lambda v, at=at: v[at : at + size])
 
     def fit(self, transitions: Tensors) -> None:
-        """Set the normalisers of the policy, the critic and its target from transitions."""
-        self.policy.fit(transitions)
-        self.critic.encoder.fit(transitions)
-        self.target.encoder.fit(transitions)
+        """Set the normalisers of all policies and critics, but for those of `given`."""
+        for name, part in self.named_children():
+            fitted: Any = part if isinstance(part, Policy) else getattr(part, "encoder", None)
+            if fitted is not None and name not in self.given:
+                fitted.fit(transitions)
 
 
 class DelayedActorCritic(ActorCritic):

@@ -157,7 +157,3 @@ class MdpoOffPolicy(sac.Sac):
         loss, log_prob = super()._actor_loss(batch)
         kl = self.policy.kl(under(batch, "obs"), self.before).mean()
         return loss + (self.config.c - self.alpha) * kl, log_prob
-
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.before.fit(transitions)

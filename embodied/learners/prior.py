@@ -66,6 +66,8 @@ class SacConfig(PriorConfig, sac.Config):
 class SacPrior(sac.Sac):
     """`update` as in SAC."""
 
+    given = ("prior_policy",)
+
     def __init__(self, config: SacConfig, policy: Policy, spec: Spec) -> None:
         super().__init__(config, policy, spec)
         self.prior_policy = prior_of(config, policy, spec)

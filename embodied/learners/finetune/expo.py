@@ -107,10 +107,6 @@ class Expo(ActorCritic):
         edited, log_prob = self.online.revise(obs, action, torch.randn_like(action))
         return actor_loss(self.critic(obs, edited).mean(0), log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, transitions: Tensors) -> None:
-        for part in (self.online, self.policy, self.target.encoder):
-            part.fit(transitions)
-
 
 def twin(policy: Edit) -> Edit:
     """A policy with the same edit policy and critics and a frozen copy of the base."""

@@ -147,10 +147,6 @@ class DsacT(DelayedActorCritic):
         q = distribution(self.critic(obs, action))[0].amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.target_policy.fit(transitions)
-
 
 RIM = (0.1, 10.0)  # bounds of the weights w_i in the Huber form
 

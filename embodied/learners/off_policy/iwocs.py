@@ -81,7 +81,3 @@ class Iwocs(sac.Sac):
         flat = self.policy.encoder.flat
         before, after = flat(under(batch, "obs")), flat(under(batch, "next_obs"))
         return self.policy.error(before, batch["action"], after).mean()
-
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.value_target.encoder.fit(transitions)

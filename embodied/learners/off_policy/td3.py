@@ -140,10 +140,6 @@ class Td3(DelayedActorCritic):
         loss. A hook: none by default."""
         return 0.0
 
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.target_policy.fit(transitions)
-
 
 @dataclass(frozen=True)
 class MexConfig(Config):

@@ -143,7 +143,3 @@ class QChunking(ActorCritic):
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
         return self.policy.base.loss(behaviour(batch, self.policy)).mean()
-
-    def fit(self, transitions: Tensors) -> None:
-        self.policy.fit(transitions)
-        self.target.encoder.fit(transitions)

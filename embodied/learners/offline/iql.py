@@ -143,10 +143,6 @@ class ImplicitQ(ActorCritic):
         """The loss of V, a scalar, from `best` = min_i Q'_i(s, a) and `value` = V(s), both [N]."""
         raise NotImplementedError(f"{type(self).__name__} does not implement value_loss")
 
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.value.encoder.fit(transitions)
-
 
 class Iql(ImplicitQ):
     """`ImplicitQ` with the expectile loss."""
