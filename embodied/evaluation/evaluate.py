@@ -141,11 +141,50 @@ def evaluate(
 
     Every parallel env contributes its first episodes, as many as any other, so that short episodes
     (early successes) are not over-represented. The global random state is left unchanged.
-    `each_step` is called with the number of finished episodes after every step.
-    `noise_seed`: of the policy's noise (None: `seed`).
+    `each_step` is called with the number of finished episodes after every step; `noise_seed` is
+    that of the policy's noise (None: `seed`).
     """
+    n, device = env.num_envs, env.device
+    quota = -(-episodes // n)
     with forked(seed if noise_seed is None else noise_seed), _pausing(env) as pause:
-        return _play(policy, env, episodes, seed, execute, each_step, pause)
+        actor, stats = Actor(policy, n, execute), EpisodeStats()
+        obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=device)
+        played = torch.zeros(n, dtype=torch.int64, device=device)
+        table = torch.zeros(quota, n, 6, device=device)
+        continuous = env.spec.act.is_continuous
+        last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
+        quiet = 0  # steps since an episode ended
+        while (played < quota).any():
+            action = actor(obs, first)
+            if continuous:
+                change = change + (action - last).abs().flatten(1).mean(1) * ~first
+                last = action
+            step = env.step(action)
+            require_finite(step.reward, step.next_obs, called(env))
+            obs, first = step.obs, step.ended
+            quiet = 0 if bool(first.any()) else quiet + 1
+            if quiet >= LONGEST:
+                raise ContractError(f"{called(env)}: {endless(LONGEST)}")
+            sums = stats.add(step)
+            mean_change = change / (sums[1] - 1).clamp(min=1)
+            ended = (first & (played < quota)).nonzero().flatten()
+            found = torch.cat([sums, mean_change[None], step.truncated[None].to(sums)])
+            table[played[ended], ended] = found[:, ended].T.float()
+            played[ended] += 1
+            if len(ended):
+                pause(played >= quota)
+            change = change * ~first
+            if each_step is not None:
+                each_step(int(played.sum()))
+    returns, lengths, won, violated, change, late = table.flatten(0, 1)[:episodes].cpu().unbind(1)
+    return Evaluation(
+        won > 0 if stats.reports_success else None,
+        returns,
+        lengths.long(),
+        violated > 0 if stats.reports_violations else None,
+        change if continuous else None,
+        late > 0,
+    )
 
 
 @contextmanager
@@ -160,58 +199,6 @@ def _pausing(env: VecEnv) -> Generator[Callable[[Tensor], None]]:
         yield found.pause
     finally:
         found.pause(torch.zeros(env.num_envs, dtype=torch.bool))
-
-
-def _play(
-    policy: Policy,
-    env: VecEnv,
-    episodes: int,
-    seed: int,
-    execute: int | None,
-    each_step: Callable[[int], None] | None,
-    pause: Callable[[Tensor], None],
-) -> Evaluation:
-    n, device = env.num_envs, env.device
-    quota = -(-episodes // n)
-    actor, stats = Actor(policy, n, execute), EpisodeStats()
-    obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=device)
-    played = torch.zeros(n, dtype=torch.int64, device=device)
-    table = torch.zeros(quota, n, 6, device=device)
-    continuous = env.spec.act.is_continuous
-    last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
-    quiet = 0  # steps since an episode ended
-    while (played < quota).any():
-        action = actor(obs, first)
-        if continuous:
-            change = change + (action - last).abs().flatten(1).mean(1) * ~first
-            last = action
-        step = env.step(action)
-        require_finite(step.reward, step.next_obs, called(env))
-        obs, first = step.obs, step.ended
-        quiet = 0 if bool(first.any()) else quiet + 1
-        if quiet >= LONGEST:
-            raise ContractError(f"{called(env)}: {endless(LONGEST)}")
-        sums = stats.add(step)
-        mean_change = change / (sums[1] - 1).clamp(min=1)
-        ended = (first & (played < quota)).nonzero().flatten()
-        late = step.truncated.to(sums.dtype)
-        found = torch.cat([sums, mean_change[None], late[None]])
-        table[played[ended], ended] = found[:, ended].T.float()
-        played[ended] += 1
-        if len(ended):
-            pause(played >= quota)
-        change = change * ~first
-        if each_step is not None:
-            each_step(int(played.sum()))
-    returns, lengths, won, violated, change, late = table.flatten(0, 1)[:episodes].cpu().unbind(1)
-    return Evaluation(
-        won > 0 if stats.reports_success else None,
-        returns,
-        lengths.long(),
-        violated > 0 if stats.reports_violations else None,
-        change if continuous else None,
-        late > 0,
-    )
 
 
 @torch.no_grad()
