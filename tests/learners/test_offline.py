@@ -21,7 +21,6 @@ from embodied.learners.off_policy.sac import Sac
 from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
 from embodied.learners.offline.flow_q import Fql, QChunking, value_loss
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
-from embodied.nn.fit import fit
 from embodied.training.collector import Collector
 from tests.builders import LINE, SPEC, make_learner, make_policy, node_of, still, transitions
 from tests.learners.bandit import slopes, two_modes
@@ -298,19 +297,6 @@ def test_the_actor_step_leaves_the_critics_alone_and_targets_follow() -> None:
     for old, new, average in zip(before, learner.critic_params, learner.target_params, strict=True):
         assert torch.equal(old, new) and new.grad is None and new.requires_grad
         torch.testing.assert_close(average, 0.7 * (old + 1) + 0.3 * old)
-
-
-def test_without_values_it_distils_the_flow() -> None:
-    """Cloning alone: the one-step network follows the flow through noise."""
-    torch.manual_seed(0)
-    policy = make_fql().policy
-    fit(
-        policy.parameters(), lambda: policy.loss(behaviour(two_modes(64), policy)).mean(), 400, 3e-3
-    )
-    obs, noise = {"state": torch.zeros(200, 1)}, policy.sample_noise(200)
-    gap = policy.act(obs, {}, noise)[0].flatten(1) - policy.teacher(obs, noise)
-    assert gap.square().mean() < 0.02
-    assert policy.teacher(obs, noise).var() > 0.1
 
 
 def test_chunks_that_do_not_fit_are_refused() -> None:
