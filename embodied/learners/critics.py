@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,6 @@ class Critic(QFunction):
         size: int,
         n: int,
         hidden: Sequence[int],
-        *,
         layer_norm: bool = False,
         activation: str = "relu",
         obs: Sequence[str] | None = None,
@@ -85,19 +84,19 @@ class CriticConfig:
 
 
 def ensemble(
-    config: CriticConfig, spec: Spec, size: int, activation: str = "relu", out: int = 1
+    config: Any,
+    spec: Spec,
+    size: int,
+    activation: str = "relu",
+    out: int = 1,
+    n: int | None = None,
+    obs: Sequence[str] | None = None,
 ) -> Critic:
-    """The critics of `config` for actions of `size` numbers, with all observations of `spec`, and
-    `out` numbers each."""
-    return Critic(
-        spec,
-        size,
-        config.critics,
-        config.hidden,
-        layer_norm=config.layer_norm,
-        activation=activation,
-        out=out,
-    )
+    """`n` critics (None: `config.critics`) with the layers of `config`, for actions of `size`
+    numbers; they use the observations `obs` (None: all) and return `out` numbers each."""
+    count = config.critics if n is None else n
+    norm = config.layer_norm
+    return Critic(spec, size, count, config.hidden, norm, activation, obs, out)
 
 
 def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tensor:

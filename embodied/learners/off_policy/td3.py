@@ -45,7 +45,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, Support
+from embodied.learners.critics import Support, ensemble
 from embodied.learners.learner import frozen, soft_update
 from embodied.policies.deterministic import Deterministic
 
@@ -76,16 +76,8 @@ class Td3(DelayedActorCritic):
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, Deterministic):
             raise ConfigError("this learner needs a deterministic policy: policy=deterministic")
-        critic = Critic(
-            spec,
-            policy.size,
-            2,
-            config.hidden,
-            layer_norm=config.layer_norm,
-            activation=config.activation,
-            obs=config.critic_obs,
-            out=max(config.atoms, 1),
-        )
+        out, obs = max(config.atoms, 1), config.critic_obs
+        critic = ensemble(config, spec, policy.size, config.activation, out, n=2, obs=obs)
         decay = config.weight_decay
         super().__init__(config, policy, critic, policy.parameters(), weight_decay=decay)
         self.support = Support(*config.values, config.atoms) if config.atoms else None

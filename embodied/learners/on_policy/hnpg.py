@@ -27,7 +27,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, cat, each, length, nest, take, to, under
-from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.critics import Critic, critic_loss, ensemble
 from embodied.learners.learner import RunPlan, soft_update
 from embodied.learners.on_policy import ppo
 from embodied.nn.optim import Adam, Optimizer
@@ -85,15 +85,8 @@ class Hnpg(ppo.Ppo):
 
     def _critic(self, spec: Spec) -> SampledValue:
         value = self.config.value
-        self.critic = Critic(
-            spec,
-            spec.act.size,
-            self.config.critics,
-            value.hidden,
-            layer_norm=value.layer_norm,
-            activation=value.activation,
-            obs=value.obs,
-        )
+        n, size = self.config.critics, spec.act.size
+        self.critic = ensemble(value, spec, size, value.activation, n=n, obs=value.obs)
         return SampledValue(self.policy, self.critic, self.config.samples)
 
     def set_demonstrations(self, demonstrations: Tensors) -> None:
