@@ -43,7 +43,6 @@ from embodied.learners.on_policy.ppo_parts import (
     require_divergence,
     value_loss,
 )
-from embodied.nn.optim import Adam
 
 LEAST_T = 1e-3  # of t_k, in units of `t`: at the end of a run it would be 0
 
@@ -64,16 +63,12 @@ class Mdpo(ppo.Ppo):
     """As Ppo, with another loss of the policy; for policies whose KL divergence is known in closed
     form."""
 
+    separate = True
+
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         require_divergence(policy)
         super().__init__(cast(ppo.Config, config), policy, spec, run)
         self.before = copy.deepcopy(policy).requires_grad_(False)  # pi_k
-        actor, critic = self.lr.base_lrs.tolist()
-        trained = [p for p in policy.parameters() if p.requires_grad]
-        self.optims = {
-            "actor": Adam(trained, actor, eps=ppo.EPS),
-            "critic": Adam(self.value.parameters(), critic, eps=ppo.EPS),
-        }
 
     @property
     def t(self) -> float:

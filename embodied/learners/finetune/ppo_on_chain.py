@@ -59,7 +59,6 @@ from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import PIECE, piece
 from embodied.learners.on_policy.ppo_parts import clip_loss, normalized, value_loss
-from embodied.nn.optim import Adam
 from embodied.policies.denoising_mdp.chain import DenoisingMDP
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 
@@ -89,6 +88,7 @@ class PpoOnChain(ppo.Ppo):
     """PPO over denoising chains; `part`: elements of each x that were executed (None: all)."""
 
     counters = ("updates",)
+    separate = True  # for updates of the critic only
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if not isinstance(policy, DenoisingMDP):
@@ -100,10 +100,6 @@ class PpoOnChain(ppo.Ppo):
         self.part = self.played
         self.played = None  # the network needs all of x
         self.updates = 0
-        if len(self.optims) == 1:  # critic-only updates need separate optimisers
-            actor = [p for p in policy.parameters() if p.requires_grad]
-            groups = {"actor": actor, "critic": list(self.value.parameters())}
-            self.optims = {name: Adam(g, config.lr, eps=ppo.EPS) for name, g in groups.items()}
 
     def _critic(self, spec: Spec) -> Value:
         value = Value(self.config.value, spec)

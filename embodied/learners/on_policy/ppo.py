@@ -87,6 +87,7 @@ class Ppo(Learner):
     data = "on_policy"
     usual_policy = "diagonal_gaussian"
     takes_memory: ClassVar[bool] = True
+    separate: ClassVar[bool] = False  # optimisers of policy and value, though their rates are equal
     value: Any  # of states: Value, or RecurrentValue with a policy that has a memory
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
@@ -116,7 +117,7 @@ class Ppo(Learner):
         actor = [p for p in policy.parameters() if p.requires_grad]
         critic = list(self.value.parameters())
         self.optims = {"both": Adam([*actor, *critic], rates[0], eps=EPS)}  # one kernel for both
-        if rates[0] != rates[1]:
+        if self.separate or rates[0] != rates[1]:
             pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
             self.optims = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
 
