@@ -21,7 +21,7 @@ from embodied.core.bounds import Count, Fraction, Positive, PositiveFraction
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
-from embodied.learners.critics import Support, critic_loss, cross_entropy
+from embodied.learners.critics import critic_loss, cross_entropy
 from embodied.learners.learner import Learner, frozen, soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
@@ -57,7 +57,7 @@ class ActorCritic(Learner):
     """
 
     losses = ("_critic_loss", "_actor_loss")
-    support: Support | None = None
+    support: Any = None  # Support of categorical critics
     given: ClassVar[tuple[str, ...]] = ()  # policies that are trained elsewhere
     critic: Any
     target: Any

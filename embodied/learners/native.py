@@ -219,7 +219,7 @@ class NativeTd3:
         return NativeTd3(copy.deepcopy(self.learner, memo))
 
     @torch.no_grad()
-    def __call__(self, follows: bool, acts: bool, batch: Tensors) -> Tensors:
+    def __call__(self, follows: bool, act: bool, batch: Tensors) -> Tensors:
         """One update; what it trains besides the critics as in `Td3._step`."""
         optims = self.learner.optims
         self._find()
@@ -227,15 +227,15 @@ class NativeTd3:
         metrics = torch.empty(3)
         places = (native.address(inputs[key]) for key in TD3_INPUTS)
         native.load(TD3).td3_update(
-            ctypes.byref(self._settings(inputs["action"], follows, acts)),
+            ctypes.byref(self._settings(inputs["action"], follows, act)),
             ctypes.byref(Td3Table(*places, *self.norms)),
             ctypes.byref(self.networks),
             ctypes.c_void_p(metrics.data_ptr()),
         )
         optims["critic"].advance(1)
-        if acts:
+        if act:
             optims["actor"].advance(1)
-        names = ("critic_loss", "q_mean", "actor_loss")[: 3 if acts else 2]
+        names = ("critic_loss", "q_mean", "actor_loss")[: 3 if act else 2]
         return dict(zip(names, metrics.unbind(), strict=False))
 
     def _find(self) -> None:

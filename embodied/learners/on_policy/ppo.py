@@ -107,7 +107,7 @@ class Ppo(Learner):
         # Steps of a chunk beyond `execute` are not executed and do not affect the reward.
         self.played = None if run.execute is None else run.execute * spec.act.size
         self.value = self._critic(spec)
-        self.actor_stats = ObservationStats(policy.encoder)
+        self.actor_stats = ObservationStats(self.policy.encoder)
         self.critic_stats = ObservationStats(self.value.encoder)
         self.returns = RewardScaler(config.reward_clip)
         self.estimates: Tensors | None = None if config.scale_rewards else {}
