@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError, give
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
-from embodied.learners.imitation import BehaviorCloning
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.learner import Learner
 from embodied.teachers.teacher import Curriculum, Teacher
 

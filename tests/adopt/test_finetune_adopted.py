@@ -194,7 +194,7 @@ def test_dppo_from_pictures() -> None:
     plain = base.act(obs, {}, noise[:, : policy.size])[0]
     assert torch.equal(policy.act(obs, {}, noise)[0], plain)
     plan = RunPlan(decisions=100)
-    learner = make_learner("finetune.ppo_on_chain.Dppo", policy, plan, warm_up=0, epochs=1)
+    learner = make_learner("finetune.dppo.Dppo", policy, plan, warm_up=0, epochs=1)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
     metrics = learner.update(batch)
     after = policy.state_dict()

@@ -18,7 +18,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.reward import Reward
 from embodied.core.spec import SpecMismatch
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.learners.imitation import BehaviorCloning
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.networks.encoders import Encoder
 from embodied.teachers.tasks.uniform import Uniform

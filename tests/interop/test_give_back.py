@@ -58,7 +58,7 @@ def imitated(policy: Any) -> None:
     n, obs = 8, {f"obs/{k}": leaf.sample(8) for k, leaf in policy.spec.obs.items()}
     action = 0.3 * torch.randn(n, policy.chunk, policy.spec.act.size)
     batch = {**obs, "action": action, "valid": torch.ones(n, policy.chunk, dtype=torch.bool)}
-    learner = make_learner("imitation.BehaviorCloning", policy, lr=1e-3)
+    learner = make_learner("imitation.behavior_cloning.BehaviorCloning", policy, lr=1e-3)
     for _ in range(3):
         learner.update(batch)
 

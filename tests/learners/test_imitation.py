@@ -15,7 +15,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import flags, with_steps
-from embodied.learners.imitation import BehaviorCloning, Config, Recap, cosine
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config, cosine
+from embodied.learners.imitation.recap import Recap
 from embodied.learners.learner import RunPlan
 from embodied.policies.wrappers.advantage_conditioned import (
     LABEL,
@@ -113,7 +114,7 @@ def conditioned(spec: Spec = LINE, **settings: object) -> AdvantageConditioned:
 
 def make_recap(policy: AdvantageConditioned | None = None, **settings: object) -> Recap:
     given = {"hidden": [16], "batch_size": 4, "folds": 2, **settings}
-    return make_learner("imitation.Recap", policy or conditioned(), run=RunPlan(100), **given)
+    return make_learner("imitation.recap.Recap", policy or conditioned(), run=RunPlan(100), **given)
 
 
 def batch_of_recap(n: int = 4) -> Tensors:
@@ -180,7 +181,7 @@ def test_the_value_learns_in_the_first_updates_only() -> None:
         values.append(learner.value.net.weights[0].detach().clone())
     assert not torch.equal(values[0], values[1]) and torch.equal(values[1], values[3])
     with pytest.raises(ConfigError, match="policy=advantage_conditioned"):
-        make_learner("imitation.Recap", make_policy("generative.flow.Flow", LINE))
+        make_learner("imitation.recap.Recap", make_policy("generative.flow.Flow", LINE))
 
 
 def test_guidance_by_hand() -> None:

@@ -229,7 +229,7 @@ def test_moments_are_looked_for_where_they_are_after_some_have_moved() -> None:
 
 
 RECURRENT = node_of("policies.recurrent.Recurrent", width=4, inner={"_target_": GAUSSIAN})
-RAPID = {"_target_": "embodied.learners.on_policy.ppo_cloning.PpoRapid"}
+RAPID = {"_target_": "embodied.learners.on_policy.ppo_rapid.PpoRapid"}
 UNSUPPORTED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "gelu": (make, {}, {"activation": "gelu"}, "linear layers"),
     "layer norm": (make, {"value": {"layer_norm": True}}, {}, "linear layers"),

@@ -15,12 +15,13 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions as recorded_transitions
-from embodied.learners.imitation import behaviour
+from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy.sac import Sac
 from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
-from embodied.learners.offline.flow_q import Fql, QChunking, value_loss
+from embodied.learners.offline.fql import Fql, value_loss
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
+from embodied.learners.offline.qchunking import QChunking
 from embodied.training.collector import Collector
 from tests.builders import LINE, SPEC, make_learner, make_policy, node_of, still, transitions
 from tests.learners.bandit import slopes, two_modes
@@ -230,7 +231,7 @@ def make_fql(chunk: int = 1, **settings: Any) -> Fql:
         "generative.one_step.OneStep", LINE, flow=FLOW, hidden=[32, 32], chunk=chunk
     )
     given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
-    return make_learner("offline.flow_q.Fql", policy, **given)
+    return make_learner("offline.fql.Fql", policy, **given)
 
 
 def test_value_loss_by_hand() -> None:
@@ -321,7 +322,7 @@ def make_qchunk(
         "wrappers.best_of_n.BestOfN", LINE, base=FLOW, critic=critic, n=n, chunk=chunk
     )
     given = {"batch_size": 16, "gamma": GAMMA, **settings}
-    return make_learner("offline.flow_q.QChunking", policy, **given)
+    return make_learner("offline.qchunking.QChunking", policy, **given)
 
 
 class Known(nn.Module):

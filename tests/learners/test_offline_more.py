@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import RunPlan
 from embodied.learners.offline.cpl import contrastive_loss
-from embodied.learners.offline.dual import Divergence, dual_loss, reverse_kl_loss
+from embodied.learners.offline.f_dvl import Divergence, dual_loss, reverse_kl_loss
 from embodied.learners.offline.iql import expectile_loss
 from embodied.learners.offline.uni_o4 import ModelGate
 from embodied.models.dynamics import Dynamics, Fit, Prediction
@@ -70,18 +70,18 @@ def test_normalised_it_does_not_depend_on_the_scale() -> None:
     torch.manual_seed(0)
     best, value = torch.randn(64), torch.randn(64)
     for normalize in (True, False):
-        learner = make("dual.FDvl", normalize=normalize)
+        learner = make("f_dvl.FDvl", normalize=normalize)
         one, other = learner.value_loss(best, value), learner.value_loss(100 * best, 100 * value)
         assert math.isclose(one.item(), other.item(), rel_tol=1e-4) == normalize
 
 
 def test_a_level_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"above 0\.5 and at most 1 with divergence=tv"):
-        make("dual.FDvl", divergence="tv", lam=0.4)
+        make("f_dvl.FDvl", divergence="tv", lam=0.4)
 
 
 def test_the_target_and_the_level_by_hand() -> None:
-    learner = make("dual.Recoil", hidden=(), ended=0.5, gamma=0.9, level=20.0)
+    learner = make("recoil.Recoil", hidden=(), ended=0.5, gamma=0.9, level=20.0)
     batch = transitions(4, ONE) | {"source": torch.tensor([0, 0, 1, 1])}
     batch["discount"] = torch.tensor([0.9, 0.81, 0.9, 0.0])
     for parameter in learner.parameters():
@@ -113,7 +113,7 @@ def chain(n: int) -> Tensors:
 
 def test_what_leads_back_to_the_expert_is_worth_more() -> None:
     rates = {"actor_lr": 3e-3, "critic_lr": 3e-3, "value_lr": 3e-3, "tau": 0.05}
-    learner = make("dual.Recoil", gamma=0.9, level=2.0, lam=0.2, beta=3.0, cosine=False, **rates)
+    learner = make("recoil.Recoil", gamma=0.9, level=2.0, lam=0.2, beta=3.0, cosine=False, **rates)
     torch.manual_seed(0)
     for _ in range(600):
         learner.update(chain(128))
@@ -125,7 +125,7 @@ def test_what_leads_back_to_the_expert_is_worth_more() -> None:
 
 def test_it_needs_two_datasets() -> None:
     with pytest.raises(ConfigError, match=r"demos=\[EXPERT,OTHERS\]"):
-        make("dual.Recoil").fit(transitions(4, ONE) | {"source": torch.zeros(4)})
+        make("recoil.Recoil").fit(transitions(4, ONE) | {"source": torch.zeros(4)})
 
 
 def make_cpl(chunk: int = 1, updates: int = 0, **settings: Any) -> Any:

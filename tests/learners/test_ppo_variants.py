@@ -18,13 +18,9 @@ from embodied.learners.critics import ValueConfig
 from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.hnpg import action_values
 from embodied.learners.on_policy.ppo import Config, Ppo, PpoShared
-from embodied.learners.on_policy.ppo_cloning import (
-    Episode,
-    EpisodeBuffer,
-    PpoDemos,
-    PpoRapid,
-    remaining,
-)
+from embodied.learners.on_policy.ppo_cloning import remaining
+from embodied.learners.on_policy.ppo_demos import PpoDemos
+from embodied.learners.on_policy.ppo_rapid import Episode, EpisodeBuffer, PpoRapid
 from embodied.learners.on_policy.props import Props, sampling_error
 from embodied.training.collector import Collector
 from embodied.training.logger import Log
@@ -49,7 +45,7 @@ def make_variant(target: str, name: str, seed: int = 0, **settings: Any) -> Any:
 
 
 def make(name: str = "categorical", seed: int = 0, **settings: Any) -> PpoRapid:
-    return make_variant("ppo_cloning.PpoRapid", name, seed, **settings)
+    return make_variant("ppo_rapid.PpoRapid", name, seed, **settings)
 
 
 def episode(seen: str, ret: float) -> Episode:
@@ -201,7 +197,7 @@ def test_cloning_fades(kind: str) -> None:
     assert remaining(100, fade=0.0, total=0) == 1
 
 
-@pytest.mark.parametrize("target", ["ppo_cloning.PpoRapid", "ppo_cloning.PpoDemos"])
+@pytest.mark.parametrize("target", ["ppo_rapid.PpoRapid", "ppo_demos.PpoDemos"])
 def test_what_it_does_not_take(target: str) -> None:
     spec = SPECS["normal"]
     with pytest.raises(ConfigError, match="without memory"):
@@ -213,7 +209,7 @@ def test_what_it_does_not_take(target: str) -> None:
 
 def make_shown(name: str = "categorical", rows: int = 40, **settings: Any) -> PpoDemos:
     clone = {"bc_pretrain_steps": 30, "critic_warmup": 1, "bc_steps": 2, **settings}
-    learner: PpoDemos = make_variant("ppo_cloning.PpoDemos", name, **clone)
+    learner: PpoDemos = make_variant("ppo_demos.PpoDemos", name, **clone)
     if rows:
         learner.set_demonstrations(demos(name, rows))
     return learner
@@ -259,7 +255,7 @@ def test_first_it_clones_then_values_learn_then_all(name: str) -> None:
 
 
 def test_a_run_says_what_is_missing(tmp_path: Path) -> None:
-    shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_cloning.PpoDemos"}  # type: ignore[dict-item]
+    shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}  # type: ignore[dict-item]
     node = {**NODE, **PPO, "learner": shown, "teacher": None, "out": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match="demos=DIR"):
         train(node, Log(tmp_path, silent=True))

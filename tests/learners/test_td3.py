@@ -15,8 +15,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.off_policy.td3 import Td3, promised
-from embodied.learners.offline.rebrac import Rebrac, behaved_loss, nearest, tree_of
+from embodied.learners.off_policy.mex import promised
+from embodied.learners.off_policy.td3 import Td3
+from embodied.learners.offline.prdc import nearest, tree_of
+from embodied.learners.offline.rebrac import Rebrac, behaved_loss
 from embodied.nn.optim import Adam
 from tests.builders import LINE, SPEC, make_learner, make_policy, still, transitions
 from tests.learners.bandit import slopes
@@ -290,7 +292,7 @@ def test_the_actor_climbs_the_smaller_critic() -> None:
     assert learner._actor_loss(batch).item() == pytest.approx((-q.mean() / q.abs().mean()).item())
 
 
-def make_mex(target: str = "td3.Mex", **settings: Any) -> Any:
+def make_mex(target: str = "mex.Mex", **settings: Any) -> Any:
     policy = make_policy("deterministic.Deterministic", SPEC, hidden=[16])
     given = {"hidden": [16], "batch_size": 16, **settings}
     return make_learner(f"off_policy.{target}", policy, **given)
@@ -308,7 +310,7 @@ def trained(target: str, **settings: Any) -> tuple[Tensors, Tensors]:
 def test_it_is_td3_without_optimism(atoms: int) -> None:
     td3, _ = trained("td3.Td3", atoms=atoms)
     for optimism, same in ((0.0, True), (0.1, False)):
-        mex, metrics = trained("td3.Mex", atoms=atoms, optimism=optimism)
+        mex, metrics = trained("mex.Mex", atoms=atoms, optimism=optimism)
         assert all(torch.equal(mex[key], td3[key]) for key in td3) == same
         assert (metrics["promise"] == 0) == same
 
@@ -381,7 +383,7 @@ def test_the_nearest_by_tree_and_by_product_is_that_of_all_distances() -> None:
 
 def test_states_are_standardised_and_weighed() -> None:
     """Two transitions, whose states are standardised to -1 and 1 in every element."""
-    learner = make_prdc("rebrac.Prdc", LINE, beta=0.5)
+    learner = make_prdc("prdc.Prdc", LINE, beta=0.5)
     rows = still(torch.tensor([[3.0], [7.0]]), torch.tensor([[0.9], [-0.9]]), torch.zeros(2))
     learner.fit(rows)
     assert learner.points.tolist() == [[-0.5, pytest.approx(0.9)], [0.5, pytest.approx(-0.9)]]
@@ -395,7 +397,7 @@ def test_states_are_standardised_and_weighed() -> None:
 def test_a_large_beta_is_td3_bc() -> None:
     torch.manual_seed(1)
     rows = transitions(64, SPEC)
-    prdc = make_prdc("rebrac.Prdc", SPEC, beta=1e3)
+    prdc = make_prdc("prdc.Prdc", SPEC, beta=1e3)
     other = make_prdc("rebrac.Rebrac", SPEC)
     other.load_state_dict(prdc.state_dict())
     for learner in (prdc, other):
@@ -405,7 +407,7 @@ def test_a_large_beta_is_td3_bc() -> None:
         torch.testing.assert_close(one.grad, two.grad)
 
 
-@pytest.mark.parametrize("kind", ["rebrac.Prdc", "rebrac.Rebrac"])
+@pytest.mark.parametrize("kind", ["prdc.Prdc", "rebrac.Rebrac"])
 def test_it_may_take_an_action_that_the_data_have_elsewhere(kind: str) -> None:
     """The data have -0.5 at one state and 0.5 at the other; the larger action is the better one
     at both. TD3+BC stays near -0.5 where the data are, PRDC with beta 0 does not."""
@@ -422,6 +424,6 @@ def test_it_may_take_an_action_that_the_data_have_elsewhere(kind: str) -> None:
 
 
 def test_prdc_needs_the_data() -> None:
-    learner = make_prdc("rebrac.Prdc", SPEC)
+    learner = make_prdc("prdc.Prdc", SPEC)
     with pytest.raises(ConfigError, match="searches a dataset"):
         learner._actor_loss(transitions(4, SPEC))

@@ -14,8 +14,8 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.improvement.ways import with_steps
-from embodied.learners.imitation import BehaviorCloning
-from embodied.learners.imitation import Config as ModesConfig
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
+from embodied.learners.imitation.behavior_cloning import Config as ModesConfig
 from embodied.learners.learner import RunPlan
 from embodied.nn.networks import Denoiser
 from embodied.policies.generative.act import Act, Config, ensembled, kl

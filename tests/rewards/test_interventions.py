@@ -13,7 +13,7 @@ from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.imitation import HgDagger
+from embodied.learners.imitation.hg_dagger import HgDagger
 from embodied.learners.learner import Learner
 from embodied.policies.scripted.intervener import Config as WatcherConfig
 from embodied.policies.scripted.intervener import Intervener, ProgressIntervener
@@ -126,7 +126,7 @@ def test_what_was_not_a_persons_is_not_cloned() -> None:
     torch.manual_seed(0)
     node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32]}
     policy = build(node, Policy, spec=FAR)
-    target = "embodied.learners.imitation.HgDagger"
+    target = "embodied.learners.imitation.hg_dagger.HgDagger"
     node = {"_target_": target, "batch_size": 64, "lr": 0.01}
     learner = build(node, Learner, policy=policy, spec=FAR)
     assert isinstance(learner, HgDagger)

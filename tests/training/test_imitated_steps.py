@@ -16,8 +16,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.lerobot.writer import EpisodeWriter
-from embodied.learners.imitation import HgDagger
-from embodied.learners.on_policy.ppo_cloning import PpoDemos
+from embodied.learners.imitation.hg_dagger import HgDagger
+from embodied.learners.on_policy.ppo_demos import PpoDemos
 from embodied.policies.scripted.intervener import Intervener
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
@@ -32,8 +32,8 @@ SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1, text=
 PERSON, POLICY = 0.5, -0.9  # their actions
 TAKEN = [False, False, True, True, True, False]  # of each episode: three steps are a person's
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2}
-BC = {"_target_": "embodied.learners.imitation.BehaviorCloning", "batch_size": 64}
-DAGGER = {"_target_": "embodied.learners.imitation.HgDagger", "batch_size": 64}
+BC = {"_target_": "embodied.learners.imitation.behavior_cloning.BehaviorCloning", "batch_size": 64}
+DAGGER = {"_target_": "embodied.learners.imitation.hg_dagger.HgDagger", "batch_size": 64}
 CORRECTED = {
     "_target_": "embodied.rewards.success.interventions.Interventions",
     "pay": "env",
@@ -143,7 +143,7 @@ def test_dagger_does_not_imitate_its_own_policy(tmp_path: Path, mixed: str) -> N
 
 
 def test_ppo_with_demonstrations_imitates_a_persons_steps(tmp_path: Path, mixed: str) -> None:
-    learner = {"_target_": "embodied.learners.on_policy.ppo_cloning.PpoDemos", "horizon": 8}
+    learner = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "horizon": 8}
     policy = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     built = made(tmp_path, "on_policy", learner=learner, policy=policy, demos=mixed).learner
     assert isinstance(built, PpoDemos)

@@ -13,7 +13,7 @@ from embodied.buffers.source import Mixture
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from embodied.learners.imitation import BehaviorCloning
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.off_policy import sac
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
@@ -124,7 +124,7 @@ def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) 
         (
             {
                 "data": "off_policy",
-                "learner": node_of("learners.imitation.BehaviorCloning"),
+                "learner": node_of("learners.imitation.behavior_cloning.BehaviorCloning"),
             },
             "cannot use a replay buffer",
         ),

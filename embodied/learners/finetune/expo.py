@@ -30,7 +30,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, SoftConfig, actor_loss
-from embodied.learners.imitation import behaviour
+from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.wrappers.best_of_n import select_by_q

@@ -29,7 +29,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
 from embodied.learners.critics import CriticConfig, critic_loss, ensemble
-from embodied.learners.imitation import valid_steps
+from embodied.learners.imitation.behavior_cloning import valid_steps
 from embodied.learners.learner import RunPlan, soft_update
 from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam

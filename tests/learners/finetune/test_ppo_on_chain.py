@@ -16,14 +16,10 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
-from embodied.learners.finetune import ppo_on_chain
-from embodied.learners.finetune.ppo_on_chain import (
-    Dppo,
-    PpoOnChain,
-    Reinflow,
-    clip_schedule,
-    fallen,
-)
+from embodied.learners.finetune import dppo
+from embodied.learners.finetune.dppo import Dppo, clip_schedule
+from embodied.learners.finetune.ppo_on_chain import PpoOnChain
+from embodied.learners.finetune.reinflow import Reinflow, fallen
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo import EPS
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
@@ -49,8 +45,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "reinflow": {"_target_": "embodied.policies.denoising_mdp.noisy_flow.NoisyFlow", "base": FLOW},
 }
 LEARNERS = {
-    "dppo": "embodied.learners.finetune.ppo_on_chain.Dppo",
-    "reinflow": "embodied.learners.finetune.ppo_on_chain.Reinflow",
+    "dppo": "embodied.learners.finetune.dppo.Dppo",
+    "reinflow": "embodied.learners.finetune.reinflow.Reinflow",
 }
 
 
@@ -182,7 +178,7 @@ def test_large_batches_are_assessed_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     learner, policy = make("dppo", scale_rewards=False)
     batch = batch_of(policy)
     whole, _ = learner._table(batch, {})
-    monkeypatch.setattr(ppo_on_chain, "PIECE", 7)
+    monkeypatch.setattr(dppo, "PIECE", 7)
     pieces, _ = learner._table(batch, {})
     for key, value in whole.items():
         torch.testing.assert_close(pieces[key], value)
@@ -217,7 +213,7 @@ def test_advantages_are_normalised_before_they_fade(monkeypatch: pytest.MonkeyPa
         given.append(advantage)
         return torch.zeros(2), torch.zeros(2)
 
-    monkeypatch.setattr(ppo_on_chain, "clip_loss", seen)
+    monkeypatch.setattr(dppo, "clip_loss", seen)
     zeros = torch.zeros(2)
     monkeypatch.setattr(learner, "_evaluate_actions", lambda rows: (zeros, zeros))
     monkeypatch.setattr(learner, "_values", lambda rows: zeros)
@@ -257,8 +253,8 @@ def test_wrong_policies_are_refused() -> None:
     spec = SPECS["state"]
     flow, diffusion = (build(POLICIES[name], Policy, spec=spec) for name in ("reinflow", "dppo"))
     with pytest.raises(ConfigError, match="policy=noisy_flow"):
-        make_learner("finetune.ppo_on_chain.Reinflow", diffusion)
-    assert isinstance(make_learner("finetune.ppo_on_chain.Dppo", flow), PpoOnChain)
+        make_learner("finetune.reinflow.Reinflow", diffusion)
+    assert isinstance(make_learner("finetune.dppo.Dppo", flow), PpoOnChain)
 
 
 @pytest.mark.parametrize("name", LEARNERS)

@@ -1,19 +1,6 @@
-"""Imitation: behaviour cloning (BC) of any policy with an imitation loss, HG-DAgger and RECAP.
+"""RECAP: advantage-conditioned imitation of recordings of any quality (pi*0.6).
 
-**BC** with an exponential moving average of the weights, which the policy that acts and is saved
-has; diffusion and flow policies need it (Chi et al., 2023):
-
-    averaged <- ema averaged + (1 - ema) trained
-
-Differences from Diffusion Policy's published code: the decay is (1 + k) / (10 + k) up to `ema`
-after k updates, not 1 - (1 + k)^-0.75; Adam without weight decay or a warm-up of the rate.
-
-**HG-DAgger** (Kelly et al., 2019; DAgger: Ross et al., 2011): BC of demonstrations and human
-interventions during data collection. As it uses no rewards, the policy can be no better than the
-people whose actions it imitates.
-
-**RECAP** (Physical Intelligence, "pi*0.6: a VLA that learns from experience", 2025):
-advantage-conditioned imitation of recordings of any quality. A distributional value
+Physical Intelligence, "pi*0.6: a VLA that learns from experience", 2025. A distributional value
 function is trained on the returns R_t of the episodes, by cross entropy with the return between its
 two nearest atoms. A chunk is labelled by its advantage, N steps ahead,
 
@@ -33,30 +20,21 @@ for all tasks; and an episode's advantages come from a value function that was n
 
 from __future__ import annotations
 
-import copy
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from embodied.core import distributed
-from embodied.core.bounds import (
-    Bound,
-    Count,
-    Fraction,
-    NonNegative,
-    Number,
-    Positive,
-    PositiveFraction,
-)
+from embodied.core.bounds import Bound, Count, Fraction, Number, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy, policies_in
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Support
-from embodied.learners.learner import Learner, RunPlan, soft_update
+from embodied.learners.imitation import behavior_cloning
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning, behaviour
+from embodied.learners.learner import RunPlan
 from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
@@ -67,127 +45,11 @@ from embodied.policies.wrappers.advantage_conditioned import (
     AdvantageConditioned,
 )
 
-SLOWNESS = 0.02  # step of the moving average of RECAP's threshold
+SLOWNESS = 0.02  # step of the moving average of the threshold
 
 
 @dataclass(frozen=True)
-class Config:
-    batch_size: Count = 256  # action chunks per update
-    lr: PositiveFraction = 1e-3  # AdamW's learning rate; a cosine to a tenth of it over the run
-    weight_decay: NonNegative = 1e-6  # of AdamW
-    ema: Annotated[float, Bound(0.0, below=1.0)] = 0.995  # decay of the moving average; 0: none
-    grad_clip: Positive = 10.0  # largest norm of the gradient
-
-
-class BehaviorCloning(Learner):
-    """Behaviour cloning: each update is one AdamW step on the policy's mean imitation loss."""
-
-    data = "offline"
-    usual_policy = "flow"
-    rows = "chunks"
-    counters = ("done",)
-
-    def __init__(self, config: Config, policy: Policy, run: RunPlan) -> None:
-        super().__init__(config)
-        self.online = policy
-        self.policy = copy.deepcopy(policy).requires_grad_(False)
-        decay = config.weight_decay
-        weights = policy.parameters()
-        adam = Adam(weights, config.lr, weight_decay=decay, decoupled=True, local=True)
-        self.optims["adam"] = adam
-        self.done = 0
-        self.total = max(run.updates, 1)
-
-    def loss(self, batch: Tensors) -> Tensor:
-        """The number that an update lowers."""
-        return self.online.loss(batch).mean()
-
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        self.optims["adam"].param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
-        loss = self.loss(batch)
-        loss.backward()
-        distributed.average_gradients(self.online.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)
-        self.optims["adam"].step()
-        self.done += 1
-        ema = min(self.config.ema, (1 + self.done) / (10 + self.done))
-        soft_update(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
-        return {"loss": loss.detach(), "grad_norm": norm}
-
-    def fit(self, transitions: Tensors) -> None:
-        self.online.fit(transitions)
-        self.policy.fit(transitions)
-
-
-def cosine(lr: float, progress: float) -> float:
-    """Cosine decay from `lr` at progress 0 to `lr` / 10 at progress 1, then constant."""
-    return lr * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
-
-
-def behaviour(transitions: Tensors, policy: Policy) -> Tensors:
-    """Convert transitions with `action` [n, H * A] to the form of `policy.loss`: `action` [n, H, A]
-    and `valid` [n, H], the steps that were executed before the episode ended (`executed_steps`).
-    ConfigError if the actions are not whole chunks of the policy."""
-    action = transitions["action"]
-    shape = policy.spec.act.shape
-    if action.shape[1] != policy.chunk * policy.spec.act.size:
-        raise ConfigError(
-            f"transitions hold {action.shape[1] // policy.spec.act.size} steps per decision and "
-            f"policy.chunk is {policy.chunk}: leave execute out, as this learner needs whole chunks"
-        )
-    action = action.reshape(-1, policy.chunk, *shape)
-    return {
-        **{k: v for k, v in transitions.items() if k.startswith("obs/")},
-        "action": action,
-        "valid": valid_steps(transitions, policy.chunk),
-    }
-
-
-def valid_steps(transitions: Tensors, chunk: int) -> Tensor:
-    """Return which steps [n, H] (bool) of the transitions' chunks were executed: all, unless the
-    episode ended within a chunk. With H = 1 there is no `executed_steps` [n]: all are valid."""
-    action = transitions["action"]
-    if chunk == 1:
-        return torch.ones(len(action), 1, dtype=torch.bool, device=action.device)
-    return torch.arange(chunk, device=action.device) < transitions["executed_steps"][:, None]
-
-
-@dataclass(frozen=True)
-class HgDaggerConfig:
-    batch_size: Count = 256  # transitions per update
-    lr: PositiveFraction = 1e-3  # Adam's learning rate
-    gamma: Fraction = 0.99  # discount of the logged rewards; nothing is learned from them
-
-
-class HgDagger(Learner):
-    """Trained from a replay buffer. It imitates the transitions whose `intervened` is true; if a
-    batch has no such column, all of them."""
-
-    data = "off_policy"
-    extra_columns: tuple[str, ...] = ("intervened",)
-
-    def __init__(self, config: HgDaggerConfig, policy: Policy) -> None:
-        super().__init__(config, policy)
-        self.optims["adam"] = Adam(policy.parameters(), config.lr, local=True)
-
-    @classmethod
-    def imitates(cls) -> bool:
-        return True
-
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        action = batch["action"].unflatten(1, (self.policy.chunk, -1))
-        theirs = batch.get("intervened", torch.ones_like(action[:, 0, 0])).to(action)
-        valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
-        errors = self.policy.loss({**batch, "action": action, "valid": valid})
-        loss = (errors * theirs).sum() / theirs.sum().clamp(min=1.0)
-        loss.backward()
-        distributed.average_gradients(self.policy.parameters())
-        self.optims["adam"].step()
-        return {"loss": loss.detach(), "share": theirs.mean()}
-
-
-@dataclass(frozen=True)
-class RecapConfig(Config):
+class Config(behavior_cloning.Config):
     gamma: Fraction = 0.99  # discount per environment step
     n_step: Count = 1  # decisions that an advantage looks ahead
     positive: Annotated[float, Bound(above=0.0, below=1.0)] = 0.4  # share above the threshold
@@ -203,7 +65,7 @@ class DistributionalValue(nn.Module):
     """`folds` distributions of returns, logits [folds, N, atoms] of observations [N, ...]; uses all
     observations, as critics do."""
 
-    def __init__(self, config: RecapConfig, spec: Spec) -> None:
+    def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, asymmetric=True)
         size = self.encoder.size
@@ -224,7 +86,7 @@ class Recap(BehaviorCloning):
     extra_columns: tuple[str, ...] = ("correction", "episode")
     threshold: Tensor  # e, NaN before the first update
 
-    def __init__(self, config: RecapConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if not any(isinstance(part, AdvantageConditioned) for _, part in policies_in(policy)):
             raise ConfigError("learner=recap labels advantages: policy=advantage_conditioned")
         super().__init__(config, policy, run)

@@ -1,7 +1,6 @@
-"""f-DVL and ReCOIL: dual value learning (Sikchi et al., 2024): IQL with other implicit maxima.
+"""f-DVL: dual value learning (Sikchi et al., 2024): IQL with other implicit maxima.
 
-**f-DVL**: regularised RL in its dual form gives a value loss for each f-divergence. With x = min_i
-Q'_i - V,
+Regularised RL in its dual form gives a value loss for each f-divergence. With x = min_i Q'_i - V,
 
     tv              lambda max(x, 0) - (1 - lambda) x             (V: quantile 2 - 1 / lambda)
     chi2            lambda f*(x) - (1 - lambda) x                 (f*: x + x^2 / 4, -1 if x < -2)
@@ -13,35 +12,20 @@ second rising branch below x = -4, which makes V a mean of Q once advantages exc
 depend on the scale of Q: with `normalize` x is divided by its standard deviation in the batch.
 
 Other differences from the paper: squared errors for Q, and V is fitted at the data's actions only.
-
-**ReCOIL**: imitation of a few expert episodes with any others; no reward and no discriminator.
-Expert transitions E have a level of value, and every transition has to be consistent with what
-follows it, at a cost for each step outside of the expert's:
-
-    L_Q = sum_i E_E (Q_i(s, a) - L)^2 + E (Q_i(s, a) - y)^2,   y = -L (1 - d) + d V(s')
-
-over all transitions of the batch, those of the expert included; V and the policy as in f-DVL. The
-cost is that of a return of -L without end. Expert transitions have both targets, which lets values
-flow back to states that lead to the expert's. After a termination (d = 0) the value is `ended` L:
--1 where episodes end by a failure, 1 where they end at the goal.
-
-demos=[EXPERT,OTHERS,...]: the first dataset is the expert's. Recorded rewards are not used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Bound, Positive
+from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
-from embodied.datasets.transitions import SOURCE
 from embodied.learners.learner import RunPlan
 from embodied.learners.offline import iql
 
@@ -96,42 +80,3 @@ def reverse_kl_loss(gap: Tensor, lam: float, exponent: float) -> Tensor:
     z = (gap / lam).clamp(max=exponent)
     top = z.detach().amax().clamp(min=-1)
     return (torch.exp(z - top) - (z + 1) * torch.exp(-top)).mean()
-
-
-@dataclass(frozen=True)
-class RecoilConfig(Config):
-    """Settings of ReCOIL: those of f-DVL, in units of `level`."""
-
-    divergence: Divergence = "reverse_kl"  # which implicit maximum V is
-    lam: Positive = 5.0  # lambda; larger where values drift
-    normalize: bool = False  # divide Q - V by its standard deviation in the batch, in V's loss
-    level: Positive = 200.0  # L, value of the expert's transitions
-    ended: Annotated[float, Bound(-1.0, 1.0)] = -1.0  # value after a termination, in levels
-
-
-class Recoil(FDvl):
-    """`update` as in IQL; the batch's `source` is 0 for the expert's transitions."""
-
-    extra_columns: tuple[str, ...] = (SOURCE,)
-
-    def __init__(self, config: RecoilConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
-        super().__init__(config, policy, spec, run)
-
-    def fit(self, transitions: Tensors) -> None:
-        if not transitions[SOURCE].any():
-            raise ConfigError(
-                "learner=recoil needs others than the expert's: demos=[EXPERT,OTHERS]"
-            )
-        super().fit(transitions)
-
-    def _loss(self, batch: Tensors) -> tuple[Tensor, Tensors]:
-        level = self.config.level
-        discount = batch["discount"]
-        after = (discount == 0) * self.gamma * (1 + self.config.ended)
-        return super()._loss({**batch, "reward": level * (discount - 1 + after)})
-
-    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor:
-        """The squared distance of the expert's values to the level."""
-        expert = (batch[SOURCE] == 0).float()
-        error = (q - self.config.level).square() * expert
-        return (error.sum(1) / expert.sum().clamp(min=1)).sum()

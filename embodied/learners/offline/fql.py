@@ -1,8 +1,7 @@
-"""FQL and Q-chunking: values for a flow policy that imitates, offline and online.
+"""FQL: flow Q-learning (Park et al., 2025), offline and online.
 
-**FQL**, flow Q-learning (Park et al., 2025): a flow policy v is trained by imitation; a one-step
-policy mu is distilled from it and maximises Q. No gradient passes through the flow's integration.
-With z, z' ~ N(0, I):
+A flow policy v is trained by imitation; a one-step policy mu is distilled from it and maximises Q.
+No gradient passes through the flow's integration. With z, z' ~ N(0, I):
 
     y    = r + d mean_i Q'_i(s', clip mu(s', z'))
     L_Q  = sum_i E (Q_i(s, a) - y)^2
@@ -10,22 +9,8 @@ With z, z' ~ N(0, I):
 
 lambda = 1, or 1 / sg mean |Q|, which makes alpha independent of the reward scale. Each transition
 has its own discount d; actions may be chunks, of which the flow imitates the steps that were
-executed. Difference from the published code: the one-step policy's default network is smaller
-(three layers of 256 against four of 512).
-
-**Q-chunking** (QC; Li et al., 2025): values of action chunks, proposed by a BC flow policy. A
-transition holds a chunk a of h steps: R its discounted reward, d = gamma^h (0 after a
-termination).
-
-    a'   = argmax_{i <= N} Q(s', ODE(s', z_i)),   by the trained critics
-    y    = R + d mean_i Q'_i(s', a'),              by the target critics
-    L_Q  = sum_i E (Q_i(s, a) - y)^2,             L_pi = L_flow, on all transitions
-
-Acting uses the same argmax. Chunked actions give unbiased h-step backups and temporally coherent
-exploration. L_pi counts the executed steps of a chunk. Difference from the published code: online,
-a transition begins where a decision did (they begin at any step).
-
-In both, other than in the published code, a chunk that the end of an episode cuts short trains the
+executed. Differences from the published code: the one-step policy's default network is smaller
+(three layers of 256 against four of 512); a chunk that the end of an episode cuts short trains the
 critics too, with its true return and the rest of its plan (they drop it): online a chunk that ends
 with the success may be the only one that is rewarded.
 """
@@ -44,10 +29,9 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
 from embodied.learners.critics import CriticConfig, ensemble
-from embodied.learners.imitation import behaviour
+from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import frozen, soft_update
 from embodied.policies.generative.one_step import OneStep
-from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
 
 
 @dataclass(frozen=True)
@@ -105,41 +89,3 @@ def value_loss(q: Tensor, normalize: bool) -> Tensor:
     """-mean Q, divided by mean |Q| if `normalize`; `q` [N]."""
     scale = 1 / q.detach().abs().mean().clamp(min=1e-6) if normalize else 1.0
     return -scale * q.mean()
-
-
-@dataclass(frozen=True)
-class QChunkingConfig(OffPolicyConfig):
-    """Settings of Q-chunking. The numbers of critics and candidates are settings of the policy."""
-
-
-class QChunking(ActorCritic):
-    """`update` is one critic step and one BC step of the base policy, on the same transitions."""
-
-    data = "offline"
-    uses_executed_steps = True
-    usual_policy = "best_of_n"
-
-    def __init__(self, config: QChunkingConfig, policy: Policy) -> None:
-        if type(policy) is not BestOfN:
-            raise ConfigError("learner=qchunking needs candidate chunks: policy=best_of_n")
-        policy.requires_grad_(True)
-        super().__init__(config, policy, policy.critic, policy.base.parameters())
-
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        metrics = self.critic_step(batch)
-        clone = self._actor_loss(batch)
-        self.descend("actor", clone)
-        soft_update(self.target_params, self.critic_params, self.config.tau)
-        return metrics | {"clone_loss": clone.detach()}
-
-    @torch.no_grad()
-    def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        proposals = self.policy.proposals(
-            following, self.policy.sample_noise(reward.shape[0], True)
-        )
-        action, _ = select_by_q(self.policy.judge, following, proposals)
-        q = self.target(following, action)
-        return torch.addcmul(reward, discount, q.mean(0))
-
-    def _actor_loss(self, batch: Tensors) -> Tensor:
-        return self.policy.base.loss(behaviour(batch, self.policy)).mean()
