@@ -24,8 +24,8 @@ from benchmarks.measure import (
 )
 from benchmarks.peers.plain import PlainSac, PlainTd3
 from benchmarks.sac import ACT, BATCH, OBS, calling, filled, world
-from embodied.buffers.augment import random_shift
 from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.source import random_shift
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.learners.acceleration import accelerate

@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError, parse
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Spec
-from embodied.improvement import diagnosis, diagnosis_page
+from embodied.improvement import diagnosis, pages
 from embodied.improvement.advice import Diagnosis
 from embodied.policies.wrappers.told import with_task
 
@@ -114,7 +114,7 @@ def diagnose(
     found = diagnosis.diagnose(made, node, config, execute, print if verbose else lambda _: None)
     if out is not None:
         name = type(policy).__name__ if folder is None else str(folder)
-        diagnosis_page.write(Path(out), name, node, config, found)
+        pages.write_diagnosis(Path(out), name, node, config, found)
     return found.diagnosis
 
 

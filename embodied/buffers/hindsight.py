@@ -35,17 +35,13 @@ TOLERANCE = 1e-4  # of that comparison, absolute and relative
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of hindsight replay."""
-
     share: Fraction = 0.8  # of a batch whose goals are replaced (0.8: four of five)
 
 
 class HindsightReplayBuffer(ReplayBuffer):
     """A ReplayBuffer of the single steps of `env`, an environment with goals (`core.env.HasGoals`).
-
     The B transitions of a step lie side by side, so that an episode is every B-th position. Where a
-    step terminated for another reason than its goal (a fall), it terminates with every goal.
-    """
+    step terminated for another reason than its goal (a fall), it terminates with every goal."""
 
     needs_steps: ClassVar[bool] = True
     extra_bytes: ClassVar[int] = 5
@@ -95,9 +91,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         self.length[who] = 0
 
     def sample(self, n: int) -> Tensors:
-        if not self.size:
-            raise ValueError("the replay buffer is empty: add transitions before sampling")
-        index = torch.randint(self.size, (n,), device=self.device)
+        index = self.drawn(n)
         rows = self.take(index)
         chosen = evenly(n, self.share).to(self.device)
         if len(chosen):

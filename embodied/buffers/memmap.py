@@ -28,17 +28,13 @@ FORMAT = 2  # of the files
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a replay buffer on disk."""
-
     folder: str | None = None  # of the files (null: `replay` in the run's folder)
 
 
 class MemmapReplayBuffer(ReplayBuffer):
-    """A ReplayBuffer on disk; sampled batches are moved to `device`.
-
-    A checkpoint stores only the write position, not the transitions. Resuming is exact as long as
-    the folder still exists and the ring buffer has not wrapped around since the checkpoint.
-    """
+    """A ReplayBuffer on disk; sampled batches are moved to `device`. A checkpoint stores only the
+    write position, not the transitions. Resuming is exact as long as the folder still exists and
+    the ring buffer has not wrapped around since the checkpoint."""
 
     def __init__(
         self,
@@ -88,11 +84,7 @@ class MemmapReplayBuffer(ReplayBuffer):
         return {**facts, "folder": str(self.folder.resolve())}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if state["capacity"] != self.capacity:
-            raise ValueError(
-                f"the saved replay buffer has capacity {state['capacity']}, this one "
-                f"{self.capacity}: resume with the data.replay_size of the saved run"
-            )
+        self._require_capacity(state)
         if state["size"] > self.size:
             raise ConfigError(
                 f"{self.folder} holds {self.size} transitions, but the checkpoint needs "

@@ -25,8 +25,6 @@ BELOW = 1 - 2**-52  # a sum times this is strictly less
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of prioritized replay."""
-
     alpha: NonNegative = 0.6  # priority exponent (0: uniform)
     beta: Fraction = 0.4  # exponent of the importance weights, annealed to 1
     anneal: Count = 100_000  # batches until beta is 1
@@ -34,9 +32,8 @@ class Config:
 
 
 class SumTree:
-    """A sum tree with `size` non-negative leaves; every inner node is the sum of FAN children.
-
-    A large FAN makes the tree shallow, so that a batch needs few vectorised operations."""
+    """A sum tree with `size` non-negative leaves; every inner node is the sum of FAN children. A
+    large FAN makes the tree shallow, so that a batch needs few vectorised operations."""
 
     FAN = 32
 

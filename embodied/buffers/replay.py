@@ -14,6 +14,7 @@ import contextlib
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from embodied.buffers.pictures import PictureStore, is_shared, joined, name_of, numbered
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.device import free_bytes
 from embodied.core.env import Step
@@ -61,10 +63,8 @@ class ReplayBuffer:
         return free_bytes(self.device), "memory" if self.device.type == "cpu" else "GPU memory"
 
     def add(self, rows: Tensors) -> None:
-        """Store transitions `rows` [n, ...], overwriting the oldest.
-
-        Raises ValueError if keys or shapes differ from those of stored transitions.
-        """
+        """Store transitions `rows` [n, ...], overwriting the oldest. Raises ValueError if keys or
+        shapes differ from those of stored transitions."""
         n = tt.length(rows)
         if not self._here:
             self._allocate(rows)
@@ -79,14 +79,16 @@ class ReplayBuffer:
             self._write(tt.each(rows, lambda leaf: leaf[head:]), n - head)
 
     def sample(self, n: int) -> Tensors:
-        """`n` transitions, uniformly with replacement, by the device's default generator.
+        """`n` transitions, uniformly with replacement, by the device's default generator. float32
+        leaves are views of one new [n, F] matrix and not contiguous: flatten them with `reshape`,
+        not `view`."""
+        return self.take(self.drawn(n))
 
-        float32 leaves are views of one new [n, F] matrix and not contiguous: flatten them with
-        `reshape`, not `view`.
-        """
+    def drawn(self, n: int) -> Tensor:
+        """`n` storage positions, uniformly; ValueError if there is no transition."""
         if not self.size:
             raise ValueError("the replay buffer is empty: add transitions before sampling")
-        return self.take(torch.randint(self.size, (n,), device=self.device))
+        return torch.randint(self.size, (n,), device=self.device)
 
     def take(self, index: Tensor) -> Tensors:
         """Copies of the transitions at storage positions `index` [n] (int64)."""
@@ -121,25 +123,19 @@ class ReplayBuffer:
         return part.reshape(len(index), *self._packed[place][1])
 
     def settle(self, index: Tensor, error: Tensor) -> None:
-        """Set priorities from absolute TD errors `error` [n] of transitions `index` [n].
-
-        Does nothing here: sampling is uniform.
-        """
+        """Set priorities from absolute TD errors `error` [n] of transitions `index` [n]. Does
+        nothing here: sampling is uniform."""
 
     def follow(self, step: Step) -> None:
         """The newest transitions, one of each parallel env in their order, are those of `step`.
-
-        Does nothing here, as does `end_episodes`: the episodes of transitions do not matter.
-        """
+        Does nothing here, as does `end_episodes`: the episodes of transitions do not matter."""
 
     def end_episodes(self, ended: Tensor) -> None:
         """The running episodes of parallel envs `ended` [B] (bool) have no further transitions."""
 
     def get_state(self) -> dict[str, Any]:
-        """The stored transitions (copied) in storage order, and the write position.
-
-        Pictures are numbers of their frames, which are numbered in the order of their first use.
-        """
+        """The stored transitions (copied) in storage order, and the write position. Pictures are
+        numbers of their frames, which are numbered in the order of their first use."""
         every = torch.arange(self.size, device=self.device)
         rows = tt.each(self._stored(every), lambda leaf: leaf.contiguous())
         frames: Tensors = {}
@@ -152,11 +148,7 @@ class ReplayBuffer:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state of `get_state`; ValueError if the capacity differs."""
-        if state["capacity"] != self.capacity:
-            raise ValueError(
-                f"the saved replay buffer has capacity {state['capacity']}, this one "
-                f"{self.capacity}: resume with the data.replay_size of the saved run"
-            )
+        self._require_capacity(state)
         self._here, self._packed, self._apart, self.size, self.cursor = {}, [], {}, 0, 0
         self._pictures, self._stores = {}, {}
         rows, frames = state["rows"], state["frames"]
@@ -167,6 +159,13 @@ class ReplayBuffer:
                     part[key] = joined(frames[name_of(key)][part[key]])
             self.add(part)
         self.cursor = state["cursor"]
+
+    def _require_capacity(self, state: dict[str, Any]) -> None:
+        if state["capacity"] != self.capacity:
+            raise ValueError(
+                f"the saved replay buffer has capacity {state['capacity']}, this one "
+                f"{self.capacity}: resume with the data.replay_size of the saved run"
+            )
 
     def _allocate(self, rows: Tensors) -> None:
         """Allocate memory for transitions with the leaves of `rows`, in this order: first `obs`,
@@ -246,6 +245,36 @@ def _place(key: str) -> int:
         if key.startswith(start):
             return place
     return 3
+
+
+@dataclass(frozen=True)
+class NewestConfig:
+    share: Fraction = 0.5  # of a batch from the newest transitions
+    newest: Count = 2000  # how many transitions these are
+
+
+class NewestReplayBuffer(ReplayBuffer):
+    """A share of its samples is of the newest transitions, the others of all.
+
+    The two buffers of GR-RL (ByteDance Seed, 2025), sampled equally: everything (the recordings and
+    the base policy's episodes before training), and the newest, which are of almost the present
+    policy. The paper's newest are the episodes of the last checkpoints.
+    """
+
+    def __init__(
+        self, config: NewestConfig, capacity: int, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(capacity, device)
+        self.config = config
+
+    def sample(self, n: int) -> Tensors:
+        """`n` transitions with replacement, the newest ones at random places among them."""
+        own = round(self.config.share * n)
+        every = self.drawn(n - own)
+        most = min(self.config.newest, self.size)
+        age = torch.randint(most, (own,), device=self.device)
+        index = torch.cat([every, (self.cursor - 1 - age) % self.capacity])
+        return self.take(index[torch.randperm(n, device=self.device)])
 
 
 LEAST = 32 << 20  # bytes; below, the pages' entries are cached anyway

@@ -23,10 +23,8 @@ from embodied.core.tensors import Tensors
 
 class RolloutBuffer:
     """Decisions [T, B, ...] of `rows` parallel envs; memory is reused from batch to batch.
-
     `horizon` decisions per env are expected. The buffer grows where there are more, because the end
-    of an episode cuts action chunks short. `keep`: how many of the newest batches it holds.
-    """
+    of an episode cuts action chunks short. `keep`: how many of the newest batches it holds."""
 
     def __init__(
         self, rows: int, horizon: int, device: torch.device | str = "cpu", keep: int = 1

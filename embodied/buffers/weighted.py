@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from embodied.buffers.trajectory_columns import returns_to_go
+from embodied.buffers.pending import returns_to_go
 from embodied.core import tensors as tt
 from embodied.core.bounds import Fraction, Positive, PositiveFraction
 from embodied.core.build import ConfigError
@@ -42,9 +42,7 @@ class Weights(Protocol):
 
 class Weighted:
     """A `Source` of N fixed transitions, sampled with replacement in proportion to `weight` [N].
-
-    Sampling is a binary search in the cumulative sum of the weights, which is computed once.
-    """
+    Sampling is a binary search in the cumulative sum of the weights, which is computed once."""
 
     def __init__(self, rows: Tensors, weight: Tensor, device: torch.device | str = "cpu") -> None:
         self.rows = {key: value.to(device).contiguous() for key, value in rows.items()}
@@ -68,10 +66,8 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of weights by return.
-
-    Clipping at `quantile`, or `ranks`, keeps a single outlier from getting all the weight.
-    """
+    """Settings of weights by return. Clipping at `quantile`, or `ranks`, keeps a single outlier
+    from getting all the weight."""
 
     alpha: Positive = 0.1  # temperature; smaller is greedier
     quantile: PositiveFraction = 1.0  # returns are clipped at it (1: no clipping, as published)
@@ -120,20 +116,15 @@ class Advantage(Return):
 
 @dataclass(frozen=True)
 class TopConfig:
-    """Settings of weights of the best trajectories or steps."""
-
     share: PositiveFraction = 0.1  # fraction of the trajectories or steps kept, at least one
     of: Literal["episodes", "steps"] = "episodes"  # "steps": by what follows each (play data)
     gamma: Fraction | None = None  # discount of the returns per step (null: the learner's)
 
 
 class Top(Weights):
-    """Weight 1 for the best trajectories, or steps, and 0 for the others. `gamma` is the
-    learner's discount.
-
-    Where a time limit cuts an episode, the return-to-go of its steps is completed as in
-    `embodied.buffers.trajectory_columns`.
-    """
+    """Weight 1 for the best trajectories, or steps, and 0 for the others. `gamma` is the learner's
+    discount. Where a time limit cuts an episode, the return-to-go of its steps is completed as in
+    `embodied.buffers.pending`."""
 
     def __init__(self, config: TopConfig, gamma: float) -> None:
         self.config = config

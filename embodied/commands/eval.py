@@ -27,14 +27,18 @@ from embodied.core.spec import Spec
 from embodied.datasets.mapping import Mapping
 from embodied.evaluation.certificate import Config as CertificateConfig
 from embodied.evaluation.certificate import certificates, lines
-from embodied.evaluation.evaluate import Evaluation, evaluate
-from embodied.evaluation.progress import counting
+from embodied.evaluation.evaluate import Evaluation, counting, evaluate
 from embodied.evaluation.statistics import rate
-from embodied.evaluation.task_grid import TaskGridEval, held_out
-from embodied.evaluation.worst_case import FILE as WORST
-from embodied.evaluation.worst_case import Config as SearchConfig
-from embodied.evaluation.worst_case import WorstCase, points_of, worst_case
-from embodied.learners.saved import load_learner
+from embodied.evaluation.task_grid import (
+    WORST,
+    TaskGridEval,
+    WorstCase,
+    held_out,
+    points_of,
+    worst_case,
+)
+from embodied.evaluation.task_grid import Config as SearchConfig
+from embodied.learners.learner import load_learner
 from embodied.policies.abilities import Smooths
 from embodied.policies.remote.address import allow_typed, is_address, remote_node, with_mapping
 from embodied.policies.wrappers.mapped import joined

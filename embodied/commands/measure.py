@@ -36,10 +36,15 @@ from embodied.datasets.transitions import in_order_of, joined
 from embodied.evaluation.effective_horizon import Attempt, Gorp
 from embodied.evaluation.effective_horizon import Config as GorpConfig
 from embodied.evaluation.off_policy import Config as EstimateConfig
-from embodied.evaluation.off_policy import Estimates, Recorded, estimate
-from embodied.evaluation.portfolio import Config as TrialConfig
-from embodied.evaluation.portfolio import choice, portfolio
-from embodied.improvement import diagnosis, diagnosis_page
+from embodied.evaluation.off_policy import (
+    Estimates,
+    PortfolioConfig,
+    Recorded,
+    choice,
+    estimate,
+    portfolio,
+)
+from embodied.improvement import diagnosis, pages
 from embodied.improvement.advice import NOTHING, advise, measured
 from embodied.nn.statistics import spearman
 from embodied.policies.remote.address import allow_typed, is_address
@@ -73,7 +78,7 @@ def diagnose(args: argparse.Namespace) -> None:
     config = parse(diagnosis.Config, {f.name: node[f.name] for f in fields(diagnosis.Config)}, "")
     found = diagnosis.diagnose(subject.make, subject.env, config, subject.execute, say)
     out = usual if node["out"] is None else Path(node["out"])
-    page = diagnosis_page.write(out, subject.name, subject.env, config, found, recorded)
+    page = pages.write_diagnosis(out, subject.name, subject.env, config, found, recorded)
     print_rows(("measured", ""), measured(found.diagnosis))
     if recorded:
         print_rows(("its recordings", ""), recorded)
@@ -110,10 +115,10 @@ def score(args: argparse.Namespace) -> None:
     require_folders(runs)
     require_datasets(demos)
     given = yaml_values(words)
-    kinds = (EstimateConfig, TrialConfig)
+    kinds = (EstimateConfig, PortfolioConfig)
     own = [{f.name: given.pop(f.name) for f in fields(k) if f.name in given} for k in kinds]
     config = parse(EstimateConfig, own[0], "score")
-    trial = parse(TrialConfig, own[1], "score")
+    trial = parse(PortfolioConfig, own[1], "score")
     if given and not trial.truth:
         raise ConfigError(f"{min(given)} has no effect without truth=EPISODES")
     choice([0.0] * len(runs), 0.0, trial.k)  # ConfigError before the work begins

@@ -33,8 +33,6 @@ HALVINGS = 60  # of the interval in which a bound is looked for
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of certificates."""
-
     radii: tuple[NonNegative, ...] = ()  # l2 norms of an episode's attack (none: no certificate)
     alpha: Annotated[float, Bound(above=0.0, below=1.0)] = 0.05  # each may be wrong so often
     lowest: Number | None = None  # a return that no episode goes below (null: success alone)

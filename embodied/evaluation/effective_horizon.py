@@ -39,8 +39,6 @@ SAME = 1e-5
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the measure."""
-
     depth: Count = 3  # largest k
     tries: Count = 5  # episodes, each with its own initial state
     steps: Count = 1_000_000  # environment steps after which the measure ends

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,23 +13,83 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.device import forked
-from embodied.core.env import CanPause, VecEnv, require_finite
+from embodied.core.env import CanPause, Step, VecEnv, require_finite
 from embodied.core.env_contract import called, endless
 from embodied.core.errors import ContractError
 from embodied.core.policy import Policy
 from embodied.core.wrapper import find_protocol
-from embodied.evaluation.episode_stats import EpisodeStats
 from embodied.evaluation.statistics import rate
+
+
+class EpisodeStats:
+    """Return, length, success and violations of the running episode of each parallel env.
+    `reports_success` and `reports_violations` say whether the environment logs `success` and
+    `violated`."""
+
+    def __init__(self) -> None:
+        self.running: Tensor | None = None
+        self.reports_success = self.reports_violations = False
+
+    def add(self, step: Step) -> Tensor:
+        """Add one step of every parallel env. Returns the sums [4, B] (return, length, steps with
+        success, steps with a violation), this step included; those of episodes that it ended
+        (`step.ended`) are then set to zero."""
+        success, violated = step.log.get("success"), step.log.get("violated")
+        self.reports_success |= success is not None
+        self.reports_violations |= violated is not None
+        now = step.reward.new_ones(4, len(step.reward))
+        now[0] = step.reward
+        now[2] = 0.0 if success is None else success.to(now.dtype)
+        now[3] = 0.0 if violated is None else violated.to(now.dtype)
+        sums = now if self.running is None else self.running + now
+        self.running = sums * ~step.ended
+        return sums
+
+
+class EpisodeMeans:
+    """Means over the episodes that have ended since the last `drain`; only that waits for a GPU."""
+
+    def __init__(self) -> None:
+        self.stats = EpisodeStats()
+        self.totals: Tensor | None = None  # [5]: episodes, and sums over them
+        self.chosen: list[Tensor] = []  # of each step: the share of envs in a person's hands
+
+    def add(self, step: Step) -> None:
+        """Add one step of every parallel env."""
+        returns, lengths, won, violated = self.stats.add(step)
+        columns = [torch.ones_like(returns), returns, lengths, won > 0, violated > 0]
+        each = torch.stack([column.double() for column in columns])
+        totals = torch.where(step.ended, each, 0.0).sum(1)
+        self.totals = totals if self.totals is None else self.totals + totals
+        if "intervened" in step.log:
+            self.chosen.append(step.log["intervened"].double().mean())
+
+    def forget(self, env_ids: Tensor) -> None:
+        """Leave out the running episodes of parallel envs `env_ids` [n], which were lost."""
+        if self.stats.running is not None:
+            self.stats.running[:, env_ids] = 0.0
+
+    def drain(self, prefix: str = "") -> dict[str, float]:
+        """The means as metrics with names after `prefix`, then reset; without an episode that ended
+        only the share of steps that a person chose, where there may be one."""
+        chosen, self.chosen = self.chosen, []
+        share = {f"{prefix}intervened": float(torch.stack(chosen).mean())} if chosen else {}
+        count, *sums = [0.0] if self.totals is None else self.totals.tolist()
+        self.totals = None
+        if not count:
+            return share
+        names = ["return", "length"]
+        names += ["success"] if self.stats.reports_success else [""]
+        names += ["violated"] if self.stats.reports_violations else [""]
+        means = zip(names, sums, strict=True)
+        return {f"{prefix}{name}": value / count for name, value in means if name} | share
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results per episode [N].
-
-    `success` and `violated` are None if the environment does not report them. `change` is the mean
-    change of an action's elements from one step to the next (None where some are choices).
-    `timed_out` marks the episodes that a time limit ended.
-    """
+    """Results per episode [N]. `success` and `violated` are None if the environment does not report
+    them. `change` is the mean change of an action's elements from one step to the next (None where
+    some are choices). `timed_out` marks the episodes that a time limit ended."""
 
     success: Tensor | None
     returns: Tensor
@@ -79,70 +141,41 @@ def evaluate(
 
     Every parallel env contributes its first episodes, as many as any other, so that short episodes
     (early successes) are not over-represented. The global random state is left unchanged.
-    `each_step` is called with the number of finished episodes after every step.
-    `noise_seed`: of the policy's noise (None: `seed`).
+    `each_step` is called with the number of finished episodes after every step; `noise_seed` is
+    that of the policy's noise (None: `seed`).
     """
-    with forked(seed if noise_seed is None else noise_seed), _pausing(env) as pause:
-        return _play(policy, env, episodes, seed, execute, each_step, pause)
-
-
-@contextmanager
-def _pausing(env: VecEnv) -> Generator[Callable[[Tensor], None]]:
-    """A function that pauses envs [B] (bool), where `env` can do that; all play again afterwards.
-
-    Parallel envs that have played their episodes are not simulated any longer.
-    """
-    found = find_protocol(env, CanPause)
-    if found is None:
-        yield lambda rows: None
-        return
-    try:
-        yield found.pause
-    finally:
-        found.pause(torch.zeros(env.num_envs, dtype=torch.bool))
-
-
-def _play(
-    policy: Policy,
-    env: VecEnv,
-    episodes: int,
-    seed: int,
-    execute: int | None,
-    each_step: Callable[[int], None] | None,
-    pause: Callable[[Tensor], None],
-) -> Evaluation:
     n, device = env.num_envs, env.device
     quota = -(-episodes // n)
-    actor, stats = Actor(policy, n, execute), EpisodeStats()
-    obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=device)
-    played = torch.zeros(n, dtype=torch.int64, device=device)
-    table = torch.zeros(quota, n, 6, device=device)
-    continuous = env.spec.act.is_continuous
-    last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
-    quiet = 0  # steps since an episode ended
-    while (played < quota).any():
-        action = actor(obs, first)
-        if continuous:
-            change = change + (action - last).abs().flatten(1).mean(1) * ~first
-            last = action
-        step = env.step(action)
-        require_finite(step.reward, step.next_obs, called(env))
-        obs, first = step.obs, step.ended
-        quiet = 0 if bool(first.any()) else quiet + 1
-        if quiet >= LONGEST:
-            raise ContractError(f"{called(env)}: {endless(LONGEST)}")
-        sums = stats.add(step)
-        mean_change = change / (sums[1] - 1).clamp(min=1)
-        ended = (first & (played < quota)).nonzero().flatten()
-        late = step.truncated.to(sums.dtype)
-        found = torch.cat([sums, mean_change[None], late[None]])
-        table[played[ended], ended] = found[:, ended].T.float()
-        played[ended] += 1
-        if len(ended):
-            pause(played >= quota)
-        change = change * ~first
-        if each_step is not None:
-            each_step(int(played.sum()))
+    with forked(seed if noise_seed is None else noise_seed), _pausing(env) as pause:
+        actor, stats = Actor(policy, n, execute), EpisodeStats()
+        obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=device)
+        played = torch.zeros(n, dtype=torch.int64, device=device)
+        table = torch.zeros(quota, n, 6, device=device)
+        continuous = env.spec.act.is_continuous
+        last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
+        quiet = 0  # steps since an episode ended
+        while (played < quota).any():
+            action = actor(obs, first)
+            if continuous:
+                change = change + (action - last).abs().flatten(1).mean(1) * ~first
+                last = action
+            step = env.step(action)
+            require_finite(step.reward, step.next_obs, called(env))
+            obs, first = step.obs, step.ended
+            quiet = 0 if bool(first.any()) else quiet + 1
+            if quiet >= LONGEST:
+                raise ContractError(f"{called(env)}: {endless(LONGEST)}")
+            sums = stats.add(step)
+            mean_change = change / (sums[1] - 1).clamp(min=1)
+            ended = (first & (played < quota)).nonzero().flatten()
+            found = torch.cat([sums, mean_change[None], step.truncated[None].to(sums)])
+            table[played[ended], ended] = found[:, ended].T.float()
+            played[ended] += 1
+            if len(ended):
+                pause(played >= quota)
+            change = change * ~first
+            if each_step is not None:
+                each_step(int(played.sum()))
     returns, lengths, won, violated, change, late = table.flatten(0, 1)[:episodes].cpu().unbind(1)
     return Evaluation(
         won > 0 if stats.reports_success else None,
@@ -154,14 +187,23 @@ def _play(
     )
 
 
+@contextmanager
+def _pausing(env: VecEnv) -> Generator[Callable[[Tensor], None]]:
+    """A function that pauses envs [B] (bool), where `env` can do that; all play again afterwards.
+    Parallel envs that have played their episodes are not simulated any longer."""
+    found = find_protocol(env, CanPause)
+    if found is None:
+        yield lambda rows: None
+        return
+    try:
+        yield found.pause
+    finally:
+        found.pause(torch.zeros(env.num_envs, dtype=torch.bool))
+
+
 @torch.no_grad()
 def film(
-    policy: Policy,
-    env: VecEnv,
-    episodes: int,
-    seed: int,
-    row: int = 0,
-    execute: int | None = None,
+    policy: Policy, env: VecEnv, episodes: int, seed: int, row: int = 0, execute: int | None = None
 ) -> Tensor:
     """Frames [T, H, W, 3] (uint8) of the first episode of parallel env `row`: the one that
     `evaluate` runs with the same environment, episodes and seed."""
@@ -178,3 +220,26 @@ def film(
             played += first
             pause(played >= quota)
         return torch.stack(frames)
+
+
+TERMINAL = 1.0  # s between two reports on a terminal
+PLAIN = 30.0  # s between two lines of a log
+
+
+def counting(total: int) -> Callable[[int], None]:
+    """A function to call with the number of finished episodes of `total`: it prints it to standard
+    error, on a terminal always in the same line, which is empty in the end."""
+    terminal = sys.stderr.isatty()
+    every = TERMINAL if terminal else PLAIN
+    shown = time.monotonic()
+
+    def show(done: int) -> None:
+        nonlocal shown
+        over = terminal and done >= total
+        if over or time.monotonic() - shown > every:
+            shown = time.monotonic()
+            line = "" if over else f"{done} of {total} episodes"
+            start, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+            print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
+
+    return show

@@ -13,19 +13,31 @@ add the value of the last observation; PDIS sums what was recorded. V is the mea
 the mean of Gaussians of std `bandwidth` around these samples, and mu(a|s) a Gaussian around a
 regression of the recorded actions, whose std is that of its errors and `bandwidth` together.
 Weights of long episodes or chunks rest on few episodes: `effective` says on how many.
+
+How good an estimator's choice of k policies is, where their true values are known, is said by
+SharpeRatio@k (Kiyohara et al., 2024): of the k policies with the highest estimates, the behaviour
+policy among them,
+
+    SR@k = (max_i J_i - J_b) / std(J_i)
+
+is the gain over the behaviour policy of value J_b that a trial of all k finds, over the spread that
+it has to go through.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, Positive, PositiveFraction
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.device import forked
 from embodied.core.policy import Policy
@@ -42,12 +54,11 @@ from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
 
 ROWS = 2048  # decisions of one call of a policy
+SAFE = 0.9  # share of the value of the behaviour policy, below which a policy is a bad one to try
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of off-policy evaluation."""
-
     gamma: Fraction = 0.99  # discount per environment step
     updates: Count = 3000  # of the value function of each policy, and of the behaviour's regression
     batch_size: Count = 256  # decisions per update
@@ -205,3 +216,58 @@ def doubly_robust(weight: Tensor, reward: Tensor, discount: Tensor, q: Tensor, v
 def _before(discount: Tensor) -> Tensor:
     """D_t [E, T]: the product of the discounts of the decisions before t."""
     return torch.cat([torch.ones_like(discount[:, :1]), discount[:, :-1]], 1).cumprod(1)
+
+
+@dataclass(frozen=True)
+class PortfolioConfig:
+    k: Annotated[int, Bound(2)] = 2  # policies that are chosen
+    truth: CountOrZero = 0  # episodes in which each policy is played, for its true value (0: none)
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """True values of the chosen k policies; `regret` of the best of them, of the range of all;
+    `unsafe`: the share that is worth less than 90% of the behaviour policy."""
+
+    best: float
+    worst: float
+    mean: float
+    std: float
+    gain: float
+    regret: float
+    unsafe: float
+
+    @property
+    def sharpe(self) -> float:
+        """0 where both terms are 0, infinite where only the spread is."""
+        if self.std:
+            return self.gain / self.std
+        return 0.0 if not self.gain else float("inf") * self.gain
+
+
+def choice(estimates: Sequence[float], behaviour: float, k: int) -> list[int]:
+    """The numbers of the k policies with the highest estimates, the best first. The last number is
+    the behaviour policy, estimated by its value. ConfigError for more than there are."""
+    values = [*estimates, behaviour]
+    if k > len(values):
+        raise ConfigError(f"k={k}: there are {len(values)} policies, the behaviour policy included")
+    return sorted(range(len(values)), key=lambda i: -values[i])[:k]
+
+
+def portfolio(
+    estimates: Sequence[float], true: Sequence[float], behaviour: float, k: int
+) -> Portfolio:
+    """The choice of k policies by their `estimates`, of the `true` values."""
+    values = [*true, behaviour]
+    chosen = [values[i] for i in choice(estimates, behaviour, k)]
+    spread = max(values) - min(values)
+    least = behaviour - (1 - SAFE) * abs(behaviour)
+    return Portfolio(
+        best=max(chosen),
+        worst=min(chosen),
+        mean=fmean(chosen),
+        std=pstdev(chosen),
+        gain=max(chosen) - behaviour,
+        regret=(max(values) - max(chosen)) / spread if spread else 0.0,
+        unsafe=sum(value < least for value in chosen) / k,
+    )

@@ -54,11 +54,9 @@ def bootstrap_interval(
     samples: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of `statistic` over runs.
-
-    `scores` is [runs] or [runs, tasks]; runs are resampled with replacement within each task. The
-    statistic maps [samples, runs * tasks] to [samples]; None: the interquartile mean.
-    """
+    """The percentile bootstrap interval of `statistic` over runs. `scores` is [runs] or [runs,
+    tasks]; runs are resampled with replacement within each task. The statistic maps [samples, runs
+    * tasks] to [samples]; None: the interquartile mean."""
     table = np.asarray(scores, dtype=np.float64)
     if not table.size:
         raise ValueError("an interval needs at least one score")
@@ -75,10 +73,8 @@ def probability_of_improvement(
     better: ArrayLike, baseline: ArrayLike, samples: int = 2_000, seed: int = 0
 ) -> tuple[float, float, float]:
     """P(a run of `better` scores higher than one of `baseline`), and its 95% bootstrap interval.
-
     The mean over all pairs of runs, ties count one half (Agarwal et al., 2021, section 4.3); runs
-    of each side are resampled on their own.
-    """
+    of each side are resampled on their own."""
     one, other = np.asarray(better, np.float64), np.asarray(baseline, np.float64)
     if not one.size or not other.size:
         raise ValueError("a probability needs at least one score on each side")

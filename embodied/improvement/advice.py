@@ -47,9 +47,7 @@ class Score:
 @dataclass(frozen=True)
 class Region:
     """The score by thirds of one number `name` of the initial state; None: hardly a state is in it.
-
-    The thirds are those below, between and above `edges`.
-    """
+    The thirds are those below, between and above `edges`."""
 
     name: str
     edges: tuple[float, float]

@@ -7,9 +7,12 @@ choose it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from itertools import combinations
+from statistics import NormalDist
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -26,9 +29,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.evaluation.evaluate import Evaluation, evaluate
-from embodied.improvement.advice import Diagnosis, Score
-from embodied.improvement.outcomes import best_of, chosen_noise, regions, thirds
-from embodied.improvement.samplers import Sampler, best_sampler, with_steps
+from embodied.improvement.advice import Diagnosis, Region, Score
+from embodied.improvement.ways import Sampler, best_sampler, with_steps
 
 CALLS = 8  # of the policy that are kept, or up to twice as many, to compare actions there
 EACH = 8  # parallel envs of a call
@@ -37,12 +39,12 @@ SAME = 1e-4  # actions that differ by less are the same
 STIRS = 1e-3  # spread in half ranges from which noise counts
 LARGEST = 64  # elements of an observation that may explain failures
 PICTURED = 4  # failures
+FEWEST = 5  # states of a third whose score is looked at
+SHOWN = 5  # regions
 
 
 @dataclass(frozen=True)
 class Config:
-    """How much is measured."""
-
     episodes: Count = 100  # initial states; noise is varied in half of them
     num_envs: Count = 50  # parallel envs
     noises: Annotated[int, Bound(2)] = 16  # draws of the noise in each initial state
@@ -51,27 +53,14 @@ class Config:
 
 @dataclass(frozen=True)
 class Findings:
-    """A diagnosis, and what its report draws.
-
-    `episodes` are those of the policy as it is, one of each initial state; `mean` [R] the outcomes
-    over noise, of the states in which it was varied; `pictures` the first and last frame side by
-    side [H, 2 W, 3] of failures, by what happened.
-    """
+    """A diagnosis, and what its report draws. `episodes` are those of the policy as it is, one of
+    each initial state; `mean` [R] the outcomes over noise, of the states in which it was varied;
+    `pictures` the first and last frame side by side [H, 2 W, 3] of failures, by what happened."""
 
     diagnosis: Diagnosis
     episodes: Evaluation
     mean: Tensor
     pictures: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How far actions differ over noise and over observations; see `Diagnosis`."""
-
-    noise: Literal["chosen", "hidden", "none"]
-    over_noise: float
-    over_obs: float
-    elements: dict[str, tuple[float, float]]
 
 
 class Played(Policy):
@@ -118,8 +107,9 @@ class Played(Policy):
 
 
 @torch.no_grad()
-def spread(played: Played, noises: int, execute: int) -> Spread:
-    """Compare the actions of `noises` draws at the decisions that `played` has kept.
+def spread(played: Played, noises: int, execute: int) -> dict[str, Any]:
+    """Compare the actions of `noises` draws at the decisions that `played` has kept: `noise`,
+    `noise_spread`, `obs_spread` and `elements` of a Diagnosis.
 
     With the actions a[z, o]: sqrt(E_o Var_z a) and sqrt(E_z Var_o a), in half ranges of each
     element, averaged over the elements that move. Noise is hidden where the same draw gives other
@@ -146,12 +136,12 @@ def spread(played: Played, noises: int, execute: int) -> Spread:
     names = policy.spec.act.names
     names = names if len(names) == size else tuple(str(i) for i in range(size))
     pairs = zip(over_noise.mean(0).tolist(), over_obs.mean(0).tolist(), strict=True)
-    return Spread(
-        "hidden" if random else "chosen" if total > STIRS else "none",
-        total,
-        (over_obs.sum() / count).item(),
-        dict(zip(names, pairs, strict=True)),
-    )
+    return {
+        "noise": "hidden" if random else "chosen" if total > STIRS else "none",
+        "noise_spread": total,
+        "obs_spread": (over_obs.sum() / count).item(),
+        "elements": dict(zip(names, pairs, strict=True)),
+    }
 
 
 def numbers(actions: Tensor, leaf: Leaf) -> Tensor:
@@ -169,41 +159,33 @@ def diagnose(
     say: Callable[[str], None] = lambda line: None,
 ) -> Findings:
     """Measure the policy that `make_policy` returns for the spec of the environment `env`.
-
-    `execute`: steps of each chunk that are executed (None: all). `say` gets a line for each part.
-    """
+    `execute`: steps of each chunk that are executed (None: all). `say` gets a line for each
+    part."""
     batches = max(2, -(-config.episodes // config.num_envs))
     made = build(env | {"num_envs": -(-config.episodes // batches)}, VecEnv)
     try:
         policy = make_policy(made.spec).eval()
-        execute = policy.chunk if execute is None else execute
-        return Measurement(policy, made, env, config, execute, batches, say).run()
+        own = Sampler(None, policy.chunk if execute is None else execute)
+        return Measurement(policy, made, env, config, own, range(batches), say).run()
     finally:
         made.close()
 
 
+@dataclass
 class Measurement:
     """One diagnosis. Each parallel env plays one episode of a batch; a batch has its own seed."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        env: VecEnv,
-        node: Node,
-        config: Config,
-        execute: int,
-        batches: int,
-        say: Callable[[str], None],
-    ) -> None:
-        self.policy = policy
-        self.env = env
-        self.node = node
-        self.config = config
-        self.own = Sampler(None, execute)
-        self.every = range(batches)
-        self.varied = self.every[: -(-batches // 2)]  # in these states noise is varied
+    policy: Policy
+    env: VecEnv
+    node: Node
+    config: Config
+    own: Sampler
+    every: range  # the batches
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.varied = self.every[: -(-len(self.every) // 2)]  # in these states noise is varied
         self.choosing = self.every[len(self.varied) :]  # these choose a sampler
-        self.say = say
         self.outcomes: list[Tensor] = []  # of all episodes
 
     def run(self) -> Findings:
@@ -216,12 +198,14 @@ class Measurement:
         with forked(self.config.seed):
             found = spread(played, self.config.noises, self.own.execute)
         self.say(
-            f"actions: {found.over_noise:.0%} of half their range over noise, "
-            f"{found.over_obs:.0%} over observations"
+            f"actions: {found['noise_spread']:.0%} of half their range over noise, "
+            f"{found['obs_spread']:.0%} over observations"
         )
         columns = self.initial_numbers()
         many = self.env.num_envs * len(self.varied)
-        draws = self.varied_noise(found, outcome[:many])
+        others = range(1, 1 if found["noise"] == "none" else self.config.noises)
+        played_again = [outcomes_of(self.play(self.policy, self.varied, draw)) for draw in others]
+        draws = torch.stack([outcome[:many], *played_again])  # [K, S]; K = 1 without noise
         d = Diagnosis(
             base=score,
             pass_at={k: best_of(draws, k) for k in TRIES if k <= len(draws)},
@@ -229,16 +213,13 @@ class Measurement:
             mean_length=base.lengths.float().mean().item(),
             rewarded=bool(base.returns.std(correction=0) > SAME),
             timeouts=timeouts(base),
-            noise=found.noise,
-            noise_spread=found.over_noise,
-            obs_spread=found.over_obs,
-            elements=found.elements,
             continuous=self.env.spec.act.is_continuous,
             regions=regions(columns, torch.cat([draws.mean(0), outcome[many:]])),
+            **found,
         )
-        if found.noise != "none":
+        if d.noise != "none":
             self.say(f"best of k draws of the noise: {d.tries}")
-        if found.noise == "chosen":
+        if d.noise == "chosen":
             d = self.with_fixed_noise(d, columns)
         d = self.with_sampler(d, outcome[many:])
         d = self.with_more_time(d, base)
@@ -264,14 +245,6 @@ class Measurement:
         result = together(parts)
         self.outcomes.append(outcomes_of(result))
         return result
-
-    def varied_noise(self, found: Spread, first: Tensor) -> Tensor:
-        """Outcomes [K, S] of K draws of the noise, of which `first` [S] are known; K = 1 where
-        there is no noise."""
-        count = 1 if found.noise == "none" else self.config.noises
-        others = range(1, count)
-        played = [outcomes_of(self.play(self.policy, self.varied, draw)) for draw in others]
-        return torch.stack([first, *played])
 
     def with_fixed_noise(self, d: Diagnosis, columns: Mapping[str, Tensor]) -> Diagnosis:
         """Play with some noises that are the same in all decisions and states."""
@@ -406,6 +379,68 @@ class Measurement:
             for i in shown
             if i in last
         }
+
+
+def best_of(outcomes: Tensor, k: int) -> float:
+    """The mean over S states of the best of `k` draws, without bias (pass@k; Chen et al., 2021).
+
+    `outcomes` [K, S] are those of K draws of the noise: 0 and 1, or returns.
+
+    With those of a state in ascending order x_1 .. x_n, the mean of the best over all
+    subsets of k is sum_i C(i - 1, k - 1) x_i / C(n, k).
+    """
+    n = len(outcomes)
+    shares = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
+    ordered = outcomes.double().sort(0).values
+    return (torch.tensor(shares, dtype=torch.float64) @ ordered).mean().item()
+
+
+def chosen_noise(outcomes: Tensor, groupings: Sequence[Tensor]) -> float:
+    """The score of one noise for each group of states, in states that did not choose it.
+
+    Each of `groupings` [S] (int64, below 3) numbers the group of each state. Every second state
+    chooses the grouping and its noises, the others are the score, and the other way round. The
+    grouping is chosen by scores that leave one state out: many groups fit anything.
+    """
+    states = outcomes.shape[1]
+    scores: list[float] = []
+    for half in (0, 1):
+        train = torch.arange(states) % 2 == half
+        found: list[tuple[float, float]] = []
+        for groups in groupings:
+            sums = torch.stack([outcomes[:, train & (groups == g)].sum(1) for g in range(3)])
+            others = sums[groups].T - outcomes * train  # a state does not choose for itself
+            played = outcomes[others.argmax(0), torch.arange(states)].double()
+            found.append((played[train].mean().item(), played[~train].mean().item()))
+        scores.append(max(found, key=lambda pair: pair[0])[1])
+    return sum(scores) / 2
+
+
+def thirds(values: Tensor) -> tuple[Tensor, tuple[float, float]]:
+    """The third [S] (0, 1, 2) in which each of `values` [S] is, and the edges between them."""
+    edges = values.double().quantile(torch.tensor([1 / 3, 2 / 3], dtype=torch.float64))
+    return torch.bucketize(values.double(), edges), (edges[0].item(), edges[1].item())
+
+
+def regions(columns: Mapping[str, Tensor], outcomes: Tensor) -> tuple[Region, ...]:
+    """The numbers `columns` [S] of the initial states on whose third the outcomes [S] depend. The
+    largest difference between two thirds has to be larger than chance makes one of all differences
+    that are looked at, with a probability of 5% (Bonferroni)."""
+    limit = NormalDist().inv_cdf(1 - 0.05 / (2 * 3 * max(1, len(columns))))
+    deviation = outcomes.double().std(correction=0).item()
+    found: list[Region] = []
+    for name, values in columns.items():
+        groups, edges = thirds(values)
+        parts = [outcomes[groups == g].double() for g in range(3)]
+        known = [part for part in parts if len(part) >= FEWEST]
+        differ = [
+            abs(a.mean() - b.mean()) > limit * deviation * (1 / len(a) + 1 / len(b)) ** 0.5
+            for a, b in combinations(known, 2)
+        ]
+        if any(differ):
+            scores = [p.mean().item() if len(p) >= FEWEST else None for p in parts]
+            found.append(Region(name, edges, (scores[0], scores[1], scores[2])))
+    return tuple(sorted(found, key=lambda each: each.worst - each.best)[:SHOWN])
 
 
 def outcomes_of(result: Evaluation) -> Tensor:

@@ -28,7 +28,7 @@ from embodied.evaluation.evaluate import Evaluation
 from embodied.evaluation.video import write_mp4
 from embodied.improvement.advice import Score
 from embodied.improvement.diagnosis import outcomes_of
-from embodied.improvement.page import write_report
+from embodied.improvement.pages import write_report
 from embodied.improvement.race import (
     BASE,
     SAMPLER,
@@ -40,8 +40,16 @@ from embodied.improvement.race import (
     race,
     shares,
 )
-from embodied.improvement.samplers import Sampler, best_sampler
-from embodied.improvement.ways import Commands, Setup, Way, acting_best, executed, save_run
+from embodied.improvement.ways import (
+    Commands,
+    Sampler,
+    Setup,
+    Way,
+    acting_best,
+    best_sampler,
+    executed,
+    save_run,
+)
 from embodied.policies.remote.address import is_address
 
 TUNING, HELD_OUT = 20_000, 10_000
@@ -50,8 +58,6 @@ SEARCH_SHARE = 0.1  # of the budget, in which the best sampler is looked for
 
 @dataclass(frozen=True)
 class ImproveConfig:
-    """Settings of `embodied improve`."""
-
     policy: str  # a run, a checkpoint or a policy server (ws://HOST:PORT)
     out: str  # folder of everything; the better policy is in out/policy
     env: Node  # the environment
@@ -107,8 +113,7 @@ class Improver:
         base = self.journal.find(BASE, 0) or self.journal.add(self.measured_base())
         self.tell(f"{BASE}: {base.score}")
         searched = self.journal.find(SAMPLER, 0) or self.journal.add(self.searched_base(base))
-        start = best([base, searched])
-        assert start is not None
+        start = best([base, searched]) or base
         if start.way == SAMPLER:
             self.tell(f"{SAMPLER}: {start.score} ({' '.join(start.sampler)})")
         self.require_something(start)
@@ -118,18 +123,23 @@ class Improver:
 
         def run(way: str, rung: int, budget: float) -> Leg:
             self.tell(f"rung {rung + 1}: {way}, {budget:.3g} {self.unit}")
-            if self.elsewhere:
-                return self.elsewhere("only", way, rung, budget)
-            return self.leg(setup, way, rung, budget)
+            return self.there("leg", way, rung, budget)
+
+        def finished(leg: Leg) -> None:
+            self.tell(f"  {leg.way}: {leg.problem or leg.score}")
 
         def out(leg: Leg) -> None:
             for each in (base, searched, leg):
                 self.held_out(each)
 
         rungs = self.rungs(base, len(racing))
-        race(racing, rungs, run, self.journal, self.pool, self.tell_score, out)
+        race(racing, rungs, run, self.journal, self.pool, finished, out)
         problems |= {leg.way: leg.problem for leg in self.journal.legs if leg.problem}
         return self.finished(start, problems)
+
+    def there(self, method: str, *given: Any) -> Any:
+        """What a method returns, called in another process where several work."""
+        return self.elsewhere(method, *given) if self.elsewhere else getattr(self, method)(*given)
 
     def measured(self, policy: str, sampler: Sequence[str]) -> Score:
         return scored(self.commands.play(policy, sampler, self.config.episodes, TUNING))
@@ -226,17 +236,13 @@ class Improver:
         budget = max(config.minutes / 2, config.minutes - others)
         return [(count, share * budget) for count, share in found]
 
-    def only(self, name: str, rung: int, budget: float) -> Leg:
-        """One leg of a race that another process holds; the base was measured before."""
+    def leg(self, name: str, rung: int, budget: float) -> Leg:
+        """Let a way spend `budget` more, and measure it; the base was measured before."""
         base, searched = self.journal.find(BASE, 0), self.journal.find(SAMPLER, 0)
         assert base is not None and searched is not None
-        start = best([base, searched])
-        assert start is not None
-        return self.leg(self.setup(base, start), name, rung, budget)
-
-    def leg(self, setup: Setup, name: str, rung: int, budget: float) -> Leg:
-        """Let a way spend `budget` more, and measure it."""
-        way, began = self.ways[name], time.monotonic()
+        setup = self.setup(base, best([base, searched]) or base)
+        way = self.ways[name]
+        began = time.monotonic()
         legs = self.journal.of(name)
         leg = Leg(name, rung, budget)
         try:
@@ -250,9 +256,6 @@ class Improver:
         except (ConfigError, ContractError, DatasetError) as error:
             leg = replace(leg, problem=str(error))
         return replace(leg, minutes=(time.monotonic() - began) / 60)
-
-    def tell_score(self, leg: Leg) -> None:
-        self.tell(f"  {leg.way}: {leg.problem or leg.score}")
 
     def finished(self, start: Leg, problems: dict[str, str]) -> Improvement:
         """Measure once on held-out states, and write what is left behind."""
@@ -319,8 +322,7 @@ class Improver:
         first, last = legs[0].outcomes, legs[-1].outcomes
         rows = range(min(self.config.num_envs, self.config.held_out))
         row = max(rows, key=lambda k: last[k] - first[k])
-        call = self.elsewhere or (lambda _, *given: self.filmed(*given))
-        made = [self.pool.submit(call, "filmed", leg, row) for leg in legs]
+        made = [self.pool.submit(self.there, "filmed", leg, row) for leg in legs]
         found = {leg.way: each.result() for leg, each in zip(legs, made, strict=True)}
         problems = [each for each in found.values() if not isinstance(each, Path)]
         if problems:
@@ -347,8 +349,7 @@ class Improver:
     def _held_out(self, leg: Leg) -> Leg:
         if known := self.final.find(leg.way, leg.rung):
             return known
-        call = self.elsewhere or (lambda _, *given: self.measured_last(*given))
-        return self.final.add(call("measured_last", leg))
+        return self.final.add(self.there("measured_last", leg))
 
     def measured_last(self, leg: Leg) -> Leg:
         """`leg` with its score and outcomes on held-out states."""
@@ -358,9 +359,7 @@ class Improver:
 
     def left_behind(self, chosen: Leg) -> str:
         """Write the chosen policy as a run folder; returns it. A policy server stays where it is.
-
-        The learner's state goes with it, for what needs a critic; it is not resumed.
-        """
+        The learner's state goes with it, for what needs a critic; it is not resumed."""
         if is_address(chosen.policy):
             return chosen.policy
         folder, saved = self.out / "policy", Path(chosen.policy)

@@ -1,1 +1,1 @@
-"""Learners, one file per method, by kind: off_policy, on_policy, offline, imitation, finetune."""
+"""Learners, a class per method, by kind: imitation, offline, off_policy, on_policy, finetune."""

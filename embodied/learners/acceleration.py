@@ -1,11 +1,9 @@
 """Acceleration: what makes an update faster and changes its results by rounding only.
 
-Whoever builds a learner puts it around that learner, once, after moving it to its device:
+Losses are compiled, the update is recorded as CUDA graphs, or native code takes the place of the
+PyTorch code. Whoever builds a learner puts it around that learner, after moving it to its device:
 
     learner = accelerate(build(node, Learner, ...).to(device), native=True)
-
-Losses are compiled, the update is recorded as CUDA graphs, or native code takes the place of the
-PyTorch code. A learner's own file is only its losses, optimisers and `update`.
 """
 
 from __future__ import annotations
@@ -20,15 +18,10 @@ import torch
 
 from embodied.core.cuda_graph import Graph
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import GradientLearner, Learner
+from embodied.learners.learner import Learner
 
-NATIVE = {
-    "embodied.learners.off_policy.td3.Td3": "embodied.learners.off_policy.native_td3",
-    "embodied.learners.on_policy.ppo.Ppo": "embodied.learners.on_policy.native_ppo",
-}
-"""The modules of native code by the class that they equal; names, so that a run imports only its
-own. Each has `obstacle(learner)` and `use(learner)`."""
-
+NATIVE = ("embodied.learners.off_policy.td3.Td3", "embodied.learners.on_policy.ppo.Ppo")
+"""The classes that `embodied.learners.native` equals; names, as most runs need none of them."""
 AnyLearner = TypeVar("AnyLearner", bound=Learner)
 
 
@@ -60,13 +53,11 @@ class RecordedStep:
 
 
 def accelerate(learner: AnyLearner, native: bool = False) -> AnyLearner:
-    """Put around `learner`, and around learners inside it, what their settings ask for.
-
-    `native`: use native code too, if `native_obstacle` is None.
-    """
+    """Put around `learner`, and around learners inside it, what their settings ask for; `native`:
+    use native code too, if `native_obstacle` is None."""
     for part in learner.modules():
         settings = getattr(part, "config", None)
-        if isinstance(part, GradientLearner) and isinstance(settings, Acceleration):
+        if isinstance(part, Learner) and isinstance(settings, Acceleration):
             if settings.compile:
                 for name in part.losses:
                     setattr(part, name, torch.compile(getattr(part, name)))
@@ -76,21 +67,16 @@ def accelerate(learner: AnyLearner, native: bool = False) -> AnyLearner:
                 setattr(part, name, step)
                 part.register_load_state_dict_post_hook(step.forget)
     if native and native_obstacle(learner) is None:
-        _native_code(type(learner)).use(learner)
+        importlib.import_module("embodied.learners.native").use(learner)
     return learner
 
 
 def native_obstacle(learner: Learner) -> str | None:
     """Why the update has no native code that equals it; None if it has, "" if no such code is
     written for this learner."""
-    code = _native_code(type(learner))
-    if code is not None:
-        return code.obstacle(learner)
-    bases = type(learner).__mro__[1:]
-    return f"{type(learner).__name__} has other losses" if any(map(_native_code, bases)) else ""
-
-
-def _native_code(kind: type) -> Any:
-    """The module of native code that equals exactly the class `kind`; None if there is none."""
-    name = NATIVE.get(f"{kind.__module__}.{kind.__qualname__}")
-    return None if name is None else importlib.import_module(name)
+    own, *bases = (
+        f"{kind.__module__}.{kind.__qualname__}" in NATIVE for kind in type(learner).__mro__
+    )
+    if own:
+        return importlib.import_module("embodied.learners.native").obstacle(learner)
+    return f"{type(learner).__name__} has other losses" if any(bases) else ""

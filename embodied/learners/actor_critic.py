@@ -1,9 +1,9 @@
 """ActorCritic: base class of off-policy actor-critic methods (SAC, TD3, ...).
 
-It provides target critics with Polyak averaging, the temperature of maximum-entropy methods, and
-delayed actor updates:
-
     theta' <- theta' + tau (theta - theta'),   L_alpha = -log alpha E (log pi(a|s) + H)
+
+Each transition has its own discount d (gamma^k, 0 after a termination), so action chunks and n-step
+returns need no special code in the methods.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,14 @@ from embodied.core.bounds import Count, Fraction, Positive, PositiveFraction
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
-from embodied.learners.critics import Support, critic_loss, cross_entropy
-from embodied.learners.learner import GradientLearner, frozen, soft_update
+from embodied.learners.critics import critic_loss, cross_entropy
+from embodied.learners.learner import Learner, frozen, soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
 class OffPolicyConfig(Acceleration):
-    """The settings that all off-policy actor-critic methods have."""
-
     batch_size: Count = 256  # transitions per critic step
     gamma: Fraction = 0.99  # discount per environment step
     n_step: Count = 1  # decisions of an n-step return
@@ -40,8 +38,8 @@ class OffPolicyConfig(Acceleration):
 
 
 @dataclass(frozen=True)
-class TemperatureConfig:
-    """The temperature of maximum-entropy methods."""
+class SoftConfig(OffPolicyConfig):
+    """The settings of maximum-entropy methods."""
 
     temperature_lr: Fraction = 3e-4  # Adam's learning rate of log alpha; 0: alpha stays
     initial_temperature: Positive = 1.0  # alpha at the start, in units of the reward
@@ -50,7 +48,7 @@ class TemperatureConfig:
 SOFT_METRICS = ("actor_loss", "entropy", "temperature")
 
 
-class ActorCritic(GradientLearner):
+class ActorCritic(Learner):
     """A critic and its target, a policy and, if it has an entropy to reach, a temperature.
 
     Subclasses define `_backup` (of reward [N], discount [N] and next observations: the critics'
@@ -59,7 +57,8 @@ class ActorCritic(GradientLearner):
     """
 
     losses = ("_critic_loss", "_actor_loss")
-    support: Support | None = None
+    support: Any = None  # Support of categorical critics
+    given: ClassVar[tuple[str, ...]] = ()  # policies that are trained elsewhere
     critic: Any
     target: Any
     log_alpha: nn.Parameter
@@ -77,12 +76,7 @@ class ActorCritic(GradientLearner):
     ) -> None:
         """`critic` is trained and copied as the target; `actor`: the policy's parameters that are
         trained; `target_entropy` of a decision, in nats (None: there is no temperature)."""
-        super().__init__()
-        self.config = config
-        self.policy = policy
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
-        self.n_step = config.n_step
+        super().__init__(config, policy)
         self.critic = critic
         self.target = copy.deepcopy(critic).requires_grad_(False)
         self.critic_params: list[Tensor] = list(self.critic.parameters())
@@ -93,7 +87,7 @@ class ActorCritic(GradientLearner):
             "actor": Adam(self.actor_params, config.actor_lr, weight_decay=weight_decay),
         }
         if target_entropy is not None:
-            assert isinstance(config, TemperatureConfig)
+            assert isinstance(config, SoftConfig)
             self.entropy = target_entropy
             self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
             self.optims["temperature"] = Adam([self.log_alpha], config.temperature_lr)
@@ -114,19 +108,21 @@ class ActorCritic(GradientLearner):
         if self.support is None:
             return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
         loss = cross_entropy(q, backup) + self.critic_terms(batch, q)
-        return loss, self.support.mean(q.detach()).mean()
+        return loss, self.values(q.detach()).mean()
+
+    def values(self, q: Tensor) -> Tensor:
+        """Expected values [E, N] of the critics' output `q` [E, N] or [E, N, atoms]."""
+        return q if self.support is None else self.support.mean(q)
 
     def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
-        """Further terms of the critics' loss, a scalar, from the transitions and the critics'
-        output `q` [E, N] (categorical: logits [E, N, atoms]). None by default; a hook for
-        subclasses (Cal-QL)."""
+        """Further terms of the critics' loss, a scalar, from transitions and the critics' output
+        `q` [E, N] (categorical: logits [E, N, atoms]). A hook: none by default."""
         return 0.0
 
     def critic_step(self, batch: Tensors, tau: float = 0.0) -> dict[str, Tensor]:
         """One gradient step of the critic; with `tau` > 0 also one Polyak step of its target."""
         loss, q_mean = self._critic_loss(batch)
-        loss.backward()
-        self.optims["critic"].step()
+        self.descend("critic", loss)
         if tau:
             soft_update(self.target_params, self.critic_params, tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}
@@ -134,10 +130,8 @@ class ActorCritic(GradientLearner):
     def soft_actor_step(
         self, batch: Tensors, fixed: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """One gradient step of the policy and one of the temperature.
-
-        `fixed`: parameters of the critic that evaluates the actions (None: those of `critic`).
-        """
+        """One gradient step of the policy and one of the temperature; `fixed`: parameters of the
+        critic that evaluates the actions (None: those of `critic`)."""
         with frozen(self.critic_params if fixed is None else fixed):
             loss, log_prob = self._actor_loss(batch)
             self.descend("actor", loss)
@@ -154,17 +148,15 @@ class ActorCritic(GradientLearner):
             yield each(batch, lambda v, at=at: v[at : at + size])
 
     def fit(self, transitions: Tensors) -> None:
-        """Set the normalisers of the policy, the critic and its target from transitions."""
-        self.policy.fit(transitions)
-        self.critic.encoder.fit(transitions)
-        self.target.encoder.fit(transitions)
+        """Set the normalisers of all policies and critics, but for those of `given`."""
+        for name, part in self.named_children():
+            fitted: Any = part if isinstance(part, Policy) else getattr(part, "encoder", None)
+            if fitted is not None and name not in self.given:
+                fitted.fit(transitions)
 
 
 class DelayedActorCritic(ActorCritic):
-    """Actor-critic with delayed policy updates (SAC, TD3, DSAC-T, FlashSAC); counts its updates.
-
-    `_step(..., act, batch)` does one update; `act`: with a step of the policy.
-    """
+    """Actor-critic with delayed policy updates (SAC, TD3, DSAC-T, FlashSAC); counts its updates."""
 
     counters = ("updates",)
 
@@ -195,9 +187,6 @@ def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
 
 
 def temperature_gradient(log_prob: Tensor, target: float) -> Tensor:
-    """The gradient of -log alpha mean(log pi + H) with respect to log alpha.
-
-    Unlike the gradient of -alpha mean(log pi + H), it does not vanish with alpha. With the latter,
-    40% more updates were needed: Adam's second moments are dominated by the large first gradients.
-    """
+    """The gradient of -log alpha mean(log pi + H) with respect to log alpha. With that of -alpha
+    mean(log pi + H), which vanishes with alpha, 40% more updates were needed."""
     return -(log_prob + target).mean()

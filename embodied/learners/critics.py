@@ -1,17 +1,16 @@
 """Critics: ensembles of action-value functions Q(s, a), and state-value functions V(s).
 
 Critics may use observations that the policy does not have (`critic/*`, `privileged/*`). A critic's
-output may be a categorical distribution of returns (C51; Bellemare, Dabney and Munos, 2017):
-probabilities of fixed atoms. The Bellman backup moves every atom, z -> r + d z, clips it to the
-support and splits its probability between the two neighbouring atoms, which preserves the mean. The
-critic is trained with cross entropy, whose gradient is bounded for any value error.
+output may be a categorical distribution of returns (C51; Bellemare, Dabney and Munos, 2017). The
+Bellman backup moves every atom, z -> r + d z, clips it to the support and splits its probability
+between the two neighbouring atoms, which preserves the mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +25,9 @@ from embodied.policies.networks.encoders import Encoder
 
 
 class Critic(QFunction):
-    """Q-function: an encoder and an ensemble of `n` MLPs. Returns Q-values [n, N] for observations
-    [N, ...] and actions [N, size]; with `out` > 1 (a distribution of returns), [n, N, out].
-
-    The encoder uses all observations, including `critic/*` and `privileged/*`, or only those listed
-    in `obs`. Raises ConfigError for a name that the environment does not have.
-    """
+    """Q-function: an encoder of all observations, or of `obs`, and an ensemble of `n` MLPs.
+    Returns Q-values [n, N] for observations [N, ...] and actions [N, size]; with `out` > 1 (a
+    distribution of returns) [n, N, out]."""
 
     def __init__(
         self,
@@ -39,7 +35,6 @@ class Critic(QFunction):
         size: int,
         n: int,
         hidden: Sequence[int],
-        *,
         layer_norm: bool = False,
         activation: str = "relu",
         obs: Sequence[str] | None = None,
@@ -89,19 +84,19 @@ class CriticConfig:
 
 
 def ensemble(
-    config: CriticConfig, spec: Spec, size: int, activation: str = "relu", out: int = 1
+    config: Any,
+    spec: Spec,
+    size: int,
+    activation: str = "relu",
+    out: int = 1,
+    n: int | None = None,
+    obs: Sequence[str] | None = None,
 ) -> Critic:
-    """The critics of `config` for actions of `size` numbers, with all observations of `spec`, and
-    `out` numbers each."""
-    return Critic(
-        spec,
-        size,
-        config.critics,
-        config.hidden,
-        layer_norm=config.layer_norm,
-        activation=activation,
-        out=out,
-    )
+    """`n` critics (None: `config.critics`) with the layers of `config`, for actions of `size`
+    numbers; they use the observations `obs` (None: all) and return `out` numbers each."""
+    count = config.critics if n is None else n
+    norm = config.layer_norm
+    return Critic(spec, size, count, config.hidden, norm, activation, obs, out)
 
 
 def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -112,8 +107,6 @@ def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tens
 
 @dataclass(frozen=True)
 class ValueConfig:
-    """Settings of a state-value function."""
-
     hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # layer normalisation in the hidden layers
@@ -182,10 +175,7 @@ class Support:
 
     def __post_init__(self) -> None:
         if self.count < 2 or not self.low < self.high:
-            raise ValueError(
-                f"a support needs low < high and at least 2 atoms, got low={self.low}, "
-                f"high={self.high}, {self.count} atoms"
-            )
+            raise ValueError(f"a support needs low < high and at least 2 atoms, got {self}")
 
     def atoms(self, device: torch.device | str = "cpu") -> Tensor:
         """The values [K] of the atoms."""

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core import checkpoint
+from embodied.core.build import Node, build
+from embodied.core.files import MALFORMED, reading
 from embodied.core.policy import Policy
+from embodied.core.saved_file import fitting
+from embodied.core.saved_node import require_inside
 from embodied.core.tensors import Tensors
 from embodied.nn.optim import Adam, Optimizer
 
@@ -28,6 +34,7 @@ class RunPlan:
 
 
 UNPLANNED = RunPlan()
+SIZES = ("batch_size", "horizon", "segment", "gamma", "n_step")
 
 
 class Learner(nn.Module):
@@ -40,7 +47,7 @@ class Learner(nn.Module):
     probability that the second one is preferred).
     `batch_size` is the number of transitions of one `update`; `gamma` and `n_step` are applied when
     transitions are stored; `columns` are further columns that need the rest of an episode
-    ("returns", "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column
+    ("returns", "next_action"; see embodied.buffers.pending). If a batch has a column
     `weight` (prioritised or weighted sampling), a learner that supports it multiplies its errors by
     it (`ReportsErrors`).
 
@@ -62,7 +69,7 @@ class Learner(nn.Module):
     rows: ClassVar[Literal["decisions", "chunks", "pairs"]] = "decisions"
     usual_policy: ClassVar[str] = ""
     """The option of `policy=` that is usual with this learner, for continuous actions."""
-    policy: Policy
+    policy: Any  # the Policy that is trained; constructors say of which kind
     batch_size: int
     horizon: int = 0
     segment: int = 0
@@ -83,7 +90,25 @@ class Learner(nn.Module):
     """On-policy: the batch has also decisions that were running at the last update."""
     counters: ClassVar[tuple[str, ...]] = ()
     """Attributes, numbers or tensors, saved and restored besides the module and the optimisers."""
+    losses: ClassVar[tuple[str, ...]] = ("_loss",)
+    """The methods that can be compiled (`embodied.learners.acceleration`)."""
+    config: Any
+    optims: dict[str, Adam]
+    _step: Callable[..., Tensors]
+    """The part of `update` that reads only its last argument, a batch, and tensors of the learner,
+    which can be recorded as a CUDA graph."""
     node: dict[str, Any]
+
+    def __init__(self, config: Any = None, policy: Policy | None = None) -> None:
+        """Set `config`, `policy`, and what `config` has of the sizes that a run asks for."""
+        super().__init__()
+        self.config = config
+        self.optims = {}
+        if policy is not None:
+            self.policy = policy
+        for name in SIZES:
+            if hasattr(config, name):
+                setattr(self, name, getattr(config, name))
 
     @classmethod
     def imitates(cls) -> bool:
@@ -91,11 +116,9 @@ class Learner(nn.Module):
         return cls.rows == "chunks"
 
     def behaviour_policy(self) -> Policy:
-        """The policy that collects the environment steps, asked for once before the first step.
-
-        A learner with another one than `policy` makes it a submodule and changes its parameters in
-        place; evaluation and checkpoints use `policy`.
-        """
+        """The policy that collects the environment steps, asked for once before the first step. A
+        learner with another one than `policy` makes it a submodule and changes its parameters in
+        place; evaluation and checkpoints use `policy`."""
         return self.policy
 
     def adapt_behaviour(self, batch: Tensors) -> None:
@@ -116,9 +139,14 @@ class Learner(nn.Module):
         """Set the normalisers of the policy (and of the critics, if any) from data."""
         self.policy.fit(transitions)
 
+    def descend(self, name: str, loss: Tensor) -> None:
+        """One gradient step of the optimiser `name` on `loss`."""
+        loss.backward()
+        self.optims[name].step()
+
     def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimisers by name, for saving and resuming."""
-        return {}
+        return dict(self.optims)
 
     def get_state(self) -> dict[str, Any]:
         """Parameters, targets and optimiser states: all that an exact resume needs."""
@@ -165,28 +193,6 @@ class HasStateValues(Protocol):
         ...
 
 
-class GradientLearner(Learner):
-    """Holds the optimisers by name in `optims`.
-
-    `_step` is the part of `update` that reads only its batch, its last argument, and tensors of the
-    learner, so that it can be recorded as a CUDA graph; `losses` names the methods that can be
-    compiled. `embodied.learners.acceleration.accelerate` does both.
-    """
-
-    losses: ClassVar[tuple[str, ...]] = ("_loss",)
-    config: Any
-    optims: dict[str, Adam]
-    _step: Callable[..., Tensors]
-
-    def descend(self, name: str, loss: Tensor) -> None:
-        """One gradient step of the optimiser `name` on `loss`."""
-        loss.backward()
-        self.optims[name].step()
-
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        return dict(self.optims)
-
-
 @contextmanager
 def frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Freeze `parameters` (no gradients) inside the `with` block, also where it raises."""
@@ -203,3 +209,19 @@ def frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
 def soft_update(target: list[Tensor], online: list[Tensor], tau: float) -> None:
     """Polyak averaging in place: target <- target + tau (online - target)."""
     torch._foreach_lerp_(target, online, tau)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def load_learner(saved: Path, trained: Node, policy: Policy) -> Learner:
+    """The learner in the checkpoint folder `saved` of a run with the settings `trained`, around the
+    checkpoint's `policy`, for its critics. FileError if its state is not that learner's."""
+    require_inside(trained["learner"], f"the learner of {saved}")
+    part: Any = policy
+    if trained.get("finetune"):
+        part = part.trainable()  # the part that its learner trained
+    plan = RunPlan(updates=1, execute=trained.get("execute"))
+    state = checkpoint.load_state(saved, "learner")
+    with fitting(state, saved.parent.parent / "run.yaml"):
+        learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
+    with reading(f"the learner of {saved}", *MALFORMED):
+        learner.set_state(state)
+    return learner

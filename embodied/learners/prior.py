@@ -27,18 +27,16 @@ from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
-from embodied.learners.learner import UNPLANNED, RunPlan
+from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
-from embodied.learners.on_policy.ppo_demos import remaining
+from embodied.learners.on_policy.ppo_cloning import remaining
 from embodied.learners.on_policy.ppo_parts import StochasticPolicy
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
 
 
 @dataclass(frozen=True)
 class PriorConfig:
-    """Settings of a prior over actions."""
-
     prior: str | None = None  # run whose policy is the prior; null: the policy itself (init=RUN)
     prior_std: tuple[Positive, Positive] = (0.1, 0.5)  # bounds of its std, before squashing
 
@@ -68,16 +66,16 @@ class SacConfig(PriorConfig, sac.Config):
 class SacPrior(sac.Sac):
     """`update` as in SAC."""
 
+    given = ("prior_policy",)
+
     def __init__(self, config: SacConfig, policy: Policy, spec: Spec) -> None:
         super().__init__(config, policy, spec)
         self.prior_policy = prior_of(config, policy, spec)
         self.entropy = -config.kl * self.policy.size
 
     def drawn(self, obs: Tensors) -> tuple[Tensor, Tensor]:
-        """Actions [N, size] of the policy, and log pi - log rho of them, [N].
-
-        Both densities are those before squashing, whose Jacobians cancel: no action is clipped.
-        """
+        """Actions [N, size] of the policy, and log pi - log rho of them, [N]. Both densities are
+        those before squashing, whose Jacobians cancel: no action is clipped."""
         mean, log_std = self.policy(obs)
         noise = torch.randn_like(mean)
         u = mean + log_std.exp() * noise
@@ -98,21 +96,17 @@ class SacPrior(sac.Sac):
 
 @dataclass(frozen=True)
 class PpoConfig(PriorConfig, ppo.Config):
-    """Settings of PPO with a prior."""
-
     prior_weight: NonNegative = 0.1  # lambda, in units of the reward
     prior_decay: Fraction = 0.0  # share of the run over which lambda decays to 0; 0: no decay
 
 
 class PpoPrior(ppo.Ppo):
-    """`update` as in PPO, for policies without memory."""
+    """`update` as in PPO."""
 
-    def __init__(
-        self, config: PpoConfig, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
+    takes_memory = False
+
+    def __init__(self, config: PpoConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
-        if self.recurrent:
-            raise ConfigError("learner=ppo_prior needs a policy without memory")
         if config.prior_decay and not run.decisions:
             raise ConfigError(f"prior_decay={config.prior_decay:g} needs the length of the run")
         self.prior_policy = prior_of(config, policy, spec)

@@ -20,7 +20,7 @@ from embodied.core.env import HasLevels, VecEnv
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.wrapper import find_protocol
 from embodied.evaluation.statistics import rate, wilson
-from embodied.evaluation.worst_case import FILE as WORST
+from embodied.evaluation.task_grid import WORST
 from embodied.reports.page import (
     Point,
     against,

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from embodied.buffers.augment import random_shift
+from embodied.buffers.source import random_shift
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, nearest

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from embodied.buffers.n_step import NStepBuffer
+from embodied.buffers.pending import NStepBuffer
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError

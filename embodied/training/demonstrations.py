@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from embodied.buffers.pending import columns_of_episodes
 from embodied.buffers.source import Mixture, Source
-from embodied.buffers.trajectory_columns import columns_of_episodes
 from embodied.buffers.weighted import Weighted, Weights, positive_variance
 from embodied.core import distributed
 from embodied.core.actor import Actor

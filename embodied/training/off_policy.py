@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from embodied.buffers.n_step import KeepsSingle
+from embodied.buffers.pending import KeepsSingle
 from embodied.buffers.replay import PICTURES, ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import distributed
@@ -31,8 +31,7 @@ from embodied.training.reward_pipeline import RewardPipeline, build_reward, pop_
 from embodied.training.trainer import RunParts, Trainer
 
 if TYPE_CHECKING:
-    from embodied.buffers.success import SuccessBuffer
-    from embodied.buffers.trajectory_columns import TrajectoryColumns
+    from embodied.buffers.pending import SuccessBuffer, TrajectoryColumns
     from embodied.datasets.lerobot.reader import Episodes
     from embodied.models.dyna import Dyna
     from embodied.teachers.teacher import Curriculum
@@ -84,8 +83,8 @@ def build_buffers(
         metrics = metrics_of(demos, demonstrations[0])
     success: SuccessBuffer | None = None
     if share := data.success_fraction:
+        from embodied.buffers.pending import SuccessBuffer
         from embodied.buffers.source import Mixture
-        from embodied.buffers.success import SuccessBuffer
 
         if learner.columns or learner.n_step > 1 or replay.columns:
             raise ConfigError(
@@ -105,13 +104,13 @@ def build_buffers(
     source = rewards.sampled(source)
     demos = rewards.sampled(demos)
     if data.random_shift:  # after the rewards, which are computed from the images as they are
-        from embodied.buffers.augment import augmented
+        from embodied.buffers.source import augmented
 
         source = augmented(source, rewards.env.spec, data.random_shift)
         demos = augmented(demos, rewards.env.spec, data.random_shift)
     columns: TrajectoryColumns | None = None
     if learner.columns:
-        from embodied.buffers.trajectory_columns import TrajectoryColumns
+        from embodied.buffers.pending import TrajectoryColumns
 
         columns = TrajectoryColumns(learner.columns)
     return Buffers(replay, source, demos, columns, success, metrics, dyna)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from embodied.buffers.augment import augmented
-from embodied.buffers.source import Mixture, Source
+from embodied.buffers.source import Mixture, Source, augmented
 from embodied.core.build import ConfigError
 from embodied.evaluation.held_out import HeldOut, held_out_episodes
 from embodied.learners.learner import Learner

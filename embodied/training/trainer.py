@@ -19,7 +19,7 @@ from embodied.core import distributed
 from embodied.core.children import outlive_parent
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
-from embodied.evaluation.episode_stats import EpisodeMeans
+from embodied.evaluation.evaluate import EpisodeMeans
 from embodied.training.logger import Log
 
 if TYPE_CHECKING:

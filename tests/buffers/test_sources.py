@@ -11,15 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.buffers.augment import RandomShift, random_shift, shift_by_index, shift_on_cpu
-from embodied.buffers.replay import ReplayBuffer
-from embodied.buffers.rollout import RolloutBuffer
-from embodied.buffers.source import Mixture, Relabel
-from embodied.buffers.trajectory_columns import (
+from embodied.buffers.pending import (
     TrajectoryColumns,
     columns_of_episodes,
     next_actions,
     returns_to_go,
+)
+from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.rollout import RolloutBuffer
+from embodied.buffers.source import (
+    Mixture,
+    RandomShift,
+    Relabel,
+    random_shift,
+    shift_by_index,
+    shift_on_cpu,
 )
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, cat, each

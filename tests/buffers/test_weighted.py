@@ -65,21 +65,6 @@ def test_the_positive_variance_by_hand() -> None:
     assert positive_variance(FOUR) == pytest.approx(expected)
 
 
-def test_trajectories_are_drawn_as_the_closed_form_says() -> None:
-    """A transition of trajectory i has w_i / sum_j T_j w_j: long ones keep their share."""
-    weight = weights("Return", alpha=0.5)
-    source = Weighted(
-        {"episode": torch.arange(4).repeat_interleave(FOUR.length)},
-        weight.repeat_interleave(FOUR.length),
-    )
-    torch.manual_seed(0)
-    n = 100_000
-    counts = source.sample(n)["episode"].bincount(minlength=4)
-    expected = FOUR.length * weight / (FOUR.length * weight).sum()
-    for count, p in zip(counts.tolist(), expected.tolist(), strict=True):
-        assert abs(count - n * p) <= 4 * math.sqrt(n * p * (1 - p))
-
-
 def test_advantage_forgives_hard_starts() -> None:
     """Starts 0 and 10 ... return 100 s_0 + luck: what is left of G is the luck."""
     luck = [0.0, 1.0, 0.0, -1.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.buffers.trajectory_columns import columns_of_episodes
+from embodied.buffers.pending import columns_of_episodes
 from embodied.core.env import RETURN_ENDS
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import remembered, with_history

@@ -1,4 +1,4 @@
-"""Evaluations: metrics, intervals and means by hand; every task of a grid once."""
+"""Evaluations, intervals and grids of tasks by hand; the worst parameters and their command."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from embodied.core.build import ConfigError
+from embodied.commands.eval import evaluate_run
+from embodied.core.build import ConfigError, parse
 from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
-from embodied.envs.fr3.env import Config, Fr3
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
 from embodied.evaluation.evaluate import Evaluation, evaluate
 from embodied.evaluation.statistics import (
     bootstrap_interval,
@@ -24,10 +27,21 @@ from embodied.evaluation.statistics import (
     rate,
     wilson,
 )
-from embodied.evaluation.task_grid import FILE, TaskGridEval, grid
-from embodied.training.logger import Log
+from embodied.evaluation.task_grid import (
+    FILE,
+    Floats,
+    Found,
+    TaskGridEval,
+    grid,
+    search,
+    worst_case,
+)
+from embodied.evaluation.task_grid import WORST as WORST_FILE
+from embodied.evaluation.task_grid import Config as SearchConfig
+from embodied.training.logger import Log, read_metrics
 from embodied.training.train import train
-from tests.builders import make_policy
+from tests.builders import make_policy, node_of, run_folder
+from tests.teachers.place import made
 from tests.training.test_teaching import NODE
 
 
@@ -119,7 +133,7 @@ class Telling(Wrapper):
 
 def test_every_task_is_played_once_and_listed_in_order() -> None:
     """Five tasks in two rows: the sixth episode is not counted."""
-    env = Telling(Fr3(Config(task="reach", num_envs=2, threads=1, horizon=3)))
+    env = Telling(Fr3(Fr3Config(task="reach", num_envs=2, threads=1, horizon=3)))
     tasks = torch.tensor([[0.1, 0.5, 0.5], [0.3] * 3, [0.5] * 3, [0.7] * 3, [0.9] * 3])
     policy = make_policy("gaussian.Gaussian", env.spec, seed=None, hidden=[8])
     result = evaluate(policy, TaskGridEval(env, tasks), 5, 0)
@@ -134,9 +148,98 @@ def test_a_run_writes_down_every_tasks_outcome(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     assert [row["step"] for row in rows] == [32] * 8 + [64] * 8
     assert [row["task"] for row in rows[:8]] == grid(
-        Fr3(Config(task="reach", num_envs=1)).spec, 2
+        Fr3(Fr3Config(task="reach", num_envs=1)).spec, 2
     ).tolist()
     assert {row["success"] for row in rows} <= {True, False}
     train({**NODE, **settings, "steps": 32, "out": str(tmp_path)}, Log(tmp_path, silent=True))
     again = (tmp_path / FILE).read_text().splitlines()
     assert [json.loads(line) for line in again] == rows[:8]  # what came later is of another run
+
+
+PLACE = (0.3, 0.85)
+
+
+def bowl(point: Floats) -> float:
+    return float(np.square(point - PLACE).sum())
+
+
+def found_by(**settings: Any) -> Found:
+    return search(("a", "b"), parse(SearchConfig, settings, "search"), bowl)
+
+
+def test_the_grid_has_both_ends_and_the_nearest_point_is_found() -> None:
+    """Of 0, 1/2, 1 the nearest to 0.3 is 1/2 (0.2 against 0.3), to 0.85 it is 1."""
+    found = found_by(cells=3, generations=0)
+    assert found.points == [[a, b] for a in (0, 0.5, 1) for b in (0, 0.5, 1)]
+    assert found.worst == [0.5, 1.0] and min(found.scores) == pytest.approx(0.04 + 0.0225)
+
+
+def test_the_search_goes_on_where_the_grid_ends() -> None:
+    pytest.importorskip("scipy")
+    found = found_by(cells=3, generations=20)
+    assert found.worst == pytest.approx(PLACE, abs=0.05)
+    assert found.points == found_by(cells=3, generations=20).points
+    assert len(found.points) == len({*map(tuple, found.points)}) <= 9 + 20 * 10 + 1
+    assert np.min(found.points) >= 0 and np.max(found.points) <= 1
+
+
+def test_a_grid_that_is_too_large_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"at most 2,000.*search.names=\[...\] of a, b"):
+        found_by(cells=100)
+
+
+def test_only_the_named_parameters_are_searched() -> None:
+    """The return is ten times goal_x: worst at 0. With goal_y alone it is the mean of ten times the
+    drawn goal_x, the same for every point, so that the first one is taken."""
+    env = Telling(Fr3(Fr3Config(task="reach", num_envs=2, threads=1, horizon=2)))
+    policy = make_policy("gaussian.Gaussian", env.spec, hidden=[8])
+    for name, mean, points in (("goal_x", 0.0, 2), ("goal_y", None, 2)):
+        config = SearchConfig(names=(name,), cells=2, episodes=4, generations=0)
+        worst = worst_case(policy, env, config, 6, 1)
+        assert len(worst.found.points) == points and worst.found.worst == [0.0]
+        drawn = torch.rand(6, 3, generator=torch.Generator().manual_seed(1))[:, 0].mean().item()
+        expected = 10 * drawn if mean is None else mean
+        assert worst.metrics()["worst_return"] == pytest.approx(expected, abs=1e-5)
+        low, high = worst.interval
+        assert low <= expected + 1e-5 and expected <= high + 1e-5
+        assert worst.values[name][1] == "m"
+    with pytest.raises(ConfigError, match="goal_z"):
+        worst_case(policy, env, SearchConfig(names=("goal_z1",)), 4, 0)
+
+
+ENV = {**node_of("envs.fr3.env.Fr3", task="reach", horizon=2), "threads": 1}
+RANDOM = {"randomize": {"gain": [0.5, 1.0], "damping": [1.0, 3.0]}}
+POLICY = node_of("policies.gaussian.Gaussian", hidden=[8], chunk=2)
+
+
+def test_the_command_writes_what_a_teacher_reads(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", ENV | RANDOM, POLICY, (1,))
+    words = ["worst_case=true", "search.names=[gain]", "search.cells=2", "search.generations=0"]
+    words += ["search.episodes=2", "episodes=3", f"out={tmp_path / 'worst'}"]
+    row = evaluate_run(run, words, [])
+    kept = json.loads((tmp_path / "worst" / WORST_FILE).read_text())
+    assert kept["points"] == [[0.0], [1.0]] and row["episodes"] == kept["episodes"] == 3
+    at = kept["worst"]["gain"]
+    assert row["worst"] == {"gain": [pytest.approx(0.5 + at / 2), ""]}
+    last = read_metrics(tmp_path / "worst")[-1]
+    assert last["eval/worst_return"] == pytest.approx(row["return"])
+    evaluate_run(run, [*words[:-1], "search.cells=2"], [])
+    assert "Worst parameters" in (run / "report.html").read_text()
+    with pytest.raises(ConfigError, match="worst_case"):
+        evaluate_run(run, ["worst_case=maybe"], [])
+
+
+def test_a_teacher_fixes_the_worst_parameters(tmp_path: Path) -> None:
+    file = tmp_path / WORST_FILE
+    file.write_text(json.dumps({"worst": {"y": 0.25}}))
+    teacher = made("tasks.uniform.Uniform", fixed=str(file))
+    tasks, _ = teacher.sample(50)
+    assert (tasks[:, 1] == 0.25).all() and tasks[:, 0].std() > 0.1
+    within = made("tasks.uniform.Uniform", fixed=str(file), box={"y": [0.2, 0.4]})
+    assert within.sample(3)[0][:, 1].tolist() == pytest.approx([0.25] * 3)
+    for settings, says in (
+        ({"fixed": str(file), "box": {"y": [0.5, 1.0]}}, "outside its box"),
+        ({"fixed": str(tmp_path / "none.json")}, "worst_case=true"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            made("tasks.uniform.Uniform", **settings)

@@ -11,7 +11,6 @@ from embodied.cli import parse
 from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter
 from embodied.evaluation.off_policy import (
     Config,
@@ -20,12 +19,10 @@ from embodied.evaluation.off_policy import (
     estimate,
     log_density,
     pdis,
+    portfolio,
     weights,
 )
-from embodied.evaluation.portfolio import portfolio
-from tests.builders import make_policy
-
-SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+from tests.builders import LINE, make_policy
 
 
 def test_weighted_estimates_by_hand() -> None:
@@ -83,7 +80,7 @@ def chain(episodes: int, seed: int = 0) -> Episodes:
     }
     start = torch.arange(0, n, 3)
     length = torch.full((episodes,), 3)
-    return Episodes(SPEC, steps, start, length, {"state": torch.full((episodes, 1), 3.0)})
+    return Episodes(LINE, steps, start, length, {"state": torch.full((episodes, 1), 3.0)})
 
 
 def test_all_three_estimate_a_better_and_a_worse_policy() -> None:
@@ -92,7 +89,7 @@ def test_all_three_estimate_a_better_and_a_worse_policy() -> None:
     recorded = Recorded(chain(600), config, 1)
     found = {}
     for action in (-0.5, 0.5):
-        policy = make_policy("deterministic.Deterministic", SPEC, hidden=[4], std=0.05)
+        policy = make_policy("deterministic.Deterministic", LINE, hidden=[4], std=0.05)
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.zero_()
@@ -105,18 +102,18 @@ def test_all_three_estimate_a_better_and_a_worse_policy() -> None:
         assert made.dr == pytest.approx(true, abs=0.3)
         assert 5 < made.effective < 400
     with pytest.raises(ConfigError, match="without memory"):
-        estimate(make_policy("generative.flow.Flow", SPEC, obs_steps=2), recorded)
+        estimate(make_policy("generative.flow.Flow", LINE, obs_steps=2), recorded)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded, demos = chain(8), tmp_path / "demos"
-    with EpisodeWriter(demos, SPEC) as writer:
+    with EpisodeWriter(demos, LINE) as writer:
         for number in range(8):
             ended = torch.zeros(3, dtype=torch.bool)
             writer.add({**recorded.episode(number), "truncated": ended, "success": ended})
     runs = [tmp_path / name for name in ("one", "two")]
     for run in runs:
-        policy = make_policy("generative.flow.Flow", SPEC, chunk=2, width=8, depth=1)
+        policy = make_policy("generative.flow.Flow", LINE, chunk=2, width=8, depth=1)
         checkpoint.save(run / "checkpoints" / "00000000", policy, 0)
 
     def says(*words: str) -> str:

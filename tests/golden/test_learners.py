@@ -75,11 +75,7 @@ def records_of(stem: str) -> dict[str, Any]:
     for option in others:
         try:
             records[option] = record(stem, option)
-        except (
-            NotImplementedError,
-            LookupError,
-            RuntimeError,
-        ) as error:
+        except (NotImplementedError, LookupError, RuntimeError) as error:
             # It can be built with it, and not learn so.
             print(f"{stem} with {option} is not recorded: {error!r}")
     return records

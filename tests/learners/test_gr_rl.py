@@ -10,27 +10,19 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from embodied.buffers.newest import NewestReplayBuffer
-from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.replay import NewestReplayBuffer, ReplayBuffer
 from embodied.commands.train import train
 from embodied.core.build import ConfigError, build
-from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, take
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import transitions as recorded_transitions
 from embodied.learners.critics import Critic
-from embodied.learners.offline.critic_progress import (
-    Config,
-    CriticProgress,
-    keeps_progress,
-    value,
-)
+from embodied.learners.offline.critic_progress import Config, CriticProgress, keeps_progress, value
 from embodied.learners.offline.rebrac import Rebrac
 from embodied.training.logger import read_metrics
-from tests.builders import exit_of, make_learner, make_policy, node_of, still, transitions
+from tests.builders import LINE, exit_of, make_learner, make_policy, node_of, transitions
 from tests.learners.finetune.test_expo import made
 
-LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEP, GAMMA = 0.05, 0.95
 
 
@@ -179,33 +171,12 @@ def test_noise_is_free_within_the_shell() -> None:
     torch.testing.assert_close(learner._actor_loss(state)[0], free + penalty)
 
 
-def test_the_penalty_holds_the_noise_in_the_shell() -> None:
-    """The value rises with every action; without a penalty the noise goes to the bound."""
-    sizes = {}
-    for weight in (0.0, 5.0):
-        settings: dict[str, Any] = {
-            "actor_lr": 3e-3,
-            "critic_lr": 3e-3,
-            "initial_temperature": 1e-4,
-        }
-        learner = made(shell_weight=weight, shell=0.25, atoms=21, **settings)
-        for _ in range(150):
-            action = torch.rand(64, 2) * 2 - 1
-            reward = (action.sum(1) + 2) / 4
-            learner.update(still(torch.zeros(64, 2), action, reward))
-        state = {"state": torch.zeros(1, 2)}
-        with torch.no_grad():
-            u = learner.actor.act(state, {}, learner.actor.sample_noise(1))[0].squeeze(1)
-        sizes[weight] = (2.0 * u).square().mean().item()
-    assert sizes[5.0] < 0.5 < sizes[0.0], sizes
-
-
 def rows_of(*numbers: int) -> Tensors:
     return {"reward": torch.tensor(numbers, dtype=torch.float32)}
 
 
 def test_half_of_a_batch_is_new() -> None:
-    node = node_of("buffers.newest.NewestReplayBuffer", share=0.5, newest=2)
+    node = node_of("buffers.replay.NewestReplayBuffer", share=0.5, newest=2)
     buffer = build(node, ReplayBuffer, capacity=8)
     assert isinstance(buffer, NewestReplayBuffer)
     with pytest.raises(ValueError, match="empty"):

@@ -33,7 +33,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "relu, two widths": ({"value": {"hidden": [33, 7], **RELU}}, RELU),
     "one layer, no layer": ({"value": {"hidden": []}}, {"hidden": [70]}),
-    "value clip, entropy": ({"value_clip": 0.05, "entropy": 0.02, "value_weight": 0.8}, {}),
+    "entropy": ({"entropy": 0.02, "value_weight": 0.8}, {}),
     "two rates, linear": ({"critic_lr": 1e-3, "schedule": "linear"}, {}),
     "adaptive": ({"schedule": "adaptive", "target_kl": 0.004}, {}),
     "adaptive, two rates": ({"schedule": "adaptive", "critic_lr": 1e-3}, {}),

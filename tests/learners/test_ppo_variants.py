@@ -1,28 +1,38 @@
-"""PPO with one GRU, with demonstrations, and that imitates its own best episodes (RAPID)."""
+"""PPO with one GRU, demonstrations, its own best episodes, an offline critic, another sampling."""
 
 from __future__ import annotations
 
-import copy
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors, nest
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, each, nest
 from embodied.learners.critics import ValueConfig
 from embodied.learners.learner import RunPlan
-from embodied.learners.on_policy.ppo import Ppo
-from embodied.learners.on_policy.ppo_demos import PpoDemos, remaining
+from embodied.learners.on_policy.hnpg import action_values
+from embodied.learners.on_policy.ppo import Config, Ppo, PpoShared
+from embodied.learners.on_policy.ppo_cloning import remaining
+from embodied.learners.on_policy.ppo_demos import PpoDemos
 from embodied.learners.on_policy.ppo_rapid import Episode, EpisodeBuffer, PpoRapid
-from embodied.learners.on_policy.ppo_shared import Config, PpoShared
+from embodied.learners.on_policy.props import Props, sampling_error
+from embodied.training.collector import Collector
 from embodied.training.logger import Log
+from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.train import train
-from tests.builders import make_learner
-from tests.learners.test_ppo import MEMORY, NODES, SPECS, carry_of, played
+from tests.builders import LINE, SPEC, make_learner, make_policy, transitions
+from tests.contract.test_learner import segment
+from tests.learners.bandit import slopes
+from tests.learners.test_ppo import MEMORY, NODES, SPECS, carry_of, played, steps
 from tests.learners.test_ppo import make as make_ppo
+from tests.toy_envs import Config as CounterConfig
+from tests.toy_envs import Counter
 from tests.training.test_teaching import NODE, PPO
 
 
@@ -88,7 +98,7 @@ def test_newer_ones_first_no_weight_and_an_episode_that_is_too_long() -> None:
 def test_what_decides_is_what_the_policy_sees() -> None:
     """Not what only a critic does; and all of its observations together."""
     learner = make(bc_steps=0)
-    batch = segment([[1.0] * 4], [[0, 0, 0, 1]])
+    batch = standing([[1.0] * 4], [[0, 0, 0, 1]])
     batch["obs/critic/truth"] = torch.randn(4, 1, 2)
     learner.update(batch)
     assert learner.best.episodes[0].local == 0.25
@@ -99,7 +109,7 @@ def test_what_decides_is_what_the_policy_sees() -> None:
     assert best.episodes[0].local == 1.0
 
 
-def segment(
+def standing(
     reward: list[list[float]], ended: list[list[int]], first: list[list[int]] | None = None
 ) -> Tensors:
     """Decisions of rows that stand still; lists are rows' times."""
@@ -124,23 +134,23 @@ def segment(
 def test_episodes_go_on_over_batches() -> None:
     """Row 0 ends two episodes; row 1 begins one, which ends in the next batch."""
     learner = make(bc_steps=0)
-    learner.update(segment([[1, 2, 4, 8], [1, 1, 1, 1.0]], [[0, 1, 1, 0], [0, 0, 0, 0]]))
+    learner.update(standing([[1, 2, 4, 8], [1, 1, 1, 1.0]], [[0, 1, 1, 0], [0, 0, 0, 0]]))
     assert sorted(each.ret for each in learner.best.episodes) == [3, 4]
     assert [len(each) for each in learner.open] == [1, 4]
     going = [[0] * 4, [0, 0, 1, 0]]
-    learner.update(segment([[1, 1, 1, 1], [1, 2, 3, 4.0]], [[0] * 4, [0, 1, 0, 0]], going))
+    learner.update(standing([[1, 1, 1, 1], [1, 2, 3, 4.0]], [[0] * 4, [0, 1, 0, 0]], going))
     assert [each.ret for each in learner.best.episodes] == [7, 4, 3]
     # Actions are numbered in the order of time: 1 3 5 7 of the first batch, 1 3 of the second.
     assert learner.best.table["action"].tolist() == [1, 3, 1, 3, 1, 3, 0, 0, 2]
     assert [each.ret for each in learner.open] == [12, 7] and len(learner.open[0]) == 5
     again = [[1, 0, 0, 0], [0, 0, 0, 0]]  # row 0 was broken off
-    learner.update(segment([[1, 0, 0, 0], [0, 0, 0, 0.0]], [[1, 0, 0, 0], [0] * 4], again))
+    learner.update(standing([[1, 0, 0, 0], [0, 0, 0, 0.0]], [[1, 0, 0, 0], [0] * 4], again))
     assert sorted(each.ret for each in learner.best.episodes) == [1, 3, 4, 7]
 
 
 def test_padding_and_what_is_not_to_be_learned_from_is_left_out() -> None:
     learner = make(bc_steps=0)
-    batch = segment([[1, 2, 4, 8], [1, 1, 1, 1.0]], [[0, 0, 1, 1], [0, 0, 0, 1]])
+    batch = standing([[1, 2, 4, 8], [1, 1, 1, 1.0]], [[0, 0, 1, 1], [0, 0, 0, 1]])
     batch["valid"][3, 0] = False
     batch["learn"] = torch.tensor([[True, False]]).expand(4, 2)
     learner.update(batch)
@@ -167,9 +177,9 @@ def test_imitating_nothing_it_is_ppo(kind: str) -> None:
     plain = make_ppo("categorical")
     for _ in range(3):
         batch = played(plain)
-        for each in (plain, learner):
+        for one in (plain, learner):
             torch.manual_seed(5)
-            each.update(batch)
+            one.update(batch)
     for one, other in zip(learner.policy.parameters(), plain.policy.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -185,31 +195,6 @@ def test_cloning_fades(kind: str) -> None:
         learner.update(played(learner))
     assert steps == [3, 2, 2, 1]  # round(4 (1 - 24 k / 120)): 3.2, 2.4, 1.6, 0.8, and none
     assert remaining(100, fade=0.0, total=0) == 1
-
-
-def go_on(learner: Any, other: Any) -> None:
-    """Take over the state after an update; then the same updates lead to the same state."""
-    batches = [played(make()) for _ in range(4)]
-    learner.update(batches[0])
-    other.set_state(copy.deepcopy(learner.get_state()))
-    for each in (learner, other):
-        for seed, batch in enumerate(batches[1:]):
-            torch.manual_seed(seed)
-            each.update(batch)
-    mine, theirs = learner.state_dict(), other.state_dict()
-    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
-def test_it_goes_on_exactly() -> None:
-    """With episodes in the air, as a checkpoint keeps it, into a learner of another seed."""
-    learner, other = make(), make(seed=3)
-    go_on(learner, other)
-    assert any(map(len, learner.open)) and len(learner.best)
-    assert learner.best.scores == other.best.scores and learner.best.number == other.best.number
-    assert str(learner.get_state()["best"]) == str(other.get_state()["best"])
-    learner, other = make_shown(), make_shown()  # in the middle of its warm-up
-    go_on(learner, other)
-    assert learner.updates == other.updates == 4
 
 
 @pytest.mark.parametrize("target", ["ppo_rapid.PpoRapid", "ppo_demos.PpoDemos"])
@@ -283,7 +268,7 @@ def pair() -> tuple[Ppo, PpoShared]:
     """The same policy; the other's critic has a copy of the policy's GRU and the same MLP."""
     other = make_ppo(memory=True, value={"hidden": [8], "obs": ["state"]}, **SETTINGS)
     config = Config(**SETTINGS, horizon=other.horizon, value=ValueConfig(hidden=(8,)))
-    learner = PpoShared(config, other.policy, other.policy.spec)
+    learner = PpoShared(config, other.policy, other.policy.spec, RunPlan())
     other.value.memory.load_state_dict(other.policy.memory.state_dict())  # type: ignore[operator,union-attr]
     other.value.net.load_state_dict(learner.value.net.state_dict())
     return other, learner
@@ -310,7 +295,7 @@ def test_tables_losses_and_gradients_are_those_of_a_copied_gru() -> None:
     for key in said:
         torch.testing.assert_close(said[key], heard[key], msg=key)
     one.backward()
-    for gradient, parameter in zip(summed, learner.actor.memory.parameters(), strict=True):  # type: ignore[attr-defined]
+    for gradient, parameter in zip(summed, learner.policy.memory.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
 
 
@@ -329,8 +314,198 @@ def test_an_update_moves_all_and_nothing_is_there_twice() -> None:
 def test_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(ConfigError, match="needs a recurrent policy"):
         flat = make_ppo(memory=False, **SETTINGS)
-        PpoShared(Config(), flat.policy, flat.policy.spec)
+        PpoShared(Config(), flat.policy, flat.policy.spec, RunPlan())
     _, learner = pair()
     with pytest.raises(ConfigError, match=r"value\.obs has no effect"):
         config = Config(value=ValueConfig(obs=("state",)))
-        PpoShared(config, learner.policy, learner.policy.spec)
+        PpoShared(config, learner.policy, learner.policy.spec, RunPlan())
+
+
+def make_hnpg(spec: Spec = SPEC, chunk: int = 1, mean: float = 0.0, **settings: Any) -> Any:
+    policy = make_policy(
+        "diagonal_gaussian.DiagonalGaussian", spec, hidden=[16], log_std=-3.0, chunk=chunk
+    )
+    policy.net[-1].bias.data.fill_(mean)
+    given = {"horizon": 6, "batch_size": 8, "lr": 3e-3, "normalize": False, **settings}
+    return make_learner("on_policy.hnpg.Hnpg", policy, **given)
+
+
+def test_the_target_follows_the_current_policy() -> None:
+    """f' = 2 a: r + 2 d E a', a' of the policy, whatever action the data have."""
+    learner = make_hnpg(LINE, mean=0.3, value={"hidden": []}, samples=50)
+    slopes(learner.target, [2.0, 2.0])
+    batch = transitions(8, LINE)
+    batch["discount"][-1] = 0.0
+    mean = learner.policy({"state": batch["next_obs/state"]})[:, 0]
+    expected = batch["reward"] + 2 * batch["discount"] * mean
+    torch.testing.assert_close(learner._backup(batch), expected, atol=0.05, rtol=0)
+
+
+def chain(n: int) -> Tensors:
+    """The first state leads to the second, whose reward is the action; all actions equally."""
+    state, action = torch.randint(2, (n, 1)).float(), torch.rand(n, 1) * 2 - 1
+    return {
+        "obs/state": state,
+        "action": action,
+        "reward": (state * action)[:, 0],
+        "discount": 0.9 * (1 - state[:, 0]),
+        "next_obs/state": torch.ones(n, 1),
+    }
+
+
+def test_demonstrations_of_any_actions_value_the_policy() -> None:
+    """Not the best action of the data, as in Q-learning: 0.9 * 0.5, and f(s', a) = a."""
+    torch.manual_seed(0)
+    learner = make_hnpg(LINE, mean=0.5, critic_steps=400, tau=0.1)
+    learner.set_demonstrations(chain(2000))
+    online = {key: value[:64] for key, value in chain(64).items()}
+    online["target"] = learner._backup(online) * 0 + online["reward"]
+    kept = online["obs/state"][:, 0] == 1  # returns where the episode ends are known
+    learner._fit_critic(each(online, lambda leaf: leaf[kept]))
+    first = {"state": torch.zeros(1, 1)}
+    value = action_values(learner.critic, first, torch.zeros(1, 1)).item()
+    assert value == pytest.approx(0.45, abs=0.1)
+    second = {"state": torch.ones(2, 1)}
+    found = action_values(learner.critic, second, torch.tensor([[-0.8], [0.8]]))
+    assert found.tolist() == pytest.approx([-0.8, 0.8], abs=0.15)
+
+
+def test_states_of_demonstrations_join_the_batch() -> None:
+    learner = make_hnpg(offline_states=0.5)
+    shown = transitions(40, SPEC)
+    learner.set_demonstrations(shown)
+    batch = segment(learner, torch.Generator().manual_seed(0))
+    table, metrics = learner._table(batch, {})
+    assert len(table["old"]) == 24 + 12 and metrics["critic_loss"] > 0
+    rows = each(table, lambda leaf: leaf[24:])
+    obs = {"state": rows["obs/state"]}
+    assert (rows["obs/state"][:, None] == shown["obs/state"]).all(2).any(1).all()
+    log_prob, _ = learner.policy.evaluate_actions(obs, rows["action"])
+    torch.testing.assert_close(rows["old"], log_prob)  # new actions: the ratio starts at 1
+    q = action_values(learner.critic, obs, rows["action"])
+    torch.testing.assert_close(rows["advantage"], q - rows["value"])
+
+
+def test_the_actor_step_leaves_the_critic_alone() -> None:
+    learner = make_hnpg()
+    learner.set_demonstrations(transitions(40, SPEC))
+    batch = segment(learner, torch.Generator().manual_seed(0))
+    table, _ = learner._table(batch, {})
+    before = each(learner.critic.state_dict(), torch.clone)
+    learner._learn(table, 8)
+    assert all(torch.equal(value, before[k]) for k, value in learner.critic.state_dict().items())
+
+
+def test_what_has_no_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="single actions"):
+        make_hnpg(chunk=2)
+    with pytest.raises(ConfigError, match="no effect"):
+        make_hnpg(value_weight=1.0)
+
+
+ARMS = Spec({"state": Leaf((3,))}, Leaf((), "int64", 0, 2), dt=0.1)
+
+
+def make_props(seed: int = 0, head: float = 0.0, **settings: Any) -> Props:
+    policy = make_policy("categorical.Categorical", ARMS, seed, hidden=[8], head=head)
+    given = {"horizon": 8, "batch_size": 8, "normalize": False, "behaviour_lr": 0.02, **settings}
+    return make_learner("on_policy.props.Props", policy, **given)
+
+
+def pulled(arms: list[int]) -> Tensors:
+    """A batch [1, N] of actions that were taken at one observation."""
+    state = torch.ones(1, len(arms), 3)
+    return {"obs/state": state, "action": torch.tensor([arms]), "valid": torch.ones(1, len(arms))}
+
+
+def chances(policy: Any) -> Tensor:
+    return policy({"state": torch.ones(1, 3)})[0].detach().exp().flatten()
+
+
+def test_the_sampling_error_is_the_divergence_of_the_frequencies() -> None:
+    """KL(frequencies || pi), for pi uniform: log 3 - H."""
+    learner = make_props()
+    batch = pulled([0] * 4 + [1] * 2 + [2] * 2)
+    batch["valid"][0, 7] = 0  # 4, 2 and 1 of 7
+    frequencies = torch.tensor([4, 2, 1]) / 7
+    expected = math.log(3) + (frequencies * frequencies.log()).sum().item()
+    found = sampling_error(learner.policy, learner._decisions(batch), 400)
+    assert found.item() == pytest.approx(expected, abs=1e-3)
+    even = sampling_error(learner.policy, learner._decisions(pulled([0, 1, 2])), 400)
+    assert even.item() == pytest.approx(0, abs=1e-4)
+
+
+def test_what_was_taken_too_often_is_taken_less() -> None:
+    """Within the divergence, starting from pi each time; pi stays."""
+    learner = make_props(behaviour_kl=0.02, behaviour_minibatches=1)
+    before = chances(learner.policy)
+    for arms in ([0, 0, 0, 0, 0, 0, 1, 1], [2, 2, 2, 2, 2, 2, 1, 1]):
+        learner.adapt_behaviour(pulled(arms))
+        now = chances(learner.behaviour)
+        often, never = arms[0], 2 - arms[0]
+        assert now[often] < now[1] < now[never] and now[never] > 0.36
+        assert (before * (before / now).log()).sum() < 0.05
+    assert torch.equal(chances(learner.policy), before)
+    assert all(p.grad is None and p.requires_grad for p in learner.policy.parameters())
+    learner.adapt_behaviour({key: value[:, :0] for key, value in pulled([0]).items()})
+    assert torch.equal(chances(learner.behaviour), before)
+
+
+@pytest.mark.parametrize(("ratio", "loss", "pushed"), [(1.5, 1.5, True), (0.6, 0.7, False)])
+def test_the_loss_of_the_behaviour_by_hand(ratio: float, loss: float, pushed: bool) -> None:
+    """-min(-g, -clip(g, 0.7, 1.3)): once g is below 0.7 it falls no further."""
+    learner = make_props(behaviour_weight=0.0)
+    flat = learner._decisions(pulled([0]))
+    flat["old"] = chances(learner.behaviour)[:1].log() - math.log(ratio)
+    found, kl = learner._behaviour_loss(flat)
+    assert (found.item(), kl.item()) == pytest.approx((loss, 0.0), abs=1e-6)
+    found.backward()
+    slope = learner.behaviour.layers()[-1].bias.grad
+    assert (slope[0] > 0.1) == pushed and (pushed or not slope.any())
+
+
+def collected(learner: Props, count: int, adapts: bool) -> float:
+    """The sampling error of `count` decisions of a fixed policy, in batches of 16."""
+    batch: Tensors = {}
+    states = torch.eye(3)
+    for _ in range(count // 16):
+        obs = {"state": states[torch.randint(3, (16,))]}
+        behaviour: Any = learner.behaviour if adapts else learner.policy
+        action = behaviour.act(obs, {}, behaviour.sample_noise(16, True))[0]
+        new = {"obs/state": obs["state"], "action": action[:, 0], "valid": torch.ones(16)}
+        batch = {key: torch.cat([batch.get(key, value[:0]), value]) for key, value in new.items()}
+        if adapts:
+            learner.adapt_behaviour({key: value[None] for key, value in batch.items()})
+    return sampling_error(learner.policy, batch, 200).item()
+
+
+def test_the_data_of_a_fixed_policy_are_more_like_it() -> None:
+    errors = {True: 0.0, False: 0.0}
+    for seed in range(4):
+        for adapts in errors:
+            learner = make_props(seed, head=1.0, behaviour_epochs=4, behaviour_minibatches=4)
+            learner.behaviour_policy()
+            torch.manual_seed(seed)
+            with torch.set_grad_enabled(True):
+                errors[adapts] += collected(learner, 192, adapts)
+    assert errors[True] < 0.6 * errors[False]
+
+
+def test_it_is_adapted_every_k_decisions_to_all_that_is_kept(monkeypatch: Any) -> None:
+    env = Counter(CounterConfig())
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", env.spec, hidden=[4])
+    given = {"horizon": 6, "batch_size": 6, "epochs": 1, "every": 2, "behaviour_epochs": 1}
+    learner = make_learner("on_policy.props.Props", policy, **given)
+    seen: list[int] = []
+    adapt = Props.adapt_behaviour
+
+    def noting(self: Props, batch: Tensors) -> None:
+        seen.append(int(batch["valid"].sum()) // env.num_envs)
+        adapt(self, batch)
+
+    monkeypatch.setattr(Props, "adapt_behaviour", noting)
+    acting = learner.behaviour_policy()
+    loop = OnPolicyLoop(Collector(env, acting, learner.gamma), learner)
+    steps(loop, 15 * env.num_envs)
+    assert seen == [2, 4, 6, 8, 10, 6, 8]
+    assert acting is learner.behaviour and acting is not learner.policy

@@ -9,16 +9,13 @@ import torch
 
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import RunPlan
 from embodied.training.collector import Collector
-from tests.builders import make_learner, make_policy, still, transitions
+from tests.builders import LINE, SPEC, make_learner, make_policy, still, transitions
 from tests.tiers import only_all
 from tests.toy_envs import Reach
 
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 RATES = {"critic_lr": 3e-3, "actor_lr": 3e-3}
 SOFT = {"temperature_lr": 1e-2, "initial_temperature": 0.05, "target_entropy": -3.0}
 
@@ -107,7 +104,7 @@ def test_learns_to_reach(
         ("offline.qchunking.QChunking", "generative.flow.Flow", "policy=best_of_n"),
         ("finetune.expo.Expo", "generative.flow.Flow", "policy=edit"),
         ("finetune.dsrl_na.DsrlNa", "gaussian.Gaussian", "finetune=dsrl_na"),
-        ("finetune.dppo.Dppo", "diagonal_gaussian.DiagonalGaussian", "policy=noisy_diffusion"),
+        ("finetune.dppo.Dppo", "gaussian.Gaussian", "policy=noisy_diffusion"),
         ("on_policy.ppo.Ppo", "generative.flow.Flow", "policy=diagonal_gaussian"),
     ],
 )

@@ -1,10 +1,11 @@
-"""TD3 and ReBRAC: targets, delays, noise and penalties by hand; problems whose answer is known."""
+"""TD3, ReBRAC, PRDC and MEX: targets, delays, noise, penalties by hand; problems with an answer."""
 
 from __future__ import annotations
 
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.off_policy.mex import promised
 from embodied.learners.off_policy.td3 import Td3
+from embodied.learners.offline.prdc import nearest, tree_of
 from embodied.learners.offline.rebrac import Rebrac, behaved_loss
 from embodied.nn.optim import Adam
-from tests.builders import make_learner, make_policy, transitions
-
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+from tests.builders import LINE, SPEC, make_learner, make_policy, still, transitions
+from tests.learners.bandit import slopes
 
 
 def make(spec: Spec = SPEC, **settings: object) -> Td3:
@@ -33,7 +35,7 @@ def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
 
 
 @torch.no_grad()
-def slopes(learner: Td3, values: tuple[float, float]) -> None:
+def sloped(learner: Td3, values: tuple[float, float]) -> None:
     """Make target critic i answer 10 + values[i] * a_0, and the target policy act 0.4 and 0."""
     ensemble = learner.target.ensemble
     for parameter in [*ensemble.parameters(), *learner.target_actor_params]:
@@ -47,7 +49,7 @@ def slopes(learner: Td3, values: tuple[float, float]) -> None:
 def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise 0.2 e is cut off at 0.5, the action at 1, the smaller critic counts, the end is r."""
     learner = make(noise_clip=0.5)
-    slopes(learner, (1.0, 2.0))
+    sloped(learner, (1.0, 2.0))
     e = torch.tensor([[1.0, 9.0], [-9.0, 9.0], [4.0, 0.0], [1.0, 0.0]])
     monkeypatch.setattr(torch, "randn_like", lambda like: e.clone())
     reward = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -61,7 +63,7 @@ def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_smoothed_actions_stay_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make(noise_clip=5.0, target_noise=2.0)
-    slopes(learner, (1.0, 1.0))
+    sloped(learner, (1.0, 1.0))
     monkeypatch.setattr(torch, "randn_like", lambda like: torch.full_like(like, 2.0))
     one = torch.ones(1)
     backup = learner._backup(0 * one, one, under(batch_of(1), "next_obs"))
@@ -150,22 +152,6 @@ def test_critics_see_exactly_what_they_are_given() -> None:
     assert not torch.equal(q, learner.critic(obs | {"critic/state": torch.ones(1, 1)}, action))
     with pytest.raises(ConfigError, match='did you mean "critic/state"'):
         make(spec, critic_obs=["critic/stat"])
-
-
-def test_counts_go_on_after_a_save() -> None:
-    learner = make(policy_delay=3, actor_start=1)
-    batches = [batch_of(4) for _ in range(6)]
-    for batch in batches[:2]:
-        learner.update(batch)
-    other = make(policy_delay=3, actor_start=1)
-    other.set_state(copy.deepcopy(learner.get_state()))
-    for each in (learner, other):
-        torch.manual_seed(1)
-        for batch in batches[2:]:
-            each.update(batch)
-    for one, two in zip(learner.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
-    assert other.updates == 6
 
 
 def test_normalisers_are_the_same_everywhere() -> None:
@@ -304,3 +290,140 @@ def test_the_actor_climbs_the_smaller_critic() -> None:
     obs = {"state": batch["obs/state"]}
     q = learner.critic(obs, learner.policy(obs)).amin(0)
     assert learner._actor_loss(batch).item() == pytest.approx((-q.mean() / q.abs().mean()).item())
+
+
+def make_mex(target: str = "mex.Mex", **settings: Any) -> Any:
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[16])
+    given = {"hidden": [16], "batch_size": 16, **settings}
+    return make_learner(f"off_policy.{target}", policy, **given)
+
+
+def trained(target: str, **settings: Any) -> tuple[Tensors, Tensors]:
+    learner = make_mex(target, **settings)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        metrics = learner.update(transitions(16, SPEC))
+    return learner.state_dict(), metrics
+
+
+@pytest.mark.parametrize("atoms", [0, 11])
+def test_it_is_td3_without_optimism(atoms: int) -> None:
+    td3, _ = trained("td3.Td3", atoms=atoms)
+    for optimism, same in ((0.0, True), (0.1, False)):
+        mex, metrics = trained("mex.Mex", atoms=atoms, optimism=optimism)
+        assert all(torch.equal(mex[key], td3[key]) for key in td3) == same
+        assert (metrics["promise"] == 0) == same
+
+
+def test_the_term_of_mex_by_hand() -> None:
+    own = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    rivals = torch.tensor([[[0.0, 0.0], [1.0, -1e9]], [[0.0, 0.0], [0.0, 0.0]]])
+    first = ((1 - math.log(2)) + (2 - 1)) / 2
+    second = -math.log(2)
+    assert promised(own, rivals).item() == pytest.approx(first + second)
+
+
+def test_its_rivals_are_recorded_neighbouring_and_random_actions() -> None:
+    """Critics that answer a_0 (1 and -5 times), for a policy that does 0.4 everywhere."""
+    learner = make_mex(optimism=2.0)
+    with torch.no_grad():
+        for parameter in learner.critic.ensemble.parameters():
+            parameter.zero_()
+        for parameter in learner.policy.parameters():
+            parameter.zero_()
+        learner.critic.ensemble.weights[0][:, 3, :2] = torch.tensor([1.0, -1.0])
+        signs = torch.tensor([1.0, -5.0])[:, None] * torch.tensor([1.0, -1.0])
+        learner.critic.ensemble.weights[1][:, :2, 0] = signs
+        learner.actor_params[-1].copy_(torch.atanh(torch.tensor([0.4, 0.0])))
+    batch = transitions(1, SPEC)
+    batch["action"] = torch.tensor([[-0.3, 0.0]])
+    actions = learner._proposals(batch)
+    uniform = actions[0, 2, 0].item()
+    assert actions[0, :2, 0].tolist() == pytest.approx([0.4, 0.4]) and abs(uniform) < 1
+    torch.manual_seed(3)
+    uniform = learner._proposals(batch)[0, 2, 0].item()
+    expected = 0.0
+    for scale in (1.0, -5.0):
+        rivals = torch.tensor([scale * each for each in (-0.3, 0.4, uniform)])
+        expected += scale * 0.4 - rivals.logsumexp(0).item()
+    q = learner.critic({"state": batch["obs/state"]}, batch["action"])
+    torch.manual_seed(3)
+    assert learner.critic_terms(batch, q).item() == pytest.approx(-2 * expected, rel=1e-5)
+    assert not any(p.grad is not None for p in learner.actor_params)
+
+
+def test_optimism_of_data_is_half_of_eta_above_the_target() -> None:
+    learner = make_mex(optimism=0.8, raised="data", critic_lr=0.01)
+    batch = transitions(4, SPEC)
+    batch["discount"] = torch.zeros(4)  # the target is the reward
+    for _ in range(1500):
+        metrics = learner.critic_step(batch)
+    q = learner.critic({"state": batch["obs/state"]}, batch["action"])
+    torch.testing.assert_close(q, (batch["reward"] + 0.4).expand(2, 4), atol=0.02, rtol=0)
+    assert metrics["promise"].item() == pytest.approx(2 * 1.9, abs=0.05)
+
+
+TD3_BC = {"layer_norm": False, "critic_bc": 0.0, "distance": "mean", "value": "first"}
+
+
+def make_prdc(kind: str, spec: Spec, **settings: Any) -> Any:
+    policy = make_policy("deterministic.Deterministic", spec, hidden=[32])
+    return make_learner(f"offline.{kind}", policy, hidden=(), **TD3_BC, **settings)
+
+
+def test_the_nearest_by_tree_and_by_product_is_that_of_all_distances() -> None:
+    torch.manual_seed(0)
+    points, query = torch.randn(500, 5), torch.randn(40, 5)
+    query[0] = points[123]
+    by_hand = (query[:, None] - points).norm(dim=2).argmin(1)
+    assert by_hand[0] == 123
+    for tree in (tree_of(points), None):
+        assert torch.equal(nearest(query, points, tree), by_hand)
+
+
+def test_states_are_standardised_and_weighed() -> None:
+    """Two transitions, whose states are standardised to -1 and 1 in every element."""
+    learner = make_prdc("prdc.Prdc", LINE, beta=0.5)
+    rows = still(torch.tensor([[3.0], [7.0]]), torch.tensor([[0.9], [-0.9]]), torch.zeros(2))
+    learner.fit(rows)
+    assert learner.points.tolist() == [[-0.5, pytest.approx(0.9)], [0.5, pytest.approx(-0.9)]]
+    # At the first state (0.9 - a)^2 against 1 + (-0.9 - a)^2: equal at a = -1 / 3.6.
+    for action, taken in ((-0.2, 0.9), (-0.3, -0.9)):
+        given = torch.tensor([[action]])
+        penalty = learner.actor_penalty({"obs/state": torch.tensor([[3.0]])}, given)
+        assert penalty.item() == pytest.approx(0.01 * (action - taken) ** 2, rel=1e-4)
+
+
+def test_a_large_beta_is_td3_bc() -> None:
+    torch.manual_seed(1)
+    rows = transitions(64, SPEC)
+    prdc = make_prdc("prdc.Prdc", SPEC, beta=1e3)
+    other = make_prdc("rebrac.Rebrac", SPEC)
+    other.load_state_dict(prdc.state_dict())
+    for learner in (prdc, other):
+        learner.fit(rows)
+        learner._actor_loss(rows).backward()
+    for one, two in zip(prdc.actor_params, other.actor_params, strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+@pytest.mark.parametrize("kind", ["prdc.Prdc", "rebrac.Rebrac"])
+def test_it_may_take_an_action_that_the_data_have_elsewhere(kind: str) -> None:
+    """The data have -0.5 at one state and 0.5 at the other; the larger action is the better one
+    at both. TD3+BC stays near -0.5 where the data are, PRDC with beta 0 does not."""
+    settings = {"beta": 0.0} if kind.endswith("Prdc") else {}
+    learner = make_prdc(kind, LINE, actor_bc=10.0, actor_lr=1e-2, **settings)
+    rows = still(torch.tensor([[-1.0], [1.0]]), torch.tensor([[-0.5], [0.5]]), torch.zeros(2))
+    learner.fit(rows)
+    slopes(learner.critic, [1.0, 1.0])
+    torch.nn.init.constant_(learner.policy.net[-1].bias, 0.5)  # nearer to 0.5 at the start
+    for _ in range(200):
+        learner._actor_step(rows)
+    low, high = learner.policy({"state": rows["obs/state"]}).flatten().tolist()
+    assert high > 0.4 and (low > 0.4 if settings else low < -0.3)
+
+
+def test_prdc_needs_the_data() -> None:
+    learner = make_prdc("prdc.Prdc", SPEC)
+    with pytest.raises(ConfigError, match="searches a dataset"):
+        learner._actor_loss(transitions(4, SPEC))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from embodied.improvement.samplers import with_steps
+from embodied.improvement.ways import with_steps
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.imitation.behavior_cloning import Config as ModesConfig
 from embodied.learners.learner import RunPlan

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from embodied.buffers.n_step import NStepBuffer
+from embodied.buffers.pending import NStepBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps

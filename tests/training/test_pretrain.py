@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.learners.imitation import behavior_cloning
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.off_policy import sac
 from embodied.rewards.preferences.labellers import ABSTAIN, FIRST, SECOND, CountingLabeller
 from embodied.rewards.preferences.offline import SegmentPairs
@@ -155,7 +155,7 @@ class SourceSac(sac.Sac):
         return {**super().update(batch), "share": share}
 
 
-class SourceCloning(behavior_cloning.BehaviorCloning):
+class SourceCloning(BehaviorCloning):
     """Behavior cloning whose batches say which dataset they are of."""
 
     extra_columns = ("source",)

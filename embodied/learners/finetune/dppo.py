@@ -27,8 +27,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.finetune import ppo_on_chain
-from embodied.learners.learner import UNPLANNED, RunPlan
-from embodied.learners.on_policy.ppo import PIECE, Before, piece
+from embodied.learners.learner import RunPlan
+from embodied.learners.on_policy.ppo import PIECE, piece
 from embodied.learners.on_policy.ppo_parts import clip_loss, normalized, value_loss
 
 
@@ -45,13 +45,10 @@ class Config(ppo_on_chain.Config):
 class Dppo(ppo_on_chain.PpoOnChain):
     """DPPO: PPO with one probability ratio per denoising step."""
 
-    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     clips: Tensor
     fades: Tensor
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
         links = self.policy.links
         clips = clip_schedule(links, config.first_clip, config.clip, config.growth)
@@ -75,17 +72,9 @@ class Dppo(ppo_on_chain.PpoOnChain):
         table["old"] = torch.cat([self._evaluate_actions(part)[0] for part in pieces])
         return table, metrics
 
-    def _evaluate(self, batch: Tensors, carry: Tensors) -> Before:
-        """Values only; log-densities are computed per denoising step in `_table`."""
-        flat = each(batch, lambda leaf: leaf.flatten(0, 1))
-        parts: list[tuple[Tensor, Tensor]] = []
-        for at in range(0, len(flat["reward"]), PIECE):
-            decisions = each(flat, partial(piece, at, PIECE))
-            parts.append((self._values(decisions), self.value(under(decisions, "next_obs"))))
-        value, after = (
-            torch.cat(part).view_as(batch["reward"]) for part in zip(*parts, strict=True)
-        )
-        return torch.zeros_like(value), value, after, {}
+    def _old(self, decisions: Tensors) -> Tensor:
+        """Nothing yet: `_table` computes log-densities per denoising step."""
+        return torch.zeros_like(decisions["reward"])
 
     def _evaluate_actions(self, minibatch: Tensors) -> tuple[Tensor, Tensor]:
         """Log-densities [N] of single denoising steps, averaged over elements; entropies are
@@ -107,8 +96,7 @@ class Dppo(ppo_on_chain.PpoOnChain):
             advantage = normalized(advantage, torch.full_like(advantage, 1 / len(advantage)))
         advantage = advantage * self.fades[minibatch["step"]]
         policy_loss, log_ratio = clip_loss(log_prob, minibatch["old"], advantage, clip)
-        value = self._values(minibatch)
-        error = value_loss(value, minibatch["value"], minibatch["target"], self.config.value_clip)
+        error = value_loss(self._values(minibatch), minibatch["target"])
         loss = policy_loss.mean() + self.config.value_weight * error.mean()
         with torch.no_grad():
             ratio = log_ratio.exp()

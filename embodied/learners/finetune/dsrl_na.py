@@ -26,25 +26,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import (
-    Count,
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    Number,
-    Positive,
-)
+from embodied.core.bounds import CountOrZero, Fraction, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
-from embodied.learners.actor_critic import (
-    ActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-    draw,
-)
-from embodied.learners.critics import Critic, CriticConfig, Support, cross_entropy, ensemble
+from embodied.learners.actor_critic import ActorCritic, SoftConfig, actor_loss, draw
+from embodied.learners.critics import CriticConfig, Support, cross_entropy, ensemble
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
@@ -54,7 +41,7 @@ STEERABLE = 1e-3  # minimum std of the base's actions over its noise, in units o
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
+class Config(SoftConfig, CriticConfig):
     """Settings of DSRL-NA. With sparse rewards, start the temperature far below the reward or leave
     `entropy_in_backup` false."""
 
@@ -63,7 +50,6 @@ class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
     initial_temperature: Positive = 0.01  # alpha at the start, in units of the reward
     target_entropy: Number = 0.0  # entropy that alpha is tuned to, per element of the noise
     entropy_in_backup: bool = False  # whether the critics' target has the entropy bonus
-    distil: Count = 1  # distillation steps per update
     actor_share: Fraction = 0.5  # of their noise samples, from the actor; the rest are normal
     atoms: CountOrZero = 0  # atoms of categorical critics, 2 or more; 0: one number
     values: tuple[Number, Number] = (0.0, 1.0)  # lowest and highest atom, as a return
@@ -72,17 +58,11 @@ class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
 
 
 class DsrlNa(ActorCritic):
-    """Each update: one action-critic step, `distil` noise-critic steps and one actor step.
-
-    Transitions hold the executed chunk [n, execute * A] as `action`, from any behaviour policy.
-    """
+    """Each update: one step of the action critics, of the noise critics and of the actor.
+    Transitions hold the executed chunk [n, execute * A] as `action`, from any behaviour policy."""
 
     data = "off_policy"
     losses = ("_critic_loss", "_actor_loss", "_distil_loss")
-    policy: dsrl_na.DsrlNa  # pyright: ignore[reportIncompatibleVariableOverride]
-    critic: Critic
-    target: Critic
-    noise_critic: Critic
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan = UNPLANNED) -> None:
         if not isinstance(policy, dsrl_na.DsrlNa) or not isinstance(policy.inner, Gaussian):
@@ -103,15 +83,13 @@ class DsrlNa(ActorCritic):
     @property
     def actor(self) -> Gaussian:
         """The trainable inner policy."""
-        assert isinstance(self.policy.inner, Gaussian)
         return self.policy.inner
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch, self.config.tau)
         obs = under(batch, "obs")
-        for _ in range(self.config.distil):
-            distilled = self._distil_loss(obs)
-            self.descend("noise_critic", distilled)
+        distilled = self._distil_loss(obs)
+        self.descend("noise_critic", distilled)
         metrics["distil"] = distilled.detach()
         return metrics | self.soft_actor_step(obs, fixed=self.noise_critic_params)
 
@@ -148,8 +126,7 @@ class DsrlNa(ActorCritic):
 
     def _actor_loss(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         u, log_prob = draw(self.actor, obs)
-        value = self.noise_critic(obs, u)
-        value = (value if self.support is None else self.support.mean(value)).amin(0)
+        value = self.values(self.noise_critic(obs, u)).amin(0)
         loss = actor_loss(value, log_prob, self.alpha)
         if self.config.shell_weight:
             loss = loss + self.config.shell_weight * self.beyond_shell(u).mean()

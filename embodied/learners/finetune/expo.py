@@ -29,12 +29,7 @@ from embodied.core.bounds import Count, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import (
-    ActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-)
+from embodied.learners.actor_critic import ActorCritic, SoftConfig, actor_loss
 from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import soft_update
 from embodied.nn.optim import Adam
@@ -43,7 +38,7 @@ from embodied.policies.wrappers.edit import Edit
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, TemperatureConfig):
+class Config(SoftConfig):
     """Settings of EXPO. The numbers of critics and candidates are settings of the policy."""
 
     utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
@@ -62,8 +57,6 @@ class Expo(ActorCritic):
 
     data = "off_policy"
     uses_executed_steps = True
-    policy: Edit  # pyright: ignore[reportIncompatibleVariableOverride]
-    online: Edit
 
     def __init__(self, config: Config, policy: Policy) -> None:
         if not isinstance(policy, Edit):
@@ -113,10 +106,6 @@ class Expo(ActorCritic):
         action = batch["action"]
         edited, log_prob = self.online.revise(obs, action, torch.randn_like(action))
         return actor_loss(self.critic(obs, edited).mean(0), log_prob, self.alpha), log_prob.detach()
-
-    def fit(self, transitions: Tensors) -> None:
-        for part in (self.online, self.policy, self.target.encoder):
-            part.fit(transitions)
 
 
 def twin(policy: Edit) -> Edit:

@@ -1,4 +1,4 @@
-"""PpoOnChain: PPO on the denoising MDP of a generative policy; base class of DPPO and ReinFlow.
+"""PPO on the denoising MDP of a generative policy: the base of dppo.py and reinflow.py.
 
 The policy (embodied.policies.denoising_mdp.chain) stores the denoising chain of each decision as
 its action. States, rewards and advantages are those of whole decisions (action chunks).
@@ -24,9 +24,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critics import Value, ValueConfig
-from embodied.learners.learner import UNPLANNED, RunPlan
+from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy import ppo
-from embodied.nn.optim import Adam
 from embodied.policies.denoising_mdp.chain import DenoisingMDP
 
 WIDE = ValueConfig((256, 256), "mish")
@@ -54,12 +53,9 @@ class PpoOnChain(ppo.Ppo):
     """PPO over denoising chains; `part`: elements of each x that were executed (None: all)."""
 
     counters = ("updates",)
-    policy: DenoisingMDP  # pyright: ignore[reportIncompatibleVariableOverride]
-    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
+    separate = True  # for updates of the critic only
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if not isinstance(policy, DenoisingMDP):
             raise ConfigError(
                 "this learner fine-tunes the denoising steps of a base policy: set init=RUN and "
@@ -69,10 +65,6 @@ class PpoOnChain(ppo.Ppo):
         self.part = self.played
         self.played = None  # the network needs all of x
         self.updates = 0
-        if len(self.optims) == 1:  # critic-only updates need separate optimisers
-            actor = [p for p in policy.parameters() if p.requires_grad]
-            groups = {"actor": actor, "critic": list(self.value.parameters())}
-            self.optims = {name: Adam(g, config.lr, eps=ppo.EPS) for name, g in groups.items()}
 
     def _critic(self, spec: Spec) -> Value:
         value = Value(self.config.value, spec)

@@ -28,7 +28,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.finetune import ppo_on_chain
-from embodied.learners.learner import UNPLANNED, RunPlan
+from embodied.learners.learner import RunPlan
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 
 FALL = 0.3  # of the way from the upper bound of the noise to the lower
@@ -48,11 +48,7 @@ class Config(ppo_on_chain.Config):
 class Reinflow(ppo_on_chain.PpoOnChain):
     """ReinFlow: PPO with one probability ratio per denoising chain."""
 
-    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
         if not isinstance(policy, NoisyFlow):
             raise ConfigError("learner=reinflow needs policy=noisy_flow (or finetune=reinflow)")

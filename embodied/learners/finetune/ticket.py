@@ -39,33 +39,26 @@ DUE = 1e6  # added to the score of a vector that is to be played
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the search."""
-
     horizon: Count = 1  # decisions of each parallel environment between two choices
     gamma: PositiveFraction = 1.0  # discount of an episode's return, per environment step
 
 
 class TicketSearch(Learner):
     """`update` takes the newest decisions, in the order of time, and sets the policy's buffers.
-
     `episodes`: of every finished episode its `context` [N, size], `candidate` and `returns` [N];
-    `running` [B]: the same of those that go on, and their discount. All of it is on the CPU.
-    """
+    `running` [B]: the same of those that go on, and their discount. All of it is on the CPU."""
 
     data = "on_policy"
     keeps_stale = True
     batch_size = 0
     counters = ("decisions", "started", "open", "episodes", "running")
-    policy: Ticket  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan = UNPLANNED) -> None:
-        super().__init__()
+        super().__init__(config, policy)
         if not isinstance(policy, Ticket):
             raise ConfigError("learner=ticket searches a policy's noise: finetune=ticket init=RUN")
         if distributed.world() > 1:
             raise ConfigError("learner=ticket searches in one process: start it without torchrun")
-        self.policy = policy
-        self.horizon, self.gamma = config.horizon, config.gamma
         self.planned = run.decisions
         self.decisions = 0
         count = len(policy.vectors)

@@ -1,1 +1,1 @@
-"""Learners from demonstrations and corrections: behaviour cloning, HG-DAgger."""
+"""Learners from demonstrations and corrections: behaviour cloning, HG-DAgger, RECAP."""

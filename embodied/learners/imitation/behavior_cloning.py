@@ -1,7 +1,7 @@
 """Behaviour cloning (BC) of any policy with an imitation loss, with an EMA of the weights.
 
 The policy that acts and is saved has an exponential moving average of the trained weights, which
-diffusion and flow policies need (Chi et al., 2023).
+diffusion and flow policies need (Chi et al., 2023):
 
     averaged <- ema averaged + (1 - ema) trained
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,13 +25,11 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, RunPlan, soft_update
-from embodied.nn.optim import Adam, Optimizer
+from embodied.nn.optim import Adam
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of behaviour cloning."""
-
     batch_size: Count = 256  # action chunks per update
     lr: PositiveFraction = 1e-3  # AdamW's learning rate; a cosine to a tenth of it over the run
     weight_decay: NonNegative = 1e-6  # of AdamW
@@ -49,14 +46,13 @@ class BehaviorCloning(Learner):
     counters = ("done",)
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan) -> None:
-        super().__init__()
-        self.config = config
-        self.batch_size = config.batch_size
+        super().__init__(config)
         self.online = policy
         self.policy = copy.deepcopy(policy).requires_grad_(False)
         decay = config.weight_decay
         weights = policy.parameters()
-        self.adam = Adam(weights, config.lr, weight_decay=decay, decoupled=True, local=True)
+        adam = Adam(weights, config.lr, weight_decay=decay, decoupled=True, local=True)
+        self.optims["adam"] = adam
         self.done = 0
         self.total = max(run.updates, 1)
 
@@ -65,12 +61,12 @@ class BehaviorCloning(Learner):
         return self.online.loss(batch).mean()
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        self.adam.param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
+        self.optims["adam"].param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
         loss = self.loss(batch)
         loss.backward()
         distributed.average_gradients(self.online.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)
-        self.adam.step()
+        self.optims["adam"].step()
         self.done += 1
         ema = min(self.config.ema, (1 + self.done) / (10 + self.done))
         soft_update(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
@@ -79,9 +75,6 @@ class BehaviorCloning(Learner):
     def fit(self, transitions: Tensors) -> None:
         self.online.fit(transitions)
         self.policy.fit(transitions)
-
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        return {"adam": self.adam}
 
 
 def cosine(lr: float, progress: float) -> float:
@@ -92,9 +85,7 @@ def cosine(lr: float, progress: float) -> float:
 def behaviour(transitions: Tensors, policy: Policy) -> Tensors:
     """Convert transitions with `action` [n, H * A] to the form of `policy.loss`: `action` [n, H, A]
     and `valid` [n, H], the steps that were executed before the episode ended (`executed_steps`).
-
-    ConfigError if the actions are not whole chunks of the policy.
-    """
+    ConfigError if the actions are not whole chunks of the policy."""
     action = transitions["action"]
     shape = policy.spec.act.shape
     if action.shape[1] != policy.chunk * policy.spec.act.size:

@@ -1,6 +1,6 @@
 """RECAP: advantage-conditioned imitation of recordings of any quality (pi*0.6).
 
-Physical Intelligence, "pi*0.6: a VLA that learns from experience" (2025). A distributional value
+Physical Intelligence, "pi*0.6: a VLA that learns from experience", 2025. A distributional value
 function is trained on the returns R_t of the episodes, by cross entropy with the return between its
 two nearest atoms. A chunk is labelled by its advantage, N steps ahead,
 
@@ -20,7 +20,6 @@ for all tasks; and an episode's advantages come from a value function that was n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -37,7 +36,7 @@ from embodied.learners.imitation import behavior_cloning
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning, behaviour
 from embodied.learners.learner import RunPlan
 from embodied.nn.networks import Ensemble
-from embodied.nn.optim import Adam, Optimizer
+from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.wrappers.advantage_conditioned import (
     LABEL,
@@ -46,14 +45,11 @@ from embodied.policies.wrappers.advantage_conditioned import (
     AdvantageConditioned,
 )
 
-SLOWNESS = 0.02
-"""Step of the threshold's moving average."""
+SLOWNESS = 0.02  # step of the moving average of the threshold
 
 
 @dataclass(frozen=True)
 class Config(behavior_cloning.Config):
-    """Settings of RECAP."""
-
     gamma: Fraction = 0.99  # discount per environment step
     n_step: Count = 1  # decisions that an advantage looks ahead
     positive: Annotated[float, Bound(above=0.0, below=1.0)] = 0.4  # share above the threshold
@@ -88,8 +84,6 @@ class Recap(BehaviorCloning):
     uses_executed_steps = True
     columns = ("returns",)
     extra_columns: tuple[str, ...] = ("correction", "episode")
-    counters = ("done",)
-    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     threshold: Tensor  # e, NaN before the first update
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
@@ -100,15 +94,14 @@ class Recap(BehaviorCloning):
         self.n_step = config.n_step
         self.support = Support(*config.values, config.atoms)
         self.value = DistributionalValue(config, spec)
-        self.value_adam = Adam(self.value.parameters(), config.value_lr)
+        self.optims["value"] = Adam(self.value.parameters(), config.value_lr)
         self.register_buffer("threshold", torch.tensor(torch.nan))
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics: dict[str, Tensor] = {}
         if self.done < self.config.value_updates:
             loss = self.value_loss(batch)
-            loss.backward()
-            self.value_adam.step()
+            self.descend("value", loss)
             metrics["value_loss"] = loss.detach()
         advantage = self.advantages(batch)
         self.follow(advantage)
@@ -160,6 +153,3 @@ class Recap(BehaviorCloning):
         steps = transitions["action"].reshape(-1, self.policy.chunk, *self.policy.spec.act.shape)
         super().fit({**transitions, "action": steps})
         self.value.encoder.fit(transitions)
-
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        return {**super().optimizers(), "value": self.value_adam}

@@ -30,48 +30,30 @@ per transition), and the safety critic is asked once per decision.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from embodied.core.bounds import (
-    Bound,
-    Count,
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    Number,
-    PositiveFraction,
-)
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Number, PositiveFraction
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import critic_loss
-from embodied.learners.learner import GradientLearner, frozen, soft_update
+from embodied.learners.learner import Learner, frozen, soft_update
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
+from embodied.policies.wrappers import reflex_override
 from embodied.policies.wrappers.reflex_override import Rate, ReflexOverride
 
 Between0And1 = Annotated[float, Bound(above=0.0, below=1.0)]
 SHARE_RATE = 1e-3  # least rate of the running mean of the share of violations
 NEWEST = 8  # at most so many violations of one batch are added to the buffer of violations
-REFLEX_SETTINGS = (
-    "rate",
-    "decision_steps",
-    "threshold",
-    "release_ratio",
-    "min_duration_steps",
-    "hidden",
-    "reflex_obs",
-    "held_stiffness",
-)
-"""Settings of the learner that are settings of the policy."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +79,6 @@ class Config:
     violation_fraction: Between0And1 = 0.1  # of the safety critic's batch, from the violations
     violation_buffer: Annotated[int, Bound(NEWEST)] = 2048  # newest violations that are kept
     calibrated: bool = False  # train the risk, and so `threshold`, to be a probability
-    violation_penalty: NonNegative = 0.0  # taken from the task's reward at a violation
     hidden: tuple[Count, ...] = (128, 128)  # units of the safety critic and the recovery policy
     task: SacConfig = field(default_factory=SacConfig)  # SAC; n_step 1, or >= decision_steps
     task_run: str | None = None  # run whose task policy is used as it is; null: train it too
@@ -110,25 +91,21 @@ class Held(Sac):
     held_steps: int
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        action = batch["action"]
         following = under(batch, "next_obs")
-        q = self.critic(under(batch, "obs"), action)
-        reward = batch["reward"]
-        discount = batch["discount"]
-        new = self._backup(reward, discount, following)
+        q = self.critic(under(batch, "obs"), batch["action"])
+        new = self._backup(batch["reward"], batch["discount"], following)
         with torch.no_grad():
-            same = reward + discount * self.target(following, action).amin(0)
-        backup = same + (new - same) / self.held_steps
-        return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
+            value = self.target(following, batch["action"]).amin(0)
+            same = batch["reward"] + batch["discount"] * value
+        return self.critic_error(batch, q, same + (new - same) / self.held_steps)
 
 
-class Bresa(GradientLearner):
+class Bresa(Learner):
     """`update` takes transitions of single control steps (`rate: decision`: of decisions) with the
     columns `violated` (bool) and, where it differs from `action`, `executed`. It trains the task
     policy, the safety critic and the recovery policy, in this order."""
 
     data = "off_policy"
-    policy: ReflexOverride  # pyright: ignore[reportIncompatibleVariableOverride]
     seen: Tensor
     done: Tensor
     stored: Tensor
@@ -137,15 +114,12 @@ class Bresa(GradientLearner):
     violating: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config)
         task = replace(config.task, batch_size=config.batch_size, gamma=config.gamma)
         if task.utd != 1:
             raise ConfigError("task.utd must be 1; set data.utd_ratio instead")
         if task.actor_start:
             raise ConfigError("task.actor_start must be 0: the task policy learns from the start")
-        self.config = config
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
         self.policy = policy if isinstance(policy, ReflexOverride) else reflexive(policy, config)
         if config.task_run is not None:
             self.policy.use_task_of(load_policy(config.task_run, spec))
@@ -154,12 +128,10 @@ class Bresa(GradientLearner):
         self.task = Held(task, self.policy.base, self.policy.base.spec)
         self.n_step = task.n_step
         self.keep_single = task.n_step > 1
-        if self.keep_single and (
-            task.n_step < self.held_steps or config.rate == "decision" or config.violation_penalty
-        ):
+        if self.keep_single and (task.n_step < self.held_steps or config.rate == "decision"):
             raise ConfigError(
                 f"task.n_step={task.n_step} should be 1, or at least decision_steps="
-                f"{config.decision_steps} with rate=control and without violation_penalty"
+                f"{config.decision_steps} with rate=control"
             )
         self.task.held_steps = 1 if self.keep_single else self.held_steps
         self.target = copy.deepcopy(self.policy.risks).requires_grad_(False)
@@ -186,10 +158,10 @@ class Bresa(GradientLearner):
             raise ConfigError(
                 "this environment reports no violations: env=contact_maze or env=fr3_channel"
             )
-        cost = self.config.violation_penalty * batch["violated"]
-        chosen = batch["action"][:, : self.policy.base.spec.act.size]
-        task = {**batch, "action": chosen, "reward": batch["reward"] - cost}
-        metrics = self.task.update(task) if self.config.task_run is None else {}
+        metrics: Tensors = {}
+        if self.config.task_run is None:
+            chosen = batch["action"][:, : self.policy.base.spec.act.size]
+            metrics = self.task.update({**batch, "action": chosen})
         transitions = self._risk_transitions(self._single(batch))
         self._remember(transitions)
         slots = (torch.rand(self.extra, device=self.seen.device) * self.stored).long()
@@ -248,11 +220,10 @@ class Bresa(GradientLearner):
         logits = policy.risk_logits(seen, action)
         weight = self._risk_weights(transitions["violated"])
         risk = torch.sigmoid(logits)
-        loss = (
-            cross_entropy(logits, target, weight)
-            if self.config.calibrated
-            else critic_loss(risk, target, weight)
-        )
+        if self.config.calibrated:
+            loss = cross_entropy(logits, target, weight)
+        else:
+            loss = critic_loss(risk, target, weight)
         self.descend("risk", loss)
         soft_update(self.target_params, self.critic_params, self.config.risk_tau)
         ordinary, bad = risk.detach().amax(0).split([self.batch_size, self.extra])
@@ -292,10 +263,11 @@ class Bresa(GradientLearner):
 
 def reflexive(base: Policy, config: Config) -> ReflexOverride:
     """An untrained reflex around the task policy `base`."""
+    of_policy = {field.name for field in fields(reflex_override.Config)}
     node = {
         "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
         "base": base.node,
-        **{name: getattr(config, name) for name in REFLEX_SETTINGS},
+        **{name: value for name, value in vars(config).items() if name in of_policy},
     }
     node = {key: list(value) if isinstance(value, tuple) else value for key, value in node.items()}
     made = build(node, ReflexOverride, spec=base.spec)

@@ -17,8 +17,7 @@ converges to about 0.68 of the true value. form="squares" is the equation of the
     L_i = S_i^2 E [ (Q_i - y_q)^2 / 2 / (sigma_i^2 + 0.1)
                     + sigma_i (sigma_i^2 - (Q_i - y_b)^2) / (sigma_i^3 + 0.1) ]
 
-The policy, the temperature and all targets are updated every `delay` (2) updates. Each transition
-has its own discount d (gamma^k, 0 after a termination).
+The policy, the temperature and all targets are updated every `delay` (2) updates.
 """
 
 from __future__ import annotations
@@ -36,13 +35,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import (
-    DelayedActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-    draw,
-)
+from embodied.learners.actor_critic import DelayedActorCritic, SoftConfig, actor_loss, draw
 from embodied.learners.critics import Critic
 from embodied.learners.learner import soft_update
 from embodied.policies.gaussian import Gaussian
@@ -53,7 +46,7 @@ NEAR = 3.0  # samples are clipped to so many standard deviations
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, TemperatureConfig):
+class Config(SoftConfig):
     """Settings of DSAC-T. Each of the three refinements has a switch: `expected`, `twin`, `adjust`;
     without `adjust` the bound is `bound` and w_i = 1 / (sigma_i^2 + 0.1)."""
 
@@ -76,10 +69,6 @@ class DsacT(DelayedActorCritic):
 
     data = "off_policy"
     usual_policy = "gaussian"
-    policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
-    target_policy: Gaussian
-    critic: Critic
-    target: Critic
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
@@ -157,10 +146,6 @@ class DsacT(DelayedActorCritic):
         action, log_prob = draw(self.policy, obs)
         q = distribution(self.critic(obs, action))[0].amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
-
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.target_policy.fit(transitions)
 
 
 RIM = (0.1, 10.0)  # bounds of the weights w_i in the Huber form

@@ -29,18 +29,12 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Bound, Count, Number, Positive, PositiveFraction
+from embodied.core.bounds import Bound, Count, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import (
-    DelayedActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-    draw,
-)
+from embodied.learners.actor_critic import DelayedActorCritic, SoftConfig, actor_loss, draw
 from embodied.learners.critics import Support, cross_entropy
 from embodied.learners.learner import soft_update
 from embodied.policies.block_gaussian import BlockGaussian, Blocks
@@ -48,9 +42,7 @@ from embodied.policies.networks.encoders import Encoder
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, TemperatureConfig):
-    """Settings of FlashSAC."""
-
+class Config(SoftConfig):
     batch_size: Count = 512  # transitions per critic step
     tau: PositiveFraction = 0.01  # step of the target critics towards the trained ones
     width: Count = 256  # units of the critics' residual blocks
@@ -62,7 +54,6 @@ class Config(OffPolicyConfig, TemperatureConfig):
     scale: Positive | None = None  # s, by which rewards are divided; null: estimated
     initial_temperature: Positive = 0.01  # alpha at the start, in units of the scaled reward
     target_std: Positive = 0.15  # std of the normal distribution with the target entropy
-    target_entropy: Number | None = None  # per action element; null: that of `target_std`
     policy_delay: Count = 2  # updates per step of the policy and the temperature
 
 
@@ -90,17 +81,13 @@ class Flashsac(DelayedActorCritic):
 
     data = "off_policy"
     usual_policy = "block_gaussian"
-    policy: BlockGaussian  # pyright: ignore[reportIncompatibleVariableOverride]
-    critic: BlockCritic
-    target: BlockCritic
-    support: Support  # pyright: ignore[reportIncompatibleVariableOverride]
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, BlockGaussian):
             raise ConfigError("learner=flashsac needs policy=block_gaussian")
         critic = BlockCritic(spec, policy.size, 2, config)
-        entropy = policy.size * target_entropy(config)
+        entropy = policy.size * math.log(config.target_std * math.sqrt(2 * math.pi * math.e))
         super().__init__(config, policy, critic, policy.parameters(), entropy)
         self.support = Support(-config.high, config.high, config.atoms)
         start = 0.0 if config.scale is None else config.scale  # 0 until the first batch
@@ -158,10 +145,3 @@ class Flashsac(DelayedActorCritic):
         action, log_prob = draw(self.policy, obs)
         q = self.support.mean(self.critic(obs, action, fresh=False)).amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
-
-
-def target_entropy(config: Config) -> float:
-    """The target entropy per action element."""
-    if config.target_entropy is not None:
-        return config.target_entropy
-    return math.log(config.target_std * math.sqrt(2 * math.pi * math.e))

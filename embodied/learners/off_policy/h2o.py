@@ -57,7 +57,6 @@ class Config(sac.Config):
 class H2o(sac.Sac):
     """`update` as in SAC, with a step of the classifiers before each step of the critics."""
 
-    config: Config
     extra_columns: tuple[str, ...] = (REAL,)
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:

@@ -33,8 +33,6 @@ from embodied.policies.wrappers.iwocs import Member
 
 @dataclass(frozen=True)
 class Config(sac.Config):
-    """Settings of SAC, and of the predictor."""
-
     predictor_lr: PositiveFraction = 1e-3  # Adam's learning rate of the predictor
 
 
@@ -43,8 +41,6 @@ class Iwocs(sac.Sac):
     transitions."""
 
     usual_policy = "iwocs_member"
-    config: Config
-    policy: Member  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, Member):
@@ -85,7 +81,3 @@ class Iwocs(sac.Sac):
         flat = self.policy.encoder.flat
         before, after = flat(under(batch, "obs")), flat(under(batch, "next_obs"))
         return self.policy.error(before, batch["action"], after).mean()
-
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.value_target.encoder.fit(transitions)

@@ -1,4 +1,4 @@
-"""MEX: maximize to explore (Liu et al., 2023), model-free: TD3 whose critics are optimistic.
+"""MEX: maximize to explore, model-free (Liu et al., 2023): TD3 with optimistic critics.
 
 One objective in place of a bonus: a value function that fits the data and promises much.
 
@@ -41,8 +41,6 @@ class Config(td3.Config):
 class Mex(td3.Td3):
     """As Td3, with the term `-optimism * G` in the critics' loss; the metric `promise` is G."""
 
-    config: Config
-
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__(config, policy, spec)
         self.promise = torch.zeros(())
@@ -51,11 +49,11 @@ class Mex(td3.Td3):
         self.promise = q.new_zeros(())
         if not self.config.optimism:
             return 0.0
-        known = self._values(q)
+        known = self.values(q)
         if self.config.raised == "data":
             promise = known.mean(1).sum()
         else:
-            others = self._values(self.critic.each(under(batch, "obs"), self._proposals(batch)))
+            others = self.values(self.critic.each(under(batch, "obs"), self._proposals(batch)))
             rivals = torch.cat([known[..., None], others[..., 1:]], 2)
             promise = promised(others[..., 0], rivals)
         self.promise = promise.detach()
@@ -64,10 +62,6 @@ class Mex(td3.Td3):
     def critic_step(self, batch: Tensors, tau: float = 0.0) -> Tensors:
         metrics = super().critic_step(batch, tau)
         return {**metrics, "promise": self.promise}
-
-    def _values(self, q: Tensor) -> Tensor:
-        """Values of the critics' outputs, which are distributions where there are atoms."""
-        return q if self.support is None else self.support.mean(q)
 
     @torch.no_grad()
     def _proposals(self, batch: Tensors) -> Tensor:

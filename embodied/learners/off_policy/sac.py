@@ -6,9 +6,6 @@ RLPD (Ball et al., 2023): LayerNorm, half of every batch from demonstrations.
     y   = r + d (min_{i in M} Q'_i(s', a') - alpha log pi(a'|s')),   a' ~ pi(.|s')
     L_Q = sum_i E (Q_i(s, a) - y)^2
     L_pi = E (alpha log pi(a~|s) - Q(s, a~)),   L_alpha = -alpha E (log pi(a~|s) + H)
-
-Each transition has its own discount d (gamma^k, 0 after a termination), so action chunks and n-step
-returns need no special code here.
 """
 
 from __future__ import annotations
@@ -24,21 +21,13 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import (
-    DelayedActorCritic,
-    OffPolicyConfig,
-    TemperatureConfig,
-    actor_loss,
-    draw,
-)
-from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.actor_critic import DelayedActorCritic, SoftConfig, actor_loss, draw
+from embodied.learners.critics import CriticConfig, critic_loss, ensemble
 from embodied.policies.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
-    """Settings of SAC, REDQ and RLPD."""
-
+class Config(SoftConfig, CriticConfig):
     utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
     subset: Count = 2  # critics, drawn at random, whose minimum is the target (REDQ)
     target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element
@@ -52,9 +41,6 @@ class Sac(DelayedActorCritic):
 
     data = "off_policy"
     usual_policy = "gaussian"
-    policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
-    critic: Critic
-    target: Critic
     priority: Tensor | None = None
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
@@ -89,8 +75,7 @@ class Sac(DelayedActorCritic):
         return loss, q.detach().mean()
 
     def drawn(self, obs: Tensors) -> tuple[Tensor, Tensor]:
-        """Actions [N, size] of the policy and what the temperature weighs, [N]: their
-        log-densities. A hook for subclasses."""
+        """Actions [N, size], and what the temperature weighs, [N]: log-densities. A hook."""
         return draw(self.policy, obs)
 
     @torch.no_grad()
@@ -115,7 +100,6 @@ class Sac(DelayedActorCritic):
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
     def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
-        """lambda log rho(a|s), [N], of a prior rho over actions: added to their values in the
-        policy's loss and, with `entropy_in_backup`, in the critics' target. None by default; a hook
-        for subclasses."""
+        """lambda log rho(a|s), [N], of a prior rho over actions, added to values in the policy's
+        loss and, with `entropy_in_backup`, in the critics' target. A hook: none by default."""
         return 0.0

@@ -4,9 +4,7 @@
     y   = r + d min_i Q'_i(s', a~)
     L_Q = sum_i E (Q_i(s, a) - y)^2,   L_mu = -E Q_1(s, mu(s))
 
-The policy and its target are updated every `policy_delay` critic updates. Each transition has its
-own discount d (gamma^k, 0 after a termination), so action chunks and n-step returns need no special
-code here.
+The policy and its target are updated every `policy_delay` critic updates.
 
 FastTD3 (Seo et al., 2025), for many parallel environments: critics predict a distribution over
 `atoms` and are trained by cross entropy on that of the target critic with the smaller mean; the
@@ -30,15 +28,13 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, Support
+from embodied.learners.critics import Support, ensemble
 from embodied.learners.learner import frozen, soft_update
 from embodied.policies.deterministic import Deterministic
 
 
 @dataclass(frozen=True)
 class Config(OffPolicyConfig):
-    """Settings of TD3 and FastTD3."""
-
     hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the critics
     layer_norm: bool = False  # layer normalisation in the critics
@@ -59,24 +55,12 @@ class Td3(DelayedActorCritic):
 
     data = "off_policy"
     usual_policy = "deterministic"
-    policy: Deterministic  # pyright: ignore[reportIncompatibleVariableOverride]
-    target_policy: Deterministic
-    critic: Critic
-    target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, Deterministic):
             raise ConfigError("this learner needs a deterministic policy: policy=deterministic")
-        critic = Critic(
-            spec,
-            policy.size,
-            2,
-            config.hidden,
-            layer_norm=config.layer_norm,
-            activation=config.activation,
-            obs=config.critic_obs,
-            out=max(config.atoms, 1),
-        )
+        out, obs = max(config.atoms, 1), config.critic_obs
+        critic = ensemble(config, spec, policy.size, config.activation, out, n=2, obs=obs)
         decay = config.weight_decay
         super().__init__(config, policy, critic, policy.parameters(), weight_decay=decay)
         self.support = Support(*config.values, config.atoms) if config.atoms else None
@@ -122,17 +106,11 @@ class Td3(DelayedActorCritic):
     def _actor_loss(self, batch: Tensors) -> Tensor:
         obs = under(batch, "obs")
         action = self.policy(obs)
-        if self.support is None:
-            value = self.critic(obs, action, 1)
-        else:
-            value = self.support.mean(self.critic(obs, action)).amin(0)
+        first = 1 if self.support is None else None
+        value = self.values(self.critic(obs, action, first)).amin(0)
         return -(value + self.prior(obs, action)).mean()
 
     def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
-        """lambda log rho(a|s), [N], of a prior rho over actions: added to the value of the policy's
-        actions in its loss. None by default; a hook for subclasses."""
+        """lambda log rho(a|s), [N], of a prior rho over actions, added to values in the policy's
+        loss. A hook: none by default."""
         return 0.0
-
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.target_policy.fit(transitions)

@@ -26,14 +26,12 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
 from embodied.learners.acceleration import Acceleration
-from embodied.learners.learner import GradientLearner, RunPlan
+from embodied.learners.learner import Learner, RunPlan
 from embodied.nn.optim import Adam
 
 
 @dataclass(frozen=True)
 class Config(Acceleration):
-    """Settings of CPL."""
-
     batch_size: Count = 96  # pairs per update
     segment: Count = 64  # steps of a segment; no longer than an episode
     alpha: Positive = 0.1  # of the scores, which grow with the steps and the action elements
@@ -42,7 +40,7 @@ class Config(Acceleration):
     lr: PositiveFraction = 1e-4  # Adam's learning rate; both parts have an optimiser of their own
 
 
-class Cpl(GradientLearner):
+class Cpl(Learner):
     """`update` is one step of behaviour cloning or of the contrastive loss."""
 
     data = "offline"
@@ -51,16 +49,12 @@ class Cpl(GradientLearner):
     counters = ("done",)
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan) -> None:
-        super().__init__()
+        super().__init__(config, policy)
         if type(policy).loss is Policy.loss or policy.chunk > 1:
             raise ConfigError(
                 "learner=cpl compares single steps: it needs a policy with a loss and without "
                 "action chunks, such as policy=deterministic"
             )
-        self.config = config
-        self.policy = policy
-        self.batch_size = config.batch_size
-        self.segment = config.segment
         self.done = 0
         self.cloned = round(config.clone * run.updates)
         weights = list(policy.parameters())

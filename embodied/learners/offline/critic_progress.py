@@ -29,16 +29,13 @@ from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
 from embodied.learners.critics import Critic
-from embodied.learners.learner import Learner
-from embodied.learners.saved import load_learner
+from embodied.learners.learner import Learner, load_learner
 
 ROWS = 4096  # steps that the critics see at once
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the filter by progress."""
-
     run: str = ""  # run of an offline learner with critics of actions, whose values are progress
     delta: NonNegative = 0.05  # fall of progress that is still kept, as a return
     window: Count = 8  # steps ahead in which progress may not fall further

@@ -45,8 +45,6 @@ class Config(iql.ImplicitConfig):
 class FDvl(iql.ImplicitQ):
     """`update` as in IQL."""
 
-    config: Config
-
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         low = 0.5 if config.divergence == "tv" else 0.0
         if config.divergence != "reverse_kl" and not low < config.lam <= 1:

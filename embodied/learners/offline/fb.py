@@ -31,7 +31,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.learner import GradientLearner, frozen, soft_update
+from embodied.learners.learner import Learner, frozen, soft_update
 from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
@@ -43,8 +43,6 @@ SLOWNESS = 0.01
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of forward-backward representations."""
-
     batch_size: Count = 512  # transitions per update; each is a state that the others may visit
     gamma: Fraction = 0.98  # discount per environment step
     n_step: Count = 1  # decisions of a transition
@@ -73,25 +71,19 @@ class Forward(nn.Module):
         return self.net(torch.cat([self.encoder(obs), action, z], 1))
 
 
-class Fb(GradientLearner):
+class Fb(Learner):
     """`update` is one step of F and B, and one of the policy, on the same transitions."""
 
     data = "offline"
     usual_policy = "prompted"
     losses = ("_measure_loss", "_actor_loss")
-    policy: Prompted  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, Prompted):
             raise ConfigError("learner=fb trains a policy of every reward: policy=prompted")
         if config.batch_size < 2:
             raise ConfigError("learner.batch_size should be at least 2: visits of other states")
-        super().__init__()
-        self.config = config
-        self.policy = policy
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
-        self.n_step = config.n_step
+        super().__init__(config, policy)
         self.visits = Forward(spec, policy.size, policy.dimension, config)
         self.target_visits = copy.deepcopy(self.visits).requires_grad_(False)
         self.target_backward = copy.deepcopy(policy.backward).requires_grad_(False)

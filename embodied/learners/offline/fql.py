@@ -3,22 +3,21 @@
 A flow policy v is trained by imitation; a one-step policy mu is distilled from it and maximises Q.
 No gradient passes through the flow's integration. With z, z' ~ N(0, I):
 
-    y    = r + d agg_i Q'_i(s', clip mu(s', z'))
+    y    = r + d mean_i Q'_i(s', clip mu(s', z'))
     L_Q  = sum_i E (Q_i(s, a) - y)^2
     L_pi = L_flow(v) + alpha |mu(s, z) - sg ODE_v(s, z)|^2 - lambda mean_i Q_i(s, clip mu(s, z))
 
 lambda = 1, or 1 / sg mean |Q|, which makes alpha independent of the reward scale. Each transition
 has its own discount d; actions may be chunks, of which the flow imitates the steps that were
-executed. Differences from the published code: a chunk that the end of an episode cuts short trains
-the critics too, with its true return and the rest of its plan (they drop it), because online a
-chunk that ends with the success may be the only one that is rewarded; the one-step policy's
-default network is smaller (three layers of 256 against four of 512).
+executed. Differences from the published code: the one-step policy's default network is smaller
+(three layers of 256 against four of 512); a chunk that the end of an episode cuts short trains the
+critics too, with its true return and the rest of its plan (they drop it): online a chunk that ends
+with the success may be the only one that is rewarded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, CriticConfig, ensemble
+from embodied.learners.critics import CriticConfig, ensemble
 from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import frozen, soft_update
 from embodied.policies.generative.one_step import OneStep
@@ -41,7 +40,6 @@ class Config(OffPolicyConfig, CriticConfig):
 
     alpha: NonNegative = 1.0  # weight of the distillation
     normalize_q: bool = True  # divide the value by mean |Q|: alpha without the reward's scale
-    aggregate: Literal["mean", "min"] = "mean"  # of the target critics
     layer_norm: bool = True  # layer normalisation in the critics
 
 
@@ -52,9 +50,6 @@ class Fql(ActorCritic):
     data = "offline"
     uses_executed_steps = True
     usual_policy = "one_step"
-    policy: OneStep  # pyright: ignore[reportIncompatibleVariableOverride]
-    critic: Critic
-    target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if not isinstance(policy, OneStep):
@@ -75,8 +70,7 @@ class Fql(ActorCritic):
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
         noise = self.policy.sample_noise(reward.shape[0], True)
         q = self.target(following, self.policy(following, noise).clamp(-1, 1))
-        value = q.mean(0) if self.config.aggregate == "mean" else q.amin(0)
-        return torch.addcmul(reward, discount, value)
+        return torch.addcmul(reward, discount, q.mean(0))
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """The three terms of L_pi, without alpha."""

@@ -9,7 +9,7 @@ the target of Q uses V, and the policy is extracted by advantage-weighted regres
 
 `imitation` is the policy's own loss, so any policy with a loss can be extracted: with
 policy=gaussian policy.imitate=nll it is the paper's -log pi(a|s); deterministic and flow policies
-use regression losses. Each transition has its own discount d (gamma^k, 0 after a termination).
+use regression losses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.critics import CriticConfig, critic_loss, ensemble
 from embodied.learners.imitation.behavior_cloning import valid_steps
 from embodied.learners.learner import RunPlan, soft_update
 from embodied.nn.networks import Ensemble
@@ -38,8 +38,6 @@ from embodied.policies.networks.encoders import Encoder
 
 @dataclass(frozen=True)
 class ImplicitConfig(OffPolicyConfig, CriticConfig):
-    """Settings of implicit Q-learning with any value loss."""
-
     beta: NonNegative = 3.0  # inverse temperature, in units of 1 / value (0: plain imitation)
     clip: Positive = 100.0  # largest weight of a transition in the policy's loss
     value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
@@ -48,8 +46,6 @@ class ImplicitConfig(OffPolicyConfig, CriticConfig):
 
 @dataclass(frozen=True)
 class Config(ImplicitConfig):
-    """Settings of IQL."""
-
     expectile: Annotated[float, Bound(above=0.0, below=1.0)] = 0.7  # tau; 0.5: mean; to 1: maximum
 
 
@@ -74,8 +70,6 @@ class ImplicitQ(ActorCritic):
     losses = ("_loss",)
     uses_executed_steps = True
     usual_policy = "deterministic"
-    critic: Critic
-    target: Critic
 
     def __init__(self, config: ImplicitConfig, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if not spec.act.is_continuous:
@@ -148,10 +142,6 @@ class ImplicitQ(ActorCritic):
     def value_loss(self, best: Tensor, value: Tensor) -> Tensor:
         """The loss of V, a scalar, from `best` = min_i Q'_i(s, a) and `value` = V(s), both [N]."""
         raise NotImplementedError(f"{type(self).__name__} does not implement value_loss")
-
-    def fit(self, transitions: Tensors) -> None:
-        super().fit(transitions)
-        self.value.encoder.fit(transitions)
 
 
 class Iql(ImplicitQ):

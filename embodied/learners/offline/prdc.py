@@ -1,7 +1,7 @@
-"""PRDC: policy regularisation with dataset constraint (Ran et al., 2023); offline.
+"""PRDC: TD3 that is held near the data's nearest transition; offline and online.
 
-TD3 whose policy is held near the action of the dataset's nearest transition, and not near the
-data's action at the same state (TD3+BC):
+Policy regularisation with dataset constraint (Ran et al., 2023) holds the policy near the action of
+the dataset's nearest transition, and not near the data's action at the same state:
 
     L_mu = beta_a |mu(s) - a_i|^2 - E Q_1(s, mu(s)) / mean |Q_1|
     i    = argmin_j |(beta s_j, a_j) - (beta s, mu(s))|,   states standardised

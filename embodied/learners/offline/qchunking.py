@@ -4,19 +4,19 @@ A transition holds a chunk a of h steps: R its discounted reward, d = gamma^h (0
 termination).
 
     a'   = argmax_{i <= N} Q(s', ODE(s', z_i)),   by the trained critics
-    y    = R + d agg_i Q'_i(s', a'),              by the target critics
+    y    = R + d mean_i Q'_i(s', a'),              by the target critics
     L_Q  = sum_i E (Q_i(s, a) - y)^2,             L_pi = L_flow, on all transitions
 
 Acting uses the same argmax. Chunked actions give unbiased h-step backups and temporally coherent
-exploration. L_pi counts the executed steps of a chunk. Differences from the published code: a chunk
-that the end of an episode cuts short trains the critics too, with its true return and the rest of
-its plan (they drop it); online, a transition begins where a decision did (they begin at any step).
+exploration. L_pi counts the executed steps of a chunk. Differences from the published code: online,
+a transition begins where a decision did (they begin at any step); a chunk that the end of an
+episode cuts short trains the critics too, with its true return and the rest of its plan, as in
+fql.py (they drop it).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
 class Config(OffPolicyConfig):
     """Settings of Q-chunking. The numbers of critics and candidates are settings of the policy."""
 
-    aggregate: Literal["mean", "min"] = "mean"  # of the target critics
-
 
 class QChunking(ActorCritic):
     """`update` is one critic step and one BC step of the base policy, on the same transitions."""
@@ -43,7 +41,6 @@ class QChunking(ActorCritic):
     data = "offline"
     uses_executed_steps = True
     usual_policy = "best_of_n"
-    policy: BestOfN  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy) -> None:
         if type(policy) is not BestOfN:
@@ -65,12 +62,7 @@ class QChunking(ActorCritic):
         )
         action, _ = select_by_q(self.policy.judge, following, proposals)
         q = self.target(following, action)
-        value = q.mean(0) if self.config.aggregate == "mean" else q.amin(0)
-        return torch.addcmul(reward, discount, value)
+        return torch.addcmul(reward, discount, q.mean(0))
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
         return self.policy.base.loss(behaviour(batch, self.policy)).mean()
-
-    def fit(self, transitions: Tensors) -> None:
-        self.policy.fit(transitions)
-        self.target.encoder.fit(transitions)

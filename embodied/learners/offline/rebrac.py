@@ -1,8 +1,8 @@
-"""ReBRAC: TD3 with separate behaviour regularisation of actor and critic; offline and online.
+"""ReBRAC: TD3 that is held near the data; offline and online.
 
-Tarasov, Kurenkov, Nikulin and Kolesnikov (2023), after BRAC (Wu et al., 2019). TD3+BC (Fujimoto
-and Gu, 2021) is a special case (td3_bc.yaml). With a' the dataset's next action and a~' the target
-policy's noisy action:
+Tarasov, Kurenkov, Nikulin and Kolesnikov, 2023: separate penalties of actor and critic, after BRAC
+(Wu et al., 2019). TD3+BC (Fujimoto and Gu, 2021) is a special case (td3_bc.yaml). With a' the
+dataset's next action and a~' the target policy's noisy action:
 
     y    = r + d (min_i Q'_i(s', a~') - beta_c |a~' - a'|^2)
     L_Q  = sum_i E (Q_i(s, a) - y)^2
@@ -73,8 +73,9 @@ class Rebrac(td3.Td3):
         obs = under(batch, "obs")
         action = self.policy(obs)
         q = self.critic(obs, action, 1 if self.config.value == "first" else None)
-        q = (q if self.support is None else self.support.mean(q)).amin(0)
-        return behaved_loss(q + self.prior(obs, action), self.actor_penalty(batch, action))
+        return behaved_loss(
+            self.values(q).amin(0) + self.prior(obs, action), self.actor_penalty(batch, action)
+        )
 
     def actor_penalty(self, batch: Tensors, action: Tensor) -> Tensor:
         """What holds the policy's `action` [N, size] near the data, a scalar: beta_a times the mean

@@ -1,4 +1,4 @@
-"""ReCOIL: imitation of a few expert episodes with any others (Sikchi et al., 2024); offline.
+"""ReCOIL: imitation of a few expert episodes with any others (Sikchi et al., 2024).
 
 No reward and no discriminator. Expert transitions E have a level of value, and every transition has
 to be consistent with what follows it, at a cost for each step outside of the expert's:
@@ -44,7 +44,6 @@ class Config(f_dvl.Config):
 class Recoil(f_dvl.FDvl):
     """`update` as in IQL; the batch's `source` is 0 for the expert's transitions."""
 
-    config: Config
     extra_columns: tuple[str, ...] = (SOURCE,)
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:

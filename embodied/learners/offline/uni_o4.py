@@ -24,7 +24,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ from embodied.datasets.lerobot.pictures import load
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.offline import iql
 from embodied.learners.offline.iql import Iql
-from embodied.learners.on_policy.ppo_demos import fit_step
+from embodied.learners.on_policy.ppo_cloning import fit_step
 from embodied.learners.on_policy.ppo_parts import clip_loss
 from embodied.models import dynamics
 from embodied.models.dynamics import Dynamics
@@ -55,21 +55,15 @@ from embodied.policies.deterministic import Deterministic
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
 
 
+@dataclass(eq=False)
 class ModelGate:
     """Compares policies from the observations `starts` [n, ...], over `horizon` steps of `model`
     (None: at the starts alone). `q` returns the values [n] of observations and actions [n, A]."""
 
-    def __init__(
-        self,
-        starts: Tensors,
-        q: Callable[[Tensors, Tensor], Tensor],
-        model: Dynamics | None = None,
-        horizon: int = 0,
-    ) -> None:
-        self.starts = starts
-        self.q = q
-        self.model = model
-        self.horizon = horizon if model is not None else 0
+    starts: Tensors
+    q: Callable[[Tensors, Tensor], Tensor]
+    model: Dynamics | None = None
+    horizon: int = 0
 
     @torch.no_grad()
     def scores(self, policy: Policy) -> Tensor:
@@ -103,8 +97,6 @@ LOG_STD = (-5.0, 0.0)  # bounds of the policies' log std
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of Uni-O4."""
-
     batch_size: Count = 256  # transitions per update
     values: iql.Config = field(default_factory=iql.Config)  # Q and V; what IQL extracts is unused
     members: Count = 4  # policies
@@ -127,19 +119,16 @@ class UniO4(Learner):
     counters = ("done", "best", "accepted")
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
-        super().__init__()
+        super().__init__(config, policy)
         if config.values.batch_size not in (iql.Config.batch_size, config.batch_size):
             raise ConfigError("values.batch_size has no effect: learner.batch_size is for both")
         if not isinstance(policy, DiagonalGaussian) or policy.chunk > 1:
             raise ConfigError("learner=uni_o4 needs single actions: policy=diagonal_gaussian")
-        self.config = config
-        self.policy = policy
         self.total = run.updates
         self.cloned = round(config.clone * run.updates)
         plan = replace(run, updates=self.cloned)
-        unused = make_small(policy.spec)  # IQL's own policy
+        unused = Deterministic(DeterministicConfig(hidden=(32,)), policy.spec)  # IQL's own policy
         self.values = Iql(config.values, unused, spec, plan)
-        self.batch_size = config.batch_size
         self.gamma = config.values.gamma
         self.n_step = config.values.n_step
         made = [
@@ -153,10 +142,9 @@ class UniO4(Learner):
         self.done = self.accepted = 0
         self.best = torch.empty(0)  # scores of `kept`, [members, starts]
 
-    def lines(self) -> list[tuple[Adam, DiagonalGaussian, DiagonalGaussian]]:
+    def lines(self) -> list[tuple[Adam, Any, Any]]:
         """The optimiser, the policy and the frozen one of each line."""
-        pairs = zip(self.adams, self.members, self.kept, strict=True)
-        return cast(list[tuple[Adam, DiagonalGaussian, DiagonalGaussian]], list(pairs))
+        return list(zip(self.adams, self.members, self.kept, strict=True))
 
     def fit(self, transitions: Tensors) -> None:
         self.values.fit(transitions)
@@ -253,11 +241,6 @@ class UniO4(Learner):
     def optimizers(self) -> Mapping[str, Optimizer]:
         own = {f"member_{number}": adam for number, adam in enumerate(self.adams)}
         return own | {f"values_{name}": adam for name, adam in self.values.optimizers().items()}
-
-
-def make_small(spec: Spec) -> Deterministic:
-    """A small policy of `spec`."""
-    return Deterministic(DeterministicConfig(hidden=(32,)), spec)
 
 
 def model_of(folder: str, spec: Spec) -> dynamics.Dynamics:

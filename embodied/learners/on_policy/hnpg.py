@@ -27,8 +27,8 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, cat, each, length, nest, take, to, under
-from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.learner import UNPLANNED, RunPlan, soft_update
+from embodied.learners.critics import Critic, critic_loss, ensemble
+from embodied.learners.learner import RunPlan, soft_update
 from embodied.learners.on_policy import ppo
 from embodied.nn.optim import Adam, Optimizer
 
@@ -69,21 +69,14 @@ class SampledValue(nn.Module):
 class Hnpg(ppo.Ppo):
     """`update` as in PPO; `set_demonstrations` gets transitions. For single continuous actions."""
 
-    target: Critic
+    takes_memory = False
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
-        if config.value_clip or config.value_weight != Config.value_weight:
-            raise ConfigError(
-                "value_clip and value_weight have no effect with learner=hnpg: leave them out"
-            )
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
+        if config.value_weight != Config.value_weight:
+            raise ConfigError("value_weight has no effect with learner=hnpg: leave it out")
         if policy.chunk > 1 or not spec.act.is_continuous:
             raise ConfigError("learner=hnpg needs continuous single actions")
         super().__init__(replace(config, critic_lr=0.0), policy, spec, run)
-        if self.recurrent:
-            raise ConfigError("learner=hnpg needs a policy without memory")
-        self.config: Config = config
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_params: list[Tensor] = list(self.critic.parameters())
         self.target_params: list[Tensor] = list(self.target.parameters())
@@ -92,15 +85,8 @@ class Hnpg(ppo.Ppo):
 
     def _critic(self, spec: Spec) -> SampledValue:
         value = self.config.value
-        self.critic = Critic(
-            spec,
-            spec.act.size,
-            self.config.critics,
-            value.hidden,
-            layer_norm=value.layer_norm,
-            activation=value.activation,
-            obs=value.obs,
-        )
+        n, size = self.config.critics, spec.act.size
+        self.critic = ensemble(value, spec, size, value.activation, n=n, obs=value.obs)
         return SampledValue(self.policy, self.critic, self.config.samples)
 
     def set_demonstrations(self, demonstrations: Tensors) -> None:

@@ -10,7 +10,7 @@ constexpr int METRICS = 6;      // policy_loss, value_loss, entropy, kl, clipped
 
 struct Settings {
     AdamSettings adam;
-    double clip, value_clip, value_weight, entropy, grad_clip, step;
+    double clip, value_weight, entropy, grad_clip, step;
     double target_kl;  // 0: the learning rates are constant
     double rates[2];   // of the policy, of the value function
     int64_t normalize;  // advantages of each minibatch
@@ -18,7 +18,7 @@ struct Settings {
 };
 
 struct Table {  // the data, one line per sample; `order`: the samples of all minibatches
-    const float *actor_input, *critic_input, *action, *old, *value, *target, *advantage;
+    const float *actor_input, *critic_input, *action, *old, *target, *advantage;
     const int64_t* order;
 };
 
@@ -80,15 +80,9 @@ void critic_losses(Work& w, const int64_t* order, int64_t n) {
     const int64_t row = w.critic.out_row;
     const float* value = w.critic.layers.back().output.data();
     float* slope = w.critic.layers.back().output_slope.data();
-    const double most = w.s.value_clip;
     for (int64_t b = 0; b < n; ++b) {
-        const double v = value[b * row], old = w.t.value[order[b]], target = w.t.target[order[b]];
-        double error = (v - target) * (v - target), pull = v - target;
-        if (most > 0 && std::fabs(v - old) > most) {
-            const double held = old + std::copysign(most, v - old) - target;
-            if (held * held >= error) error = held * held, pull = 0;
-        }
-        w.sums[1] += 0.5 * error;
+        const double pull = value[b * row] - (double)w.t.target[order[b]];
+        w.sums[1] += 0.5 * (pull * pull);
         slope[b * row] = (float)(w.s.value_weight * pull / w.s.size);
     }
 }

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.core import distributed
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive, PositiveFraction
@@ -26,9 +26,8 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
 from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import RecurrentValue, Value, ValueConfig
-from embodied.learners.learner import UNPLANNED, GradientLearner, RunPlan
+from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo_parts import (
-    HasEncoder,
     LearningRates,
     ObservationStats,
     RecurrentPolicy,
@@ -42,7 +41,10 @@ from embodied.learners.on_policy.ppo_parts import (
     value_loss,
     variance,
 )
+from embodied.nn.networks import mlp, orthogonal
 from embodied.nn.optim import Adam
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.recurrent import Memory
 
 PIECE = 8192  # decisions evaluated at once
 LEAST = 0.25  # share of a minibatch's decisions below which a batch is not learned from
@@ -59,7 +61,6 @@ class OnPolicyConfig(Acceleration):
     batch_size: Count = 64  # decisions per minibatch; recurrent: of whole sequences, about so many
     gamma: Fraction = 0.99  # discount per environment step
     lam: Fraction = 0.95  # lambda of generalised advantage estimation
-    value_clip: NonNegative = 0.0  # largest change of a value; 0: no limit
     entropy: NonNegative = 0.0  # weight of the entropy bonus
     lr: PositiveFraction = 3e-4  # Adam's learning rate of the policy
     critic_lr: Fraction = 0.0  # Adam's learning rate of the value function; 0: as the policy's
@@ -74,43 +75,39 @@ class OnPolicyConfig(Acceleration):
 
 @dataclass(frozen=True)
 class Config(OnPolicyConfig):
-    """Settings of PPO."""
-
     clip: Positive = 0.2  # eps: largest change of the probability ratio that is rewarded
     value_weight: NonNegative = 0.5  # weight of the value function's loss
     target_kl: Positive = 0.01  # KL divergence of an update, for schedule=adaptive
     stop_kl: NonNegative = 0.0  # KL divergence above which no more epochs follow; 0: all epochs
 
 
-class Ppo(GradientLearner):
+class Ppo(Learner):
     """PPO: `update` makes `epochs` passes over a batch [T, B] of the current policy's decisions."""
 
     data = "on_policy"
     usual_policy = "diagonal_gaussian"
+    takes_memory: ClassVar[bool] = True
+    separate: ClassVar[bool] = False  # optimisers of policy and value, though their rates are equal
+    value: Any  # of states: Value, or RecurrentValue with a policy that has a memory
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
-        super().__init__()
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
+        super().__init__(config, policy)
         if not isinstance(policy, StochasticPolicy | RecurrentPolicy):
             raise ConfigError(
                 "this learner needs a policy with log-probabilities: policy=diagonal_gaussian or "
                 "policy=categorical"
             )
+        self.recurrent = isinstance(policy, RecurrentPolicy)
+        if self.recurrent and not self.takes_memory:
+            raise ConfigError("this learner needs a policy without memory")
         if config.schedule in ("linear", "cosine") and not run.decisions:
             raise ConfigError(f"schedule={config.schedule} needs the length of the run")
-        self.config = config
-        self.policy = policy
-        self.horizon = config.horizon
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
         self.total = run.decisions
         self.done = 0
         # Steps of a chunk beyond `execute` are not executed and do not affect the reward.
         self.played = None if run.execute is None else run.execute * spec.act.size
-        self.recurrent = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
-        self.actor_stats = ObservationStats(cast(HasEncoder, policy).encoder)
+        self.actor_stats = ObservationStats(self.policy.encoder)
         self.critic_stats = ObservationStats(self.value.encoder)
         self.returns = RewardScaler(config.reward_clip)
         self.estimates: Tensors | None = None if config.scale_rewards else {}
@@ -120,11 +117,11 @@ class Ppo(GradientLearner):
         actor = [p for p in policy.parameters() if p.requires_grad]
         critic = list(self.value.parameters())
         self.optims = {"both": Adam([*actor, *critic], rates[0], eps=EPS)}  # one kernel for both
-        if rates[0] != rates[1]:
+        if self.separate or rates[0] != rates[1]:
             pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
             self.optims = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
 
-    def _critic(self, spec: Spec) -> Value | RecurrentValue:
+    def _critic(self, spec: Spec) -> Any:
         if isinstance(self.policy, RecurrentPolicy):
             return RecurrentValue(self.config.value, spec, self.policy.width)
         return Value(self.config.value, spec)
@@ -193,23 +190,26 @@ class Ppo(GradientLearner):
         for at in range(0, len(flat["reward"]), PIECE):
             decisions = each(flat, partial(piece, at, PIECE))
             following = self.value(under(decisions, "next_obs"))
-            parts.append((self._evaluate_actions(decisions)[0], self._values(decisions), following))
+            parts.append((self._old(decisions), self._values(decisions), following))
         shape = batch["reward"].shape
         old, value, after = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
         return old, value, after, {}
 
+    def _old(self, decisions: Tensors) -> Tensor:
+        """Log-probabilities [N] by the parameters that acted."""
+        return self._evaluate_actions(decisions)[0]
+
     def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
         """`_evaluate` for recurrent policies; also the initial hidden states of the sequences."""
         first = batch["first"]
-        envs = batch["first"].shape[1]
-        critic = cast(RecurrentValue, self.value)
+        envs = first.shape[1]
         if len(self.memory) != envs:
-            self.memory = critic.memory.initial(envs)
+            self.memory = self.value.memory.initial(envs)
         kept = {**nest(carry, "carry"), "memory": self.memory}
-        policy = cast(RecurrentPolicy, self.policy)
-        old, _ = policy.evaluate_sequence(under(batch, "obs"), batch["action"], carry, first)
-        value, memory = critic(under(batch, "obs"), self.memory, first)
-        following = critic.after(under(batch, "next_obs"), memory)
+        obs = under(batch, "obs")
+        old, _ = self.policy.evaluate_sequence(obs, batch["action"], carry, first)
+        value, memory = self.value(obs, self.memory, first)
+        following = self.value.after(under(batch, "next_obs"), memory)
         last = batch["valid"].sum(0).sub(1).clamp(min=0)
         ahead = memory[last, torch.arange(envs, device=last.device)]
         self.memory = torch.where(batch["valid"].any(0)[:, None], ahead, self.memory)
@@ -269,7 +269,7 @@ class Ppo(GradientLearner):
         if config.advantage == "minibatch":
             advantage = normalized(advantage, weight)
         policy_loss, log_ratio = clip_loss(log_prob, minibatch["old"], advantage, config.clip)
-        error = value_loss(value, minibatch["value"], minibatch["target"], config.value_clip)
+        error = value_loss(value, minibatch["target"])
         ratio = log_ratio.detach().exp()
         parts = {
             "policy_loss": policy_loss,
@@ -295,12 +295,12 @@ class Ppo(GradientLearner):
         """Log-probabilities and entropies of stored actions, [N] or [B, T] if recurrent."""
         obs = under(minibatch, "obs")
         if not self.recurrent:
-            return cast(StochasticPolicy, self.policy).evaluate_actions(obs, minibatch["action"])
+            return self.policy.evaluate_actions(obs, minibatch["action"])
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
         action = minibatch["action"].transpose(0, 1)
         first = minibatch["first"].mT
-        policy = cast(RecurrentPolicy, self.policy)
-        log_prob, entropy = policy.evaluate_sequence(obs, action, under(minibatch, "carry"), first)
+        carry = under(minibatch, "carry")
+        log_prob, entropy = self.policy.evaluate_sequence(obs, action, carry, first)
         return log_prob.mT, entropy.mT
 
     def _values(self, minibatch: Tensors) -> Tensor:
@@ -324,7 +324,7 @@ class Ppo(GradientLearner):
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             valid = batch["valid"].flatten()
-            self.actor_stats.follow(cast(HasEncoder, self.policy).encoder, obs, valid)
+            self.actor_stats.follow(self.policy.encoder, obs, valid)
             self.critic_stats.follow(self.value.encoder, obs, valid)
 
     def _set_rates(self) -> None:
@@ -345,6 +345,61 @@ class Ppo(GradientLearner):
         self.done = state["done"]
         self.memory = state["memory"]
         self.returns.running = state["returns"]
+
+
+class SharedValue(nn.Module):
+    """V [T, B] of a policy's hidden states [T, B, width]. `encoder` is the policy's: not a part of
+    this module."""
+
+    def __init__(self, config: ValueConfig, memory: Memory) -> None:
+        super().__init__()
+        self.net = mlp(memory.width, config.hidden, 1, config.activation, config.layer_norm)
+        orthogonal(self.net, config.head)
+        self._encoders = (memory.encoder,)
+
+    @property
+    def encoder(self) -> Encoder:
+        return self._encoders[0]
+
+    def forward(self, memory: Tensor) -> Tensor:
+        return self.net(memory.flatten(0, 1)).view(memory.shape[:2])
+
+
+class PpoShared(Ppo):
+    """PPO for recurrent policies whose critic shares the policy's GRU: one network for both.
+
+    The critic is an MLP on the policy's hidden state, V(h), as in studies of partially observed
+    mazes (Jiang et al., 2021); that of `Ppo` has a GRU of its own, which costs as much again. The
+    GRU is trained by both losses, so `value_weight` matters; the critic has no observations that
+    the policy has not.
+    """
+
+    usual_policy = "recurrent"
+
+    def _critic(self, spec: Spec) -> SharedValue:
+        if not hasattr(self.policy, "evaluate_memory"):
+            raise ConfigError("learner=ppo_shared needs a recurrent policy: policy=recurrent")
+        if self.config.value.obs is not None:
+            raise ConfigError("value.obs has no effect with learner=ppo_shared: leave it out")
+        return SharedValue(self.config.value, self.policy.memory)
+
+    def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
+        h = self.policy.memory.along(under(batch, "obs"), carry["h"], batch["first"])
+        flat = each(under(batch, "next_obs"), lambda leaf: leaf.flatten(0, 1))
+        after = self.policy.memory(flat, h.flatten(0, 1)).view_as(h)
+        old, _ = self.policy.evaluate_memory(h, under(batch, "obs"), batch["action"])
+        return old, self.value(h), self.value(after), nest(carry, "carry")
+
+    def _evaluate_minibatch(self, minibatch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        obs = each(under(minibatch, "obs"), lambda leaf: leaf.transpose(0, 1))
+        h = self.policy.memory.along(obs, minibatch["carry/h"], minibatch["first"].mT)
+        action = minibatch["action"].transpose(0, 1)
+        log_prob, entropy = self.policy.evaluate_memory(h, obs, action)
+        return log_prob.mT, entropy.mT, self.value(h).mT
+
+    def state_values(self, obs: Tensors) -> Tensor:
+        begun = self.policy.memory.initial(len(next(iter(obs.values()))))
+        return self.value(self.policy.memory(obs, begun)[None])[0]
 
 
 def shuffled(count: int, size: int, device: torch.device) -> Tensor:

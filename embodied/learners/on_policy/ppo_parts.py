@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import distributed
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import merge_moments
 from embodied.nn.optim import Adam
@@ -36,11 +38,8 @@ def gae(
     next_value: Tensor,
     lam: float,
 ) -> Tensor:
-    """Advantages [T, B], zero where not `valid`; value targets are advantage + value.
-
-    All arguments are [T, B]; `ended` (bool): the episode ended with this decision (terminated or
-    truncated).
-    """
+    """Advantages [T, B], zero where not `valid`; value targets are advantage + value. All arguments
+    are [T, B]; `ended` (bool): the episode ended with this decision (terminated or truncated)."""
     delta = (reward + discount * next_value - value) * valid
     trace = lam * discount * (valid & ~ended)
     advantage = torch.empty_like(delta)
@@ -60,14 +59,9 @@ def clip_loss(
     return -torch.minimum(ratio * advantage, held * advantage), log_ratio
 
 
-def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Half the squared error, elementwise; with `clip` > 0 the maximum of it and the error of the
-    value clipped to `old` +- `clip`."""
-    error = (value - target).square()
-    if clip:
-        held = old + (value - old).clamp(-clip, clip)
-        error = torch.maximum(error, (held - target).square())
-    return 0.5 * error
+def value_loss(value: Tensor, target: Tensor) -> Tensor:
+    """Half the squared error, elementwise."""
+    return 0.5 * (value - target).square()
 
 
 def normalized(advantage: Tensor, share: Tensor) -> Tensor:
@@ -87,10 +81,8 @@ Schedule = Literal["constant", "linear", "cosine", "adaptive"]
 
 class LearningRates(nn.Module):
     """The learning rates of several optimisers: `base_lrs` times a common factor `lr_scale`.
-
     `active` [optimisers]: 1, or 0 for a rate of 0. While the first one is 0 (a policy that waits
-    for its critic), its KL divergence says nothing and `adapt` changes nothing.
-    """
+    for its critic), its KL divergence says nothing and `adapt` changes nothing."""
 
     base_lrs: Tensor
     lr_scale: Tensor
@@ -102,11 +94,6 @@ class LearningRates(nn.Module):
         self.register_buffer("base_lrs", torch.tensor(base_lrs))
         self.register_buffer("lr_scale", torch.tensor(1.0))
         self.register_buffer("active", torch.ones(len(base_lrs)), persistent=False)
-
-    @property
-    def scale(self) -> float:
-        """The common factor."""
-        return float(self.lr_scale)
 
     def schedule(self, progress: float) -> None:
         """Set the factor for `progress`, the completed share of the run."""
@@ -227,12 +214,6 @@ class RewardScaler(Moments):
         return (reward / deviation).clamp(-self.clip, self.clip)
 
 
-class HasEncoder(Protocol):
-    """A policy whose `encoder` holds its observation normaliser."""
-
-    encoder: Encoder
-
-
 @runtime_checkable
 class StochasticPolicy(Protocol):
     """A policy with log-probabilities."""
@@ -249,6 +230,15 @@ class HasDivergence(Protocol):
     def kl(self, obs: Tensors, other: Any) -> Tensor:
         """KL(self || other) at each observation, [n], in nats."""
         ...
+
+
+def require_divergence(policy: Policy) -> None:
+    """ConfigError for a policy whose divergence from another one is not known."""
+    if not isinstance(policy, HasDivergence) or not isinstance(policy, StochasticPolicy):
+        raise ConfigError(
+            "this learner needs a policy whose KL divergence is known in closed form: "
+            "policy=diagonal_gaussian or policy=categorical"
+        )
 
 
 @runtime_checkable

@@ -1,8 +1,8 @@
 """RAPID: PPO that also imitates its own best episodes, for sparse-reward procedural environments.
 
-Zha, Ma, Yuan, Hu and Liu, "Rank the episodes", 2021; exploration baseline of Andres et al., 2023.
-An episode of T decisions with D distinct observations is ranked by return and exploration score;
-N(s) is the number of occurrences of an observation in all of training:
+Zha, Ma, Yuan, Hu and Liu, "Rank the episodes", 2021; the exploration baseline of Andres et al.,
+2023. An episode of T decisions with D distinct observations is ranked by return and exploration
+score; N(s) is the number of occurrences of an observation in all of training:
 
     S = w_0 R + w_1 D / T + w_2 1/T sum_t N(s_t)^(-1/2),    L = - mean log pi(a | o)
 
@@ -12,7 +12,7 @@ are ranked again with every batch as counts grow. After each PPO update, `bc_ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -24,18 +24,17 @@ from torch import Tensor
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, NonNegative
-from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, nest, take, under
-from embodied.learners.learner import UNPLANNED, RunPlan
-from embodied.learners.on_policy import ppo_demos
+from embodied.learners.learner import RunPlan
+from embodied.learners.on_policy import ppo_cloning
 
 DIGEST = 16  # bytes of an observation's hash
 
 
 @dataclass(frozen=True)
-class Config(ppo_demos.CloneConfig):
+class Config(ppo_cloning.Config):
     """Settings of RAPID. Counts (w_2) are useless, and grow with the run, if observations never
     repeat. The paper uses 5 BC steps per episode."""
 
@@ -43,18 +42,13 @@ class Config(ppo_demos.CloneConfig):
     weights: tuple[NonNegative, NonNegative, NonNegative] = (1.0, 0.1, 0.001)  # w_0, w_1, w_2
 
 
-class PpoRapid(ppo_demos.CloningPpo):
+class PpoRapid(ppo_cloning.CloningPpo):
     """RAPID. Checkpoints hold the buffer, the counts and running episodes, for an exact resume."""
 
     optimizer_name = "imitator"
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
-        if self.recurrent:
-            raise ConfigError("this learner needs a policy without memory, not a recurrent one")
-        self.config: Config = config
         self.best = EpisodeBuffer(config.size, config.weights)
         self.open: list[Episode] = []  # the running episode of each parallel env
 
@@ -117,7 +111,7 @@ class PpoRapid(ppo_demos.CloningPpo):
         return -self._evaluate_actions(rows)[0].mean()
 
     def get_state(self) -> dict[str, Any]:
-        running = [episode.get_state() for episode in self.open]
+        running = [dict(vars(episode)) for episode in self.open]
         return super().get_state() | {"best": self.best.get_state(), "open": running}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -127,22 +121,16 @@ class PpoRapid(ppo_demos.CloningPpo):
         self.open = [Episode(**episode) for episode in kept["open"]]
 
 
+@dataclass
 class Episode:
     """The decisions `rows` [T, ...] of an episode and its return `ret`. For finished episodes also
     the index of each decision's observation in the buffer's counts (`seen` [T]) and the share of
     distinct observations (`local`)."""
 
-    def __init__(
-        self,
-        rows: Tensors | None = None,
-        ret: float = 0.0,
-        local: float = 0.0,
-        seen: Tensor | None = None,
-    ) -> None:
-        self.rows: Tensors = {} if rows is None else rows
-        self.ret = ret
-        self.local = local
-        self.seen = torch.zeros(0, dtype=torch.int64) if seen is None else seen
+    rows: Tensors = field(default_factory=dict[str, Tensor])
+    ret: float = 0.0
+    local: float = 0.0
+    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __len__(self) -> int:
         return tt.length(self.rows) if self.rows else 0
@@ -151,15 +139,10 @@ class Episode:
         """This episode extended by the decisions `rows` [n, ...] with the reward sum `ret`."""
         return Episode(tt.cat([self.rows, rows] if self.rows else [rows]), self.ret + ret)
 
-    def get_state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("rows", "ret", "local", "seen")}
-
 
 class EpisodeBuffer:
-    """Buffer of the best episodes' decisions: `table` [n, ...], best first, n at most `size`.
-
-    The last episode may be truncated to fit; it keeps the score of the whole episode.
-    """
+    """Buffer of the best episodes' decisions: `table` [n, ...], best first, n at most `size`. The
+    last episode may be truncated to fit; it keeps the score of the whole episode."""
 
     def __init__(self, size: int, weights: tuple[float, float, float]) -> None:
         self.size = size
@@ -228,7 +211,7 @@ class EpisodeBuffer:
     def get_state(self) -> dict[str, Any]:
         names = np.frombuffer(b"".join(self.number), np.uint8).reshape(-1, DIGEST)
         return {
-            "episodes": [episode.get_state() for episode in self.episodes],
+            "episodes": [dict(vars(episode)) for episode in self.episodes],
             "scores": list(self.scores),
             "names": torch.from_numpy(names.copy()),
             "counts": torch.from_numpy(self.counts[: len(names)].copy()),

@@ -28,9 +28,9 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
-from embodied.learners.learner import UNPLANNED, RunPlan, frozen
+from embodied.learners.learner import RunPlan, frozen
 from embodied.learners.on_policy import ppo
-from embodied.learners.on_policy.ppo_parts import HasDivergence, StochasticPolicy, clip_loss
+from embodied.learners.on_policy.ppo_parts import clip_loss, require_divergence
 from embodied.nn.optim import Adam
 from embodied.policies.encoded import MlpPolicy
 
@@ -39,8 +39,6 @@ FIT_LR = 0.05  # Adam's, for the fit of the sampling error
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """Settings of PROPS, besides those of PPO."""
-
     batches: Count = 2  # b: newest batches that an update learns from
     every: Count = 32  # k: decisions of each parallel environment between two adaptations
     behaviour_epochs: CountOrZero = 16  # passes of an adaptation over the data; 0: phi stays pi
@@ -55,18 +53,12 @@ class Config(ppo.Config):
 class Props(ppo.Ppo):
     """As Ppo, with a behaviour policy that takes what is under-sampled."""
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
-        kinds = (HasDivergence, StochasticPolicy, MlpPolicy)
-        if not all(isinstance(policy, kind) for kind in kinds):
-            raise ConfigError(
-                "PROPS needs a policy whose KL divergence is known in closed form: "
-                "policy=diagonal_gaussian or policy=categorical"
-            )
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
-        assert isinstance(policy, MlpPolicy)
-        policy.layers()  # it has the layers that the sampling error needs
+        require_divergence(policy)
+        if not isinstance(policy, MlpPolicy):
+            raise ConfigError("learner=props fits the last layer of an MLP")
+        policy.layers()  # ConfigError without those that the sampling error needs
         self.keep_batches = config.batches
         self.adapt_every = config.every
         self.behaviour = copy.deepcopy(policy)  # phi
@@ -96,8 +88,7 @@ class Props(ppo.Ppo):
 
     def _divergence(self, decisions: Tensors) -> Tensor:
         """The mean KL(pi || phi) of valid decisions."""
-        policy: Any = self.policy
-        kl = policy.kl(under(decisions, "obs"), self.behaviour)
+        kl = self.policy.kl(under(decisions, "obs"), self.behaviour)
         return (kl * decisions["valid"]).sum() / decisions["valid"].sum().clamp(min=1)
 
     def adapt_behaviour(self, batch: Tensors) -> None:
@@ -107,9 +98,8 @@ class Props(ppo.Ppo):
         count = distributed.all_min(len(data["action"]))
         if not count:
             return
-        policy: Any = self.policy
         with torch.no_grad():
-            data["old"] = policy.evaluate_actions(under(data, "obs"), data["action"])[0]
+            data["old"] = self.policy.evaluate_actions(under(data, "obs"), data["action"])[0]
         weights = [p for p in self.behaviour.parameters() if p.requires_grad]
         adam = Adam(weights, self.config.behaviour_lr)
         size = max(count // self.config.behaviour_minibatches, 1)

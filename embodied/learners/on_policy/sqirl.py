@@ -15,7 +15,6 @@ decisions of former stages are dropped; several passes over those of a stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +28,7 @@ from embodied.core.tensors import Tensors, nest, take, under
 from embodied.learners.learner import Learner
 from embodied.learners.on_policy.ppo_parts import clip_norm
 from embodied.nn.networks import Ensemble
-from embodied.nn.optim import Adam, Optimizer
+from embodied.nn.optim import Adam
 from embodied.policies.categorical import FORBIDDEN
 from embodied.policies.staged_categorical import StagedCategorical
 
@@ -53,10 +52,9 @@ class Sqirl(Learner):
     last step of `policy.steps` the policy stays as it is."""
 
     data = "on_policy"
-    policy: StagedCategorical
 
     def __init__(self, config: Config, policy: Policy) -> None:
-        super().__init__()
+        super().__init__(config, policy)
         if not isinstance(policy, StagedCategorical):
             raise ConfigError("SQIRL needs discrete actions and policy=staged_categorical")
         if any(True for _ in policy.encoder.parameters()):
@@ -64,19 +62,11 @@ class Sqirl(Learner):
                 "SQIRL freezes one network after another, and pictures and points would share one "
                 "encoder: choose vectors and symbols"
             )
-        self.config = config
-        self.policy = policy
-        self.horizon = config.horizon
-        self.batch_size = config.batch_size
-        self.gamma = config.gamma
         hidden, kind = policy.config.hidden, policy.config.activation
         size, out = policy.encoder.size, config.depth * policy.actions
         self.net = Ensemble(1, size, hidden, out, activation=kind)
         self.params = list(self.net.parameters())
-        self.optim = Adam(self.params, config.lr)
-
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        return {"values": self.optim}
+        self.optims["values"] = Adam(self.params, config.lr)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         policy = self.policy
@@ -106,7 +96,7 @@ class Sqirl(Learner):
                 loss = self.loss(take(data, order[at : at + size]))
                 loss.backward()
                 clip_norm([weight.grad for weight in self.params], self.config.grad_clip)  # pyright: ignore[reportArgumentType]
-                self.optim.step()
+                self.optims["values"].step()
                 losses.append(loss.detach())
         return losses
 

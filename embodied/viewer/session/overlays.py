@@ -33,7 +33,7 @@ from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.learners.saved import load_learner
+from embodied.learners.learner import load_learner
 from embodied.models.dynamics import LATENT, Dynamics, LatentDynamics, load
 from embodied.reports.datasets import make_reward, of_run
 from embodied.viewer.scene.types import Array, Picture, picture_of

@@ -17,10 +17,9 @@ from embodied.learners.finetune.dsrl_na import DsrlNa, distil_loss
 from embodied.learners.finetune.expo import Expo
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.steering import dsrl_na
-from tests.builders import make_learner, make_policy, node_of, still
+from tests.builders import LINE, make_learner, make_policy, node_of, still
 from tests.learners.bandit import slopes
 
-SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
 EDIT = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
 CRITIC = {"_target_": "embodied.learners.critics.Critic"}
@@ -36,7 +35,7 @@ def make(
 ) -> Expo:
     critic = {**CRITIC, "n": critics, "hidden": list(hidden)}
     parts = {"base": FLOW, "edit": EDIT, "critic": critic}
-    policy = make_policy("wrappers.edit.Edit", SPEC, chunk=chunk, n=n, scale=scale, **parts)
+    policy = make_policy("wrappers.edit.Edit", LINE, chunk=chunk, n=n, scale=scale, **parts)
     return make_learner("finetune.expo.Expo", policy, **{"batch_size": 16, **settings})
 
 

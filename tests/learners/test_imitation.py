@@ -1,16 +1,21 @@
-"""RECAP: advantages, labels and guidance by hand, and a problem of good and bad recordings."""
+"""BC: its step, average and rate; RECAP: advantages, labels and guidance by hand, and a problem."""
 
 from __future__ import annotations
+
+import copy
+import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import flags, with_steps
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config, cosine
 from embodied.learners.imitation.recap import Recap
 from embodied.learners.learner import RunPlan
 from embodied.policies.wrappers.advantage_conditioned import (
@@ -21,23 +26,98 @@ from embodied.policies.wrappers.advantage_conditioned import (
     AdvantageConditioned,
 )
 from embodied.policies.wrappers.real_time_chunking import sample
-from tests.builders import make_learner, make_policy, node_of
+from tests.builders import LINE, make_learner, make_policy, node_of
 
-SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+
+
+def make(kind: str = "gaussian.Gaussian", steps: int = 100, **settings: float) -> BehaviorCloning:
+    torch.manual_seed(0)
+    node = {"_target_": f"embodied.policies.{kind}", "chunk": 2}
+    return BehaviorCloning(Config(**settings), build(node, Policy, spec=SPEC), run=RunPlan(steps))
+
+
+def batches(count: int, n: int = 32) -> list[Tensors]:
+    generator = torch.Generator().manual_seed(1)
+    result = []
+    for _ in range(count):
+        state = torch.randn(n, 2, generator=generator)
+        action = torch.tanh(state[:, :1] - state[:, 1:]).expand(n, 2)[..., None].contiguous()
+        valid = torch.ones(n, 2, dtype=torch.bool)
+        result.append({"obs/state": state, "action": action, "valid": valid})
+    return result
+
+
+def flat(policy: Policy) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.parameters()])
+
+
+def test_the_average_is_the_one_of_the_formula_or_none() -> None:
+    learner = make(ema=0.6)
+    average = flat(learner.policy).double()
+    assert torch.equal(average.float(), flat(learner.online))
+    for step, batch in enumerate(batches(8), start=1):
+        learner.update(batch)
+        ema = min(0.6, (1 + step) / (10 + step))
+        average = ema * average + (1 - ema) * flat(learner.online).double()
+    torch.testing.assert_close(flat(learner.policy).double(), average, atol=1e-6, rtol=1e-5)
+    assert not torch.equal(flat(learner.policy), flat(learner.online))
+    learner = make(ema=0.0)
+    learner.update(batches(1)[0])
+    torch.testing.assert_close(flat(learner.policy), flat(learner.online))
+
+
+def test_one_step_is_adams() -> None:
+    learner = make(weight_decay=0.0, lr=0.01)
+    before, batch = flat(learner.online), batches(1)[0]
+    reference = copy.deepcopy(learner.online)
+    reference.loss(batch).mean().backward()
+    slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in reference.parameters()]
+    gradient = torch.cat([slope.flatten() for slope in slopes])
+    metrics = learner.update(batch)
+    # The first step of Adam is lr * g / (|g| + eps).
+    expected = before - 0.01 * gradient / (gradient.abs() + 1e-8)
+    torch.testing.assert_close(flat(learner.online), expected, atol=1e-6, rtol=1e-5)
+    assert metrics["grad_norm"].item() == pytest.approx(gradient.norm().item(), rel=1e-5)
+    assert all(not value.requires_grad and value.ndim == 0 for value in metrics.values())
+
+
+def test_the_rate_falls_to_a_tenth_and_stays() -> None:
+    assert cosine(2.0, 0.0) == 2.0
+    assert cosine(2.0, 0.5) == pytest.approx(1.1)
+    assert cosine(2.0, 0.25) == pytest.approx(2 * (0.55 + 0.45 * math.sqrt(0.5)))
+    assert cosine(2.0, 1.0) == cosine(2.0, 3.0) == pytest.approx(0.2)
+    learner = make(steps=4, lr=0.5)
+    for batch in batches(4):
+        learner.update(batch)
+    assert learner.optims["adam"].param_groups[0]["lr"] == cosine(0.5, 0.75)
+
+
+def test_fitting_sets_the_normalisers_of_both() -> None:
+    learner = make("generative.flow.Flow")
+    rows = batches(1)[0]
+    rows = {**rows, "obs/state": 5 * rows["obs/state"] + 3, "action": 0.5 * rows["action"]}
+    learner.fit(rows)
+    acting, trained = dict(learner.policy.named_buffers()), dict(learner.online.named_buffers())
+    assert acting.keys() == trained.keys() and acting
+    assert all(torch.equal(acting[name], trained[name]) for name in acting)
+    torch.testing.assert_close(acting["encoder.norm.mean"], rows["obs/state"].mean(0))
+
+
 FLOW = node_of("policies.generative.flow.Flow", width=32, depth=1)
 
 
-def conditioned(spec: Spec = SPEC, **settings: object) -> AdvantageConditioned:
+def conditioned(spec: Spec = LINE, **settings: object) -> AdvantageConditioned:
     given = {"base": FLOW, "chunk": 2, **settings}
     return make_policy("wrappers.advantage_conditioned.AdvantageConditioned", spec, **given)
 
 
-def make(policy: AdvantageConditioned | None = None, **settings: object) -> Recap:
+def make_recap(policy: AdvantageConditioned | None = None, **settings: object) -> Recap:
     given = {"hidden": [16], "batch_size": 4, "folds": 2, **settings}
     return make_learner("imitation.recap.Recap", policy or conditioned(), run=RunPlan(100), **given)
 
 
-def batch_of(n: int = 4) -> Tensors:
+def batch_of_recap(n: int = 4) -> Tensors:
     return {
         "obs/state": torch.linspace(-1, 1, n)[:, None],
         "next_obs/state": torch.linspace(0, 1, n)[:, None],
@@ -61,10 +141,10 @@ def constant(learner: Recap, logits: Tensor) -> None:
 
 def test_values_advantages_and_labels_by_hand() -> None:
     """Atoms 0, 1/2, 1. Fold 0 says 1/2 surely, fold 1 says 1/4 (half 0, half 1/2)."""
-    learner = make(atoms=3, positive=0.25)
+    learner = make_recap(atoms=3, positive=0.25)
     sure = torch.tensor([[-99.0, 0.0, -99.0], [0.0, 0.0, -99.0]])
     constant(learner, sure)
-    batch = batch_of()
+    batch = batch_of_recap()
     advantage = learner.advantages(batch)
     # r + d V - V: of fold 0 0.9 / 2 - 1/2 and again; of fold 1 1/2 + 0.9 / 4 - 1/4, and 1 - 1/4.
     torch.testing.assert_close(advantage, torch.tensor([-0.05, 0.475, -0.05, 0.75]))
@@ -80,28 +160,28 @@ def test_values_advantages_and_labels_by_hand() -> None:
 def test_the_value_loss_by_hand() -> None:
     """Returns 1/4, 1/2, 0, 1 lie half on 0 and half on 1/2, then on one atom each. Fold k learns
     from the episodes that are not k modulo 2: fold 0 from rows 1 and 3, fold 1 from 0 and 2."""
-    learner = make(atoms=3)
+    learner = make_recap(atoms=3)
     logits = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.0, -0.3]])
     constant(learner, logits)
     p = logits.log_softmax(-1)
     expected = -(p[0, 1] + p[0, 2] + (p[1, 0] + p[1, 1]) / 2 + p[1, 0]) / 4
-    torch.testing.assert_close(learner.value_loss(batch_of()), expected)
-    learner = make(atoms=3, folds=1)  # as published: one function of all episodes
+    torch.testing.assert_close(learner.value_loss(batch_of_recap()), expected)
+    learner = make_recap(atoms=3, folds=1)  # as published: one function of all episodes
     constant(learner, logits[:1])
     expected = -((p[0, 0] + p[0, 1]) / 2 + p[0, 1] + p[0, 0] + p[0, 2]) / 4
-    torch.testing.assert_close(learner.value_loss(batch_of()), expected)
+    torch.testing.assert_close(learner.value_loss(batch_of_recap()), expected)
 
 
 def test_the_value_learns_in_the_first_updates_only() -> None:
-    learner = make(value_updates=2)
+    learner = make_recap(value_updates=2)
     values: list[Tensor] = []
     for update in range(4):
-        found = learner.update(batch_of())
+        found = learner.update(batch_of_recap())
         assert ("value_loss" in found) == (update < 2)
         values.append(learner.value.net.weights[0].detach().clone())
     assert not torch.equal(values[0], values[1]) and torch.equal(values[1], values[3])
     with pytest.raises(ConfigError, match="policy=advantage_conditioned"):
-        make_learner("imitation.recap.Recap", make_policy("generative.flow.Flow", SPEC))
+        make_learner("imitation.recap.Recap", make_policy("generative.flow.Flow", LINE))
 
 
 def test_guidance_by_hand() -> None:
@@ -151,7 +231,7 @@ def test_labels_are_dropped_and_otherwise_seen() -> None:
 def test_corrections_are_a_persons_steps_among_a_policys() -> None:
     length = torch.tensor([2, 3])
     steps = {"terminated": torch.zeros(5, dtype=torch.bool)}
-    recorded = Episodes(SPEC, steps, length.cumsum(0) - length, length, {}, (), ())
+    recorded = Episodes(LINE, steps, length.cumsum(0) - length, length, {}, (), ())
     names = ("episode", "correction")
     found = flags(recorded, names)
     assert found["episode"].tolist() == [0, 0, 1, 1, 1]
@@ -167,7 +247,7 @@ def test_acts_as_the_better_half_of_the_data() -> None:
     like the good one. Advantages need no more than the last reward here."""
     torch.manual_seed(0)
     policy = conditioned(chunk=1)
-    learner = make(policy, lr=3e-3, positive=0.25, value_updates=100, batch_size=64)
+    learner = make_recap(policy, lr=3e-3, positive=0.25, value_updates=100, batch_size=64)
     for _ in range(400):
         good = torch.rand(64) < 0.25
         action = torch.where(good, 0.5, -0.5)[:, None] + 0.02 * torch.randn(64, 1)

@@ -1,39 +1,48 @@
-"""MDPO: mirror descent policy optimisation, on-policy (Tomar et al., 2021).
+"""MDPO: mirror descent policy optimisation (Tomar et al., 2021), on-policy and off-policy.
 
-From a batch of pi_k, pi_{k+1} is what a few full-batch gradient steps make of
+**On-policy**: from a batch of pi_k, pi_{k+1} is what a few full-batch gradient steps make of
 
     L = E[ -rho A ] + E_s[ KL(pi(.|s) || pi_k(.|s)) ] / t_k - c_h E[ H(pi) ],   rho = pi / pi_k
 
 without clipping; the KL is exact. t_k falls linearly to 0 over the run, so that steps become
 smaller. The minimum is pi_k exp(t_k A) / Z. The value function is trained first, by `epochs` of
 minibatches; advantages, values and normalisers are those of PPO.
+
+**Off-policy**: SAC near its own past.
+
+    L_pi = E[ c log pi(a~|s) + (lambda - c) log pi_k(a~|s) - Q(s, a~) ]
+         = E[ lambda log pi(a~|s) - Q(s, a~) ] + (c - lambda) E_s[ KL(pi(.|s) || pi_k(.|s)) ]
+
+lambda is SAC's temperature, c = 1 / t_k the weight of log pi. pi_k is a copy of the policy, renewed
+every m updates. c = lambda is SAC. Critics are SAC's. Differences from the published code: the KL
+is exact instead of sampled; there is no value network (as in SAC of 2018b) and no penalty on the
+policy's outputs; the policy maximises the smallest critic and not the first; it explores by its own
+noise, where the code acts by the mean.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from embodied.core import distributed
-from embodied.core.bounds import Count, Positive
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.learner import UNPLANNED, RunPlan
+from embodied.learners.learner import RunPlan
+from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
+from embodied.learners.on_policy.ppo_cloning import fit_step
 from embodied.learners.on_policy.ppo_parts import (
-    HasDivergence,
-    StochasticPolicy,
-    clip_norm,
     normalized,
+    require_divergence,
     value_loss,
 )
-from embodied.nn.optim import Adam
 
 LEAST_T = 1e-3  # of t_k, in units of `t`: at the end of a run it would be 0
 
@@ -54,22 +63,12 @@ class Mdpo(ppo.Ppo):
     """As Ppo, with another loss of the policy; for policies whose KL divergence is known in closed
     form."""
 
-    def __init__(
-        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
-    ) -> None:
-        if not isinstance(policy, HasDivergence) or not isinstance(policy, StochasticPolicy):
-            raise ConfigError(
-                "MDPO needs a policy whose KL divergence is known in closed form: "
-                "policy=diagonal_gaussian or policy=categorical"
-            )
+    separate = True
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
+        require_divergence(policy)
         super().__init__(cast(ppo.Config, config), policy, spec, run)
         self.before = copy.deepcopy(policy).requires_grad_(False)  # pi_k
-        self.groups: dict[str, list[Tensor]] = {
-            "actor": [p for p in policy.parameters() if p.requires_grad],
-            "critic": list(self.value.parameters()),
-        }
-        rates = zip(self.groups.items(), self.lr.base_lrs.tolist(), strict=True)
-        self.optims = {name: Adam(group, rate, eps=ppo.EPS) for (name, group), rate in rates}
 
     @property
     def t(self) -> float:
@@ -102,12 +101,7 @@ class Mdpo(ppo.Ppo):
 
     def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The value function's loss on a minibatch."""
-        loss = value_loss(
-            self._values(minibatch),
-            minibatch["value"],
-            minibatch["target"],
-            self.config.value_clip,
-        ).mean()
+        loss = value_loss(self._values(minibatch), minibatch["target"]).mean()
         return loss, {"value_loss": loss.detach()}
 
     def _policy_step(self, table: Tensors) -> dict[str, Tensor]:
@@ -116,10 +110,9 @@ class Mdpo(ppo.Ppo):
         if self.config.advantage == "minibatch":
             advantage = normalized(advantage, torch.full_like(advantage, 1 / advantage.numel()))
         log_prob, entropy = self._evaluate_actions(table)
-        policy: Any = self.policy
         parts = {
             "policy_loss": -((log_prob - table["old"]).exp() * advantage).mean(),
-            "kl": policy.kl(under(table, "obs"), self.before).mean(),
+            "kl": self.policy.kl(under(table, "obs"), self.before).mean(),
             "entropy": entropy.mean(),
         }
         loss = parts["policy_loss"] + parts["kl"] / self.t - self.config.entropy * parts["entropy"]
@@ -128,9 +121,34 @@ class Mdpo(ppo.Ppo):
 
     def descend(self, name: str, loss: Tensor) -> None:
         """One gradient step on `loss`, clipped to `grad_clip`."""
-        loss.backward()
-        if self.config.grad_clip:
-            parameters = self.groups[name]
-            distributed.average_gradients(parameters)
-            clip_norm([p.grad for p in parameters if p.grad is not None], self.config.grad_clip)
-        self.optims[name].step()
+        fit_step(self.optims[name], loss, self.config.grad_clip)
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(sac.Config):
+    """Settings of MDPO off-policy; lambda is `initial_temperature`, which stays by default."""
+
+    temperature_lr: Fraction = 0.0  # Adam's learning rate of log lambda; 0: lambda stays
+    initial_temperature: Positive = 0.2  # lambda at the start, in units of the reward
+    c: NonNegative = 1.0  # 1 / t_k: weight of log pi in the policy's loss; lambda: SAC
+    refresh: Count = 1000  # m: updates between two renewals of pi_k
+
+
+class MdpoOffPolicy(sac.Sac):
+    """As Sac, with the policy held near its copy `before`."""
+
+    def __init__(self, config: OffPolicyConfig, policy: Policy, spec: Spec) -> None:
+        super().__init__(config, policy, spec)
+        self.before = copy.deepcopy(self.policy).requires_grad_(False)  # pi_k
+        self.before_params: list[Tensor] = list(self.before.parameters())
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        if self.is_due(self.config.refresh):
+            with torch.no_grad():
+                torch._foreach_copy_(self.before_params, self.actor_params)  # pyright: ignore[reportPrivateImportUsage]
+        return super().update(batch)
+
+    def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        loss, log_prob = super()._actor_loss(batch)
+        kl = self.policy.kl(under(batch, "obs"), self.before).mean()
+        return loss + (self.config.c - self.alpha) * kl, log_prob
