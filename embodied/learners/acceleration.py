@@ -23,6 +23,7 @@ from embodied.core.tensors import Tensors
 from embodied.learners.learner import GradientLearner, Learner
 
 NATIVE = {
+    "embodied.learners.off_policy.sac.Sac": "embodied.learners.off_policy.native_sac",
     "embodied.learners.off_policy.td3.Td3": "embodied.learners.off_policy.native_td3",
     "embodied.learners.on_policy.ppo.Ppo": "embodied.learners.on_policy.native_ppo",
 }
