@@ -181,7 +181,8 @@ def calling(work: Callable[[], object], count: int) -> Block:
 
 def learner_for(spec: Spec, **settings: object) -> Sac:
     policy = build(POLICY, Policy, spec=spec)
-    return accelerate(build({**LEARNER, **settings}, Sac, policy=policy, spec=spec))
+    learner = build({**LEARNER, **settings}, Sac, policy=policy, spec=spec)
+    return accelerate(learner, native=True)
 
 
 def world() -> Spec:

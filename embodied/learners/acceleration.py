@@ -20,7 +20,11 @@ from embodied.core.cuda_graph import Graph
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 
-NATIVE = ("embodied.learners.off_policy.td3.Td3", "embodied.learners.on_policy.ppo.Ppo")
+NATIVE = (
+    "embodied.learners.off_policy.sac.Sac",
+    "embodied.learners.off_policy.td3.Td3",
+    "embodied.learners.on_policy.ppo.Ppo",
+)
 """The classes that `embodied.learners.native` equals; names, as most runs need none of them."""
 AnyLearner = TypeVar("AnyLearner", bound=Learner)
 

@@ -99,7 +99,8 @@ def test_without_settings_nothing_is_put_around() -> None:
 
 
 def test_native_code_is_for_exactly_its_class() -> None:
-    assert native_obstacle(make("sac")) == ""
+    assert native_obstacle(make("iql")) == ""
+    assert native_obstacle(make("redq")) is None
     assert native_obstacle(make("td3_bc")) == "Rebrac has other losses"
 
 

@@ -1,4 +1,4 @@
-"""PPO and TD3 in native code equal the PyTorch reference; what they do not support runs it."""
+"""PPO, TD3 and SAC in native code equal the PyTorch reference; what they do not support runs it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.off_policy.sac import Sac
 from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.nn import native
@@ -88,6 +89,46 @@ def make_td3(
     return build(given, Learner, policy=made, spec=spec)
 
 
+SAC = "embodied.learners.off_policy.sac.Sac"
+NORMED = {**TANH, "layer_norm": True}
+# Settings of the learner, and of the policy.
+SAC_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "default sizes": ({"hidden": [256, 256]}, {"hidden": [256, 256]}),
+    "layer norm": (
+        {"layer_norm": True, "entropy_in_backup": False, "target_entropy": 0.0},
+        {**NORMED, "hidden": [33, 20, 7]},
+    ),
+    "subset of five critics, three slices": (
+        {"critics": 5, "utd": 3, "actor_objective": "mean", "hidden": [33, 20]},
+        {"soft": False},
+    ),
+    "three normed critics, one in the target": (
+        {"critics": 3, "subset": 1, "layer_norm": True, "hidden": [33, 20], "actor_start": 3},
+        {"layer_norm": True, "soft": False, "log_std": [-1.0, 0.5]},
+    ),
+    "no hidden layer, chunk, constant temperature": (
+        {"hidden": [], "temperature_lr": 0.0, "initial_temperature": 0.1},
+        {"hidden": [], "chunk": 2},
+    ),
+    "several pieces, rates": (
+        {"batch_size": 300, "critic_lr": 1e-3, "actor_lr": 2e-3, "tau": 0.05, "layer_norm": True},
+        TANH,
+    ),
+}
+
+
+def make_sac(
+    learner: dict[str, Any], policy: dict[str, Any], seed: int = 0, act: Leaf | None = None
+) -> Sac:
+    torch.manual_seed(seed)
+    obs = {"state": Leaf((OBS,)), "critic/more": Leaf((2,))}
+    spec = Spec(obs, act or Leaf((ACT,), low=-1.0, high=1.0), dt=0.1)
+    gaussian = "embodied.policies.gaussian.Gaussian"
+    made = build({"_target_": gaussian, **SMALL, **policy}, Policy, spec=spec)
+    given = {"_target_": SAC, "batch_size": 40, **SMALL, **learner}
+    return build(given, Learner, policy=made, spec=spec)
+
+
 def ppo_batch(learner: Ppo, some: bool = False) -> Tensors:
     """Decisions with random rewards; `some` of them not to be learned from."""
     shape = (TIMES, ENVS)
@@ -112,7 +153,7 @@ def batch_of(learner: Any, some: bool = False) -> Tensors:
     return ppo_batch(learner, some) if isinstance(learner, Ppo) else td3_batch(learner)
 
 
-def td3_batch(learner: Td3) -> Tensors:
+def td3_batch(learner: Td3 | Sac) -> Tensors:
     n = learner.batch_size
     obs = {f"{name}/state": 2 * torch.randn(n, OBS) for name in ("obs", "next_obs")}
     obs |= {f"{name}/critic/more": torch.randn(n, 2) for name in ("obs", "next_obs")}
@@ -170,6 +211,55 @@ def test_parameters_and_metrics_equal_the_reference(kind: str, name: str) -> Non
     require_same(slow.get_state(), fast.get_state())
 
 
+ALONG = [("sac", name) for name in SAC_OPTIONS]
+ALONG += [("td3", "default sizes"), ("td3", "layer norm")]
+WIDE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "default sizes": ({"hidden": [256, 256]}, {"hidden": [256, 256]}),
+    "layer norm": ({"layer_norm": True, "hidden": [130, 20]}, {"layer_norm": True}),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), ALONG)
+def test_an_update_equals_the_reference_along_a_training(kind: str, name: str) -> None:
+    """From the same state each: two trainings of ReLUs part after a change of 1e-7 of one weight,
+    so the states after many updates say nothing."""
+    made, options = (make_sac, SAC_OPTIONS) if kind == "sac" else (make_td3, WIDE)
+    slow: Any = made(*options[name])
+    fast = copy.deepcopy(slow)
+    accelerate(fast, native=True)
+    assert native_obstacle(fast) is None
+    for i in range(30):
+        torch.manual_seed(100 + i)
+        expected, metrics = update_each(i, batch_of(slow), slow, fast)
+        assert apart(slow, fast) < 2e-5
+        assert expected.keys() == metrics.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(metrics[key], value, rtol=1e-4, atol=1e-5, msg=key)
+        if i == 29:
+            require_same(slow.get_state(), fast.get_state())
+        fast.set_state(copy.deepcopy(slow.get_state()))
+
+
+def test_sac_with_priorities_asks_the_reference() -> None:
+    slow = make_sac({}, {})
+    fast = copy.deepcopy(slow)
+    accelerate(fast, native=True)
+    rows = batch_of(slow) | {"weight": torch.rand(slow.batch_size)}
+    update_each(0, rows, slow, fast)
+    assert apart(slow, fast) == 0 and slow.priority is not None
+    torch.testing.assert_close(fast.priority, slow.priority)
+
+
+def test_sac_of_normalized_observations_and_actions_without_bounds() -> None:
+    unit = Leaf((ACT,), low=-3.0, high=3.0, unit="normalized")
+    slow = make_sac({"layer_norm": True}, TANH, act=unit)
+    assert not slow.policy.squashes
+    slow.fit({key: 3 + 2 * value for key, value in batch_of(slow).items()})
+    fast = copy.deepcopy(slow)
+    update_both(slow, fast, 10)
+    assert apart(slow, fast) < 1e-5
+
+
 def test_executed_part_of_a_chunk_and_decisions_left_out() -> None:
     slow = make({}, {"chunk": 3}, execute=2)
     fast = copy.deepcopy(slow)
@@ -185,19 +275,23 @@ def test_normalized_observations_and_unbounded_actions() -> None:
     assert apart(slow, fast) < 1e-5
 
 
-@pytest.mark.parametrize(("made", "settings"), [(make, {}), (make_td3, TANH)])
+@pytest.mark.parametrize(("made", "settings"), [(make, {}), (make_td3, TANH), (make_sac, NORMED)])
 def test_either_continues_from_the_state_of_the_other(made: Any, settings: dict[str, Any]) -> None:
-    slow, fast, again = (made(settings, settings, seed=seed) for seed in (0, 0, 5))
+    learner = {
+        key: value for key, value in settings.items() if made is not make_sac or key != "activation"
+    }
+    slow, fast, again = (made(learner, settings, seed=seed) for seed in (0, 0, 5))
     update_both(slow, fast, 4)
     again.set_state(copy.deepcopy(fast.get_state()))
     update_both(again, slow, 4, first=4)
     assert apart(slow, again) < 1e-5
 
 
-def test_resumed_updates_are_exact() -> None:
-    whole = make_td3(TANH, TANH)
+@pytest.mark.parametrize("made", [make_td3, make_sac])
+def test_resumed_updates_are_exact(made: Any) -> None:
+    whole = made({}, TANH)
     accelerate(whole, native=True)
-    half, resumed = copy.deepcopy(whole), make_td3(TANH, TANH, seed=9)
+    half, resumed = copy.deepcopy(whole), made({}, TANH, seed=9)
     for i in range(5):
         torch.manual_seed(i)
         update_each(i, batch_of(whole), whole, half)
@@ -211,10 +305,11 @@ def test_resumed_updates_are_exact() -> None:
     require_same(whole.get_state(), resumed.get_state())
 
 
-def test_moments_are_looked_for_where_they_are_after_some_have_moved() -> None:
+@pytest.mark.parametrize("made", [make_td3, make_sac])
+def test_moments_are_looked_for_where_they_are_after_some_have_moved(made: Any) -> None:
     """What a loaded state leaves behind is free memory, where the first of the new moments may be
     and the others not."""
-    slow = make_td3(TANH, TANH)
+    slow = made({}, TANH)
     fast = copy.deepcopy(slow)
     update_both(slow, fast, 2)
     left = [dict(state) for adam in fast.optims.values() for state in adam.state.values()]
@@ -237,7 +332,8 @@ UNSUPPORTED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "another policy": (make, {}, RECURRENT, "Recurrent"),
     "other losses": (make, RAPID, {}, "other losses"),
     "td3, gelu": (make_td3, {}, {"activation": "gelu"}, "linear layers"),
-    "td3, layer norm": (make_td3, {"layer_norm": True}, {}, "linear layers"),
+    "sac, gelu": (make_sac, {}, {"activation": "gelu"}, "linear layers"),
+    "sac, compile": (make_sac, {"compile": True}, {}, "compile"),
     "td3, atoms": (make_td3, {"atoms": 11}, {}, "atoms"),
     "td3, compile": (make_td3, {"compile": True}, {}, "compile"),
 }
@@ -254,7 +350,7 @@ def test_what_is_not_supported_says_so_and_runs_the_reference(name: str) -> None
         assert apart(slow, fast) == 0
 
 
-@pytest.mark.parametrize("made", [make, make_td3])
+@pytest.mark.parametrize("made", [make, make_td3, make_sac])
 def test_without_a_compiler_the_reference_learns(
     monkeypatch: pytest.MonkeyPatch, made: Any
 ) -> None:

@@ -16,10 +16,6 @@ struct Settings {
     int64_t squashes, follows, acts;  // tanh behind the policy; what this update trains
 };
 
-struct Norm {  // (x - mean) / std, at most `limit`; no mean: x as it is
-    const float *mean, *std, *limit;
-};
-
 struct Table {  // one line per sample; `noise` of the target policy, clipped
     const float *actor_input, *critic_input, *next_actor_input, *next_critic_input;
     const float *action, *noise, *reward, *discount;
@@ -38,20 +34,6 @@ struct Work {
     Mlp critics[MEMBERS];
     double critic_loss = 0, q_mean = 0, actor_loss = 0;
 };
-
-// Lines [at, at + n) of `from` to the first `width` inputs of `net`, normalized.
-void gather(Mlp& net, const float* from, const Norm& norm, int64_t at, int64_t n, int64_t width) {
-    for (int64_t b = 0; b < n; ++b) {
-        float* to = &net.input[b * net.in_row];
-        std::memcpy(to, from + (at + b) * width, width * sizeof(float));
-        if (!norm.mean) continue;
-        const float most = *norm.limit;
-        for (int64_t i = 0; i < width; ++i) {
-            const float x = (to[i] - norm.mean[i]) / norm.std[i];
-            to[i] = x < -most ? -most : x > most ? most : x;
-        }
-    }
-}
 
 // The actions of `net` behind the features in the input of a critic, plus `noise` if there is any.
 void act(const Settings& s, Mlp& net, const float* noise, int64_t n, Mlp& critic) {

@@ -191,18 +191,88 @@ inline double squares(const std::vector<float>& x) {  // its sum; a multiple of 
     return total;
 }
 
-struct Network {  // of Python: weight and bias of each layer
+// The sum of a line of `row` floats, padded.
+inline float sum(const float* x, int64_t row) {
+    Vector parts{};
+    for (int64_t i = 0; i < row; i += WIDTH) parts += *(const Vector*)(x + i);
+    float total = 0;
+    for (int i = 0; i < WIDTH; ++i) total += parts[i];
+    return total;
+}
+
+struct Network {  // of Python: of each layer weight and bias, of normed ones scale and shift too
     const Parameter* parameters;
-    int64_t count, activation, turned;  // turned: weights are [in, out], not [out, in]
+    int64_t count, activation;
+    int64_t turned, normed;  // weights are [in, out], not [out, in]; hidden layers have LayerNorm
 };
+
+constexpr float LAYER_NORM_EPS = 1e-5f;
 
 struct Layer {
     Parameter weight, bias;  // [out, in] or, turned, [in, out]; [1, out]
-    bool turned;
+    Parameter scale, shift;  // [1, out], of LayerNorm
+    bool turned, normed;
     int64_t in, out, in_row, out_row, row;         // row: of weight_slope
     std::vector<float> forward, backward, offset;  // W^T [in, out_row], W [out, in_row], bias
     std::vector<float> weight_slope, bias_slope;   // as the weight, padded; [out_row]
     std::vector<float> output, output_slope;       // [batch, out_row]
+    std::vector<float> gain, base;                 // scale and shift, padded
+    std::vector<float> scale_slope, shift_slope;   // [out_row]
+    std::vector<float> normal, inverse;            // [batch, out_row], [batch]: 1 / std
+
+    void normalize(int64_t batch) {  // `output`, in place
+        const float count = (float)out, spare = (float)(out_row - out);
+        for (int64_t b = 0; b < batch; ++b) {
+            float *x = &output[b * out_row], *h = &normal[b * out_row];
+            const float mean = sum(x, out_row) / count;
+            Vector parts{};
+            for (int64_t i = 0; i < out_row; i += WIDTH) {
+                const Vector away = *(const Vector*)(x + i) - mean;
+                *(Vector*)(h + i) = away;
+                parts += away * away;
+            }
+            float squared = -spare * mean * mean;  // the padding is 0, and so -mean away
+            for (int i = 0; i < WIDTH; ++i) squared += parts[i];
+            const float scale = 1.0f / std::sqrt(squared / count + LAYER_NORM_EPS);
+            inverse[b] = scale;
+            std::fill(h + out, h + out_row, 0.0f);
+            for (int64_t i = 0; i < out_row; i += WIDTH) {
+                const Vector value = *(const Vector*)(h + i) * scale;
+                *(Vector*)(h + i) = value;
+                *(Vector*)(x + i) = value * *(const Vector*)&gain[i] + *(const Vector*)&base[i];
+            }
+        }
+    }
+
+    // The slope of the norm's output to that of its input, in place; `learn`: and gradients.
+    void normalize_backward(int64_t batch, float* slopes, bool learn) {
+        const float share = 1.0f / (float)out;
+        for (int64_t b = 0; b < batch; ++b) {
+            float* slope = slopes + b * out_row;
+            const float* h = &normal[b * out_row];
+            Vector one{}, two{};
+            for (int64_t i = 0; i < out_row; i += WIDTH) {
+                Vector g = *(const Vector*)(slope + i);
+                const Vector value = *(const Vector*)(h + i);
+                if (learn) {
+                    *(Vector*)&scale_slope[i] += g * value;
+                    *(Vector*)&shift_slope[i] += g;
+                }
+                g *= *(const Vector*)&gain[i];
+                *(Vector*)(slope + i) = g;
+                one += g, two += g * value;
+            }
+            float first = 0, second = 0;
+            for (int i = 0; i < WIDTH; ++i) first += one[i], second += two[i];
+            first *= share, second *= share;
+            for (int64_t i = 0; i < out_row; i += WIDTH) {
+                const Vector value = *(const Vector*)(h + i);
+                Vector& to = *(Vector*)(slope + i);
+                to = (to - first - value * second) * inverse[b];
+            }
+            std::fill(slope + out, slope + out_row, 0.0f);
+        }
+    }
 
     void copy(bool learns) {  // of the parameters, padded; `backward` only if it is needed
         float* near = (turned ? forward : backward).data();  // the one that lies as the weight does
@@ -212,10 +282,17 @@ struct Layer {
         if (turned || learns)
             for (int64_t i = 0; i < lines; ++i)
                 std::memcpy(near + i * row, weight.value + i * width, width * sizeof(float));
+        constexpr int64_t TILE = 16;  // squares, so that both sides stay in the cache
         if (!turned || learns)
-            for (int64_t i = 0; i < lines; ++i)
-                for (int64_t j = 0; j < width; ++j) far[j * far_row + i] = weight.value[i * width + j];
+            for (int64_t i0 = 0; i0 < lines; i0 += TILE)
+                for (int64_t j0 = 0; j0 < width; j0 += TILE)
+                    for (int64_t j = j0; j < std::min(j0 + TILE, width); ++j)
+                        for (int64_t i = i0; i < std::min(i0 + TILE, lines); ++i)
+                            far[j * far_row + i] = weight.value[i * width + j];
         std::memcpy(offset.data(), bias.value, out * sizeof(float));
+        if (!normed) return;
+        std::memcpy(gain.data(), scale.value, out * sizeof(float));
+        std::memcpy(base.data(), shift.value, out * sizeof(float));
     }
 };
 
@@ -228,21 +305,30 @@ struct Mlp {
     std::vector<float> input, input_slope;  // [batch, in_row]
 
     Mlp(const Parameter* parameters, int64_t count, int activation, int64_t batch)
-        : Mlp(Network{parameters, count, activation, 0}, batch, true) {}
+        : Mlp(Network{parameters, count, activation, 0, 0}, batch, true) {}
 
     // A network that does not learn has no `backward`.
     Mlp(const Network& net, int64_t batch, bool learns)
-        : layers(net.count / 2), activation((int)net.activation), learns(learns) {
-        for (size_t i = 0; i < layers.size(); ++i) {
-            Layer& l = layers[i];
-            l.weight = net.parameters[2 * i], l.bias = net.parameters[2 * i + 1];
+        : layers((net.count + 2 * net.normed) / (net.normed ? 4 : 2)),
+          activation((int)net.activation),
+          learns(learns) {
+        const Parameter* next = net.parameters;
+        for (Layer& l : layers) {
+            l.weight = *next++, l.bias = *next++;
             l.turned = net.turned;
+            l.normed = net.normed && &l != &layers.back();
+            if (l.normed) l.scale = *next++, l.shift = *next++;
             l.in = net.turned ? l.weight.rows : l.weight.columns;
             l.out = net.turned ? l.weight.columns : l.weight.rows;
             l.in_row = padded(l.in), l.out_row = padded(l.out);
             l.row = padded(l.weight.columns);
             l.forward.assign(l.in * l.out_row, 0), l.offset.assign(l.out_row, 0);
             l.output.assign(batch * l.out_row, 0);
+            if (l.normed) {
+                l.gain.assign(l.out_row, 0), l.base.assign(l.out_row, 0);
+                l.normal.assign(batch * l.out_row, 0), l.inverse.assign(batch, 0);
+                l.scale_slope.assign(l.out_row, 0), l.shift_slope.assign(l.out_row, 0);
+            }
             if (learns) {
                 l.backward.assign(l.out * l.in_row, 0), l.bias_slope.assign(l.out_row, 0);
                 l.weight_slope.assign(l.weight.rows * l.row, 0);
@@ -255,11 +341,14 @@ struct Mlp {
         input.assign(batch * in_row, 0);
     }
 
+    void copy() {  // of the parameters, which others may have changed
+        for (Layer& l : layers) l.copy(learns);
+    }
+
     void clear() {  // gradients
-        for (Layer& l : layers) {
-            std::fill(l.weight_slope.begin(), l.weight_slope.end(), 0.0f);
-            std::fill(l.bias_slope.begin(), l.bias_slope.end(), 0.0f);
-        }
+        for (Layer& l : layers)
+            for (auto* slope : {&l.weight_slope, &l.bias_slope, &l.scale_slope, &l.shift_slope})
+                std::fill(slope->begin(), slope->end(), 0.0f);
     }
 
     const float* forward(int64_t batch) {  // of `input`; returns [batch, out_row]
@@ -268,6 +357,7 @@ struct Mlp {
         for (Layer& l : layers) {
             product(batch, l.in, l.out_row, x, row, 1, l.forward.data(), l.out_row,
                     l.offset.data(), false, l.output.data(), l.out_row);
+            if (l.normed) l.normalize(batch);
             if (&l != &layers.back()) activate(activation, l.output.data(), batch * l.out_row);
             x = l.output.data(), row = l.out_row;
         }
@@ -281,14 +371,14 @@ struct Mlp {
     void backward(int64_t batch) {  // adds the gradients of `output_slope`
         for (int64_t i = (int64_t)layers.size() - 1; i >= 0; --i) {
             gradients(i, batch);
-            if (i) before(i, batch, layers[i - 1].output_slope.data());
+            if (i) before(i, batch, layers[i - 1].output_slope.data(), true);
         }
     }
 
     const float* to_input(int64_t batch) {  // `output_slope` to that of `input` [batch, in_row]
         input_slope.resize(batch * in_row);
         for (int64_t i = (int64_t)layers.size() - 1; i >= 0; --i)
-            before(i, batch, i ? layers[i - 1].output_slope.data() : input_slope.data());
+            before(i, batch, i ? layers[i - 1].output_slope.data() : input_slope.data(), false);
         return input_slope.data();
     }
 
@@ -305,11 +395,14 @@ struct Mlp {
             for (int64_t o = 0; o < l.out_row; ++o) l.bias_slope[o] += slope[b * l.out_row + o];
     }
 
-    void before(int64_t i, int64_t batch, float* to) {  // the slope of layer i's input
+    // The slope of what layer i gets, before its activation and norm; `learn`: the norm's gradients.
+    void before(int64_t i, int64_t batch, float* to, bool learn) {
         Layer& l = layers[i];
         product(batch, l.out, l.in_row, l.output_slope.data(), l.out_row, 1, l.backward.data(),
                 l.in_row, nullptr, false, to, l.in_row);
-        if (i) activate_backward(activation, layers[i - 1].output.data(), to, batch * l.in_row);
+        if (!i) return;
+        activate_backward(activation, layers[i - 1].output.data(), to, batch * l.in_row);
+        if (layers[i - 1].normed) layers[i - 1].normalize_backward(batch, to, learn);
     }
 
     double squared_norm() const {  // of all gradients
@@ -324,10 +417,32 @@ struct Mlp {
         for (Layer& l : layers) {
             adam(l.weight, l.weight_slope.data(), l.row, scale, rates[l.weight.rate], step, s);
             adam(l.bias, l.bias_slope.data(), l.out_row, scale, rates[l.bias.rate], step, s);
-            l.copy(learns);
+            if (!l.normed) continue;
+            adam(l.scale, l.scale_slope.data(), l.out_row, scale, rates[l.scale.rate], step, s);
+            adam(l.shift, l.shift_slope.data(), l.out_row, scale, rates[l.shift.rate], step, s);
         }
+        copy();
     }
 };
+
+struct Norm {  // of observations: (x - mean) / std, at most `limit`; no mean: x as it is
+    const float *mean, *std, *limit;
+};
+
+// Lines [at, at + n) of `from` to the first `width` inputs of `net`, normalized.
+inline void gather(Mlp& net, const float* from, const Norm& norm, int64_t at, int64_t n,
+                   int64_t width) {
+    for (int64_t b = 0; b < n; ++b) {
+        float* to = &net.input[b * net.in_row];
+        std::memcpy(to, from + (at + b) * width, width * sizeof(float));
+        if (!norm.mean) continue;
+        const float most = *norm.limit;
+        for (int64_t i = 0; i < width; ++i) {
+            const float x = (to[i] - norm.mean[i]) / norm.std[i];
+            to[i] = x < -most ? -most : x > most ? most : x;
+        }
+    }
+}
 
 // Polyak averaging of parameters: target <- target + tau (online - target).
 inline void soft_update(const Network& target, const Network& online, double tau) {
