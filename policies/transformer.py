@@ -64,14 +64,12 @@ class CausalAttention(nn.Module):
         values = torch.cat([values, new_values], 1)
         bias = self.bias[:, age.clamp(0, self.bias.shape[1] - 1)]
         mask = bias.masked_fill(~seen[:, None], -torch.inf)
-        parts = [self._split(keys), self._split(values)]
+        k, v = self._split(keys), self._split(values)
         if self.sink is not None:
-            more = self.sink[:, None].expand(-1, len(x), -1, -1, -1)
-            parts = [
-                torch.cat([learned, part], 2) for learned, part in zip(more, parts, strict=True)
-            ]
+            sink = self.sink[:, None].expand(-1, len(x), -1, -1, -1)
+            k, v = torch.cat([sink[0], k], 2), torch.cat([sink[1], v], 2)
             mask = functional.pad(mask, (1, 0))
-        found = functional.scaled_dot_product_attention(self._split(self.query(x)), *parts, mask)
+        found = functional.scaled_dot_product_attention(self._split(self.query(x)), k, v, mask)
         return self.out(found.transpose(1, 2).flatten(2)), keys, values
 
     def _split(self, x: Tensor) -> Tensor:
