@@ -20,7 +20,7 @@ from embodied.training.demonstrations import imitated, metrics_of, pairs_of, row
 from embodied.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from embodied.rewards.preferences.offline import SegmentPairs
+    from embodied.rewards.preferences.labellers import SegmentPairs
 
 
 class OfflineLoop:

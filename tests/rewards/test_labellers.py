@@ -16,13 +16,6 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
-from embodied.rewards.preferences.bradley_terry import (
-    FitConfig,
-    Pictures,
-    Ranker,
-    loss_of,
-    scores_of,
-)
 from embodied.rewards.preferences.heron import Heron, preference_loss, preferences
 from embodied.rewards.preferences.labellers import (
     ABSTAIN,
@@ -38,6 +31,13 @@ from embodied.rewards.preferences.labellers import (
     VisionLanguageConfig,
     VisionLanguageLabeller,
     label_of,
+)
+from embodied.rewards.preferences.preference import (
+    FitConfig,
+    Pictures,
+    Ranker,
+    loss_of,
+    scores_of,
 )
 from embodied.vision.image_text import ImageText
 from tests.builders import node_of

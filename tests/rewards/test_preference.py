@@ -20,11 +20,11 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.nn.statistics import spearman
-from embodied.rewards.preferences.bradley_terry import FitConfig
-from embodied.rewards.preferences.offline import agreement, sample_pairs, split
+from embodied.rewards.preferences.labellers import agreement, sample_pairs, split
 from embodied.rewards.preferences.preference import (
     IMAGE_INDEX,
     Config,
+    FitConfig,
     ImageIndexWrapper,
     ImageStore,
     Preference,

@@ -13,8 +13,13 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.rewards.preferences.labellers import ABSTAIN, FIRST, SECOND, CountingLabeller
-from embodied.rewards.preferences.offline import SegmentPairs
+from embodied.rewards.preferences.labellers import (
+    ABSTAIN,
+    FIRST,
+    SECOND,
+    CountingLabeller,
+    SegmentPairs,
+)
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import read_metrics

@@ -37,7 +37,7 @@ NODE: dict[str, Any] = {
     "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
     "teacher": node_of(
-        "teachers.tasks.alpgmm.AlpGmm",
+        "teachers.tasks.gmm.AlpGmm",
         box={"goal_x": [0.1, 0.3]},
         signal="return",
         every=20,
@@ -196,7 +196,7 @@ def test_the_report_shows_levels(mazes: Path) -> None:
     """Nine of each quarter, drawn as the world draws them, not points over two of 28 numbers."""
     from embodied.datasets.lerobot.video import decode_image
     from embodied.reports.run_report import TASKS, write
-    from embodied.teachers.plots.task_density import chosen
+    from embodied.teachers.plots import chosen
 
     assert "that the teacher sampled" in write(mazes).read_text()
     picture = np.asarray(decode_image((mazes / TASKS).read_bytes()))
@@ -271,9 +271,7 @@ ROOMS: dict[str, Any] = {
         env=node_of("envs.toy.rooms.Rooms", rooms=2, size=2, noisy=1, horizon=30),
         wrappers=[{"_target_": "embodied.envs.wrappers.episodic_density.EpisodicDensity"}],
     ),
-    "teacher": node_of(
-        "teachers.exploration.adversarial_surprise.AdversarialSurprise", turns=4, steps=5
-    ),
+    "teacher": node_of("teachers.adversarial_surprise.AdversarialSurprise", turns=4, steps=5),
 }
 
 

@@ -11,31 +11,6 @@ are its arguments. A string argument selects a part of the transition:
 A list of numbers is a constant vector, null omits an argument, and anything else is passed on.
 
     {of: near, a: tool, b: goal, scale: 0.1}
-
-`WeightedSum` is the usual dense reward:
-
-    r = env_weight r_env + scale sum_k w_k z_k(s')
-
-`Shaping` is potential-based and does not change the optimal policy:
-
-    r' = env_weight r + weight (discount Phi(s') - Phi(s))
-
-Ng, Harada and Russell, "Policy invariance under reward transformations" (1999). `discount` is that
-of the transition: gamma^k for k steps, so that sums telescope, and 0 at a termination, where the
-potential is 0 by definition. At a truncation Phi(s') counts.
-
-`Multiplicative` is progress times soft penalties, less a penalty at the end (CaRL; Jaeger et al.,
-"CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025):
-
-    r = scale (progress(s') prod_j p_j(s') - sum_k T_k(s')),   0 <= p_j <= 1
-
-Progress is the percentage of the task done in this step, so that what can be obtained is finite,
-and breaking several rules at once costs no more than the progress itself. Hard infractions are
-terminations of the environment, with a small T. A factor that an untrained policy cannot avoid must
-stay above 0.
-
-A penalty that is held for k steps is a factor `held` of an observed clock (the time since the rule
-was broken), not a memory of the reward: the critic needs that clock, or the value is not Markov.
 """
 
 from __future__ import annotations
@@ -43,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -217,7 +192,9 @@ class SumConfig:
 
 
 class WeightedSum(SummedReward):
-    """Applied once, when transitions are stored."""
+    """The usual dense reward: r = env_weight r_env + scale sum_k w_k z_k(s'). Applied once, when
+    transitions are stored.
+    """
 
     frozen = True
 
@@ -243,7 +220,14 @@ class ShapingConfig:
 
 
 class Shaping(SummedReward):
-    """Applied once, when transitions are stored."""
+    """Potential-based shaping, which does not change the optimal policy; applied once.
+
+        r' = env_weight r + weight (discount Phi(s') - Phi(s))
+
+    Ng, Harada and Russell, "Policy invariance under reward transformations" (1999). `discount` is
+    that of the transition: gamma^k for k steps, so that sums telescope, and 0 at a termination,
+    where the potential is 0 by definition. At a truncation Phi(s') counts.
+    """
 
     frozen = True
     sums_steps = True
@@ -273,7 +257,20 @@ class ProductConfig:
 
 
 class Multiplicative(SummedReward):
-    """Applied once, when transitions are stored. The environment's reward is not used."""
+    """Progress times soft penalties, less a penalty at the end; applied once. CaRL (Jaeger et al.,
+    "CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025):
+
+        r = scale (progress(s') prod_j p_j(s') - sum_k T_k(s')),   0 <= p_j <= 1
+
+    Progress is the percentage of the task done in this step, so that what can be obtained is
+    finite, and breaking several rules at once costs no more than the progress itself. Hard
+    infractions are terminations of the environment, with a small T. A factor that an untrained
+    policy cannot avoid must stay above 0.
+
+    A penalty that is held for k steps is a factor `held` of an observed clock (the time since the
+    rule was broken), not a memory of the reward: the critic needs that clock, or the value is not
+    Markov. The environment's reward is not used.
+    """
 
     frozen = True
 
@@ -295,3 +292,81 @@ class Multiplicative(SummedReward):
             done = done * factor(transitions)
         lost = {name: -penalty(transitions) for name, penalty in self.penalties.items()}
         return {name: self.config.scale * part for name, part in {"progress": done, **lost}.items()}
+
+
+Signs = Literal["all", "product"]
+
+
+@dataclass(frozen=True)
+class KinestheticConfig:
+    """Settings of the kinesthetic reward."""
+
+    utilities: dict[str, Node]  # a factor of a state, or {weight, all: [factors in -1..1], signs}
+    events: dict[str, Node] = field(default_factory=dict)  # factors of the next state, added
+    env_weight: Number = 1.0  # weight of the environment's reward
+    join: Literal["krc", "sum"] = "krc"  # geometric mean of factors; "sum": mean, for comparison
+
+
+class Kinesthetic(SummedReward):
+    """Lucy-SKG (Moschopoulos et al., 2023): signed geometric means of factors as potentials, plus
+    events; applied once.
+
+        KRC(z) = sgn |prod_i z_i|^(1/n),   U = sum_k w_k u_k
+        r' = env_weight r + discount U(s') - U(s) + R(s')
+
+    In a weighted sum one factor can compensate for another; the product is large only if all
+    factors are. `sgn` is +1 if no factor is negative, else -1 (`all`), or the sign of the product
+    (`product`, the paper's form for two factors). Unlike in the paper, the potential at a
+    termination is 0, so that the optimal policy does not change.
+    """
+
+    frozen = True
+
+    def __init__(self, config: KinestheticConfig, spec: Spec) -> None:
+        self.config = config
+        self.utilities = {
+            name: Utility(name, node, spec, config.join) for name, node in config.utilities.items()
+        }
+        self.events = {name: Factor(node, spec) for name, node in config.events.items()}
+
+    def components(self, transitions: Tensors) -> Tensors:
+        gained = {
+            name: transitions["discount"] * utility(transitions, "next_obs")
+            - utility(transitions, "obs")
+            for name, utility in self.utilities.items()
+        }
+        rewarded = {name: event(transitions) for name, event in self.events.items()}
+        return {"env": self.config.env_weight * transitions["reward"], **gained, **rewarded}
+
+
+class Utility:
+    """One utility [N]: the weighted combination of its factors."""
+
+    def __init__(self, name: str, node: Node, spec: Spec, join: Literal["krc", "sum"]) -> None:
+        together = "all" in node
+        if together and (unknown := {*node} - {"all", "weight", "signs"}):
+            raise ConfigError(
+                f"reward.utilities.{name} has no setting {min(unknown)}: all, weight, signs"
+            )
+        self.signs: Signs = node.get("signs", "all")
+        if self.signs not in ("all", "product"):
+            raise ConfigError(f"reward.utilities.{name}.signs={self.signs} must be all or product")
+        self.factors = [Factor(each, spec) for each in (node["all"] if together else [node])]
+        self.weight = float(node.get("weight", 1.0)) if together else 1.0
+        self.together = together
+        self.join = join
+
+    def __call__(self, transitions: Tensors, end: End) -> Tensor:
+        values = [factor(transitions, end) for factor in self.factors]
+        if not self.together:
+            return values[0]
+        joined = krc(values, self.signs) if self.join == "krc" else torch.stack(values).mean(0)
+        return self.weight * joined
+
+
+def krc(factors: Sequence[Tensor], signs: Signs = "all") -> Tensor:
+    """Signed geometric mean [N] of factors [N] in [-1, 1]."""
+    z = torch.stack(list(factors)).clamp(-1, 1)
+    size = z.abs().prod(0) ** (1 / len(z))
+    good = (z >= 0).all(0) if signs == "all" else z.prod(0) >= 0
+    return torch.where(good, size, -size)

@@ -1,11 +1,11 @@
-"""Teachers that sample tasks from a Gaussian mixture by learning progress: their base class.
+"""Teachers that sample tasks by learning progress: Gaussian mixtures (ALP-GMM, Covar-GMM), RIAC.
 
 Every `every` episodes a mixture is fitted to their vectors (point, ..., progress). A component is
 sampled in proportion to its progress, and the task is sampled from the component.
 
 Mixtures have full covariances and are fitted by EM (Dempster, Laird and Rubin, 1977) for several
 sizes. The number of components K minimises (Akaike, 1974)
-AIC = 2 p - 2 log L, p = (K - 1) + K D + K D (D + 1) / 2; AICc adds 2 p (p + 1) / (n - p - 1).
+AIC = 2 p - 2 log L, p = (K - 1) + K D + K D (D + 1) / 2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.random import Generator
 
-from embodied.core.bounds import Count, Fraction
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -242,3 +242,239 @@ def pick(weights: list[float], random: np.random.Generator) -> int:
     if edge[-1] <= 0:
         return int(random.integers(len(weights)))
     return min(int(np.searchsorted(edge, random.random() * edge[-1], "right")), len(weights) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlpGmmConfig(GmmConfig):
+    """Settings of ALP-GMM. With `memory` 0 (as published) old scores count as much as new ones, and
+    the search time grows."""
+
+    memory: CountOrZero = 20_000  # newest tasks among which the nearest is searched; 0: all
+
+
+class AlpGmm(Fitted):
+    """ALP-GMM: tasks with a high absolute learning progress; needs only the scores of episodes.
+
+    Portelas, Colas, Hofmann and Oudeyer, "Teacher algorithms for curriculum learning of Deep RL in
+    continuously parameterized environments", 2019. The absolute learning progress of a task p with
+    score r is alp = |r - r'|, r' the score of the nearest earlier task. A Gaussian mixture is
+    fitted to the vectors (p, alp); components are sampled in proportion to their mean alp.
+    """
+
+    remembered = ("known", "seen")
+
+    def __init__(self, config: AlpGmmConfig, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        self.limit = config.memory
+        self.known = np.zeros((64, len(self.space) + 1))  # points and scores, a ring if limited
+        self.seen = 0
+
+    def row(self, point: Floats, score: float) -> list[float]:
+        progress = self.progress(point, score)
+        self.keep(point, score)
+        return [*point.tolist(), progress]
+
+    def worth(self, mixture: Mixture) -> Floats:
+        return mixture["mean"][:, -1].clip(0)
+
+    def progress(self, point: Floats, score: float) -> float:
+        """|score - score of the nearest earlier point| (the newest one if several are as near)."""
+        if self.seen <= FEW:
+            return 0.0
+        known = self.known[: self.filled]
+        off = known[:, :-1] - point
+        gap = np.einsum("nd,nd->n", off, off)
+        ties = np.flatnonzero(gap == gap.min())
+        age = self.seen - 1 - ties
+        if self.limit:
+            age %= self.limit
+        return abs(score - float(known[ties[np.argmin(age)], -1]))
+
+    @property
+    def filled(self) -> int:
+        """Number of stored points."""
+        return min(self.seen, self.limit) if self.limit else self.seen
+
+    def keep(self, point: Floats, score: float) -> None:
+        at = self.seen % self.limit if self.limit else self.seen
+        if at >= len(self.known):
+            self.known = np.concatenate([self.known, np.zeros_like(self.known)])
+        self.known[at, :-1], self.known[at, -1] = point, score
+        self.seen += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarGmmConfig(GmmConfig):
+    """Settings of Covar-GMM. Progress is measured within `every` episodes: use more if there are
+    many parallel envs and few updates."""
+
+    absolute: bool = False  # falling scores count as well
+
+
+class CovarGmm(Fitted):
+    """Covar-GMM: tasks whose scores rise over time. Slower than `AlpGmm` to notice forgetting, but
+    less sensitive to noisy scores.
+
+    Moulin-Frier, Nguyen and Oudeyer, "Self-organization of early vocal development in infants and
+    machines", 2014. A Gaussian mixture is fitted to the vectors (p, t, r) of a window of episodes
+    (task p, time t from 0 to 1 in the window, score r). Components are sampled in proportion to
+    max(0, cov(t, r)).
+    """
+
+    def __init__(self, config: CovarGmmConfig, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        self.absolute = config.absolute
+
+    def row(self, point: Floats, score: float) -> list[float]:
+        return [*point.tolist(), len(self.rows) / self.settings.every, score]
+
+    def worth(self, mixture: Mixture) -> Floats:
+        slope = mixture["cov"][:, -2, -1]
+        return np.abs(slope) if self.absolute else slope.clip(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiacConfig(teacher.Config):
+    """Settings of RIAC. A cut leaves at least `fewest` episodes and the width `narrowest` on both
+    sides; without such a cut, the oldest share `discard` of the region's episodes is dropped."""
+
+    most: Count = 200  # episodes of a region above which it is split
+    fewest: Count = 10  # least number of episodes of a part
+    attempts: Count = 50  # random cuts, of which the best is used
+    narrowest: Fraction = 1 / 15  # least width of a part
+    discard: Fraction = 0.25  # share of episodes dropped if a region cannot be split
+    window: Count = 200  # last scores from which progress is computed
+    random: Fraction = 0.2  # share of tasks that are uniform over the whole space
+    mutated: Fraction = 0.1  # share of tasks near the region's task with the lowest score
+    mutation: NonNegative = 0.1  # standard deviation of the noise on these
+    leaves: bool = False  # sample leaves of the tree only, not all regions
+    legacy_score: bool = False  # split by the difference in progress alone, as the published code
+
+
+Region = dict[str, Any]
+"""`low`, `high` [d], `rows` (a list of [*point, score], oldest first), `alp`, and `cut`:
+[parameter, threshold, index of the lower child, index of the upper child], None for a leaf."""
+
+
+class Riac(teacher.Teacher):
+    """RIAC: a tree of regions; an episode counts in every region that contains its task.
+
+    Baranes and Oudeyer, "R-IAC: robust intrinsically motivated exploration and active learning",
+    2009. The absolute learning progress (ALP) of a region is |mean of the older half - mean of the
+    newer half| of its last scores. A full region is split where |R1| |R2| |ALP(R1) - ALP(R2)| is
+    highest.
+    """
+
+    remembered = ("regions",)
+
+    def __init__(self, config: RiacConfig, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        if config.random + config.mutated > 1 or 2 * config.fewest > config.most:
+            raise ConfigError(
+                "teacher: needs random + mutated <= 1 and most >= 2 fewest; got "
+                f"random={config.random:g} mutated={config.mutated:g} "
+                f"most={config.most} fewest={config.fewest}"
+            )
+        self.settings = config
+        d = len(self.space)
+        self.regions: list[Region] = [self.region([0.0] * d, [1.0] * d, [])]
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        return [(self.one(), None) for _ in range(n)]
+
+    def one(self) -> Floats:
+        kind, settings = self.random.random(), self.settings
+        if kind < settings.random:
+            return self.random.random(len(self.space))
+        region = self.lively()
+        low, high = np.array(region["low"]), np.array(region["high"])
+        if kind < settings.random + settings.mutated and region["rows"]:
+            worst = min(region["rows"], key=lambda row: row[-1])
+            shift = settings.mutation * self.random.standard_normal(len(low))
+            return np.clip(np.array(worst[:-1]) + shift, low, high)
+        return low + (high - low) * self.random.random(len(low))
+
+    def lively(self) -> Region:
+        """Sample a region in proportion to its progress."""
+        regions = self.regions
+        if self.settings.leaves:
+            regions = [region for region in regions if region["cut"] is None]
+        return regions[pick([region["alp"] for region in regions], self.random)]
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        for point, score in zip(points.tolist(), scores.tolist(), strict=True):
+            self.add([*point, score])
+
+    def add(self, row: list[float]) -> None:
+        """Add an episode to every region that contains its task; split the leaf if it is full."""
+        number: int = 0
+        while True:
+            region = self.regions[number]
+            region["rows"].append(row)
+            if region["cut"] is None:
+                break
+            del region["rows"][: -self.settings.most - 1]
+            region["alp"] = self.progress(region["rows"])
+            element, threshold, below, above = region["cut"]
+            number = below if row[element] < threshold else above
+        if len(region["rows"]) > self.settings.most:
+            self.split(region)
+        region["alp"] = self.progress(region["rows"])
+
+    def progress(self, rows: list[list[float]]) -> float:
+        """|mean of the older half - mean of the newer half| of the last scores (0 up to two)."""
+        scores = [row[-1] for row in rows[-self.settings.window :]]
+        half = len(scores) // 2
+        if len(scores) <= 2:
+            return 0.0
+        return abs(sum(scores[:half]) / half - sum(scores[half:]) / (len(scores) - half))
+
+    def split(self, region: Region) -> None:
+        cut = self.best_cut(region)
+        if cut is None:
+            del region["rows"][: max(int(self.settings.discard * len(region["rows"])), 1)]
+            return
+        element, threshold = cut
+        below, above = self.parts(region["rows"], element, threshold)
+        low, high = region["low"], region["high"]
+        first = len(self.regions)
+        inner_high = [threshold if i == element else x for i, x in enumerate(high)]
+        inner_low = [threshold if i == element else x for i, x in enumerate(low)]
+        self.regions.append(self.region(low, inner_high, below))
+        self.regions.append(self.region(inner_low, high, above))
+        region["cut"] = [element, threshold, first, first + 1]
+
+    def region(self, low: list[float], high: list[float], rows: list[list[float]]) -> Region:
+        alp = self.progress(rows)
+        return {"low": list(low), "high": list(high), "rows": rows, "alp": alp, "cut": None}
+
+    def best_cut(self, region: Region) -> tuple[int, float] | None:
+        """The (parameter, threshold) with the best score; None if no attempt was valid."""
+        best, chosen = -1.0, None
+        for _ in range(self.settings.attempts):
+            element = int(self.random.integers(len(self.space)))
+            low, high = region["low"][element], region["high"][element]
+            threshold = low + (high - low) * self.random.random()
+            parts = self.parts(region["rows"], element, threshold)
+            sides = (threshold - low, high - threshold)
+            if min(map(len, parts)) < self.settings.fewest or min(sides) < self.settings.narrowest:
+                continue
+            score = self.score(*parts)
+            if score > best:
+                best, chosen = score, (element, threshold)
+        return chosen
+
+    def score(self, below: list[list[float]], above: list[list[float]]) -> float:
+        gap = abs(self.progress(below) - self.progress(above))
+        return gap if self.settings.legacy_score else len(below) * len(above) * gap
+
+    @staticmethod
+    def parts(
+        rows: list[list[float]], element: int, threshold: float
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """Episodes below and above the threshold."""
+        below = [row for row in rows if row[element] < threshold]
+        return below, [row for row in rows if row[element] >= threshold]
+
+    def metrics(self) -> dict[str, float]:
+        return {"regions": float(len(self.regions)), "alp": self.regions[0]["alp"]}

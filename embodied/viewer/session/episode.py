@@ -203,7 +203,7 @@ def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
     if past is None:
         return None
     try:
-        from embodied.teachers.plots.task_density import draw
+        from embodied.teachers.plots import draw
     except ModuleNotFoundError:
         return None
     moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]

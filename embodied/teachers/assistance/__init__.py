@@ -1,1 +1,0 @@
-"""Privileged assistance that is annealed with success."""

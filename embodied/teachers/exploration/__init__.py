@@ -1,1 +1,0 @@
-"""Exploration with two policies that act in alternating turns: Adversarial Surprise."""

@@ -1,1 +1,0 @@
-"""Student archives (Meta-ACL) and a simulated student to compare teachers with."""
