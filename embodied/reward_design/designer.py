@@ -18,7 +18,6 @@ program must pass to be trained:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.llm.budget import AppendLog
 from embodied.nn.statistics import auc_of_samples
 from embodied.rewards.handcrafted.program import ACTION, NEXT, Variable, inputs
 from embodied.sandbox.gate import Sandbox
@@ -91,7 +91,8 @@ class Journal:
         self.finals: dict[int, float] = {}
         self.said: dict[int, str] = {}
         self.rounds: set[int] = set()
-        for event in _read(folder / FILE):
+        self.log = AppendLog(folder / FILE)
+        for event in self.log.read():
             self._take(event)
 
     def put(self, candidate: Candidate) -> None:
@@ -121,9 +122,7 @@ class Journal:
         return changed
 
     def _write(self, event: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / FILE).open("a") as sink:
-            sink.write(json.dumps(event) + "\n")
+        self.log.append(event)
         self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -137,17 +136,6 @@ class Journal:
             self.said[event["round"]] = event["said"]
         elif kind == "final":
             self.finals[event["seed"]] = event["score"]
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    """All complete lines: a killed process may have left a partial one."""
-    if not file.exists():
-        return []
-    data = file.read_bytes()
-    if data and not data.endswith(b"\n"):
-        data = data[: data.rfind(b"\n") + 1]
-        file.write_bytes(data)
-    return [json.loads(line) for line in data.splitlines()]
 
 
 GATE = 256  # transitions for the sandbox's gate

@@ -93,19 +93,17 @@ class Outcome:
     problem: str = ""
 
 
+@dataclass
 class Trials:
     """Runs jobs in `folder`; `words` are the arguments of `embodied train` that all share,
     `reward` settings of the reward besides."""
 
-    def __init__(
-        self, folder: Path, words: Sequence[str], budget: Budget, reward: Sequence[str] = ()
-    ) -> None:
-        self.folder = folder
-        self.words = list(words)
-        self.budget = budget
-        self.reward = reward
-        self.running: set[subprocess.Popen[bytes]] = set()
-        self.stopped = False
+    folder: Path
+    words: Sequence[str]
+    budget: Budget
+    reward: Sequence[str] = ()
+    running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    stopped: bool = False
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
         """Yields outcomes as they finish; stops all jobs if the caller is interrupted."""
@@ -205,28 +203,23 @@ FRESH = 1_000  # offset of the final trainings' seeds
 Tell = Callable[[str], None]
 
 
+@dataclass
 class Search:
-    """`rounds` of `samples` programs, then `finals` trainings of the best."""
+    """`rounds` of `samples` programs, then `finals` trainings of the best. `silent`: the budget of
+    the model is spent."""
 
-    def __init__(
-        self,
-        designer: Designer,
-        board: Board,
-        trials: Trials,
-        rounds: int,
-        samples: int,
-        finals: int,
-        tell: Tell,
-    ) -> None:
-        self.designer = designer
-        self.board = board
-        self.trials = trials
-        self.rounds = rounds
-        self.samples = samples
-        self.finals = finals
-        self.tell = tell
-        self.ledger: Journal = board.ledger
-        self.silent = False  # the budget of the model is spent
+    designer: Designer
+    board: Board
+    trials: Trials
+    rounds: int
+    samples: int
+    finals: int
+    tell: Tell
+    silent: bool = False
+
+    @property
+    def ledger(self) -> Journal:
+        return self.board.ledger
 
     def run(self) -> Candidate | None:
         """Run all rounds; returns the best program, None if none could be trained."""

@@ -17,7 +17,7 @@ from embodied.rewards.preferences.labellers import (
     ABSTAIN,
     FIRST,
     SECOND,
-    CountingLabeller,
+    Labeller,
     SegmentPairs,
 )
 from embodied.training.components import RunComponents
@@ -69,7 +69,7 @@ def numbered(lengths: list[int]) -> Episodes:
     return Episodes(spec, steps, length.cumsum(0) - length, length, {})
 
 
-class Watcher(CountingLabeller):
+class Watcher(Labeller):
     """Prefers the brighter picture; abstains from pictures that are equally bright."""
 
     needs_images = True

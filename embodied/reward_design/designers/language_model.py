@@ -59,7 +59,6 @@ class EurekaConfig:
 
     temperature: NonNegative = 1.0  # temperature of the model
     repairs: CountOrZero = 1  # refusals of one program that the model may mend
-    human: str = ""  # human feedback that is added to each reflection
 
 
 class Eureka(Designer):
@@ -82,9 +81,8 @@ class Eureka(Designer):
         best = newest_best(board, number) or newest_refused(board, number)
         if best is None:
             return first
-        words = [reflect(best), *filter(None, [self.config.human])]
-        reply = str(best.origin["reply"])
-        return [*first, Message("assistant", reply), Message("user", "\n\n".join(words))]
+        reply = Message("assistant", str(best.origin["reply"]))
+        return [*first, reply, Message("user", reflect(best))]
 
     def say(self, board: Board, number: int) -> str:
         """No comment: the reflection is computed from the journal."""

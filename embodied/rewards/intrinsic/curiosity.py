@@ -72,7 +72,6 @@ class ObservationFeatures:
         return torch.cat(parts, 1)
 
     def update(self, transitions: Tensors, end: str) -> None:
-        """Update the running statistics with a batch of transitions."""
         if self.vectors:
             self.moments.update(self._flat(under(transitions, end)))
 
@@ -97,7 +96,6 @@ class RndConfig:
     features: Count = 64  # outputs of both networks
     lr: Fraction = 1e-4  # Adam's learning rate; 0: the predictor stays as it is
     batch_size: Count = 256  # transitions per gradient step
-    share: PositiveFraction = 1.0  # fraction of a batch to train on; lower with many parallel envs
     memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all
 
 
@@ -143,7 +141,6 @@ class Rnd(Remembered, SummedReward):
 
     @torch.no_grad()
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Update the statistics of observations and of the bonus's discounted sums."""
         self.features.update(transitions, "next_obs")
         self.returns[env_ids] = self.gamma * self.returns[env_ids] + self.errors(transitions)
         self.scale.update(self.returns[env_ids][:, None])
@@ -162,8 +159,7 @@ class Rnd(Remembered, SummedReward):
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
         used = {key: value for key, value in transitions.items() if key.startswith("next_obs/")}
-        config = self.config
-        return minibatches(self._learn, used, config.batch_size, self.generator, config.share)
+        return minibatches(self._learn, used, self.config.batch_size, self.generator)
 
     def _learn(self, transitions: Tensors) -> dict[str, Tensor]:
         loss = self.errors(transitions).mean()
@@ -222,7 +218,6 @@ class Icm(Remembered, SummedReward):
 
     @torch.no_grad()
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Update the statistics of observations and of the bonus."""
         self.features.update(transitions, "next_obs")
         self.scale.update(self._parts(transitions)[1][:, None])
 

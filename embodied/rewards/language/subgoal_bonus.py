@@ -132,7 +132,6 @@ class Planner(Remembered):
         return there[: self.most]
 
     def collect(self) -> None:
-        """Take in the answers that have arrived."""
         for asked in self.pool.poll():
             self.requested.remove(asked.question)
             answer = asked.answer
@@ -239,12 +238,10 @@ class SubgoalBonus(Remembered, SummedReward):
         return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Count reached subgoals."""
         self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
         self.episodes += int(step.ended[env_ids].sum())
 
     def components(self, transitions: Tensors) -> dict[str, Tensor]:
-        """The environment's reward and the bonus, [N] each."""
         return {"env": transitions["reward"], "subgoals": transitions[f"next_obs/{BONUS}"]}
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,50 +59,21 @@ class LabelCounts:
     tokens: int = 0
 
     def count(self, labels: Tensor) -> None:
-        """Add labels [m]."""
         self.asked += len(labels)
         self.tied += int((labels == TIE).sum())
         self.abstained += int((labels == ABSTAIN).sum())
         self.labelled = self.asked - self.tied - self.abstained
 
 
-class Labeller(Protocol):
-    """Compares pairs of observations. `needs_images`: it gets `picture` (uint8 [n, H, W, 3]),
-    otherwise the environment's `reward` [n]. `stopped`: why labelling ended ("": it has not).
+class Labeller(Remembered):
+    """Compares pairs of observations; this base class for labellers that do so at once (`label`).
+
+    `needs_images`: it gets `picture` (uint8 [n, H, W, 3]), otherwise the environment's `reward`
+    [n]. `stopped`: why labelling ended ("": it has not). The state does not include pairs in
+    flight: they are submitted again.
     """
 
     needs_images: bool
-    counts: LabelCounts
-    stopped: str
-
-    def submit(self, tickets: Sequence[int], first: Tensors, second: Tensors) -> None:
-        """Have n pairs labelled, which `tickets` [n] identify. Does not wait for a model."""
-        ...
-
-    def poll(self, wait: bool = False) -> dict[int, int]:
-        """The labels since the last call, by ticket; SKIPPED where the labeller had to stop before.
-        With `wait` the labels of all pairs that were submitted."""
-        ...
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
-
-
-@runtime_checkable
-class Ladders(Protocol):
-    """An image-text encoder that provides ordered captions, from worst to best, of which the last
-    one means the same as a given sentence."""
-
-    def ladder(self, sentence: str) -> list[list[str]] | None: ...
-
-
-class CountingLabeller(Remembered, Labeller):
-    """Base class of labellers: counts, random generator, their state, and labels at once.
-
-    State does not include pairs in flight: they are submitted again.
-    """
-
     remembered = ("counts", "stopped", "random")
 
     def __init__(self, seed: int) -> None:
@@ -117,11 +87,14 @@ class CountingLabeller(Remembered, Labeller):
         raise NotImplementedError(f"{type(self).__name__} does not label at once")
 
     def submit(self, tickets: Sequence[int], first: Tensors, second: Tensors) -> None:
+        """Have n pairs labelled, which `tickets` [n] identify. Does not wait for a model."""
         labels = self.label(first, second)
         self.counts.count(labels)
         self.ready |= dict(zip(tickets, labels.tolist(), strict=True))
 
     def poll(self, wait: bool = False) -> dict[int, int]:
+        """The labels since the last call, by ticket; SKIPPED where the labeller had to stop before.
+        With `wait` the labels of all pairs that were submitted."""
         ready = self.ready
         self.ready = {}
         return ready
@@ -136,7 +109,7 @@ class SimulatedConfig:
     unsure: Fraction = 0.0  # probability of an abstention
 
 
-class SimulatedLabeller(CountingLabeller):
+class SimulatedLabeller(Labeller):
     """Labels by the environment's true reward: for experiments, not evidence about a real model."""
 
     needs_images = False
@@ -166,7 +139,7 @@ class EmbeddingConfig:
     tie: NonNegative = 0.0  # largest difference of scores that is a tie
 
 
-class EmbeddingLabeller(CountingLabeller):
+class EmbeddingLabeller(Labeller):
     """Scores each image separately, so that the order of a pair does not matter."""
 
     needs_images = True
@@ -176,14 +149,14 @@ class EmbeddingLabeller(CountingLabeller):
         if not config.goal and not config.rungs:
             raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
         self.config = config
-        self.model: ImageText
+        self.model: Any
         if isinstance(config.model, dict):
             self.model = build(config.model, ImageText)
         else:  # imported only here: not every labeller needs one
             contrastive = importlib.import_module("embodied.vision.contrastive")
             self.model = contrastive.open_image_text(config.model)
         rungs: list[list[str]] = [[rung] for rung in config.rungs]
-        if not rungs and isinstance(self.model, Ladders):
+        if not rungs and hasattr(self.model, "ladder"):  # ordered captions, from worst to best
             rungs = self.model.ladder(config.goal) or []
         # Several phrasings of a sentence are averaged.
         means = [self.model.texts(phrases).mean(0) for phrases in rungs or [[config.goal]]]
@@ -212,12 +185,11 @@ class VisionLanguageConfig:
     chat: Node  # the vision-language model
     goal: str  # the goal in one sentence
     swap: bool = True  # ask in both orders; abstain if they disagree
-    schema: bool = True  # request JSON in the second stage; else one line, parsed strictly
     patience: Count = 3  # failed requests in a row before the rest of a session is skipped
     parallel: Count = WORKERS  # pairs that are asked about at a time
 
 
-class VisionLanguageLabeller(CountingLabeller):
+class VisionLanguageLabeller(Labeller):
     """First describes both images, then decides from the description alone."""
 
     needs_images = True
@@ -303,11 +275,7 @@ class VisionLanguageLabeller(CountingLabeller):
             'these words, which picture is nearer to what is wanted? Answer "first", "second", '
             '"same" if they do not differ in it, or "unsure".'
         )
-        question = [Message("user", decide)]
-        if self.config.schema:
-            return WORDS[self._ask(question, SCHEMA).data["nearer"]]
-        label = label_of(self._ask(question).text)
-        return ABSTAIN if label is None else label
+        return WORDS[self._ask([Message("user", decide)], SCHEMA).data["nearer"]]
 
     def _ask(self, messages: Sequence[Message], schema: dict[str, Any] | None = None) -> Any:
         answer = self.chat.ask(messages, schema)
@@ -317,22 +285,21 @@ class VisionLanguageLabeller(CountingLabeller):
         return answer
 
 
-def label_of(text: str) -> int | None:
-    """The label that is the last line of `text`; None if that line is anything else."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    found = re.fullmatch(r'[\s"\'*]*([a-zA-Z]+)[\s"\'*.]*', lines[-1]) if lines else None
-    return WORDS.get(found[1].lower()) if found else None
-
-
 Labels = tuple[Tensor, Tensor, Tensor]  # images [n, ...] of both, P(second preferred) [n]
 CHECKED = 2000  # pairs to compare with the recorded reward
 AT_ONCE = 40  # pairs that a labeller gets at once
 
 
 def joined(parts: Sequence[Labels]) -> Labels:
-    """Several sets of labels as one."""
     first, second, target = (torch.cat(each) for each in zip(*parts, strict=True))
     return first, second, target
+
+
+def targets(labels: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The indices [m] of the pairs that were answered, and P(second preferred) [m] of each."""
+    found = torch.tensor(labels)
+    answered = ((found != ABSTAIN) & (found != SKIPPED)).nonzero().flatten()
+    return answered, torch.where(found == TIE, 0.5, (found == SECOND).float())[answered]
 
 
 def reached_observations(episodes: Episodes, names: set[str]) -> Tensors:
@@ -392,7 +359,6 @@ def agreement(score: Tensor, reward: Tensor, episode: Tensor) -> dict[str, float
 
 
 def rows_of_episodes(transitions: Tensors, among: Tensor) -> Tensors:
-    """The transitions of the episodes `among`."""
     return tt.take(transitions, torch.isin(transitions["episode"], among).nonzero().flatten())
 
 
@@ -464,12 +430,8 @@ class SegmentPairs:
         first, second = sample_pairs(self.episodes, self.among, n, self.random, self.segment)
         self.labeller.submit(range(n), self._evidence(first), self._evidence(second))
         found = self.labeller.poll(wait=True)
-        labels = torch.tensor([found.get(pair, SKIPPED) for pair in range(n)])
-        answered = ((labels != ABSTAIN) & (labels != SKIPPED)).nonzero().flatten()
-        if not len(answered):
-            return None
-        target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[answered]
-        return first[answered], second[answered], target
+        answered, target = targets([found.get(pair, SKIPPED) for pair in range(n)])
+        return (first[answered], second[answered], target) if len(answered) else None
 
     def _evidence(self, first: Tensor) -> Tensors:
         """What the labeller gets of the segments that begin at `first` [n]."""
@@ -491,7 +453,6 @@ class SegmentPairs:
         return {**pairs, "label": target[pick]}
 
     def metrics(self) -> dict[str, float]:
-        """The number of labelled pairs and the fraction of ties among them."""
         target = self.labelled()[2]
         ties = float((target == 0.5).float().mean())
         return {"data/pairs": float(len(target)), "data/tied_pairs": ties}
@@ -505,7 +466,6 @@ class SegmentPairs:
 
 
 def _picture(episodes: Episodes, name: str | None) -> str:
-    """The image that a labeller is given."""
     images = [leaf for leaf, spec in episodes.spec.obs.items() if spec.is_image]
     if name is None and len(images) == 1:
         return images[0]

@@ -53,10 +53,6 @@ from embodied.nn.networks import Ensemble
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.nn.optim import Adam
 from embodied.rewards.preferences.labellers import (
-    ABSTAIN,
-    SECOND,
-    SKIPPED,
-    TIE,
     Labeller,
     Labels,
     agreement,
@@ -66,6 +62,7 @@ from embodied.rewards.preferences.labellers import (
     rows_of_episodes,
     sample_pairs,
     split,
+    targets,
 )
 from embodied.rewards.wrappers.added_observations import PICTURE, ObservationWrapper, with_render
 
@@ -166,7 +163,6 @@ class Ranker(Remembered):
         self.net, self.optimizer = self._new_ensemble()
 
     def _new_ensemble(self) -> tuple[Scores, Adam]:
-        """A new ensemble and its optimiser."""
         net, how = scores_of(self.leaf, self.how, self.seed).to(self.device), self.how
         return net, Adam(net.parameters(), how.rate, weight_decay=how.decay, local=True)
 
@@ -311,8 +307,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of preference learning. With `choose` "disagreement", the pairs on which the
-    ensemble disagrees most are selected from ten times as many."""
+    """Settings of preference learning."""
 
     labeller: Node  # compares pairs of observations
     leaf: str | None = None  # the observation that is scored; null: a rendered image
@@ -323,8 +318,6 @@ class Config:
     pairs: Count = 40  # pairs labelled in a session
     labels: Count = 1000  # number of labels at which labelling ends
     recent: Count = 5000  # newest observations, of which pairs are drawn
-    choose: Literal["uniform", "disagreement"] = "uniform"  # how pairs are selected
-    tied: Literal["half", "dropped"] = "half"  # ties have the target 1/2, or are dropped
     ties: Fraction = 0.6  # a session with a larger fraction of ties is the last one
     zero: Literal["mean", "highest"] = "mean"  # score with reward 0
     memory: Count = 100_000  # stored observations; best the size of the replay buffer
@@ -379,7 +372,6 @@ class Preference(Remembered, Reward):
         self.metrics: dict[str, Tensor] = {}
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with the index of its observations in the store."""
         names = {self.scored, self.shown} if self.labeller.needs_images else {self.scored}
         rendered = with_render(env, self.config.size) if PICTURE in names else env
         return ImageIndexWrapper(rendered, self.store, sorted(names), (PICTURE,))
@@ -396,7 +388,10 @@ class Preference(Remembered, Reward):
         self.steps = self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
         if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
-            self._submit(*(self.store.take(side) for side in self._choose_pairs()))
+            pool = self.store.reached(self.config.recent)
+            count = min(self.config.pairs, self.config.labels - len(self.ranker))
+            drawn = pool[torch.randint(len(pool), (2, count), generator=self.random)]
+            self._submit(*(self.store.take(side) for side in drawn))
         found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:  # fit all labels so far, and update all scores
             self.metrics |= self.ranker.learn(found)
@@ -404,21 +399,6 @@ class Preference(Remembered, Reward):
             pictures = self.view(self.store.take(held)[self.scored])
             self.store.scores[held] = self.ranker.score(pictures)
             self.measure(self.store.scores[held])
-
-    def _choose_pairs(self) -> tuple[Tensor, Tensor]:
-        """Indices [pairs] of both sides."""
-        config, pool = self.config, self.store.reached(self.config.recent)
-        some = min(config.pairs, config.labels - len(self.ranker))
-        disputed = config.choose == "disagreement" and len(self.ranker) > 0
-        many = 10 * some if disputed else some
-        drawn = pool[torch.randint(len(pool), (2, many), generator=self.random)]
-        if disputed:
-            one, two = (
-                self.ranker.each(self.view(self.store.take(side)[self.scored])) for side in drawn
-            )
-            doubt = (two - one).sigmoid().std(0)
-            drawn = drawn[:, doubt.argsort(descending=True)[:some]]
-        return drawn[0], drawn[1]
 
     def ask(self, first: Tensors, second: Tensors) -> Labels | None:
         """Have pairs labelled, given both sides' observations, `reward`, and the image if needed,
@@ -442,18 +422,14 @@ class Preference(Remembered, Reward):
         self.arrived |= self.labeller.poll(wait)
         if len(self.arrived) < len(self.pairs):
             return None
-        labels = torch.tensor([self.arrived[ticket] for ticket in self.pairs])
+        answered, target = targets([self.arrived[ticket] for ticket in self.pairs])
         sides = [tt.stack(list(side)) for side in zip(*self.pairs.values(), strict=True)]
         self.pairs = {}
         self.arrived = {}
-        answered = (labels != ABSTAIN) & (labels != SKIPPED)
-        self._update_counts(labels[answered])
-        use = answered if self.config.tied == "half" else answered & (labels != TIE)
-        index = use.nonzero().flatten()
-        if not len(index):
+        self._update_counts(target)
+        if not len(answered):
             return None
-        target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[index]
-        one, other = (self.view(side[self.scored][index]) for side in sides)
+        one, other = (self.view(side[self.scored][answered]) for side in sides)
         return one, other, target
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -469,18 +445,16 @@ class Preference(Remembered, Reward):
             return {"picture": side[self.shown], "reward": side["reward"]}
         return {"reward": side["reward"]}
 
-    def _update_counts(self, answered: Tensor) -> None:
+    def _update_counts(self, target: Tensor) -> None:
         """Decide whether to continue labelling, and update the metrics."""
-        tied = float((answered == TIE).float().mean()) if len(answered) else 0.0
+        tied = float((target == 0.5).float().mean()) if len(target) else 0.0
         if self.labeller.stopped:
             self.done = self.labeller.stopped
         elif tied > self.config.ties:
             self.done = f"{tied:.0%} of the last pairs were ties"
             logger.warning("preference: %s; labelling ends", self.done)
-        counts = self.labeller.counts
-        known = {"asked": counts.asked, "tied": counts.tied}
-        known |= {"abstained": counts.abstained, "tokens": counts.tokens}
-        self.metrics |= {name: torch.tensor(float(count)) for name, count in known.items()}
+        for name in ("asked", "tied", "abstained", "tokens"):
+            self.metrics[name] = torch.tensor(float(getattr(self.labeller.counts, name)))
 
     def view(self, images: Tensor) -> Tensor:
         """The elements of observations [n, ...] that are scored."""

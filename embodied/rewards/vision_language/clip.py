@@ -80,7 +80,6 @@ class Clip(Reward):
         self.readout = readout_of(config, self.model, goal)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with rendered images, and without terminations."""
         config = self.config
         if config.picture is None:
             env = with_render(env, config.size or self.model.side)
@@ -243,7 +242,6 @@ class Goal(Reward):
         self.weights = torch.where(counts, vector(config.weights, names, 1.0), 0.0).to(device)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with rendered images if needed, and without terminations."""
         if self.config.leaf is None and self.model is not None:
             env = with_render(env, self.config.size or self.model.side)
         return NoTerminationWrapper(env) if self.config.terminations == "as_truncations" else env

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -70,27 +70,17 @@ class VideoConfig:
     synchronous: bool = False  # training waits for the answers, so that it is repeatable
 
 
-class VideoQuestion(Protocol):
-    """A way to ask a model about a video."""
-
-    def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
-        """The indices of frames [k] in `images` [n, H, W, 3] and their progress [k] in [0, 1].
-        ChatError if there is no usable answer."""
-        ...
-
-    interpolated: bool
-    """Whether the progress of other observations is between those of the nearest frames;
-    otherwise it is 0."""
-
-
 class VideoReward(Remembered, SummedReward):
-    """Asks `question` about every episode."""
+    """Subclasses ask about the frames of an episode (`ask`)."""
 
     frozen = False
     needs_local_env = True
     remembered = ("recorder", "phi", "counts", "order", "spent")
+    interpolated = True
+    """Whether the progress of other observations is between those of the nearest frames; otherwise
+    it is 0."""
 
-    def __init__(self, config: VideoConfig, question: VideoQuestion, spec: Spec, folder: Path):
+    def __init__(self, config: Any, spec: Spec, folder: Path) -> None:
         if distributed.world() > 1:
             raise ConfigError("videos are asked about in one process: start without torchrun")
         require_picture(config.picture, spec)
@@ -98,7 +88,6 @@ class VideoReward(Remembered, SummedReward):
         if not goal:
             raise ConfigError('no goal: set reward.goal="..."')
         self.config = config
-        self.question = question
         self.goal = goal
         self.chat = open_chat(config.chat, folder)
         self.recorder = VideoRecorder(config.frames)
@@ -138,7 +127,6 @@ class VideoReward(Remembered, SummedReward):
         return {VIDEO_INDEX: numbers}
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Submit the episodes that ended."""
         for video in self.recorder.take():
             key = str(video.numbers[-1])
             self.waiting[key] = video
@@ -147,7 +135,6 @@ class VideoReward(Remembered, SummedReward):
                 self.counts["dropped"] += 1
 
     def set_step(self, step: int) -> None:
-        """Take in new answers, before transitions are rewarded."""
         for asked in self.pool.poll():
             video = self.waiting.pop(asked.question)
             if asked.answer is None:
@@ -160,7 +147,6 @@ class VideoReward(Remembered, SummedReward):
             logger.warning("no more answers: %s", self.spent)
 
     def components(self, transitions: Tensors) -> dict[str, Tensor]:
-        """The environment's reward and that of the model, [N] each."""
         config, reward = self.config, transitions["reward"]
         before, after = (
             self._phi(transitions[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs")
@@ -197,12 +183,17 @@ class VideoReward(Remembered, SummedReward):
     def _progress_of(self, video: Video) -> Tensor:
         """Progress [T] of an episode's observations, by the model."""
         places, images = video.sampled(self.config.frames)
-        index, value = self.question(self.chat, self.goal, shrunk(images, self.config.pixels))
+        index, value = self.ask(shrunk(images, self.config.pixels))
         at = np.array([places[i] for i in index])
         every = np.arange(len(video.numbers))
-        if self.question.interpolated:
+        if self.interpolated:
             return torch.from_numpy(np.interp(every, at, value.numpy())).float()
         return torch.zeros(len(every)).index_put((torch.from_numpy(at),), value.float())
+
+    def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
+        """The indices of frames [k] in `images` [n, H, W, 3] and their progress [k] in [0, 1].
+        ChatError if there is no usable answer. Called in a thread."""
+        raise NotImplementedError(f"{type(self).__name__} asks nothing")
 
     def _take_in(self, video: Video, progress: Tensor) -> None:
         if (more := video.numbers[-1] + 1 - len(self.phi)) > 0:
@@ -246,29 +237,21 @@ class VlmProgress(VideoReward):
     """
 
     def __init__(self, config: VlmProgressConfig, spec: Spec, seed: int, folder: Path) -> None:
-        super().__init__(config, ShuffledFrames(config.shuffle, seed), spec, folder)
-
-
-class ShuffledFrames:
-    """Asks for the completion of every frame; the order depends on `seed` and the number of
-    frames, so that a cached answer is found again."""
-
-    interpolated = True
-
-    def __init__(self, shuffle: bool, seed: int) -> None:
-        self.shuffle = shuffle
+        super().__init__(config, spec, folder)
         self.seed = seed
 
-    def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
+    def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
+        """The order depends on the seed and the number of frames, so that a cached answer is found
+        again."""
         order = torch.arange(1, len(images))
-        if self.shuffle:
+        if self.config.shuffle:
             random = torch.Generator().manual_seed(self.seed)
             order = order[torch.randperm(len(order), generator=random)]
         shown = (images[0], *images[order])
-        question = Message("user", prompt(goal, len(order), self.shuffle), shown)
+        question = Message("user", prompt(self.goal, len(order), self.config.shuffle), shown)
         numbers = {"type": "integer", "minimum": 0, "maximum": 100}
         items = {"type": "array", "items": numbers, "minItems": len(order), "maxItems": len(order)}
-        answer = chat.ask([question], dict(object_schema({"completion": items})))
+        answer = self.chat.ask([question], dict(object_schema({"completion": items})))
         percent = torch.tensor([0, *answer.data["completion"]])
         back = torch.cat([torch.zeros(1, dtype=torch.int64), order]).argsort()
         return range(len(images)), percent[back] / 100
@@ -312,23 +295,16 @@ class VlmSuccess(VideoReward):
             raise ConfigError(
                 f"reward.prefixes={config.prefixes} must be at most reward.frames={config.frames}"
             )
-        super().__init__(config, GrowingVideo(config.ask, config.prefixes), spec, folder)
+        super().__init__(config, spec, folder)
+        self.interpolated = config.prefixes > 1
 
-
-class GrowingVideo:
-    """Asks about the first frames, and more and more of them."""
-
-    def __init__(self, ask: Literal["probability", "score"], prefixes: int) -> None:
-        self.ask = {"probability": probability, "score": score}[ask]
-        self.prefixes = prefixes
-        self.interpolated = prefixes > 1
-
-    def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
+    def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
         last = len(images) - 1
-        ends = torch.linspace(0, last, self.prefixes + 1).round().long().unique()[1:].tolist()
-        said = [self.ask(chat, goal, images[: end + 1]) for end in ends]
+        ends = torch.linspace(0, last, self.config.prefixes + 1).round().long().unique()[1:]
+        ask = probability if self.config.ask == "probability" else score
+        said = [ask(self.chat, self.goal, images[: end + 1]) for end in ends.tolist()]
         start = [0] if self.interpolated else []
-        return [*start, *ends], torch.tensor([*(0.0 for _ in start), *said])
+        return [*start, *ends.tolist()], torch.tensor([*(0.0 for _ in start), *said])
 
 
 def probability(chat: Chat, goal: str, images: Tensor) -> float:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError
 from embodied.core.env import HasEventCaptions, Step, VecEnv
 from embodied.core.reward import AugmentsEnv, Reward
 from embodied.core.spec import Leaf, hidden
@@ -419,14 +419,11 @@ class EpisodeVideoWrapper(ObservationWrapper):
 
 
 class VisitCountWrapper(ObservationWrapper):
-    """`leaf`: the observation that is counted (None: all policy observations)."""
+    """Adds the visits of the state, as the policy observes it, in this episode."""
 
-    def __init__(self, env: VecEnv, leaf: str | None = None) -> None:
+    def __init__(self, env: VecEnv) -> None:
         super().__init__(env, VISITS, Leaf((), "int64", 1, MOST))
-        seen = [k for k in sorted(env.spec.obs) if not hidden(k)]
-        if leaf is not None and leaf not in env.spec.obs:
-            raise ConfigError(f"no observation {leaf}{nearest(leaf, env.spec.obs)}")
-        self.leaves = seen if leaf is None else [leaf]
+        self.leaves = [name for name in sorted(env.spec.obs) if not hidden(name)]
         size = sum(env.spec.obs[name].size for name in self.leaves)
         generator = torch.Generator().manual_seed(0)
         self.salt = torch.randint(2**62, (size,), generator=generator) * 2 + 1

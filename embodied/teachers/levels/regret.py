@@ -207,7 +207,13 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.duel = config
+        if not isinstance(levels, TokenizedLevelSpace):
+            raise ConfigError(
+                "this teacher generates levels token by token; the levels of this environment have "
+                "no token encoding (TokenizedLevelSpace): use env=maze"
+            )
+        self.spelled = levels
+        self.grammar = Grammar(levels.words, levels.length, levels.marks)
         self.rival = AntagonistTasks(self, RIVAL)
         self.round = 0
         self.made: list[Floats] = []  # this round's levels
@@ -232,7 +238,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
     def assign(self, n: int, who: int) -> list[tuple[Floats, Any]]:
         """Levels [D] and memos for `n` episodes of agent `who`: the levels it has played least."""
         if not self.made:
-            made = self.generate(self.duel.every)
+            made = self.generate(self.config.every)
             self.made = list(made)
             self.recent = list(made)
             self.given = [[0] * len(made), [0] * len(made)]
@@ -253,12 +259,12 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
             if number == self.round:
                 self.returns[who][place].append(score)
         least = min((len(each) for side in self.returns for each in side), default=0)
-        if self.made and least >= self.duel.plays:
+        if self.made and least >= self.config.plays:
             self._close()
 
     def _close(self) -> None:
         student, rival = self.returns
-        regrets = [regret(*pair, self.duel.flexible) for pair in zip(student, rival, strict=True)]
+        regrets = [regret(*pair, self.config.flexible) for pair in zip(student, rival, strict=True)]
         means = (float(np.mean([np.mean(each) for each in side])) for side in self.returns)
         how = dict(zip(("student", "rival"), means, strict=True))
         self.how = {
@@ -314,16 +320,6 @@ def regret(student: list[float], rival: list[float], flexible: bool) -> float:
     return max(0.0, max(rival) - math.fsum(student) / len(student))
 
 
-def spelled(levels: LevelSpace) -> TokenizedLevelSpace:
-    """`levels`, checked to be a TokenizedLevelSpace; ConfigError otherwise."""
-    if not isinstance(levels, TokenizedLevelSpace):
-        raise ConfigError(
-            "this teacher generates levels token by token; the levels of this environment have no "
-            "token encoding (TokenizedLevelSpace): use env=maze"
-        )
-    return levels
-
-
 @dataclass(frozen=True, kw_only=True)
 class PairedConfig(Config):
     """Settings of PAIRED."""
@@ -345,14 +341,11 @@ class Paired(RegretTeacher):
     ) -> None:
         super().__init__(config, spec, levels, seed)
         self.settings = config.adversary
-        self.spelled = spelled(self.levels)
-        space = self.spelled
-        grammar = Grammar(space.words, space.length, space.marks)
-        self.builder = LevelGenerator(grammar, self.settings.width, self.random)
+        self.builder = LevelGenerator(self.grammar, self.settings.width, self.random)
         self.modules = {"builder": self.builder}
         self.optimizers = {"adam": Adam(self.builder.parameters(), self.settings.lr, local=True)}
-        self.words = np.zeros((0, grammar.length), np.int64)
-        self.old = self.value = torch.zeros(0, grammar.length)
+        self.words = np.zeros((0, self.grammar.length), np.int64)
+        self.old = self.value = torch.zeros(0, self.grammar.length)
 
     def generate(self, n: int) -> Floats:
         self.words, self.old, self.value = self.builder.generate(n, self.random)
@@ -525,11 +518,7 @@ class Clutr(RegretTeacher):
         self, config: ClutrConfig, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings = config
-        self.spelled = spelled(self.levels)
-        space = self.spelled
-        grammar = Grammar(space.words, space.length, space.marks)
-        self.sentences = LevelAutoencoder(config.autoencoder, grammar, self.random)
+        self.sentences = LevelAutoencoder(config.autoencoder, self.grammar, self.random)
         self.place = LatentGaussian(config.autoencoder.latent)
         self.modules = {"sentences": self.sentences, "place": self.place}
         self.optimizers = {"adam": Adam(self.place.parameters(), config.lr, local=True)}
@@ -539,7 +528,7 @@ class Clutr(RegretTeacher):
 
     def generate(self, n: int) -> Floats:
         if not self.learned:
-            settings = self.settings.autoencoder
+            settings = self.config.autoencoder
             pool = self.spelled.spell(self.levels.random(settings.pool, self.random))
             adam = Adam(self.sentences.parameters(), settings.lr, local=True)
             noted = train(self.sentences, adam, pool, self.random)
@@ -559,7 +548,7 @@ class Clutr(RegretTeacher):
         return self.spelled.built(words, self.random)
 
     def update_generator(self, regrets: Floats) -> dict[str, float]:
-        place, settings = self.place, self.settings
+        place, settings = self.place, self.config
         advantage = normal(tensor(regrets))
         old = place(self.z).detach()
         for _ in range(settings.epochs):

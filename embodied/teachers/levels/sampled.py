@@ -128,7 +128,6 @@ class LevelBuffer:
         return {**arrays, "given": self.given, "clock": self.clock}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
         self.count = n = len(state["score"])
         for name in ("level", "score", "best", "drawn", "number"):
             getattr(self, name)[:n] = state[name]
@@ -185,7 +184,6 @@ class Plr(LevelTeacher):
         self, config: PlrConfig, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings = config
         if config.robust and not config.replay:
             raise ConfigError(
                 "teacher.robust=true trains on replayed levels only: set teacher.replay above 0"
@@ -202,7 +200,7 @@ class Plr(LevelTeacher):
     def one(self, played: set[int]) -> tuple[Floats, tuple[int, int]]:
         """The next episode; the numbers `played` of replayed levels are not replayed, and the next
         one's is added."""
-        settings = self.settings
+        settings = self.config
         level = None
         kind = NEW
         number = -1
@@ -220,11 +218,10 @@ class Plr(LevelTeacher):
 
     @property
     def ready(self) -> bool:
-        """Whether the buffer is full enough to sample from."""
-        return len(self.library) >= max(1, self.settings.fill * self.settings.size)
+        return len(self.library) >= max(1, self.config.fill * self.config.size)
 
     def trains(self, ticket: Tensor) -> Tensor:
-        if not self.settings.robust:
+        if not self.config.robust:
             return super().trains(ticket)
         memos = (self.pending[number][1] for number in ticket.tolist())
         return torch.tensor([kind == AGAIN for kind, _ in memos], dtype=torch.bool)
@@ -233,7 +230,7 @@ class Plr(LevelTeacher):
         """[n, 3]: estimate, return and mean value; NaN if the student's estimates are missing."""
         if outcome.gain is None or outcome.error is None or outcome.value is None:
             raise ConfigError("this teacher needs the student's value estimates: learner=ppo")
-        estimate = outcome.error if self.settings.score == "error" else outcome.gain
+        estimate = outcome.error if self.config.score == "error" else outcome.gain
         columns = (estimate, outcome.ret, outcome.value)
         return np.stack([column.double().cpu().numpy() for column in columns], 1)
 
@@ -243,8 +240,8 @@ class Plr(LevelTeacher):
         ):
             self.rate(level, estimate, ret, value, number if kind == AGAIN else None)
         again = np.array([kind == AGAIN for kind, _ in memos])
-        if self.settings.edits and again.any():  # batched: much faster
-            self.queue.extend(self.levels.mutate(points[again], self.settings.edits, self.random))
+        if self.config.edits and again.any():  # batched: much faster
+            self.queue.extend(self.levels.mutate(points[again], self.config.edits, self.random))
 
     def rate(
         self, level: Floats, estimate: float, ret: float, value: float, number: int | None
@@ -253,7 +250,7 @@ class Plr(LevelTeacher):
         if number is None:
             number = self.library.find(level)
         best = max(ret, self.library.best_of(number))
-        score = best - value if self.settings.score == "maxmc" else estimate
+        score = best - value if self.config.score == "maxmc" else estimate
         if number is not None:
             self.library.update_score(number, score, best)
         else:
@@ -305,7 +302,6 @@ class Sfl(LevelTeacher):
         self, config: SflConfig, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings = config
         if config.size > config.candidates:
             raise ConfigError(
                 f"teacher.size={config.size} should be at most "
@@ -319,9 +315,9 @@ class Sfl(LevelTeacher):
 
     def begin_round(self) -> None:
         """Draw candidates and put their tests in line."""
-        count = self.settings.candidates
+        count = self.config.candidates
         self.tested = self.levels.random(count, self.random)
-        order = np.tile(np.arange(count), self.settings.plays)
+        order = np.tile(np.arange(count), self.config.plays)
         self.waiting: list[int] = self.random.permutation(order).tolist()
         self.wins = np.zeros(count)
         self.plays = np.zeros(count)
@@ -333,12 +329,12 @@ class Sfl(LevelTeacher):
         if self.waiting:
             place = self.waiting.pop()
             return self.tested[place], place
-        if len(self.kept) and self.random.random() < self.settings.replay:
+        if len(self.kept) and self.random.random() < self.config.replay:
             return self.kept[int(self.random.integers(len(self.kept)))], TRAIN
         return self.levels.random(1, self.random)[0], TRAIN
 
     def trains(self, ticket: Tensor) -> Tensor:
-        if self.settings.train_on_tests:
+        if self.config.train_on_tests:
             return super().trains(ticket)
         memos = (self.pending[number][1] for number in ticket.tolist())
         return torch.tensor([memo == TRAIN for memo in memos], dtype=torch.bool)
@@ -352,12 +348,11 @@ class Sfl(LevelTeacher):
                 self.plays[place] += 1
         if len(self.tested) and not self.waiting and not self.running:
             self.keep()
-        if not len(self.tested) and self.trained >= self.settings.every:
+        if not len(self.tested) and self.trained >= self.config.every:
             self.begin_round()
 
     @property
     def running(self) -> bool:
-        """Whether tests have not ended yet."""
         return any(memo != TRAIN for _, memo in self.pending.values())
 
     def keep(self) -> None:
@@ -365,7 +360,7 @@ class Sfl(LevelTeacher):
         # Fewer plays where an episode had no score.
         rate = self.wins / self.plays.clip(min=1)
         worth = rate * (1 - rate)
-        best = np.argsort(-worth, kind="stable")[: self.settings.size]
+        best = np.argsort(-worth, kind="stable")[: self.config.size]
         self.kept = self.tested[best]
         self.learnability = float(worth[best].mean())
         self.rounds = self.rounds + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ class SnapshotConfig(reset_distribution.Config):
 
     best: Count = 10  # recorded episodes that are kept
     clusters: Count = 6  # clusters of their states, sampled uniformly
-    feature: Literal["return", "state"] = "return"  # feature for clustering
     steps: CountOrZero = 100_000  # environment steps with saved states; 0: always
     limit: CountOrZero = 100  # steps of episodes from a saved state; 0: the environment's limit
 
@@ -60,14 +59,9 @@ class Snapshot(ResetDistribution):
         return paths.only(best.sort().values)
 
     def set_up(self) -> None:
-        label = k_means(self.features(), self.config.clusters, self.random)
+        followed = self.paths.togo.double().numpy()[:, None]
+        label = k_means(followed, self.config.clusters, self.random)
         self.members = [np.flatnonzero(label == each) for each in np.unique(label)]
-
-    def features(self) -> Floats:
-        """[M, k]: the features for k-means."""
-        if self.config.feature == "return":
-            return self.paths.togo.double().numpy()[:, None]
-        return standardised(self.paths.states, self.paths.states)
 
     def propose(self, n: int) -> list[tuple[int, Any]]:
         chosen = self.random.integers(len(self.members), size=n)
@@ -102,7 +96,6 @@ def k_means(points: Floats, clusters: int, random: np.random.Generator) -> Any:
 
 
 def _distances(points: Floats, centres: Floats) -> Floats:
-    """Squared distances [M, c]."""
     return np.square(points[:, None] - centres[None]).sum(2)
 
 
@@ -363,13 +356,11 @@ class Trajectory(ResetDistribution):
 
 
 def joined(first: Trajectories, then: Trajectories) -> Trajectories:
-    """The states of both; they belong to the same episodes."""
     states = tt.cat([first.states, {key: then.states[key] for key in first.states}])
     rows = {name: torch.cat([getattr(first, name), getattr(then, name)]) for name in ROWS}
     return replace(first, states=states, **rows)
 
 
 def part(paths: Trajectories, count: int) -> Trajectories:
-    """The first `count` states."""
     rows = {name: getattr(paths, name)[:count] for name in ROWS}
     return replace(paths, states=tt.each(paths.states, lambda leaf: leaf[:count]), **rows)

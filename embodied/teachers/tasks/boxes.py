@@ -48,7 +48,6 @@ class EasyToHard(teacher.Teacher):
             raise ConfigError(
                 f"teacher: needs shrink < grow; got shrink={config.shrink:g} grow={config.grow:g}"
             )
-        self.settings = config
         self.easy = named_task(self.space, config.easy, 0.0, "easy")
         self.share = config.width
         self.size = 0
@@ -61,14 +60,13 @@ class EasyToHard(teacher.Teacher):
         return [(point, self.size) for point in points]
 
     def bounds(self) -> tuple[Floats, Floats]:
-        """Lowest and highest corner [d] of the box."""
         return self.easy * (1 - self.share), self.easy + self.share * (1 - self.easy)
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         self.ended += len(scores)
-        if self.settings.pace == "schedule":
-            done = min(self.ended / max(self.settings.episodes, 1), 1.0)
-            self.share = self.settings.width + (1 - self.settings.width) * done
+        if self.config.pace == "schedule":
+            done = min(self.ended / max(self.config.episodes, 1), 1.0)
+            self.share = self.config.width + (1 - self.config.width) * done
             return
         for score, size in zip(scores.tolist(), memos, strict=True):
             if size == self.size:  # ignore episodes of a former box
@@ -77,18 +75,18 @@ class EasyToHard(teacher.Teacher):
 
     def judge(self) -> None:
         """Resize the box by the mean score of its last `window` episodes."""
-        if len(self.scored) < self.settings.window:
+        if len(self.scored) < self.config.window:
             return
-        mean = sum(self.scored[-self.settings.window :]) / self.settings.window
-        if mean >= self.settings.grow and self.share < 1:
-            self.resize(self.share + self.settings.step)
-        elif mean < self.settings.shrink and self.share > self.settings.width:
-            self.resize(self.share - self.settings.step)
+        mean = sum(self.scored[-self.config.window :]) / self.config.window
+        if mean >= self.config.grow and self.share < 1:
+            self.resize(self.share + self.config.step)
+        elif mean < self.config.shrink and self.share > self.config.width:
+            self.resize(self.share - self.config.step)
         else:
-            self.scored = self.scored[1 - self.settings.window :]
+            self.scored = self.scored[1 - self.config.window :]
 
     def resize(self, share: float) -> None:
-        self.share = min(max(share, self.settings.width), 1.0)
+        self.share = min(max(share, self.config.width), 1.0)
         self.size += 1
         self.scored = []
 
@@ -107,7 +105,6 @@ class AdrConfig(teacher.Config):
     queue: Count = 10  # episodes at a bound between its moves
     low: Number = 0.1  # a mean score up to this moves a bound inward
     high: Number = 0.75  # a mean score from this on moves a bound outward
-    skip_reached: bool = False  # bounds at the edge of the box are not tested, nor moved back
 
 
 class Adr(teacher.Teacher):
@@ -127,32 +124,20 @@ class Adr(teacher.Teacher):
             raise ConfigError(
                 f"teacher: needs low < high; got low={config.low:g} high={config.high:g}"
             )
-        self.settings = config
         easy = named_task(self.space, config.easy, 0.5, "easy")
         self.bounds = np.stack([easy, easy])  # [2, d]: lowest and highest
         self.moved = [[0] * len(easy) for _ in range(2)]
         self.queues: list[list[list[float]]] = [[[] for _ in easy] for _ in range(2)]
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [self.one() for _ in range(n)]
-
     def one(self) -> tuple[Floats, Any]:
         point = self.bounds[0] + np.diff(self.bounds, axis=0)[0] * self.random.random(
             len(self.space)
         )
-        open_bounds = self.tried()
-        if not open_bounds or self.random.random() >= self.settings.boundary:
+        if self.random.random() >= self.config.boundary:
             return point, None
-        side, element = open_bounds[self.random.integers(len(open_bounds))]
+        side, element = divmod(int(self.random.integers(2 * len(self.space))), len(self.space))
         point[element] = self.bounds[side, element]
         return point, [side, element, self.moved[side][element]]
-
-    def tried(self) -> list[tuple[int, int]]:
-        """Bounds (side, parameter) that are tested."""
-        every = [(side, element) for side in (0, 1) for element in range(len(self.space))]
-        if not self.settings.skip_reached:
-            return every
-        return [(side, at) for side, at in every if self.bounds[side, at] != side]
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         for score, memo in zip(scores.tolist(), memos, strict=True):
@@ -166,14 +151,14 @@ class Adr(teacher.Teacher):
     def judge(self, side: int, element: int) -> None:
         """Move the bound if its queue is full and the mean score passes a threshold."""
         queue = self.queues[side][element]
-        if len(queue) < self.settings.queue:
+        if len(queue) < self.config.queue:
             return
         mean = sum(queue) / len(queue)
         outward = 1 if side else -1
-        if mean >= self.settings.high:
-            self.move(side, element, self.bounds[side, element] + outward * self.settings.delta)
-        elif mean <= self.settings.low:
-            self.move(side, element, self.bounds[side, element] - outward * self.settings.delta)
+        if mean >= self.config.high:
+            self.move(side, element, self.bounds[side, element] + outward * self.config.delta)
+        elif mean <= self.config.low:
+            self.move(side, element, self.bounds[side, element] - outward * self.config.delta)
         self.queues[side][element] = []
 
     def move(self, side: int, element: int, to: float) -> None:

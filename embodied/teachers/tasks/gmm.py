@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -30,39 +30,28 @@ Mixture = dict[str, Floats]
 
 RIDGE = 1e-6  # added to the diagonal of every covariance, which keeps it positive definite
 LLOYD = 5  # k-means iterations before the first E-step
+PASSES = 100  # EM steps at most
 
 
-def best(
-    rows: Floats,
-    sizes: Sequence[int],
-    random: Generator,
-    criterion: Literal["aic", "aicc"] = "aic",
-    iterations: int = 100,
-) -> Mixture | None:
+def best(rows: Floats, sizes: Sequence[int], random: Generator) -> Mixture | None:
     """Fit mixtures with each number of components in `sizes` to the points `rows` [n, D] and return
-    the one with the lowest criterion; None if no size has at least two points per component."""
+    the one with the lowest AIC; None if no size has at least two points per component."""
     sizes = [size for size in sizes if len(rows) >= 2 * size]
-    fits = [each for each in fit(rows, sizes, random, iterations) if np.isfinite(each[1])]
+    fits = [each for each in fit(rows, sizes, random) if np.isfinite(each[1])]
     if not fits:
         return None
-    n, width = rows.shape
-    cost = [price(len(m["weight"]), width, n, likely, criterion) for m, likely in fits]
+    cost = [price(len(m["weight"]), rows.shape[1], likely) for m, likely in fits]
     return fits[int(np.argmin(cost))][0]
 
 
-def price(size: int, width: int, n: int, likelihood: float, criterion: str) -> float:
-    """AIC or AICc (lower is better) of a mixture of `size` components in `width` dimensions with
-    the total log-`likelihood` of `n` points."""
+def price(size: int, width: int, likelihood: float) -> float:
+    """AIC (lower is better) of a mixture of `size` components in `width` dimensions with the total
+    log-`likelihood` of the points."""
     free = size - 1 + size * width + size * width * (width + 1) / 2
-    cost = 2 * free - 2 * likelihood
-    if criterion == "aic":
-        return cost
-    return cost + 2 * free * (free + 1) / (n - free - 1) if n > free + 1 else math.inf
+    return 2 * free - 2 * likelihood
 
 
-def fit(
-    rows: Floats, sizes: Sequence[int], random: Generator, iterations: int = 100
-) -> list[tuple[Mixture, float]]:
+def fit(rows: Floats, sizes: Sequence[int], random: Generator) -> list[tuple[Mixture, float]]:
     """One mixture per size (smaller if a component got no points), each with the total
     log-likelihood of `rows` [n, D] under it.
 
@@ -74,9 +63,9 @@ def fit(
     weight, mean, cov = _maximise(rows, _cluster(rows, sizes, random))
     done: dict[int, tuple[Mixture, float]] = {}
     left, before = np.arange(len(sizes)), np.full(len(sizes), -np.inf)
-    for turn in range(iterations):
+    for turn in range(PASSES):
         share, likely = _expect(rows, weight, mean, cov)
-        ends = (likely - before < 1e-3 * len(rows)) | (turn == iterations - 1)
+        ends = (likely - before < 1e-3 * len(rows)) | (turn == PASSES - 1)
         for at in np.flatnonzero(ends):
             held = weight[at] > 0  # drop components without points
             kept = {"weight": weight[at, held], "mean": mean[at, held], "cov": cov[at, held]}
@@ -169,7 +158,6 @@ class GmmConfig(teacher.Config):
     random: Fraction = 0.2  # share of tasks that are sampled uniformly from the whole box
     fewest: Count = 2  # least number of components
     most: Count = 10  # largest number of components
-    criterion: Literal["aic", "aicc"] = "aic"  # chooses the number of components
 
 
 class Fitted(teacher.Teacher):
@@ -186,7 +174,6 @@ class Fitted(teacher.Teacher):
                 f"fitted to every={config.every} episodes; teacher.every should be at least "
                 "two episodes a component"
             )
-        self.settings = config
         self.rows: list[list[float]] = []
         self.fits = 0
         self.mixture: Mixture | None = None
@@ -200,13 +187,10 @@ class Fitted(teacher.Teacher):
     def worth(self, mixture: Mixture) -> Floats:
         """Unnormalised sampling weights [K] of the components, at least 0."""
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [self.one() for _ in range(n)]
-
     def one(self) -> tuple[Floats, Any]:
         """Sample a point [d]; also returns its component (None: the whole box)."""
         fitted, width = self.mixture, len(self.space)
-        if fitted is None or self.random.random() < self.settings.random:
+        if fitted is None or self.random.random() < self.config.random:
             return self.random.random(width), None
         component = pick(self.utility, self.random)
         return draw(fitted, component, width, self.random).clip(0, 1), component
@@ -218,14 +202,14 @@ class Fitted(teacher.Teacher):
     def take(self, point: Floats, score: float, memo: Any) -> None:
         """Add one finished episode; refit once there are `every`."""
         self.rows.append(self.row(point, score))
-        if len(self.rows) >= self.settings.every:
+        if len(self.rows) >= self.config.every:
             self.refit()
             self.rows = []
 
     def refit(self) -> None:
-        sizes = range(self.settings.fewest, self.settings.most + 1)
+        sizes = range(self.config.fewest, self.config.most + 1)
         rows = np.array(self.rows)
-        found = best(rows, sizes, self.random, self.settings.criterion)
+        found = best(rows, sizes, self.random)
         if found is not None:
             self.mixture, self.utility = found, self.worth(found).tolist()
             self.fits += 1
@@ -303,14 +287,6 @@ class AlpGmm(Fitted):
         self.seen += 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class CovarGmmConfig(GmmConfig):
-    """Settings of Covar-GMM. Progress is measured within `every` episodes: use more if there are
-    many parallel envs and few updates."""
-
-    absolute: bool = False  # falling scores count as well
-
-
 class CovarGmm(Fitted):
     """Covar-GMM: tasks whose scores rise over time. Slower than `AlpGmm` to notice forgetting, but
     less sensitive to noisy scores.
@@ -321,16 +297,11 @@ class CovarGmm(Fitted):
     max(0, cov(t, r)).
     """
 
-    def __init__(self, config: CovarGmmConfig, spec: Spec, seed: int = 0) -> None:
-        super().__init__(config, spec, seed)
-        self.absolute = config.absolute
-
     def row(self, point: Floats, score: float) -> list[float]:
-        return [*point.tolist(), len(self.rows) / self.settings.every, score]
+        return [*point.tolist(), len(self.rows) / self.config.every, score]
 
     def worth(self, mixture: Mixture) -> Floats:
-        slope = mixture["cov"][:, -2, -1]
-        return np.abs(slope) if self.absolute else slope.clip(0)
+        return mixture["cov"][:, -2, -1].clip(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,8 +318,6 @@ class RiacConfig(teacher.Config):
     random: Fraction = 0.2  # share of tasks that are uniform over the whole space
     mutated: Fraction = 0.1  # share of tasks near the region's task with the lowest score
     mutation: NonNegative = 0.1  # standard deviation of the noise on these
-    leaves: bool = False  # sample leaves of the tree only, not all regions
-    legacy_score: bool = False  # split by the difference in progress alone, as the published code
 
 
 Region = dict[str, Any]
@@ -375,31 +344,23 @@ class Riac(teacher.Teacher):
                 f"random={config.random:g} mutated={config.mutated:g} "
                 f"most={config.most} fewest={config.fewest}"
             )
-        self.settings = config
         d = len(self.space)
         self.regions: list[Region] = [self.region([0.0] * d, [1.0] * d, [])]
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [(self.one(), None) for _ in range(n)]
+    def one(self) -> tuple[Floats, Any]:
+        return self.point(), None
 
-    def one(self) -> Floats:
-        kind, settings = self.random.random(), self.settings
+    def point(self) -> Floats:
+        kind, settings = self.random.random(), self.config
         if kind < settings.random:
             return self.random.random(len(self.space))
-        region = self.lively()
+        region = self.regions[pick([region["alp"] for region in self.regions], self.random)]
         low, high = np.array(region["low"]), np.array(region["high"])
         if kind < settings.random + settings.mutated and region["rows"]:
             worst = min(region["rows"], key=lambda row: row[-1])
             shift = settings.mutation * self.random.standard_normal(len(low))
             return np.clip(np.array(worst[:-1]) + shift, low, high)
         return low + (high - low) * self.random.random(len(low))
-
-    def lively(self) -> Region:
-        """Sample a region in proportion to its progress."""
-        regions = self.regions
-        if self.settings.leaves:
-            regions = [region for region in regions if region["cut"] is None]
-        return regions[pick([region["alp"] for region in regions], self.random)]
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         for point, score in zip(points.tolist(), scores.tolist(), strict=True):
@@ -413,17 +374,17 @@ class Riac(teacher.Teacher):
             region["rows"].append(row)
             if region["cut"] is None:
                 break
-            del region["rows"][: -self.settings.most - 1]
+            del region["rows"][: -self.config.most - 1]
             region["alp"] = self.progress(region["rows"])
             element, threshold, below, above = region["cut"]
             number = below if row[element] < threshold else above
-        if len(region["rows"]) > self.settings.most:
+        if len(region["rows"]) > self.config.most:
             self.split(region)
         region["alp"] = self.progress(region["rows"])
 
     def progress(self, rows: list[list[float]]) -> float:
         """|mean of the older half - mean of the newer half| of the last scores (0 up to two)."""
-        scores = [row[-1] for row in rows[-self.settings.window :]]
+        scores = [row[-1] for row in rows[-self.config.window :]]
         half = len(scores) // 2
         if len(scores) <= 2:
             return 0.0
@@ -432,7 +393,7 @@ class Riac(teacher.Teacher):
     def split(self, region: Region) -> None:
         cut = self.best_cut(region)
         if cut is None:
-            del region["rows"][: max(int(self.settings.discard * len(region["rows"])), 1)]
+            del region["rows"][: max(int(self.config.discard * len(region["rows"])), 1)]
             return
         element, threshold = cut
         below, above = self.parts(region["rows"], element, threshold)
@@ -451,13 +412,13 @@ class Riac(teacher.Teacher):
     def best_cut(self, region: Region) -> tuple[int, float] | None:
         """The (parameter, threshold) with the best score; None if no attempt was valid."""
         best, chosen = -1.0, None
-        for _ in range(self.settings.attempts):
+        for _ in range(self.config.attempts):
             element = int(self.random.integers(len(self.space)))
             low, high = region["low"][element], region["high"][element]
             threshold = low + (high - low) * self.random.random()
             parts = self.parts(region["rows"], element, threshold)
             sides = (threshold - low, high - threshold)
-            if min(map(len, parts)) < self.settings.fewest or min(sides) < self.settings.narrowest:
+            if min(map(len, parts)) < self.config.fewest or min(sides) < self.config.narrowest:
                 continue
             score = self.score(*parts)
             if score > best:
@@ -465,8 +426,7 @@ class Riac(teacher.Teacher):
         return chosen
 
     def score(self, below: list[list[float]], above: list[list[float]]) -> float:
-        gap = abs(self.progress(below) - self.progress(above))
-        return gap if self.settings.legacy_score else len(below) * len(above) * gap
+        return len(below) * len(above) * abs(self.progress(below) - self.progress(above))
 
     @staticmethod
     def parts(

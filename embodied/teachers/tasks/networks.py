@@ -54,7 +54,6 @@ class GoalGanConfig(teacher.Config):
     pretrain: CountOrZero = 500  # gradient steps before the first episode
     easy: Mapping[str, Fraction] = field(default_factory=dict)  # easy task; empty: the whole cube
     spread: NonNegative = 0.1  # half-width of the box around `easy`
-    full_range: bool = False  # scale the generator's output to (-0.5, 1.5) and clip, as published
     generator_width: Count = 256  # units of a hidden layer
     discriminator_width: Count = 128  # units of a hidden layer
 
@@ -76,7 +75,6 @@ class GoalGan(TorchTeacher):
             raise ConfigError(
                 f"teacher: needs low < high; got low={config.low:g} high={config.high:g}"
             )
-        self.settings = config
         d = len(self.space)
         wide, narrow = config.generator_width, config.discriminator_width
         self.maker = mlp((d, wide, wide, d), self.random, nn.LeakyReLU)
@@ -110,14 +108,14 @@ class GoalGan(TorchTeacher):
     def new_goal(self) -> int:
         number = self.goals
         self.goals = self.goals + 1
-        self.open[number] = {"point": self.goal(), "left": self.settings.rollouts, "scores": []}
+        self.open[number] = {"point": self.goal(), "left": self.config.rollouts, "scores": []}
         if len(self.open) > OPEN:
             del self.open[next(iter(self.open))]
         return number
 
     def goal(self) -> Floats:
         kind = self.random.random()
-        settings = self.settings
+        settings = self.config
         d = len(self.space)
         if kind < settings.random:
             return self.random.random(d)
@@ -130,8 +128,7 @@ class GoalGan(TorchTeacher):
 
     def made(self, n: int) -> Tensor:
         """`n` goals [n, d] of the generator, with gradient."""
-        raw = torch.tanh(self.maker(self.normal(n, len(self.space))))
-        return 0.5 + raw * (1.0 if self.settings.full_range else 0.5)
+        return 0.5 + 0.5 * torch.tanh(self.maker(self.normal(n, len(self.space))))
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         for score, number in zip(scores.tolist(), memos, strict=True):
@@ -139,21 +136,21 @@ class GoalGan(TorchTeacher):
             if goal is None:
                 continue
             goal["scores"].append(score)
-            if len(goal["scores"]) == self.settings.rollouts:
+            if len(goal["scores"]) == self.config.rollouts:
                 self.label(self.open.pop(number))
-        if len(self.labels) >= self.settings.every:
+        if len(self.labels) >= self.config.every:
             self.train()
 
     def label(self, goal: dict[str, Any]) -> None:
         mean = sum(goal["scores"]) / len(goal["scores"])
         self.labelled.append(goal["point"].tolist())
-        self.labels.append(float(self.settings.low <= mean <= self.settings.high))
-        if mean > self.settings.high:
+        self.labels.append(float(self.config.low <= mean <= self.config.high))
+        if mean > self.config.high:
             self.keep(goal["point"])
 
     def keep(self, point: Floats) -> None:
         """Store a good goal if it is far enough from all stored ones."""
-        apart = self.settings.apart * np.sqrt(len(point))
+        apart = self.config.apart * np.sqrt(len(point))
         if not len(self.passed) or np.linalg.norm(self.passed - point, axis=1).min() >= apart:
             self.passed = np.vstack([self.passed, point])
 
@@ -163,14 +160,14 @@ class GoalGan(TorchTeacher):
         self.labels = []
         self.good = float(labels.mean())
         if labels.any():  # without a good goal the generator has no target
-            self.adversarial(goals, labels, self.settings.iterations)
+            self.adversarial(goals, labels, self.config.iterations)
             self.trained += 1
 
     def pretrain(self) -> None:
         """Train the generator to imitate the box around the easy task."""
         n = 1000
         d = len(self.space)
-        settings = self.settings
+        settings = self.config
         goals = self.random.random((n, d))
         if settings.easy:
             easy = named_task(self.space, settings.easy, 0.5, "easy")
@@ -179,7 +176,7 @@ class GoalGan(TorchTeacher):
 
     def adversarial(self, goals: Tensor, labels: Tensor, iterations: int) -> None:
         for _ in range(iterations):
-            at = torch.from_numpy(self.random.integers(len(goals), size=self.settings.batch))
+            at = torch.from_numpy(self.random.integers(len(goals), size=self.config.batch))
             with torch.no_grad():
                 made = self.made(len(at))
             known, fake = self.critic(goals[at])[:, 0], self.critic(made)[:, 0]
@@ -321,7 +318,6 @@ class SetterSolverConfig(teacher.Config):
     validity: NonNegative = 1.0  # weight of the validity loss
     feasibility: NonNegative = 1.0  # weight of the feasibility loss
     coverage: NonNegative = 1.0  # weight of the coverage loss
-    old_latents: bool = False  # latents of observed goals, as in a re-implementation with 1 step
     judge: tuple[Count, ...] = (64, 64, 64)  # units of each hidden layer of the judge
     width: Count = 128  # units of the setter's hidden layers
     layers: CountOrZero = 3  # highway layers of a coupling
@@ -344,7 +340,6 @@ class SetterSolver(TorchTeacher):
 
     def __init__(self, config: SetterSolverConfig, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        self.settings = config
         d = len(self.space)
         self.judge = mlp((d, *config.judge, 1), self.random)
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
@@ -359,11 +354,8 @@ class SetterSolver(TorchTeacher):
         self.trained = 0
         self.losses: dict[str, float] = {}
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [self.one() for _ in range(n)]
-
     def one(self) -> tuple[Floats, Any]:
-        if not self.trained or self.random.random() < self.settings.random:
+        if not self.trained or self.random.random() < self.config.random:
             return self.random.random(len(self.space)), -1.0
         if not self.plan:
             self.plan = self.planned()
@@ -378,25 +370,24 @@ class SetterSolver(TorchTeacher):
         return torch.cat([goals, wanted[:, None]], 1).double().tolist()
 
     def wanted(self, n: int) -> Tensor:
-        """Random feasibilities [n]."""
-        rarest = self.settings.rarest
+        rarest = self.config.rarest
         return rarest + (1 - 2 * rarest) * self.uniform(n)
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        self.rows += np.column_stack([points, memos, scores >= self.settings.solved]).tolist()
-        del self.rows[: -self.settings.memory]
+        self.rows += np.column_stack([points, memos, scores >= self.config.solved]).tolist()
+        del self.rows[: -self.config.memory]
         self.fresh += len(scores)
-        if self.fresh >= self.settings.every:
-            self.fresh %= self.settings.every
+        if self.fresh >= self.config.every:
+            self.fresh %= self.config.every
             self.train()
 
     def train(self) -> None:
         rows = tensor(self.rows)
         won = rows[rows[:, -1] > 0]
-        for _ in range(self.settings.steps):
-            some = self.some(rows, self.settings.batch)
+        for _ in range(self.config.steps):
+            some = self.some(rows, self.config.batch)
             self.train_judge(some)
-            self.train_setter(self.some(won, self.settings.batch) if len(won) else None, some)
+            self.train_setter(self.some(won, self.config.batch) if len(won) else None, some)
         self.trained += 1
         self.plan = []  # they are from the former setter
 
@@ -407,7 +398,7 @@ class SetterSolver(TorchTeacher):
         self.losses["judge"] = loss.item()
 
     def train_setter(self, won: Tensor | None, seen: Tensor) -> None:
-        parts, settings = self.asked(seen), self.settings
+        parts, settings = self.asked(seen), self.config
         if won is not None:
             parts["validity"] = self.valid(won)
         weights = {name: getattr(settings, name) for name in parts}
@@ -419,16 +410,13 @@ class SetterSolver(TorchTeacher):
         """Feasibility and coverage losses."""
         n, d = len(seen), len(self.space)
         wanted, latent = self.wanted(n), self.normal(n, d)
-        if self.settings.old_latents:
-            with torch.no_grad():
-                latent = self.setter.inverse(seen[:, :-2], wanted)[0]
         goals, log = self.setter(latent, wanted)
         gap = self.judge(goals)[:, 0] - torch.logit(wanted)
         return {"feasibility": (gap**2).mean(), "coverage": log.mean()}
 
     def valid(self, won: Tensor) -> Tensor:
         """Validity loss: the negative log-likelihood of goals of successful episodes."""
-        blurred = won[:, :-2] + self.settings.noise * self.uniform(len(won), len(self.space))
+        blurred = won[:, :-2] + self.config.noise * self.uniform(len(won), len(self.space))
         return -self.setter.inverse(blurred, self.wanted(len(won)))[1].mean()
 
     def metrics(self) -> dict[str, float]:
@@ -469,7 +457,6 @@ class Mpts(TorchTeacher):
 
     def __init__(self, config: MptsConfig, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        self.settings = config
         d = len(self.space)
         h = config.width
         self.encoder = mlp((d + 1, h, h, h), self.random)
@@ -496,7 +483,7 @@ class Mpts(TorchTeacher):
 
     def planned(self) -> list[list[float]]:
         """Select the next `batch` tasks; in random order, each with its predicted risk."""
-        settings, d = self.settings, len(self.space)
+        settings, d = self.config, len(self.space)
         before = self.drawn
         self.drawn = self.drawn + settings.batch
         if before < settings.warmup or not self.learned:
@@ -514,7 +501,7 @@ class Mpts(TorchTeacher):
     def predicted(self, points: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation [n] of the risk at `points` [n, d] over samples of z."""
         center, spread = self.posterior
-        z = center + spread * self.normal(self.settings.draws, len(center))
+        z = center + spread * self.normal(self.config.draws, len(center))
         risks = self.risk(tensor(points), z).double().numpy()
         return risks.mean(0), risks.std(0)
 
@@ -526,7 +513,7 @@ class Mpts(TorchTeacher):
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         self.rows += np.column_stack([points, memos, scores]).tolist()
-        batch = self.settings.batch
+        batch = self.config.batch
         while len(self.rows) >= batch:
             self.train(np.array(self.rows[:batch]))
             self.rows = self.rows[batch:]
@@ -535,11 +522,11 @@ class Mpts(TorchTeacher):
         """Fit the model to one batch; its posterior becomes the prior of the next batch."""
         self.correlation = correlated(rows[:, -2], -rows[:, -1], self.correlation)
         points, risk = tensor(rows[:, :-2]), tensor(standard(-rows[:, -1]))
-        for _ in range(self.settings.steps):
+        for _ in range(self.config.steps):
             now = self.encoded(points, risk)
             z = now[0] + now[1] * self.normal(1, len(now[0]))
             error = ((self.risk(points, z)[0] - risk) ** 2).mean()
-            loss = error + self.settings.beta * divergence(now, self.posterior)
+            loss = error + self.config.beta * divergence(now, self.posterior)
             gradient_step(self.optimizers["adam"], loss)
         with torch.no_grad():
             self.posterior = self.encoded(points, risk)
