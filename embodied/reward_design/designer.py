@@ -107,6 +107,10 @@ class Journal:
         """Add the score of the best program retrained with a fresh seed."""
         self._write({"event": "final", "seed": seed, "score": score})
 
+    def folder_of(self, candidate: Candidate) -> Path:
+        """The folder of a candidate's program and of its training (`run`)."""
+        return self.folder / "candidates" / f"{candidate.id:03d}"
+
     def of_round(self, number: int) -> list[Candidate]:
         return [c for c in self.candidates.values() if c.round == number]
 
@@ -259,8 +263,7 @@ def _gates(report: dict[str, Any], total: Tensor, parts: Tensors) -> tuple[str, 
 @dataclass(frozen=True)
 class Board:
     """The information for a designer. `sentence`: the task in the user's words; `about`: the
-    environment's description; `check` tests a program; `seed`: of the search; `run`: the folder of
-    a candidate's training."""
+    environment's description; `check` tests a program; `seed`: of the search."""
 
     sentence: str
     about: str
@@ -270,7 +273,6 @@ class Board:
     experience: Experience
     check: Callable[[str], Verdict]
     seed: int
-    run: Callable[[Candidate], Path]
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ class Search:
             self.silent &= bool(proposal.origin.get("spent"))
             candidate = self._candidate(first + place, number, proposal, seen)
             seen.setdefault(candidate.digest, candidate)
-            folder = self.ledger.folder / "candidates" / f"{candidate.id:03d}"
+            folder = self.ledger.folder_of(candidate)
             folder.mkdir(parents=True, exist_ok=True)
             if candidate.source is not None:
                 (folder / "reward.py").write_text(candidate.source)
@@ -303,8 +303,7 @@ class Search:
             self.tell(row(candidate, outcome))
 
     def _job(self, name: str, candidate: Candidate, seed: int, steps: int) -> Job:
-        program = self.ledger.folder / "candidates" / f"{candidate.id:03d}" / "reward.py"
-        return Job(name, program, seed, steps)
+        return Job(name, self.ledger.folder_of(candidate) / "reward.py", seed, steps)
 
     def _conclude(self, number: int) -> None:
         best = self.ledger.best
@@ -349,10 +348,6 @@ def row(candidate: Candidate, outcome: Outcome) -> str:
     best = candidate.order[0]
     tail = f"  ({outcome.problem[:60]})" if outcome.problem else ""
     return f"  {candidate.id:3d}  {best:8.3g}  {gate}  now {value:.3g} at {step:,} steps{tail}"
-
-
-def folder_of(ledger: Journal, candidate: Candidate) -> Path:
-    return ledger.folder / "candidates" / f"{candidate.id:03d}" / "run"
 
 
 STYLE = (
@@ -485,7 +480,6 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
         experience,
         cache(lambda source: experience.check(sandbox, found, source)),
         config.seed,
-        lambda candidate: folder_of(ledger, candidate),
     )
     lock = f"reward.require_lock={str(config.require_lock).lower()}"
     trials = Trials(folder, [*words, *config.learn], config.budget, (lock,))

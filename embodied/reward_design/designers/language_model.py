@@ -228,7 +228,7 @@ LEAST = 0.01  # share of steps in which dense has either sign
 def digests(board: Board, candidate: Candidate, episodes: int, last: int) -> str:
     """The last `last` steps of up to `episodes` failed episodes of a candidate's policy; "" if none
     failed or nothing was trained."""
-    folder = board.run(candidate)
+    folder = board.ledger.folder_of(candidate) / "run"
     if not any(folder.glob("checkpoints/[0-9]*")):
         return ""
     env = build(read_run_settings(folder / "run.yaml")["env"] | {"num_envs": 2 * episodes}, VecEnv)

@@ -156,12 +156,14 @@ class AddRenderObservation(RenderObservation):
     """
 
     def __init__(self, config: Config, env: VecEnv) -> None:
-        super().__init__(env, PICTURE, *_render_batch(env, config.size))
+        size = config.size
+        leaf = Leaf((size, env.num_views * size, 3), "uint8", 0, 255)
+        super().__init__(env, PICTURE, leaf, lambda index: env.render_batch(index, size))
 
 
 def with_render(env: VecEnv, size: int) -> RenderObservation:
     """`env` with `privileged/picture`: its rendered images, uint8 [B, size, V size, 3]."""
-    return RenderObservation(env, PICTURE, *_render_batch(env, size))
+    return AddRenderObservation(Config(size), env)
 
 
 def with_pictures(env: VecEnv, leaves: Mapping[str, Leaf]) -> VecEnv:
@@ -169,11 +171,6 @@ def with_pictures(env: VecEnv, leaves: Mapping[str, Leaf]) -> VecEnv:
     if PICTURE not in leaves or PICTURE in env.spec.obs:
         return env
     return with_render(env, leaves[PICTURE].shape[0])
-
-
-def _render_batch(env: VecEnv, size: int) -> tuple[Leaf, Callable[[Tensor], Tensor]]:
-    leaf = Leaf((size, env.num_views * size, 3), "uint8", 0, 255)
-    return leaf, lambda index: env.render_batch(index, size)
 
 
 class CaptionVocabulary:

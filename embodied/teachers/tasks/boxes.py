@@ -19,7 +19,7 @@ from embodied.teachers.teacher import Floats, Teacher, named_task
 @dataclass(frozen=True, kw_only=True)
 class EasyToHardConfig(teacher.Config):
     """Settings of the growing box. With `pace` "schedule" its share grows linearly to 1 in
-    `episodes` episodes; with "success" it changes with the mean of the last `window` scores in the
+    `episodes` episodes; with "success" it grows with the mean of the last `window` scores in the
     current box."""
 
     easy: Mapping[str, Fraction] = field(default_factory=dict)  # easy task; others: minimum
@@ -27,9 +27,8 @@ class EasyToHardConfig(teacher.Config):
     pace: Literal["schedule", "success"] = "success"  # what the share grows with
     episodes: CountOrZero = 5_000  # episodes until the share is 1
     window: Count = 50  # scores of the mean
-    step: Positive = 0.05  # change of the share
+    step: Positive = 0.05  # growth of the share
     grow: Number = 0.7  # mean score from which the box grows
-    shrink: Number = 0.0  # mean score below which the box shrinks
 
 
 class EasyToHard(teacher.Teacher):
@@ -44,10 +43,6 @@ class EasyToHard(teacher.Teacher):
 
     def __init__(self, config: EasyToHardConfig, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if config.shrink >= config.grow:
-            raise ConfigError(
-                f"teacher: needs shrink < grow; got shrink={config.shrink:g} grow={config.grow:g}"
-            )
         self.easy = named_task(self.space, config.easy, 0.0, "easy")
         self.share = config.width
         self.size = 0
@@ -74,21 +69,16 @@ class EasyToHard(teacher.Teacher):
                 self.judge()
 
     def judge(self) -> None:
-        """Resize the box by the mean score of its last `window` episodes."""
+        """Let the box grow if the mean score of its last `window` episodes is high."""
         if len(self.scored) < self.config.window:
             return
         mean = sum(self.scored[-self.config.window :]) / self.config.window
         if mean >= self.config.grow and self.share < 1:
-            self.resize(self.share + self.config.step)
-        elif mean < self.config.shrink and self.share > self.config.width:
-            self.resize(self.share - self.config.step)
+            self.share = min(self.share + self.config.step, 1.0)
+            self.size += 1
+            self.scored = []
         else:
             self.scored = self.scored[1 - self.config.window :]
-
-    def resize(self, share: float) -> None:
-        self.share = min(max(share, self.config.width), 1.0)
-        self.size += 1
-        self.scored = []
 
     def metrics(self) -> dict[str, float]:
         return {"share": self.share}

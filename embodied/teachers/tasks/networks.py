@@ -472,14 +472,11 @@ class Mpts(TorchTeacher):
         self.learned = 0
         self.correlation = 0.0
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        proposed: list[tuple[Floats, Any]] = []
-        for _ in range(n):
-            if not self.plan:
-                self.plan = self.planned()
-            row = self.plan.pop()
-            proposed.append((np.array(row[:-1]), row[-1]))
-        return proposed
+    def one(self) -> tuple[Floats, Any]:
+        if not self.plan:
+            self.plan = self.planned()
+        row = self.plan.pop()
+        return np.array(row[:-1]), row[-1]
 
     def planned(self) -> list[list[float]]:
         """Select the next `batch` tasks; in random order, each with its predicted risk."""
