@@ -13,7 +13,7 @@ import yaml
 from benchmarks import teachers
 from embodied.checks import teacher_envs
 from embodied.core.spec import Spec
-from embodied.teachers.tasks.meta_acl import records
+from embodied.teachers.students.meta_acl import records
 from tests.teachers.place import made
 from tests.teachers.test_regret import SMALL
 from tests.tiers import only_all

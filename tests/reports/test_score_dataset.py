@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.rewards.vision_language.clip import Clip
-from embodied.rewards.vision_language.clip import ClipConfig as ClipConfig
+from embodied.rewards.vision_language.clip import Config as ClipConfig
 from tests.builders import exit_of, recorded
 from tests.llm.server import Told, says, serving
 

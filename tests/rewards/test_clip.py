@@ -18,8 +18,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.video import encode_png
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
-from embodied.rewards.vision_language.clip import ClipConfig as Config
-from embodied.rewards.vision_language.clip import Goal, Ladders, Projected, readout_of
+from embodied.rewards.vision_language.clip import Config, Ladders, Projected, readout_of
+from embodied.rewards.vision_language.goal import Goal
 from embodied.rewards.wrappers.success_detector import NoTerminationWrapper
 from embodied.vision import simclip
 from tests.builders import node_of
@@ -184,7 +184,7 @@ GOAL_SPEC = Spec({"state": STATE, "front": Leaf((48, 48, 3), "uint8", 0, 255)}, 
 
 
 def made_goal(**settings: object) -> Goal:
-    node = node_of("rewards.vision_language.clip.Goal", **settings)
+    node = node_of("rewards.vision_language.goal.Goal", **settings)
     return build(node, Reward, spec=GOAL_SPEC, device=CPU)
 
 

@@ -30,7 +30,7 @@ NEAR = {
     "factors": {"near": {"of": "distance", "a": "tool", "b": "goal"}},
     "env_weight": 0.0,
 }
-RND = {"_target_": "embodied.rewards.intrinsic.curiosity.Rnd", "env_weight": 0.0, "hidden": [8]}
+RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "env_weight": 0.0, "hidden": [8]}
 
 
 class Looking(Reward):

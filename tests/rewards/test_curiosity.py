@@ -11,12 +11,14 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, mixed_leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import RunningMeanStd
-from embodied.rewards.intrinsic.curiosity import Icm, ObservationFeatures, Rnd
+from embodied.rewards.intrinsic.features import ObservationFeatures
+from embodied.rewards.intrinsic.icm import Icm
+from embodied.rewards.intrinsic.rnd import Rnd
 from tests.builders import node_of
 from tests.rewards.rows import SPEC, drawn, make, step
 
-RND = node_of("rewards.intrinsic.curiosity.Rnd", env_weight=0.0, hidden=[64, 64], lr=1e-3)
-ICM = node_of("rewards.intrinsic.curiosity.Icm", env_weight=0.0, hidden=[64], lr=1e-3)
+RND = node_of("rewards.intrinsic.rnd.Rnd", env_weight=0.0, hidden=[64, 64], lr=1e-3)
+ICM = node_of("rewards.intrinsic.icm.Icm", env_weight=0.0, hidden=[64], lr=1e-3)
 
 
 def around(place: float, n: int = 128, seed: int = 0) -> Tensors:

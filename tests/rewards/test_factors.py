@@ -18,17 +18,16 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import (
     Factor,
-    Kinesthetic,
     Shaping,
     WeightedSum,
     alignment,
     closeness,
     fading,
     held,
-    krc,
     proximity,
     within,
 )
+from embodied.rewards.handcrafted.kinesthetic import Kinesthetic, krc
 from tests.builders import node_of
 from tests.rewards.rows import SPEC, drawn, make, rows, state
 
@@ -121,7 +120,7 @@ ALIGNED = {"of": "alignment", "a": "tool", "b": "cube", "c": "goal"}
 NEAR = {"of": "proximity", "a": "tool", "b": "cube"}
 ARRIVE = {"of": "distance", "a": "cube", "b": "goal", "weight": -1.0}
 KRC = node_of(
-    "rewards.handcrafted.factors.Kinesthetic",
+    "rewards.handcrafted.kinesthetic.Kinesthetic",
     utilities={"offence": {"weight": 2.0, "all": [ALIGNED, NEAR]}, "arrive": ARRIVE},
     events={"there": {"of": "above", "a": "cube_x", "than": 1.5, "weight": 10.0}},
 )

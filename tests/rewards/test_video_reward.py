@@ -20,13 +20,14 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.video import decode_image
 from embodied.llm.chat import ChatError
-from embodied.rewards.vision_language.video_reward import VideoReward, probability_of_true, shrunk
+from embodied.rewards.vision_language.video_reward import VideoReward, shrunk
+from embodied.rewards.vision_language.vlm_success import probability_of_true
 from embodied.rewards.wrappers.added_observations import VIDEO_INDEX, Video
 from tests.llm.server import Server, Told, says, serving
 from tests.toy_envs import Config, Counter
 
-PROGRESS = "embodied.rewards.vision_language.video_reward.VlmProgress"
-SUCCESS = "embodied.rewards.vision_language.video_reward.VlmSuccess"
+PROGRESS = "embodied.rewards.vision_language.vlm_progress.VlmProgress"
+SUCCESS = "embodied.rewards.vision_language.vlm_success.VlmSuccess"
 FAST = {"retries": 0, "backoff": 0.0}
 
 

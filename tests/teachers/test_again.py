@@ -13,10 +13,10 @@ import torch
 from benchmarks.toy_student import Config, Student, main, read, shuffled, turned
 from embodied.core.build import ConfigError
 from embodied.teachers.plots import CELLS, density, draw, quarters, success
-from embodied.teachers.tasks.meta_acl import Record, choose_expert, curriculum, probes, records
+from embodied.teachers.students.meta_acl import Record, choose_expert, curriculum, probes, records
 from tests.teachers.place import ended, made, point, rng
 
-TARGET = "tasks.meta_acl.MetaAcl"
+TARGET = "students.meta_acl.MetaAcl"
 
 
 def past(tests: list[list[float]], final: float = 0.5, d: int = 2) -> Record:

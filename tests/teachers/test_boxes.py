@@ -12,9 +12,9 @@ from embodied.core.build import ConfigError
 from embodied.teachers.tasks.gmm import best, draw, fit, pick, price
 from tests.teachers.place import LINE, ended, made, point, rng
 
-ADR = "tasks.boxes.Adr"
-GROW = "tasks.boxes.EasyToHard"
-ALP, COVAR, RIAC = "tasks.gmm.AlpGmm", "tasks.gmm.CovarGmm", "tasks.gmm.Riac"
+ADR = "tasks.adr.Adr"
+GROW = "tasks.easy_to_hard.EasyToHard"
+ALP, COVAR, RIAC = "tasks.alpgmm.AlpGmm", "tasks.covargmm.CovarGmm", "tasks.riac.Riac"
 
 
 def test_the_box_around_the_easy_task() -> None:

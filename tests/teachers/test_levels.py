@@ -14,11 +14,12 @@ import yaml
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.remembered import pack, unpack
 from embodied.envs.maze.env import Config, Maze
-from embodied.teachers.levels.sampled import AGAIN, EDIT, NEW, LevelBuffer, Plr, Sfl
+from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, LevelBuffer, Plr
+from embodied.teachers.levels.sfl import Sfl
 from embodied.teachers.teacher import Curriculum, Outcome, StudentEstimates, TaskWrapper
 from tests.teachers.place import ended
 
-NODE = {"_target_": "embodied.teachers.levels.sampled.Plr", "size": 8, "fill": 0.5, "score": "gain"}
+NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5, "score": "gain"}
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +250,7 @@ def test_what_makes_no_sense_is_refused(maze: Maze) -> None:
         teacher.update(ticket, Outcome(torch.ones(1), torch.ones(1), torch.ones(1)))
 
 
-SFL = {"_target_": "embodied.teachers.levels.sampled.Sfl", "candidates": 6, "plays": 4, "size": 2}
+SFL = {"_target_": "embodied.teachers.levels.sfl.Sfl", "candidates": 6, "plays": 4, "size": 2}
 made_sfl = partial(made, node=SFL)
 
 

@@ -12,21 +12,16 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from embodied.core.build import ConfigError
-from embodied.teachers.tasks.networks import (
-    Flow,
-    correlated,
-    critic_loss,
-    divergence,
-    normal,
-    standard,
-)
+from embodied.teachers.tasks.goalgan import critic_loss
+from embodied.teachers.tasks.mpts import correlated, divergence, standard
 from embodied.teachers.tasks.selfpaced import Gaussian, kl, log_density, step
+from embodied.teachers.tasks.settersolver import Flow, normal
 from embodied.teachers.teacher import Outcome
 from embodied.teachers.torch_teacher import mlp, tensor
 from tests.teachers.place import LINE, ended, made, point, rng
 
-GAN = "tasks.networks.GoalGan"
-SETTER = "tasks.networks.SetterSolver"
+GAN = "tasks.goalgan.GoalGan"
+SETTER = "tasks.settersolver.SetterSolver"
 
 
 def test_weights_come_from_the_given_generator() -> None:
@@ -166,7 +161,7 @@ def test_an_update_of_the_setter_makes_new_goals() -> None:
     assert all(0.05 <= row[2] <= 0.95 for row in teacher.rows[20:])
 
 
-MPTS = "tasks.networks.Mpts"
+MPTS = "tasks.mpts.Mpts"
 
 
 def test_divergence_by_hand() -> None:

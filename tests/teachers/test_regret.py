@@ -12,26 +12,28 @@ import torch
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.maze.env import Config, Maze
-from embodied.teachers.levels.regret import (
-    STUDENT,
+from embodied.teachers.levels.clutr import (
     AutoencoderSettings,
-    Grammar,
     LatentGaussian,
     LevelAutoencoder,
+    beta,
+    divergence,
+    train,
+)
+from embodied.teachers.levels.regret import (
+    STUDENT,
+    Grammar,
     LevelGenerator,
     Settings,
     advantages,
-    beta,
-    divergence,
     improve,
     regret,
     surrogate,
-    train,
 )
 from embodied.teachers.teacher import Curriculum, TaskWrapper
 from tests.teachers.place import ended, rng
 
-NODE = {"_target_": "embodied.teachers.levels.regret.Paired", "every": 4}
+NODE = {"_target_": "embodied.teachers.levels.paired.Paired", "every": 4}
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +218,7 @@ def test_what_makes_no_sense_is_refused(world: Maze) -> None:
 
 
 SMALL = {"pool": 64, "steps": 3, "latent": 4}
-CLUTR = {"_target_": "embodied.teachers.levels.regret.Clutr", "every": 8, "autoencoder": SMALL}
+CLUTR = {"_target_": "embodied.teachers.levels.clutr.Clutr", "every": 8, "autoencoder": SMALL}
 
 
 def test_losses_by_hand() -> None:

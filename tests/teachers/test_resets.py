@@ -21,14 +21,6 @@ from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
-from embodied.teachers.resets.choices import (
-    Reverse,
-    Snapshot,
-    k_means,
-    nearby_states,
-    similarity,
-    similarity_graph,
-)
 from embodied.teachers.resets.reset_distribution import (
     DEFAULT_RESET,
     ResetDistribution,
@@ -37,14 +29,17 @@ from embodied.teachers.resets.reset_distribution import (
     record_trajectories,
     restored,
 )
+from embodied.teachers.resets.reverse import Reverse
+from embodied.teachers.resets.snapshot import Snapshot, k_means
+from embodied.teachers.resets.trajectory import nearby_states, similarity, similarity_graph
 from embodied.teachers.teacher import FILE, Curriculum, EpisodeLog, Outcome
 from embodied.training.logger import Log
 from embodied.training.train import train
 from tests.training.test_teaching import NODE, PPO
 
 SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-SNAPSHOT = "embodied.teachers.resets.choices.Snapshot"
-REVERSE = "embodied.teachers.resets.choices.Reverse"
+SNAPSHOT = "embodied.teachers.resets.snapshot.Snapshot"
+REVERSE = "embodied.teachers.resets.reverse.Reverse"
 
 
 def reach(rows: int = 2, horizon: int = 20) -> Fr3:
@@ -292,7 +287,7 @@ def test_saved_states_are_tensors_of_one_length() -> None:
     assert (saved.time + saved.left == saved.lengths[saved.episode]).all()
 
 
-made_trajectory = partial(made, "embodied.teachers.resets.choices.Trajectory", usual=0.0)
+made_trajectory = partial(made, "embodied.teachers.resets.trajectory.Trajectory", usual=0.0)
 
 
 def alike() -> Trajectories:

@@ -16,13 +16,15 @@ from embodied.core.tensors import Tensors
 from embodied.envs.toy.rooms import Config, Rooms
 from embodied.envs.wrappers.episodic_density import CLOCK, KNOWN, EpisodicDensity
 from embodied.envs.wrappers.episodic_density import Config as FamiliarConfig
-from embodied.teachers.adversarial_surprise import AdversarialSurprise
-from embodied.teachers.tasks.boxes import Privilege
+from embodied.teachers.assistance.privilege import Privilege
+from embodied.teachers.exploration.adversarial_surprise import AdversarialSurprise
 from embodied.teachers.teacher import Curriculum
 from tests.builders import node_of
 from tests.teachers.place import ended
 
-NODE = node_of("teachers.adversarial_surprise.AdversarialSurprise", turns=4, steps=3, free=0.34)
+NODE = node_of(
+    "teachers.exploration.adversarial_surprise.AdversarialSurprise", turns=4, steps=3, free=0.34
+)
 STILL = torch.zeros(2, dtype=torch.int64)
 
 
@@ -141,7 +143,7 @@ def test_other_worlds_and_settings_are_refused() -> None:
 
 TASK = Leaf((2,), low=0.0, high=1.0, names=("cube_x", "help"))
 SPEC = Spec({}, Leaf((1,), low=-1.0, high=1.0), 0.1, TASK)
-PRIVILEGE = {"_target_": "embodied.teachers.tasks.boxes.Privilege"}
+PRIVILEGE = {"_target_": "embodied.teachers.assistance.privilege.Privilege"}
 
 
 def made(**settings: Any) -> Privilege:

@@ -37,7 +37,7 @@ NODE: dict[str, Any] = {
     "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
     "teacher": node_of(
-        "teachers.tasks.gmm.AlpGmm",
+        "teachers.tasks.alpgmm.AlpGmm",
         box={"goal_x": [0.1, 0.3]},
         signal="return",
         every=20,
@@ -271,7 +271,9 @@ ROOMS: dict[str, Any] = {
         env=node_of("envs.toy.rooms.Rooms", rooms=2, size=2, noisy=1, horizon=30),
         wrappers=[{"_target_": "embodied.envs.wrappers.episodic_density.EpisodicDensity"}],
     ),
-    "teacher": node_of("teachers.adversarial_surprise.AdversarialSurprise", turns=4, steps=5),
+    "teacher": node_of(
+        "teachers.exploration.adversarial_surprise.AdversarialSurprise", turns=4, steps=5
+    ),
 }
 
 

@@ -30,7 +30,7 @@ from embodied.nn.networks import mlp
 from embodied.nn.normalizers import RunningMeanStd
 from embodied.nn.optim import Adam
 from embodied.rewards.handcrafted.factors import Factor
-from embodied.rewards.intrinsic.curiosity import ObservationFeatures
+from embodied.rewards.intrinsic.features import ObservationFeatures
 
 TOP = 0.99  # quantile of the scores that gets a cost of 0
 

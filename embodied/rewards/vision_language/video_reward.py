@@ -12,8 +12,7 @@ they are sampled, so that old ones get late answers. Recorded episodes are asked
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,7 +30,7 @@ from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool
-from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message, ServerUnusable, object_schema
+from embodied.llm.chat import BudgetSpent, ChatError, ServerUnusable
 from embodied.llm.client import open_chat
 from embodied.nn.statistics import spearman
 from embodied.rewards.fitted import SHAPINGS
@@ -47,9 +46,6 @@ from embodied.rewards.wrappers.added_observations import (
 from embodied.vision.contrastive import resized
 
 logger = logging.getLogger(__name__)
-
-TOP = 20  # alternatives of a token, as many as servers usually report
-SCHEMA = object_schema({"score": {"enum": [1, 2, 3, 4, 5]}})
 
 
 @dataclass(frozen=True)
@@ -213,138 +209,3 @@ def shrunk(images: Tensor, most: int) -> Tensor:
     size = max(1, round(height * share)), max(1, round(width * share))
     chw = resized(images.permute(0, 3, 1, 2).contiguous(), size, "bilinear")
     return chw.permute(0, 2, 3, 1).contiguous()
-
-
-@dataclass(frozen=True)
-class VlmProgressConfig(VideoConfig):
-    """Settings of GVL, besides those of `VideoConfig`."""
-
-    shuffle: bool = True  # frames in random order; false: an ablation
-
-
-class VlmProgress(VideoReward):
-    """Progress from a model that sees the frames of an episode in random order (GVL).
-
-    Ma et al., "Vision language models are in-context value learners", 2024. In order, models answer
-    with rising numbers whatever the frames show; shuffled, they have to look. The first frame is
-    given as the one with 0%, the others without their order, and the model says how far each of
-    them is; between sampled frames progress is interpolated. The rank correlation of its answers
-    with time ("value-order correlation", VOC) says whether it follows the task: high in good
-    recordings, low if it cannot see it, or if the episode fails.
-
-    Differences from the source: no examples in the prompt; integers as JSON; one question an
-    episode.
-    """
-
-    def __init__(self, config: VlmProgressConfig, spec: Spec, seed: int, folder: Path) -> None:
-        super().__init__(config, spec, folder)
-        self.seed = seed
-
-    def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
-        """The order depends on the seed and the number of frames, so that a cached answer is found
-        again."""
-        order = torch.arange(1, len(images))
-        if self.config.shuffle:
-            random = torch.Generator().manual_seed(self.seed)
-            order = order[torch.randperm(len(order), generator=random)]
-        shown = (images[0], *images[order])
-        question = Message("user", prompt(self.goal, len(order), self.config.shuffle), shown)
-        numbers = {"type": "integer", "minimum": 0, "maximum": 100}
-        items = {"type": "array", "items": numbers, "minItems": len(order), "maxItems": len(order)}
-        answer = self.chat.ask([question], dict(object_schema({"completion": items})))
-        percent = torch.tensor([0, *answer.data["completion"]])
-        back = torch.cat([torch.zeros(1, dtype=torch.int64), order]).argsort()
-        return range(len(images)), percent[back] / 100
-
-
-def prompt(goal: str, count: int, shuffled: bool) -> str:
-    """The question about the first frame and `count` others."""
-    order = "in random order" if shuffled else "in order"
-    return (
-        f'A robot tries to do this: "{goal}". The first image shows the beginning of the attempt, '
-        f"where 0 percent of the task is completed. The other {count} images are moments of the "
-        f"same attempt, {order}. For each of these {count}, say how much of the task is completed "
-        "in it, from 0 to 100 percent, as whole numbers in the order of the images. The attempt "
-        "may fail, and progress may be lost: go by what each image shows."
-    )
-
-
-@dataclass(frozen=True)
-class VlmSuccessConfig(VideoConfig):
-    """Settings of the success question, besides those of `VideoConfig`."""
-
-    ask: Literal["probability", "score"] = "probability"  # from log probabilities, or a grade
-    prefixes: Count = 1  # questions per episode, about growing parts; 1: only the last step is paid
-
-
-class VlmSuccess(VideoReward):
-    """Success of an episode, a probability or a score; it is the progress of its last observation.
-
-    `probability` (TOPReward, 2026): the model is asked whether the video completes the task, and
-    the log probabilities of the answer's first token give p = P(True) / (P(True) + P(False)). Asked
-    about `prefixes` of growing length, p over time is progress. `score` (RoboReward, 2026): a grade
-    from 1 (no progress) to 5 (completed) of the whole video, as JSON, scaled to [0, 1]; it needs no
-    probabilities.
-
-    Differences from the sources: both answers are normalised instead of P(True) alone; prompts and
-    rubric are ours; any model can be asked, not only the one that was trained for it.
-    """
-
-    def __init__(self, config: VlmSuccessConfig, spec: Spec, folder: Path) -> None:
-        if config.prefixes > config.frames:
-            raise ConfigError(
-                f"reward.prefixes={config.prefixes} must be at most reward.frames={config.frames}"
-            )
-        super().__init__(config, spec, folder)
-        self.interpolated = config.prefixes > 1
-
-    def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
-        last = len(images) - 1
-        ends = torch.linspace(0, last, self.config.prefixes + 1).round().long().unique()[1:]
-        ask = probability if self.config.ask == "probability" else score
-        said = [ask(self.chat, self.goal, images[: end + 1]) for end in ends.tolist()]
-        start = [0] if self.interpolated else []
-        return [*start, *ends.tolist()], torch.tensor([*(0.0 for _ in start), *said])
-
-
-def probability(chat: Chat, goal: str, images: Tensor) -> float:
-    """The probability that the video completes the task, from the first token of the answer."""
-    text = (
-        f'These {len(images)} images are a video of a robot, in order. It was told: "{goal}". '
-        "Does the video show that this is completed at its end? Answer with one word: True or "
-        "False."
-    )
-    answer = chat.ask([Message("user", text, tuple(images))], top_logprobs=TOP)
-    return probability_of_true(answer.logprobs, answer.text)
-
-
-def probability_of_true(logprobs: Sequence[Mapping[str, float]], text: str) -> float:
-    """P(True) / (P(True) + P(False)) of the first token that is not blank. A word that is not among
-    its alternatives counts as likely as the least likely one. ChatError if neither is."""
-    for tokens in logprobs:
-        best = max(tokens, key=lambda token: tokens[token], default="")
-        if best.strip():
-            break
-    else:
-        raise ChatError("the answer is blank")
-    odds = {"true": 0.0, "false": 0.0}
-    for token, value in tokens.items():
-        word = token.strip().strip("\"'*`.").lower()
-        if word in odds:
-            odds[word] += math.exp(value)
-    if not any(odds.values()):
-        raise ChatError(f'neither True nor False, but "{text[:60]}"')
-    least = math.exp(min(tokens.values()))
-    true, false = (odds[word] or least for word in ("true", "false"))
-    return true / (true + false)
-
-
-def score(chat: Chat, goal: str, images: Tensor) -> float:
-    """The model's grade of the video, from 1 to 5, scaled to [0, 1]."""
-    text = (
-        f'These {len(images)} images are a video of a robot, in order. It was told: "{goal}". '
-        "Grade what it has reached at the end: 1 no progress, 2 a beginning, 3 about half, "
-        "4 nearly completed or completed with a flaw, 5 completed."
-    )
-    answer = chat.ask([Message("user", text, tuple(images))], SCHEMA)
-    return (int(answer.data["score"]) - 1) / 4

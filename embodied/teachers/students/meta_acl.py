@@ -21,7 +21,8 @@ from embodied.core.atomic_write import write_durably
 from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.teachers.tasks.gmm import AlpGmm, AlpGmmConfig, draw, pick
+from embodied.teachers.tasks.alpgmm import AlpGmm, AlpGmmConfig
+from embodied.teachers.tasks.gmm import draw, pick
 from embodied.teachers.teacher import Floats
 
 Stage = dict[str, Any]

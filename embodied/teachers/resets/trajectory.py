@@ -1,8 +1,7 @@
-"""Teachers that choose initial states along trajectories: SnapshotRL, Reverse, Trajectory."""
+"""Adaptive trajectory sampling (SkillMimic-V2)."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,158 +10,19 @@ import torch
 from numpy.typing import NDArray
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, PositiveFraction
+from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.teachers.resets import reset_distribution
 from embodied.teachers.resets.reset_distribution import (
-    DEFAULT_RESET,
     ResetDistribution,
     Trajectories,
     restored,
     with_obs,
 )
 from embodied.teachers.teacher import Floats
-
-PASSES = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotConfig(reset_distribution.Config):
-    """Settings of SnapshotRL."""
-
-    best: Count = 10  # recorded episodes that are kept
-    clusters: Count = 6  # clusters of their states, sampled uniformly
-    steps: CountOrZero = 100_000  # environment steps with saved states; 0: always
-    limit: CountOrZero = 100  # steps of episodes from a saved state; 0: the environment's limit
-
-
-class Snapshot(ResetDistribution):
-    """SnapshotRL (S3RL; Zhao et al., 2024): initial states from a trained policy's best episodes.
-
-    The `best` of `episodes` recorded episodes are kept, and their states are grouped into
-    `clusters` by k-means. For the first `steps` steps of training an episode starts from a
-    uniformly sampled state of a uniformly sampled cluster and is truncated after `limit` steps. The
-    paper clusters by the player's Q(s, pi(s)); here the feature is the discounted return that
-    followed, a Monte Carlo estimate of it.
-    """
-
-    remembered = ("members",)
-
-    def __init__(self, config: SnapshotConfig, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        super().__init__(config, spec, env, seed)
-
-    def select(self, paths: Trajectories) -> Trajectories:
-        best = paths.returns.argsort(descending=True)[: self.config.best]
-        return paths.only(best.sort().values)
-
-    def set_up(self) -> None:
-        followed = self.paths.togo.double().numpy()[:, None]
-        label = k_means(followed, self.config.clusters, self.random)
-        self.members = [np.flatnonzero(label == each) for each in np.unique(label)]
-
-    def propose(self, n: int) -> list[tuple[int, Any]]:
-        chosen = self.random.integers(len(self.members), size=n)
-        return [(int(self.random.choice(self.members[each])), None) for each in chosen]
-
-    def learn(self, states: list[int], scores: Floats, memos: list[Any]) -> None:
-        pass
-
-    def metrics(self) -> dict[str, float]:
-        return {"states": float(len(self.paths)), "clusters": float(len(self.members))}
-
-
-def k_means(points: Floats, clusters: int, random: np.random.Generator) -> Any:
-    """The cluster [M] of each of `points` [M, k]: k-means (Lloyd, 1982) with k-means++ centres
-    (Arthur and Vassilvitskii, 2007); fewer than `clusters` if points coincide."""
-    centres = points[random.integers(len(points))][None]
-    while len(centres) < clusters:
-        near = _distances(points, centres).min(1)
-        if near.sum() <= 0:
-            break
-        far = random.choice(len(points), p=near / near.sum())
-        centres = np.append(centres, points[far][None], 0)
-    label = np.full(len(points), -1)
-    for _ in range(PASSES):
-        new = _distances(points, centres).argmin(1)
-        if (new == label).all():
-            break
-        label = new
-        for each in np.unique(label):
-            centres[each] = points[label == each].mean(0)
-    return label
-
-
-def _distances(points: Floats, centres: Floats) -> Floats:
-    return np.square(points[:, None] - centres[None]).sum(2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReverseConfig(reset_distribution.Config):
-    """Settings of the reverse curriculum. Demonstrations known to have failed are left out."""
-
-    every: Count = 1  # steps between saved states
-    usual: Fraction = 0.2  # share of episodes that start with the environment's own reset
-    enough: PositiveFraction = 0.2  # mean score at which the point moves back
-    batch: Count = 20  # episodes of that mean
-    width: Count = 4  # saved states before the point, from which episodes start
-    stride: Count = 1  # saved states by which the point moves
-
-
-class Reverse(ResetDistribution):
-    """Initial states move backward along demonstrations as episodes succeed.
-
-    Salimans and Chen, "Learning Montezuma's Revenge from a single demonstration", 2018; here with
-    several demonstrations. Each has a point, at first near its end; episodes start from one of the
-    `width` states before it. When the mean score of the last `batch` episodes reaches `enough`, the
-    point moves `stride` states back, until episodes start with the environment's own reset.
-
-    `point` [E]: number of states of each trajectory before its point; at 0 the trajectory is
-    finished.
-    """
-
-    remembered = ("point", "recent")
-
-    def __init__(self, config: ReverseConfig, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        super().__init__(config, spec, env, seed)
-
-    def select(self, paths: Trajectories) -> Trajectories:
-        return paths.successful()
-
-    def set_up(self) -> None:
-        episode = self.paths.episode.numpy()
-        count = len(self.paths.returns)
-        self.first = np.searchsorted(episode, np.arange(count))
-        self.size = np.bincount(episode, minlength=count)
-        self.point = self.size.copy()
-        self.recent = [deque(maxlen=self.config.batch) for _ in range(count)]
-
-    def propose(self, n: int) -> list[tuple[int, Any]]:
-        return [self._one(int(each)) for each in self.random.integers(len(self.point), size=n)]
-
-    def _one(self, path: int) -> tuple[int, Any]:
-        end = int(self.point[path])
-        if end == 0:
-            return DEFAULT_RESET, None
-        low = max(end - self.config.width, 0)
-        return int(self.first[path] + self.random.integers(low, end)), (path, end)
-
-    def learn(self, states: list[int], scores: Floats, memos: list[Any]) -> None:
-        """Ignores episodes that started before the point last moved."""
-        for score, (path, end) in zip(scores, memos, strict=True):
-            if end != self.point[path]:
-                continue
-            recent = self.recent[path]
-            recent.append(float(score))
-            if len(recent) == self.config.batch and np.mean(recent) >= self.config.enough:
-                self.point[path] = max(end - self.config.stride, 0)
-                recent.clear()
-
-    def metrics(self) -> dict[str, float]:
-        return {"done": float(1 - (self.point / self.size).mean())}
-
 
 ROWS = ("episode", "time", "left", "togo", "after")  # of the saved states
 

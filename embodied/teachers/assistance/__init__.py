@@ -1,0 +1,1 @@
+"""Privileged assistance that is annealed with success."""

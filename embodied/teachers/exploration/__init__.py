@@ -1,0 +1,1 @@
+"""Exploration with two policies that act in alternating turns: Adversarial Surprise."""

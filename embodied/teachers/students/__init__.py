@@ -1,0 +1,1 @@
+"""Archives of past students: Meta-ACL."""
