@@ -29,7 +29,7 @@ from embodied import configs
 from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.spec import Leaf, Spec
-from embodied.teachers.plots.task_density import draw
+from embodied.teachers.plots import draw
 from embodied.teachers.teacher import Floats, Outcome, Teacher
 
 OPEN, TOP = 75, 100

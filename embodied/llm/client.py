@@ -104,16 +104,16 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def answer_from(record: Record) -> Answer:
-    """A cached answer; ChatError if the record is of a failure."""
+def answer_from(record: Record, cached: bool = True) -> Answer:
+    """The answer of a record; ChatError if it is of a failure."""
     if record.get("error"):
-        raise ChatError(f"{record['error']} (cached)")
+        raise ChatError(f"{record['error']}{' (cached)' if cached else ''}")
     return Answer(
         record["text"],
         record.get("data"),
         record.get("served") or record["request"]["model"],
         record["key"],
-        cached=True,
+        cached=cached,
         tokens=int(_dict(record.get("usage")).get("total_tokens", 0)),
         seconds=float(record.get("seconds", 0.0)),
         logprobs=tuple(record.get("logprobs") or ()),
@@ -362,24 +362,9 @@ class Config:
     key: str | None = None  # NAME of the environment variable with the API key; null: none
     cache: str | None = None  # file that stores every answer; null: none
     recorded: bool = False  # answer from the cache only
-    structured: bool = True  # request output by a JSON schema from the server
     max_tokens: Count = 1024  # most tokens of an answer
     extra: dict[str, Any] = field(default_factory=dict)  # further request fields; null removes one
     limits: Limits = field(default_factory=Limits)  # time limits, retries and budgets
-
-
-@dataclass
-class Reply:
-    """One or two responses of the server to one request; `schema`: whether JSON was requested."""
-
-    text: str = ""
-    data: Any = None
-    served: str = ""
-    fingerprint: str | None = None
-    usage: dict[str, int] = field(default_factory=dict)
-    repaired: bool = False
-    schema: bool = False
-    logprobs: tuple[dict[str, float], ...] = ()
 
 
 class ChatClient(CachedChat):
@@ -395,7 +380,7 @@ class ChatClient(CachedChat):
             raise ConfigError("recorded=true needs a cache: cache=FILE")
         self.config = config
         self.name = config.model
-        self.structured = config.structured
+        self.structured = True  # until the server turns out not to know JSON schemas
         self.budget = Budget(config.limits, config.model, folder)
         self.http = None
         if not config.recorded:
@@ -409,41 +394,54 @@ class ChatClient(CachedChat):
             return self._fresh(self.http, request, deadline)
 
     def _fresh(self, http: HttpClient, request: Request, deadline: Deadline) -> Answer:
-        began, reply = time.perf_counter(), Reply(schema=request.schema is not None)
+        record: Record = {
+            "key": request.key,
+            "request": request.record(),
+            "text": "",
+            "data": None,
+            "error": None,
+            "repaired": False,
+            "served": "",
+            "fingerprint": None,
+            "time": "",
+            "usage": {},
+            "seconds": 0.0,
+        }
+        began = time.perf_counter()
         try:
-            self._answer(http, request, reply, deadline)
+            self._answer(http, request, record, deadline)
         except InvalidReply as error:  # any other error is not caused by this request
-            self._keep(request, reply, time.perf_counter() - began, str(error))
-            raise ChatError(str(error)) from error
-        seconds = time.perf_counter() - began
-        self._keep(request, reply, seconds, None)
-        tokens = reply.usage.get("total_tokens", 0)
-        served = reply.served or self.name
-        said = (reply.text, reply.data, served, request.key)
-        return Answer(*said, False, tokens, seconds, reply.logprobs)
+            record["error"] = str(error)
+        record["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+        record["seconds"] = round(time.perf_counter() - began, 3)
+        if self.cache is not None:
+            self.cache.put(record)
+        return answer_from(record, cached=False)
 
-    def _answer(self, http: HttpClient, request: Request, reply: Reply, deadline: Deadline) -> None:
-        """Fill `reply`; InvalidReply if the model returns nothing usable."""
+    def _answer(
+        self, http: HttpClient, request: Request, record: Record, deadline: Deadline
+    ) -> None:
+        """Fill `record`; InvalidReply if the model returns nothing usable."""
         messages = _protocol_messages(request)
         answer = self._post(http, request, messages, deadline)
-        self._read(answer, reply)
+        self._read(answer, request, record)
         if request.top_logprobs:
-            reply.logprobs = _logprobs(answer, self.name)
+            record["logprobs"] = list(_logprobs(answer, self.name))
         if request.schema is None:
             return
         try:
-            reply.data = parse_json(reply.text, request.schema)
+            record["data"] = parse_json(record["text"], request.schema)
             return
         except ChatError as error:
             wrong = f"That cannot be used: {error}. Answer again, with JSON by the schema only."
-        messages.append({"role": "assistant", "content": reply.text})
+        messages.append({"role": "assistant", "content": record["text"]})
         messages.append({"role": "user", "content": wrong})
-        reply.repaired = True
-        self._read(self._post(http, request, messages, deadline), reply)
+        record["repaired"] = True
+        self._read(self._post(http, request, messages, deadline), request, record)
         try:
-            reply.data = parse_json(reply.text, request.schema)
+            record["data"] = parse_json(record["text"], request.schema)
         except ChatError as error:
-            said = " ".join(reply.text.split())[:120]
+            said = " ".join(record["text"].split())[:120]
             raise InvalidReply(
                 f'{self.name} did not answer by the schema: {error}; "{said}"'
             ) from error
@@ -481,13 +479,13 @@ class ChatClient(CachedChat):
             self.structured = False
             return answer
 
-    def _read(self, answer: Mapping[str, Any], reply: Reply) -> None:
-        """Store one response of the server in `reply`."""
-        reply.served = str(answer.get("model") or "")
-        reply.fingerprint = answer.get("system_fingerprint")
+    def _read(self, answer: Mapping[str, Any], request: Request, record: Record) -> None:
+        """Store one response of the server in `record`."""
+        record["served"] = str(answer.get("model") or "")
+        record["fingerprint"] = answer.get("system_fingerprint")
         for name, count in _dict(answer.get("usage")).items():
             if isinstance(count, int):
-                reply.usage[name] = reply.usage.get(name, 0) + count
+                record["usage"][name] = record["usage"].get(name, 0) + count
         choices: Any = answer.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             why = " ".join(str(answer.get("error") or "").split())[:200]
@@ -500,28 +498,9 @@ class ChatClient(CachedChat):
         text = _text(message.get("content"))
         if not text.strip():
             raise ServerError(f"{self.name} answered with nothing")
-        if choice.get("finish_reason") == "length" and reply.schema:
+        if choice.get("finish_reason") == "length" and request.schema is not None:
             raise InvalidReply(f"{self.name} did not end its answer: raise max_tokens")
-        reply.text = text
-
-    def _keep(self, request: Request, reply: Reply, seconds: float, error: str | None) -> None:
-        if self.cache is None:
-            return
-        record: Record = {
-            "key": request.key,
-            "request": request.record(),
-            "text": reply.text,
-            "data": reply.data,
-            "error": error,
-            "repaired": reply.repaired,
-            "served": reply.served,
-            "fingerprint": reply.fingerprint,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "usage": reply.usage,
-            "seconds": round(seconds, 3),
-            **({"logprobs": list(reply.logprobs)} if reply.logprobs else {}),
-        }
-        self.cache.put(record)
+        record["text"] = text
 
 
 class ServerError(ChatError):

@@ -50,15 +50,13 @@ def minibatches(
     transitions: Tensors,
     size: int,
     generator: torch.Generator,
-    share: float = 1.0,
 ) -> dict[str, Tensor]:
     """Call `learn` on random minibatches of `size` transitions and average its metrics.
 
-    Uses a random fraction `share` of the transitions (at least one), each once. The batch of an
-    on-policy learner is too large for a single gradient step.
+    Uses each transition once. The batch of an on-policy learner is too large for a single gradient
+    step.
     """
     count = length(transitions)
     order = torch.randperm(count, generator=generator, device=generator.device)
-    order = order[: max(round(share * count), 1)]
     seen = [learn(take(transitions, part)) for part in order.split(size)]
     return {key: torch.stack([each[key] for each in seen]).mean() for key in seen[0]}

@@ -410,7 +410,7 @@ def task_picture(folder: Path, past: LoggedEpisodes) -> Path:
     task = checkpoint.load_spec(folder).task
     if task is not None and task.unit == LEVEL:
         return _level_picture(folder, past)
-    from embodied.teachers.plots.task_density import draw
+    from embodied.teachers.plots import draw
 
     moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
     names = tuple(task.names[i] for i in moving) if task and task.names else ()
@@ -419,7 +419,7 @@ def task_picture(folder: Path, past: LoggedEpisodes) -> Path:
 
 
 def _level_picture(folder: Path, past: LoggedEpisodes) -> Path:
-    from embodied.teachers.plots.task_density import draw_levels
+    from embodied.teachers.plots import draw_levels
 
     node = read_run_settings(folder / "run.yaml")["env"]
     require_inside(node, folder / "run.yaml")

@@ -18,7 +18,6 @@ program must pass to be trained:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.llm.budget import AppendLog
 from embodied.nn.statistics import auc_of_samples
 from embodied.rewards.handcrafted.program import ACTION, NEXT, Variable, inputs
 from embodied.sandbox.gate import Sandbox
@@ -91,7 +91,8 @@ class Journal:
         self.finals: dict[int, float] = {}
         self.said: dict[int, str] = {}
         self.rounds: set[int] = set()
-        for event in _read(folder / FILE):
+        self.log = AppendLog(folder / FILE)
+        for event in self.log.read():
             self._take(event)
 
     def put(self, candidate: Candidate) -> None:
@@ -105,6 +106,10 @@ class Journal:
     def final(self, seed: int, score: float) -> None:
         """Add the score of the best program retrained with a fresh seed."""
         self._write({"event": "final", "seed": seed, "score": score})
+
+    def folder_of(self, candidate: Candidate) -> Path:
+        """The folder of a candidate's program and of its training (`run`)."""
+        return self.folder / "candidates" / f"{candidate.id:03d}"
 
     def of_round(self, number: int) -> list[Candidate]:
         return [c for c in self.candidates.values() if c.round == number]
@@ -121,9 +126,7 @@ class Journal:
         return changed
 
     def _write(self, event: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / FILE).open("a") as sink:
-            sink.write(json.dumps(event) + "\n")
+        self.log.append(event)
         self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -137,17 +140,6 @@ class Journal:
             self.said[event["round"]] = event["said"]
         elif kind == "final":
             self.finals[event["seed"]] = event["score"]
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    """All complete lines: a killed process may have left a partial one."""
-    if not file.exists():
-        return []
-    data = file.read_bytes()
-    if data and not data.endswith(b"\n"):
-        data = data[: data.rfind(b"\n") + 1]
-        file.write_bytes(data)
-    return [json.loads(line) for line in data.splitlines()]
 
 
 GATE = 256  # transitions for the sandbox's gate
@@ -271,8 +263,7 @@ def _gates(report: dict[str, Any], total: Tensor, parts: Tensors) -> tuple[str, 
 @dataclass(frozen=True)
 class Board:
     """The information for a designer. `sentence`: the task in the user's words; `about`: the
-    environment's description; `check` tests a program; `seed`: of the search; `run`: the folder of
-    a candidate's training."""
+    environment's description; `check` tests a program; `seed`: of the search."""
 
     sentence: str
     about: str
@@ -282,7 +273,6 @@ class Board:
     experience: Experience
     check: Callable[[str], Verdict]
     seed: int
-    run: Callable[[Candidate], Path]
 
 
 @dataclass(frozen=True)

@@ -157,30 +157,23 @@ ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class Extracted:
-    """`source`, or None and the `problem`."""
-
-    source: str | None
-    problem: str = ""
-
-
-def extract(text: str, functions: Sequence[str] = ()) -> Extracted:
+def extract(text: str, functions: Sequence[str] = ()) -> Proposal:
     """The program of an answer that defines all `functions`, or, without any, an entry."""
     answer = without_reasoning(text[:LONGEST])
     if not answer and text.strip():
-        return Extracted(None, "the answer ends within its reasoning: raise chat.max_tokens")
+        return Proposal(None, problem="the answer ends within its reasoning: raise chat.max_tokens")
     blocks, cut = _blocks(answer)
     if not blocks:
-        return Extracted(None, "the code block is not closed" if cut else "there is no code block")
+        why = "the code block is not closed" if cut else "there is no code block"
+        return Proposal(None, problem=why)
     parsed = [(block, _defined(block)) for block in blocks]
     if all(names is None for _, names in parsed):
-        return Extracted(None, "no code block is Python")
+        return Proposal(None, problem="no code block is Python")
     for block, names in reversed(parsed):
         if names and (set(functions) <= names if functions else names & set(ENTRIES)):
-            return Extracted(block.strip() + "\n")
+            return Proposal(block.strip() + "\n")
     wanted = " and ".join(functions) or ENTRIES[0]
-    return Extracted(None, f"no code block has the function {wanted}")
+    return Proposal(None, problem=f"no code block has the function {wanted}")
 
 
 def _blocks(text: str) -> tuple[list[str], bool]:

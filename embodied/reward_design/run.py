@@ -93,19 +93,17 @@ class Outcome:
     problem: str = ""
 
 
+@dataclass
 class Trials:
     """Runs jobs in `folder`; `words` are the arguments of `embodied train` that all share,
     `reward` settings of the reward besides."""
 
-    def __init__(
-        self, folder: Path, words: Sequence[str], budget: Budget, reward: Sequence[str] = ()
-    ) -> None:
-        self.folder = folder
-        self.words = list(words)
-        self.budget = budget
-        self.reward = reward
-        self.running: set[subprocess.Popen[bytes]] = set()
-        self.stopped = False
+    folder: Path
+    words: Sequence[str]
+    budget: Budget
+    reward: Sequence[str] = ()
+    running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    stopped: bool = False
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
         """Yields outcomes as they finish; stops all jobs if the caller is interrupted."""
@@ -205,28 +203,23 @@ FRESH = 1_000  # offset of the final trainings' seeds
 Tell = Callable[[str], None]
 
 
+@dataclass
 class Search:
-    """`rounds` of `samples` programs, then `finals` trainings of the best."""
+    """`rounds` of `samples` programs, then `finals` trainings of the best. `silent`: the budget of
+    the model is spent."""
 
-    def __init__(
-        self,
-        designer: Designer,
-        board: Board,
-        trials: Trials,
-        rounds: int,
-        samples: int,
-        finals: int,
-        tell: Tell,
-    ) -> None:
-        self.designer = designer
-        self.board = board
-        self.trials = trials
-        self.rounds = rounds
-        self.samples = samples
-        self.finals = finals
-        self.tell = tell
-        self.ledger: Journal = board.ledger
-        self.silent = False  # the budget of the model is spent
+    designer: Designer
+    board: Board
+    trials: Trials
+    rounds: int
+    samples: int
+    finals: int
+    tell: Tell
+    silent: bool = False
+
+    @property
+    def ledger(self) -> Journal:
+        return self.board.ledger
 
     def run(self) -> Candidate | None:
         """Run all rounds; returns the best program, None if none could be trained."""
@@ -255,7 +248,7 @@ class Search:
             self.silent &= bool(proposal.origin.get("spent"))
             candidate = self._candidate(first + place, number, proposal, seen)
             seen.setdefault(candidate.digest, candidate)
-            folder = self.ledger.folder / "candidates" / f"{candidate.id:03d}"
+            folder = self.ledger.folder_of(candidate)
             folder.mkdir(parents=True, exist_ok=True)
             if candidate.source is not None:
                 (folder / "reward.py").write_text(candidate.source)
@@ -310,8 +303,7 @@ class Search:
             self.tell(row(candidate, outcome))
 
     def _job(self, name: str, candidate: Candidate, seed: int, steps: int) -> Job:
-        program = self.ledger.folder / "candidates" / f"{candidate.id:03d}" / "reward.py"
-        return Job(name, program, seed, steps)
+        return Job(name, self.ledger.folder_of(candidate) / "reward.py", seed, steps)
 
     def _conclude(self, number: int) -> None:
         best = self.ledger.best
@@ -356,10 +348,6 @@ def row(candidate: Candidate, outcome: Outcome) -> str:
     best = candidate.order[0]
     tail = f"  ({outcome.problem[:60]})" if outcome.problem else ""
     return f"  {candidate.id:3d}  {best:8.3g}  {gate}  now {value:.3g} at {step:,} steps{tail}"
-
-
-def folder_of(ledger: Journal, candidate: Candidate) -> Path:
-    return ledger.folder / "candidates" / f"{candidate.id:03d}" / "run"
 
 
 STYLE = (
@@ -492,7 +480,6 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
         experience,
         cache(lambda source: experience.check(sandbox, found, source)),
         config.seed,
-        lambda candidate: folder_of(ledger, candidate),
     )
     lock = f"reward.require_lock={str(config.require_lock).lower()}"
     trials = Trials(folder, [*words, *config.learn], config.budget, (lock,))

@@ -2,9 +2,6 @@
 
 The card is a JSON file beside the weights. It holds the fingerprint of everything that the fit
 depends on, so that the same model is not fitted twice.
-
-Also the observations of datasets for such rewards, frames of several episodes with their progress,
-and the forms of a reward from progress.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,31 +33,22 @@ from embodied.datasets.transitions import joined
 from embodied.rewards.wrappers.added_observations import PICTURE, with_pictures
 
 Folders = str | Sequence[str] | None
+Shaping = Callable[[Tensor, Tensor, Tensor], Tensor]
+SHAPINGS: dict[str, Shaping] = {
+    "potential": lambda before, after, discount: discount * after - before,
+    "gain": lambda before, after, discount: after - before,
+    "level": lambda before, after, discount: after - 1,
+}
+"""The reward [N] for the progress before and after a transition, and its discount.
 
-
-def read_demonstrations(
-    demos: Folders, limit: int | None, others: Folders, other_limit: int | None
-) -> tuple[list[Episodes], list[Episodes]]:
-    """`limit` episodes (None: all) of each dataset of `demos`, and `other_limit` of `others`.
-
-    ConfigError without demonstrations, for an episode of one step, and with several processes.
-    """
-    if distributed.world() > 1:
-        raise ConfigError("with several processes each would fit its own reward; train in one")
-    if not demos:
-        raise ConfigError(
-            "this reward is learned from demonstrations: reward.demos=DIR "
-            "(embodied demos collect env=... episodes=10 out=DIR)"
-        )
-    won, rest = _read(demos, limit), _read(others, other_limit)
-    if min(int(part.length.min()) for part in won + rest) < 2:
-        raise ConfigError("demonstrations need at least two steps")
-    return won, rest
-
-
-def _read(folders: Folders, limit: int | None) -> list[Episodes]:
-    paths = [folders] if isinstance(folders, str) else folders or ()
-    return [read_episodes(Path(path), limit=limit) for path in paths]
+potential  gamma^k Phi(s') - Phi(s): potential-based shaping
+gain       Phi(s') - Phi(s), also at a termination: changes the optimal policy. Standing still costs
+           nothing (with a potential it does), and progress is rewarded even if success is never
+           reached, which exploration from scratch needs: a potential gives all policies without
+           success the same return
+level      Phi(s') - 1: at most 0, so that reaching the goal soon is optimal, and staying near it is
+           not worth more than ending the episode there
+"""
 
 
 def shared_leaves(views: Sequence[str], specs: Sequence[Spec]) -> dict[str, Leaf]:
@@ -91,14 +79,17 @@ def require_observed(leaves: Mapping[str, Leaf], spec: Spec) -> None:
             )
 
 
-def require_recorded(leaves: Mapping[str, Leaf], obs: Tensors) -> None:
-    """ConfigError if the observations of a recorded episode lack one of `leaves`."""
-    for name in leaves:
-        if name not in obs:
-            raise ConfigError(
-                f"the episodes have no observation {name}, which the reward was learned from"
-                f"{nearest(name, obs)}"
-            )
+def _require_same(name: str, here: Leaf, there: Leaf, one: str, other: str) -> None:
+    if (here.shape, here.dtype) != (there.shape, there.dtype):
+        raise ConfigError(
+            f"reward.views: {name} is {here.dtype}{list(here.shape)} in {one} and "
+            f"{there.dtype}{list(there.shape)} in {other}"
+        )
+    if in_another_order(here, there):
+        raise ConfigError(
+            f"reward.views: {name} has its elements in another order in {one}, {list(here.names)}, "
+            f"than in {other}, {list(there.names)}"
+        )
 
 
 def all_frames(episodes: Episodes, leaves: Mapping[str, Leaf]) -> tuple[Tensors, Tensor]:
@@ -122,41 +113,6 @@ def shift_images(moments: Tensors, most: int, random: torch.Generator) -> Tensor
         k: random_shift(v, most, random) if most and v.dtype == torch.uint8 and v.ndim == 4 else v
         for k, v in moments.items()
     }
-
-
-def _require_same(name: str, here: Leaf, there: Leaf, one: str, other: str) -> None:
-    if (here.shape, here.dtype) != (there.shape, there.dtype):
-        raise ConfigError(
-            f"reward.views: {name} is {here.dtype}{list(here.shape)} in {one} and "
-            f"{there.dtype}{list(there.shape)} in {other}"
-        )
-    if in_another_order(here, there):
-        raise ConfigError(
-            f"reward.views: {name} has its elements in another order in {one}, {list(here.names)}, "
-            f"than in {other}, {list(there.names)}"
-        )
-
-
-def potential(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
-    """F = gamma^k Phi(s') - Phi(s), [N]: potential-based shaping."""
-    return discount * after - before
-
-
-def gain(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
-    """Phi(s') - Phi(s), [N], also at a termination: changes the optimal policy. Standing still
-    costs nothing (with a potential it does), and progress is rewarded even if success is never
-    reached, which exploration from scratch needs: a potential gives all policies without success
-    the same return."""
-    return after - before
-
-
-def level(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
-    """Phi(s') - 1, [N]: at most 0, so that reaching the goal soon is optimal, and staying near it
-    is not worth more than ending the episode there."""
-    return after - 1
-
-
-SHAPINGS = {"potential": potential, "gain": gain, "level": level}
 
 
 @dataclass(frozen=True)
@@ -229,10 +185,19 @@ class FittedReward(nn.Module, SummedReward):
     def read(
         self, spec: Spec, others: Folders, other_limit: int | None
     ) -> tuple[Episodes, Episodes | None]:
-        """The demonstrations and the other episodes; sets `leaves`, the observations in use."""
-        shown, rest = read_demonstrations(
-            self.config.demos, self.config.demo_episodes, others, other_limit
-        )
+        """The demonstrations and the other episodes, of each dataset at most `other_limit` (None:
+        all); sets `leaves`, the observations in use."""
+        if distributed.world() > 1:
+            raise ConfigError("with several processes each would fit its own reward; train in one")
+        if not self.config.demos:
+            raise ConfigError(
+                "this reward is learned from demonstrations: reward.demos=DIR "
+                "(embodied demos collect env=... episodes=10 out=DIR)"
+            )
+        shown = _read(self.config.demos, self.config.demo_episodes)
+        rest = _read(others, other_limit)
+        if min(int(part.length.min()) for part in shown + rest) < 2:
+            raise ConfigError("demonstrations need at least two steps")
         self.leaves = shared_leaves(self.config.views, [part.spec for part in shown + rest])
         require_observed(self.leaves, spec)
         return joined(shown), joined(rest) if rest else None
@@ -287,3 +252,8 @@ class FittedReward(nn.Module, SummedReward):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.load_state_dict(state["module"])
+
+
+def _read(folders: Folders, limit: int | None) -> list[Episodes]:
+    paths = [folders] if isinstance(folders, str) else folders or ()
+    return [read_episodes(Path(path), limit=limit) for path in paths]

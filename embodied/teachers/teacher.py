@@ -1,26 +1,12 @@
 """Teacher: base class of automatic curriculum learning; samples the task of each episode.
 
 Many episodes run in parallel. Each has a ticket (its id), under which the teacher's memo (which
-region, bound or goal it sampled) is kept until the outcome is known.
+region, bound or goal it sampled) is kept until the outcome is known. A `TaskWrapper` starts the
+episodes and reports their outcomes.
 
-TaskWrapper: starts each episode with a task that a teacher samples.
-
-The teacher may need per-episode averages of the student's advantages and values (StudentEstimates).
-An on-policy learner computes them per batch, which may hold parts of several episodes. Sums are
-kept by ticket until an episode has ended and all of its steps are known. Scores of prioritized
-level replay (Jiang, Grefenstette and Rocktaschel, 2021):
-
-    gain = 1/T sum_t max(A_t, 0),   error = 1/T sum_t |A_t|,   value = 1/T sum_t V(s_t)
-
-TaskSpace: the task parameters that a teacher varies, scaled to the unit cube.
-
-EpisodeLog: the task and the outcome of every training episode, a JSON line each.
-
-LevelTeacher: base class of teachers that choose whole levels (mazes, courses); LevelSpace.
-
-This is unsupervised environment design (UED). The task vector encodes the level
-(`spec.task.unit` is "level"); the environment has an attribute `levels` (`core.env.HasLevels`), a
-`LevelSpace`, which samples and edits such vectors.
+Unsupervised environment design (UED): where the task vector encodes a level (`spec.task.unit` is
+"level"), the environment has an attribute `levels` (`core.env.HasLevels`), a `LevelSpace`, which
+samples and edits such vectors for a `LevelTeacher`.
 """
 
 from __future__ import annotations
@@ -117,7 +103,8 @@ FILE = "tasks.jsonl"
 
 
 class EpisodeLog:
-    """Appends to `file`; a resumed run truncates it to the length at its checkpoint."""
+    """The task and the outcome of every training episode, a JSON line each in `file`; a resumed run
+    truncates it to the length at its checkpoint."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -220,34 +207,61 @@ class Curriculum:
     `trains` selects the episodes to learn from."""
 
     def metrics(self) -> dict[str, float]:
-        """Metrics to log."""
         return {}
 
 
-class Teacher(Remembered, Curriculum, ABC):
-    """Subclasses sample tasks (`propose`) and learn from the outcomes (`learn`).
+class EpisodeTeacher(Remembered, Curriculum, ABC):
+    """Keeps what it chose for each running episode under its ticket, until the outcome is known.
 
-    They take random numbers from `self.random` only and name their state in `remembered`, so that a
-    run resumes exactly.
+    Subclasses take random numbers from `self.random` only and name their state in `remembered`, so
+    that a run resumes exactly.
     """
 
     remembered = ("random", "pending", "issued", "dropped")
+
+    def __init__(self, config: Any, seed: int) -> None:
+        self.config = config
+        self.random = np.random.Generator(np.random.PCG64(seed))
+        self.pending: dict[int, tuple[Any, Any]] = {}
+        self.issued = 0
+        self.dropped = 0
+
+    def _tickets(self, chosen: list[tuple[Any, Any]]) -> Tensor:
+        """Tickets [n] (int64) of new episodes, under which what was `chosen` is kept."""
+        tickets = torch.arange(self.issued, self.issued + len(chosen))
+        self.issued += len(chosen)
+        self.pending |= dict(zip(tickets.tolist(), chosen, strict=True))
+        return tickets
+
+    def _ignore(self, count: int) -> None:
+        """Count episodes that are ignored; warn of the first."""
+        if count and not self.dropped:
+            warnings.warn(
+                f"teacher: the {self.config.signal} of an episode is NaN; such episodes are "
+                "ignored (teacher.signal=return if the environment reports no success)",
+                stacklevel=3,
+            )
+        self.dropped += count
+
+
+class Teacher(EpisodeTeacher):
+    """Subclasses sample tasks (`propose`, or `one` at a time) and learn from outcomes (`learn`)."""
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         if config.returns[0] >= config.returns[1]:
             raise ConfigError(
                 f"teacher.returns={list(config.returns)} should be [low, high] with low < high"
             )
-        self.config: Any = config
+        super().__init__(config, seed)
         self.space = TaskSpace(spec.task, config.box)
-        self.random = np.random.Generator(np.random.PCG64(seed))
-        self.pending: dict[int, tuple[Floats, Any]] = {}
-        self.issued = 0
-        self.dropped = 0
 
-    @abstractmethod
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         """For `n` episodes: a point [d] of the unit cube and a memo for `learn`."""
+        return [self.one() for _ in range(n)]
+
+    def one(self) -> tuple[Floats, Any]:
+        """A point and a memo for one episode."""
+        raise NotImplementedError(f"{type(self).__name__} proposes nothing")
 
     @abstractmethod
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
@@ -259,25 +273,15 @@ class Teacher(Remembered, Curriculum, ABC):
 
     def issue(self, proposed: list[tuple[Floats, Any]]) -> tuple[Tensor, Tensor]:
         """Task vectors and tickets of proposed points; stores their memos."""
-        tickets = np.arange(self.issued, self.issued + len(proposed))
-        self.issued += len(proposed)
-        self.pending |= dict(zip(tickets.tolist(), proposed, strict=True))
         points = np.stack([point for point, _ in proposed])
-        return torch.from_numpy(self.space.to_env(points)).float(), torch.from_numpy(tickets)
+        return torch.from_numpy(self.space.to_env(points)).float(), self._tickets(proposed)
 
     def update(self, ticket: Tensor, outcome: Outcome) -> None:
         """Report the outcomes of episodes `ticket` [n]. Episodes with a NaN score are ignored."""
         known = [self.pending.pop(number) for number in ticket.tolist()]
         scores = self.scores(outcome)
         fine = np.atleast_1d(np.isfinite(scores).reshape(len(scores), -1).all(axis=1))
-        if not fine.all():
-            if not self.dropped:
-                warnings.warn(
-                    f"teacher: the {self.config.signal} of an episode is NaN; such episodes are "
-                    "ignored (teacher.signal=return if the environment reports no success)",
-                    stacklevel=2,
-                )
-            self.dropped += int((~fine).sum())
+        self._ignore(int((~fine).sum()))
         kept = [each for each, good in zip(known, fine, strict=True) if good]
         if kept:
             points = np.stack([point for point, _ in kept])
@@ -434,7 +438,13 @@ SUMS = 4  # steps, gain, error, value
 
 
 class StudentEstimates(Remembered):
-    """Combines outcomes (`episodes_ended`) with estimates (`add_steps`) for the teacher."""
+    """Combines outcomes (`episodes_ended`) with means of the student's advantages and values over
+    the steps of an episode (`add_steps`). An on-policy learner computes these per batch, which may
+    hold parts of several episodes: sums are kept by ticket until an episode has ended and all of
+    its steps are known. The scores of prioritized level replay (Jiang et al., 2021):
+
+        gain = 1/T sum_t max(A_t, 0),   error = 1/T sum_t |A_t|,   value = 1/T sum_t V(s_t)
+    """
 
     remembered = ("sums", "ended")
 
@@ -483,12 +493,54 @@ class TaskSampler(Protocol):
     def forget(self) -> None: ...
 
 
-class TaskWrapper(Wrapper):
+class EpisodeWrapper(Wrapper):
+    """Counts the return, success and length of episodes; `log["ticket"]` [B] is their id."""
+
+    def __init__(self, env: VecEnv, episode_log: EpisodeLog | None) -> None:
+        super().__init__(env)
+        self.episode_log = episode_log
+        zeros = torch.zeros(self.num_envs, device=self.device)
+        self.memory = {
+            "ticket": zeros.long() - 1,
+            **{name: zeros.clone() for name in ("return", "won", "length")},
+        }
+
+    def _count(self, step: Step) -> None:
+        memory, success = self.memory, step.log.get("success")
+        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
+        memory["return"] = memory["return"] + step.reward
+        memory["won"] = torch.maximum(memory["won"], won)
+        memory["length"] = memory["length"] + 1
+
+    def _outcomes(self, at: Tensor) -> tuple[Tensor, Outcome]:
+        """The tickets [n] and outcomes of the episodes in the envs `at` [n], on the CPU, where
+        teachers compute."""
+        outcome = Outcome(*(self.memory[key][at].cpu() for key in ("return", "won", "length")))
+        return self.memory["ticket"][at].cpu(), outcome
+
+    def _log_episodes(self, ticket: Tensor, outcome: Outcome, task: Tensor) -> None:
+        if self.episode_log is not None:
+            columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
+            numbers = {name: value.numpy() for name, value in columns.items()}
+            self.episode_log.add(ticket.tolist(), task.cpu().numpy(), numbers)
+
+    def _begin_episodes(self, rows: Tensor, ticket: Tensor) -> None:
+        """Episodes `ticket` [n] begin in the envs `rows` [B] (bool)."""
+        for key in ("return", "won", "length"):
+            self.memory[key] = self.memory[key].masked_fill(rows, 0)
+        self._remember("ticket", rows, ticket)
+
+    def _remember(self, key: str, rows: Tensor, values: Tensor) -> None:
+        """Set a leaf of the memory to `values` [n] in the envs `rows` [B] (bool)."""
+        at = rows.nonzero().flatten()
+        self.memory[key] = self.memory[key].index_copy(0, at, values.to(self.device))
+
+
+class TaskWrapper(EpisodeWrapper):
     """Resets finished envs with a task from `teacher.sample` and reports outcomes to the teacher.
 
-    `log["ticket"]` [B] is the id of the episode. With `estimates`, outcomes are passed to it, where
-    they wait for the student's value estimates; `log["learn"]` [B] (bool) then says whether the
-    student trains on the step.
+    With `estimates`, outcomes are passed to it, where they wait for the student's value estimates;
+    `log["learn"]` [B] (bool) then says whether the student trains on the step.
     """
 
     def __init__(
@@ -498,21 +550,14 @@ class TaskWrapper(Wrapper):
         episode_log: EpisodeLog | None = None,
         estimates: StudentEstimates | None = None,
     ) -> None:
-        super().__init__(env)
+        super().__init__(env, episode_log)
         self.teacher = teacher
-        self.episode_log = episode_log
         self.estimates = estimates
         drawing = find_protocol(env, ExpectsGivenTasks)
         if drawing is not None:
             drawing.expect_given_tasks()
-        zeros = torch.zeros(self.num_envs, device=self.device)
-        self.memory = {
-            "ticket": torch.full((self.num_envs,), -1, dtype=torch.int64, device=self.device),
-            "return": zeros,
-            "won": zeros.clone(),
-            "length": zeros.clone(),
-            "task": zeros.new_zeros(self.num_envs, env.spec.task.size if env.spec.task else 0),
-        }
+        size = env.spec.task.size if env.spec.task else 0
+        self.memory["task"] = torch.zeros(self.num_envs, size, device=self.device)
         if estimates is not None:
             self.memory["learn"] = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
 
@@ -528,35 +573,22 @@ class TaskWrapper(Wrapper):
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
-        memory, success = self.memory, step.log.get("success")
-        memory["return"] = memory["return"] + step.reward
-        memory["length"] = memory["length"] + 1
-        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
-        memory["won"] = torch.maximum(memory["won"], won)
-        log = step.log | {key: memory[key] for key in ("ticket", "learn") if key in memory}
+        self._count(step)
+        log = step.log | {k: self.memory[k] for k in ("ticket", "learn") if k in self.memory}
         if not step.ended.any():
             return replace(step, log=log)
         following = {key: value.clone() for key, value in step.next_obs.items()}
         at = step.ended.nonzero().flatten()
-        # Teachers compute on the CPU.
-        outcome = Outcome(*(memory[key][at].cpu() for key in ("return", "won", "length")))
-        ticket = memory["ticket"][at].cpu()
+        ticket, outcome = self._outcomes(at)
         report = self.teacher.update if self.estimates is None else self.estimates.episodes_ended
         report(ticket, outcome)
-        if self.episode_log is not None:
-            columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
-            numbers = {name: value.numpy() for name, value in columns.items()}
-            self.episode_log.add(ticket.tolist(), memory["task"][at].cpu().numpy(), numbers)
+        self._log_episodes(ticket, outcome, self.memory["task"][at])
         return replace(step, obs=self._begin(step.ended, None), next_obs=following, log=log)
 
     def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
-        memory, at = self.memory, rows.nonzero().flatten()
-        task, ticket = self.teacher.sample(len(at))
-        for key in ("return", "won", "length"):
-            memory[key] = memory[key].masked_fill(rows, 0)
-        memory["ticket"] = memory["ticket"].index_copy(0, at, ticket.to(self.device))
-        if "learn" in memory:
-            learn = self.teacher.trains(ticket).to(self.device)
-            memory["learn"] = memory["learn"].index_copy(0, at, learn)
-        memory["task"] = memory["task"].index_copy(0, at, task.to(self.device))
-        return self.env.reset(seed, memory["task"], None if rows.all() else rows)
+        task, ticket = self.teacher.sample(int(rows.sum()))
+        self._begin_episodes(rows, ticket)
+        if self.estimates is not None:
+            self._remember("learn", rows, self.teacher.trains(ticket))
+        self._remember("task", rows, task)
+        return self.env.reset(seed, self.memory["task"], None if rows.all() else rows)

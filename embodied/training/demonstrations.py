@@ -58,7 +58,7 @@ from embodied.policies.abilities import Corrects
 from embodied.training.config import Offline, RunConfig
 
 if TYPE_CHECKING:
-    from embodied.rewards.preferences.offline import SegmentPairs
+    from embodied.rewards.preferences.labellers import SegmentPairs
 
 
 def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | None:
@@ -301,8 +301,7 @@ def pairs_of(
 ) -> SegmentPairs:
     """Labelled pairs of segments of `rows`, which are single steps; ConfigError for a setting that
     is missing or has no effect."""
-    from embodied.rewards.preferences.labellers import Labeller
-    from embodied.rewards.preferences.offline import SegmentPairs
+    from embodied.rewards.preferences.labellers import Labeller, SegmentPairs
 
     assert isinstance(config.data, Offline)
     pairs = config.data.pairs

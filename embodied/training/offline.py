@@ -16,7 +16,7 @@ from embodied.training.demonstrations import imitated, metrics_of, pairs_of, row
 from embodied.training.trainer import RunParts, Trainer
 
 if TYPE_CHECKING:
-    from embodied.rewards.preferences.offline import SegmentPairs
+    from embodied.rewards.preferences.labellers import SegmentPairs
 
 
 class OfflineLoop:

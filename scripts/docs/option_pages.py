@@ -215,11 +215,14 @@ def source(target: str) -> str:
 
 
 def described(target: str) -> list[str]:
-    """What the module of an option says about its method, and the settings' class about them."""
+    """What the module and the class of an option say about its method."""
     file = ROOT / source(target)
     if not target or not file.exists():
         return []
-    text = ast.get_docstring(ast.parse(file.read_text())) or ""
+    tree = ast.parse(file.read_text())
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    parts = [tree, *(node for node in classes if node.name == target.rpartition(".")[2])]
+    text = "\n\n".join(filter(None, map(ast.get_docstring, parts)))
     return [re.sub(r"(?<!`)(\[[^\]\n]*\])(?=[\[(])", r"`\1`", text)]
 
 

@@ -116,7 +116,6 @@ def board(folder: Path, env: VecEnv, experience: Experience, sandbox: Sandbox) -
         experience,
         lambda source: experience.check(sandbox, found, source),
         0,
-        lambda candidate: folder / f"{candidate.id}",
     )
 
 

@@ -12,7 +12,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.reward_design.designer import Board, Experience, Journal, Verdict
 from embodied.reward_design.designers.language_model import digests
-from embodied.reward_design.run import Budget, Job, Trials, folder_of, thinned
+from embodied.reward_design.run import Budget, Job, Trials, thinned
 from embodied.rewards.handcrafted.program import variables
 from tests.builders import exit_of
 
@@ -47,10 +47,8 @@ def test_a_design_trains_chooses_and_reports(
     assert (out / "design.jsonl").read_text() == before
     assert json.loads(before.splitlines()[0])["event"] == "candidate"
     spec = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv).spec
-    board = Board(
-        "", "", spec, variables(spec), ledger, Experience.load(out), lambda _: Verdict(), 0,
-        lambda candidate: folder_of(ledger, candidate),
-    )  # fmt: skip
+    tried = Experience.load(out)
+    board = Board("", "", spec, variables(spec), ledger, tried, lambda _: Verdict(), 0)
     told = digests(board, first, episodes=3, last=4)  # 512 steps teach nothing: all fail
     episodes = told.split("\n\n")
     assert len(episodes) == 3 and episodes[0].startswith("episode 1\nstate ")

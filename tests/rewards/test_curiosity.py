@@ -68,15 +68,6 @@ def test_the_bonus_is_divided_by_the_deviation_of_its_returns() -> None:
     torch.testing.assert_close(reward(rows), reward.errors(rows).detach() / reward.scale.std)
 
 
-def test_a_share_of_the_rows_slows_the_predictor() -> None:
-    one, few = make(RND), make(RND | {"share": 0.1})
-    start = one.errors(drawn(256)).mean().item()
-    for seed in range(30):
-        one.update(drawn(32, seed))
-        few.update(drawn(32, seed))
-    assert one.errors(drawn(256)).mean() < few.errors(drawn(256)).mean() < start
-
-
 def test_a_long_segment_is_learned_in_parts() -> None:
     """PPO's batches hold thousands of rows: one step of Adam each would teach next to nothing."""
     parts, whole = make(RND), make(RND | {"batch_size": 4096})

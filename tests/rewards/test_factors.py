@@ -127,22 +127,20 @@ KRC = node_of(
 
 
 @pytest.mark.parametrize(
-    ("factors", "both", "product"),
+    ("factors", "joined"),
     [
-        ((0.25, 1.0), 0.5, 0.5),
-        ((-0.25, 1.0), -0.5, -0.5),
-        ((-0.25, -1.0), -0.5, 0.5),
-        ((0.0, -1.0), 0.0, 0.0),
-        ((-0.5, -0.5, -0.5), -0.5, -0.5),
-        ((1.0, 1.0, 0.008), 0.2, 0.2),
-        ((4.0, 1.0), 1.0, 1.0),
+        ((0.25, 1.0), 0.5),
+        ((-0.25, 1.0), -0.5),
+        ((-0.25, -1.0), -0.5),
+        ((0.0, -1.0), 0.0),
+        ((1.0, 1.0, 0.008), 0.2),
+        ((4.0, 1.0), 1.0),
     ],
 )
-def test_the_table_of_signs(factors: tuple[float, ...], both: float, product: float) -> None:
-    """|product|^(1/n); `all`: one negative factor is enough; `product`: two make a plus."""
+def test_the_table_of_signs(factors: tuple[float, ...], joined: float) -> None:
+    """|product|^(1/n); one negative factor is enough for a minus."""
     values = [torch.tensor([factor]) for factor in factors]
-    assert krc(values, "all").item() == pytest.approx(both, abs=1e-6)
-    assert krc(values, "product").item() == pytest.approx(product, abs=1e-6)
+    assert krc(values).item() == pytest.approx(joined, abs=1e-6)
 
 
 def test_utilities_are_potentials_and_events_are_paid() -> None:
@@ -175,8 +173,6 @@ def test_mistakes_are_one_line() -> None:
     wrong = {"offence": {"all": [], "wheight": 1.0}}
     with pytest.raises(ConfigError, match="offence has no setting wheight"):
         make(KRC | {"utilities": wrong})
-    with pytest.raises(ConfigError, match="signs=some must be all or product"):
-        make(KRC | {"utilities": {"a": {"all": [], "signs": "some"}}})
 
 
 DRIVEN = Leaf((6,), names=("gain", "over", "off", "hit", "since_a", "since_b"))

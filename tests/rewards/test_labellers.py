@@ -16,13 +16,6 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
-from embodied.rewards.preferences.bradley_terry import (
-    FitConfig,
-    Pictures,
-    Ranker,
-    loss_of,
-    scores_of,
-)
 from embodied.rewards.preferences.heron import Heron, preference_loss, preferences
 from embodied.rewards.preferences.labellers import (
     ABSTAIN,
@@ -37,7 +30,13 @@ from embodied.rewards.preferences.labellers import (
     SimulatedLabeller,
     VisionLanguageConfig,
     VisionLanguageLabeller,
-    label_of,
+)
+from embodied.rewards.preferences.preference import (
+    FitConfig,
+    Pictures,
+    Ranker,
+    loss_of,
+    scores_of,
 )
 from embodied.vision.image_text import ImageText
 from tests.builders import node_of
@@ -307,13 +306,6 @@ def test_an_encoder_may_bring_its_own_rungs(monkeypatch: pytest.MonkeyPatch) -> 
         EmbeddingLabeller(EmbeddingConfig(""))
 
 
-def test_only_a_whole_line_is_a_label() -> None:
-    known = {"first": FIRST, "Second.": SECOND, 'They look alike.\n"same"': TIE}
-    known["**unsure**\n\n"] = ABSTAIN
-    others = ("The first picture", "first and second", "10", "not the first", "first\nwell?", "")
-    assert {text: label_of(text) for text in (*known, *others)} == known | dict.fromkeys(others)
-
-
 def model(server: Server, tmp_path: Path, **more: Any) -> VisionLanguageLabeller:
     limits = {"retries": 0, "backoff": 0.001, **more.pop("limits", {})}
     chat = server.node(cache=str(tmp_path / "cache.jsonl"), limits=limits)
@@ -360,13 +352,6 @@ def test_an_unsure_first_order_needs_no_second(tmp_path: Path) -> None:
         assert len(server.asked) == 2
         assert labelled(judge, flat(DARK), flat(DARK)) == [TIE]  # the same picture is not asked
         assert len(server.asked) == 2
-
-
-def test_one_line_is_read_where_there_is_no_schema(tmp_path: Path) -> None:
-    with serving(says("..."), says("I would say\nsecond")) as server:
-        judge = model(server, tmp_path, schema=False, swap=False)
-        assert labelled(judge, flat(DARK), flat(LIGHT)) == [SECOND]
-        assert "response_format" not in server.asked[1]
 
 
 def test_a_refusal_costs_one_label_and_the_run_goes_on(tmp_path: Path) -> None:

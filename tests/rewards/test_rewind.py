@@ -19,7 +19,7 @@ from embodied.nn.statistics import spearman
 from embodied.reports.datasets import labels
 from embodied.rewards.demonstrations.rewind import (
     PROGRESS,
-    FitConfig,
+    Config,
     ProgressGain,
     Rewind,
     Window,
@@ -30,12 +30,13 @@ from embodied.rewards.fitted import linear_progress
 from tests.builders import make_reward, node_of
 from tests.rewards.rows import write_episodes
 from tests.rewards.test_progress import SPEC, corridor, record
-from tests.toy_envs import Config, Counter
+from tests.toy_envs import Config as CounterConfig
+from tests.toy_envs import Counter
 
 NODE = node_of(
     "rewards.demonstrations.rewind.Rewind", hidden=[32, 32], updates=400, batch_size=128, lr=0.003
 )
-HOW = FitConfig(1, 500, 1e-3, rewind=0.0, mismatch=0.0, noise=0.0)
+HOW = Config(updates=1, batch_size=500, rewind=0.0, mismatch=0.0, noise=0.0)
 
 
 def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> Rewind:
@@ -71,7 +72,7 @@ def test_a_rewound_video_goes_back_from_where_it_turned() -> None:
     """Every window ends with a step back, begins at the first frame of its own demonstration, and
     its progress is that of its newest frame."""
     frames = linear_progress(torch.tensor([9, 6]))
-    how = FitConfig(1, 500, 1e-3, rewind=1.0, mismatch=0.0, noise=0.0)
+    how = Config(updates=1, batch_size=500, rewind=1.0, mismatch=0.0, noise=0.0)
     index, label = draw(frames, 2, Window(3, 1), how)
     begun = frames.place[index[:, 0]] == 0
     still = frames.place[index[:, 2]] == 0  # a video of one frame cannot go back
@@ -93,7 +94,7 @@ def test_mismatched_episodes_have_their_share_and_no_progress() -> None:
     frames = linear_progress(torch.tensor([9])).followed_by(
         linear_progress(torch.tensor([6]), succeeds=False)
     )
-    how = FitConfig(1, 500, 1e-3, rewind=0.5, mismatch=0.3, noise=0.0)
+    how = Config(updates=1, batch_size=500, rewind=0.5, mismatch=0.3, noise=0.0)
     index, label = draw(frames, 1, Window(2, 1), how)
     other = frames.episode[index[:, -1]] == 1
     assert int(other.sum()) == 150 and not label[other].any() and label[~other].any()
@@ -160,13 +161,13 @@ def test_running_episodes_have_the_progress_of_recorded_ones(tmp_path: Path) -> 
     demos = write_episodes(tmp_path / "demos", spec, counts)
     settings = {"demos": demos, "updates": 20, "history": 2, "stride": 2}
     reward = made(tmp_path / "run", spec, **settings)
-    env = reward.augment_env(Counter(Config(ends=(3, 5))))
+    env = reward.augment_env(Counter(CounterConfig(ends=(3, 5))))
     assert PROGRESS in env.spec.obs
     films = [[obs] for obs in each_env(env.reset(0))]
     for step in range(8):
         if step == 4:  # another environment goes on from its state
             saved = env.get_state()
-            env = reward.augment_env(Counter(Config(ends=(3, 5))))
+            env = reward.augment_env(Counter(CounterConfig(ends=(3, 5))))
             env.reset(7)
             again = env.set_state(saved)
             torch.testing.assert_close(

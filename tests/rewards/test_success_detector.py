@@ -123,11 +123,3 @@ def test_a_trained_classifier_ends_episodes_in_both_places(trained: str) -> None
         assert step.terminated.all() and step.log["detected"].all()
         rows = {"next_obs/state": step.next_obs["state"], "discount": torch.zeros(2)}
         assert reward(rows).tolist() == [1, 1]
-
-
-def test_a_probability_that_is_never_reached_never_ends(trained: str) -> None:
-    node = {"_target_": "embodied.rewards.wrappers.success_detector.DetectSuccess"}
-    settings = {"trained": trained, "threshold": 1.0}
-    env = build(node | settings, Wrapper, env=Walker(Config(ends=(30, 30))))
-    env.reset(0)
-    assert not any(bool(env.step(STAY).ended.any()) for _ in range(29))

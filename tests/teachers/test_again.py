@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.toy_student import Config, Student, main, read, shuffled, turned
 from embodied.core.build import ConfigError
-from embodied.teachers.plots.task_density import CELLS, density, draw, quarters, success
+from embodied.teachers.plots import CELLS, density, draw, quarters, success
 from embodied.teachers.students.meta_acl import Record, choose_expert, curriculum, probes, records
 from tests.teachers.place import ended, made, point, rng
 
@@ -120,34 +120,10 @@ def test_after_the_last_stage_its_components_live_by_their_progress(tmp_path: Pa
     teacher.expert[1]["alp"] = np.array([0.4, 0.8])
     for i in range(6):
         teacher.keep(point(0.5, 0.5), 0.1 * (i == 5))
-    assert teacher.ratio() == teacher.plan.random
+    assert teacher.ratio() == teacher.config.random
     for component, score in ((0, 0.1), (0, 0.4), (0, 0.4)):  # progress 0, 0.3, 0
         teacher.take(point(0.5, 0.5), score, ["expert", 1, component])
     assert teacher.expert[1]["alp"] == pytest.approx([0.1, 0.8])
-
-
-def test_stepping_by_time(tmp_path: Path) -> None:
-    teacher = again(tmp_path, stepping="time", stay=3)
-    stages = []
-    for _ in range(7):
-        teacher.take(point(0.5, 0.5), 1.0, ["own", 0, 0])
-        stages.append((teacher.stage, teacher.finished))
-    assert [stage for stage, _ in stages] == [0, 0, 1, 1, 1, 1, 1]
-    assert [end for _, end in stages] == [False] * 5 + [True] * 2
-
-
-def test_a_pool_of_all_stages(tmp_path: Path) -> None:
-    """Components with alp 0.5 and 0.4 and an own one with 0.1, by these."""
-    teacher = again(tmp_path, stepping="pool")
-    teacher.mixture = {
-        "weight": np.ones(1), "mean": np.full((1, 3), 0.9), "cov": 1e-6 * np.eye(3)[None]
-    }  # fmt: skip
-    teacher.utility = [0.1]
-    memos = [tuple(memo) for _, memo in teacher.propose(2000)]
-    shares = {memo: memos.count(memo) / 2000 for memo in set(memos)}
-    assert shares[("expert", 0, 0)] == pytest.approx(0.5, abs=0.04)
-    assert shares[("expert", 1, 0)] == pytest.approx(0.4, abs=0.04)
-    assert shares[("own", -1, 0)] == pytest.approx(0.1, abs=0.03)
 
 
 def test_one_stage_at_a_time_beside_ones_own(tmp_path: Path) -> None:

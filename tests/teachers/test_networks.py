@@ -76,16 +76,11 @@ def test_no_good_goal_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, teacher.maker.parameters(), strict=True))
 
 
-def test_outputs_span_the_cube_or_twice_of_it() -> None:
+def test_outputs_span_the_cube() -> None:
     teacher = made(GAN, pretrain=0)
     with torch.no_grad():
         teacher.maker[-1].weight.mul_(100)
     assert (teacher.made(500) >= 0).all() and (teacher.made(500) <= 1).all()
-    full = made(GAN, pretrain=0, full_range=True)
-    with torch.no_grad():
-        full.maker[-1].weight.mul_(100)
-    outside = (full.made(500) < 0) | (full.made(500) > 1)
-    assert outside.float().mean() > 0.4
 
 
 def test_it_learns_to_make_the_good_goals() -> None:
@@ -273,8 +268,6 @@ def test_flat_and_back() -> None:
     own = gaussian(2)
     again = Gaussian.unflat(own.flat(), 3)
     assert torch.equal(again.flat(), own.flat()) and torch.equal(again.root(), own.root())
-    wider = own.stretched(torch.tensor([2.0, 1.0, 1.0]).double())
-    assert wider.root().norm(dim=1)[0].item() == pytest.approx(2 * own.root().norm(dim=1)[0].item())
 
 
 def test_a_step_goes_to_the_bound_and_no_further() -> None:
@@ -336,15 +329,13 @@ def test_without_a_pull_it_stays_where_values_are() -> None:
     assert teacher.mean.tolist() == pytest.approx([0.3, 0.3], abs=0.06)
 
 
-def test_tickets_hold_where_it_was_drawn_or_what_was_played() -> None:
-    for clipped in (False, True):
-        teacher = made(SPDL, easy={"x": 0.0, "y": 0.0}, clipped=clipped)
-        rows = teacher.propose(200)
-        drawn = np.array([memo[:2] for _, memo in rows])
-        assert (np.stack([played for played, _ in rows]) >= 0).all()
-        assert (drawn.min() < 0) != clipped
-        logs = log_density(teacher.now(), torch.from_numpy(drawn))
-        assert np.array([memo[2] for _, memo in rows]) == pytest.approx(logs.numpy())
+def test_tickets_hold_where_it_was_drawn() -> None:
+    teacher = made(SPDL, easy={"x": 0.0, "y": 0.0})
+    rows = teacher.propose(200)
+    drawn = np.array([memo[:2] for _, memo in rows])
+    assert (np.stack([played for played, _ in rows]) >= 0).all() and drawn.min() < 0
+    logs = log_density(teacher.now(), torch.from_numpy(drawn))
+    assert np.array([memo[2] for _, memo in rows]) == pytest.approx(logs.numpy())
 
 
 def test_values_are_the_critics_the_score_or_discounted() -> None:
@@ -362,10 +353,3 @@ def test_values_are_the_critics_the_score_or_discounted() -> None:
     critic.student = Student()
     asked = critic.values(torch.tensor([[0.5, 0.0], [1.0, 0.0]]).double(), torch.zeros(2))
     assert asked.tolist() == [2.5, 5.0]  # of tasks as the world counts them
-
-
-def test_a_floor_under_the_deviation_while_far_away() -> None:
-    far = made(SPDL, spec=LINE, easy={"x": 0.1}, width=0.01, floor=0.05, apart=1.0)
-    assert far.wide(far.now()).root().item() == pytest.approx(0.05)
-    near = made(SPDL, spec=LINE, easy={"x": 0.5}, width=0.1, floor=0.2, apart=1.0)
-    assert near.wide(near.now()).root().item() == pytest.approx(0.1)

@@ -253,7 +253,7 @@ def test_what_cannot_be(target: str) -> None:
         made(target, Closed(env))
     with pytest.raises(ConfigError, match=r"teacher\.run=RUN"):
         made(target, env, player=None)
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="needs one policy to record"):
         made(target, env, run="RUN")
     with pytest.raises(ConfigError, match="needs env"):
         build({"_target_": target, "player": SCRIPT}, Curriculum, spec=env.spec)

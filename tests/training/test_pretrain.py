@@ -18,8 +18,13 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.off_policy import sac
-from embodied.rewards.preferences.labellers import ABSTAIN, FIRST, SECOND, CountingLabeller
-from embodied.rewards.preferences.offline import SegmentPairs
+from embodied.rewards.preferences.labellers import (
+    ABSTAIN,
+    FIRST,
+    SECOND,
+    Labeller,
+    SegmentPairs,
+)
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import read_metrics
@@ -280,7 +285,7 @@ def numbered(lengths: list[int]) -> Episodes:
     return Episodes(spec, steps, length.cumsum(0) - length, length, {})
 
 
-class Watcher(CountingLabeller):
+class Watcher(Labeller):
     """Prefers the brighter picture; abstains from pictures that are equally bright."""
 
     needs_images = True

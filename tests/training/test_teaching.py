@@ -196,7 +196,7 @@ def test_the_report_shows_levels(mazes: Path) -> None:
     """Nine of each quarter, drawn as the world draws them, not points over two of 28 numbers."""
     from embodied.datasets.lerobot.video import decode_image
     from embodied.reports.run_report import TASKS, write
-    from embodied.teachers.plots.task_density import chosen
+    from embodied.teachers.plots import chosen
 
     assert "that the teacher sampled" in write(mazes).read_text()
     picture = np.asarray(decode_image((mazes / TASKS).read_bytes()))

@@ -59,7 +59,6 @@ class EurekaConfig:
 
     temperature: NonNegative = 1.0  # temperature of the model
     repairs: CountOrZero = 1  # refusals of one program that the model may mend
-    human: str = ""  # human feedback that is added to each reflection
 
 
 class Eureka(Designer):
@@ -82,9 +81,8 @@ class Eureka(Designer):
         best = newest_best(board, number) or newest_refused(board, number)
         if best is None:
             return first
-        words = [reflect(best), *filter(None, [self.config.human])]
-        reply = str(best.origin["reply"])
-        return [*first, Message("assistant", reply), Message("user", "\n\n".join(words))]
+        reply = Message("assistant", str(best.origin["reply"]))
+        return [*first, reply, Message("user", reflect(best))]
 
     def say(self, board: Board, number: int) -> str:
         """No comment: the reflection is computed from the journal."""
@@ -230,7 +228,7 @@ LEAST = 0.01  # share of steps in which dense has either sign
 def digests(board: Board, candidate: Candidate, episodes: int, last: int) -> str:
     """The last `last` steps of up to `episodes` failed episodes of a candidate's policy; "" if none
     failed or nothing was trained."""
-    folder = board.run(candidate)
+    folder = board.ledger.folder_of(candidate) / "run"
     if not any(folder.glob("checkpoints/[0-9]*")):
         return ""
     env = build(read_run_settings(folder / "run.yaml")["env"] | {"num_envs": 2 * episodes}, VecEnv)

@@ -78,33 +78,17 @@ def compose(progress: Tensor, hops: Tensor) -> Tensor:
     return (progress + room * hops).clamp(0, 1)
 
 
-def integrate(hops: Tensor) -> Tensor:
-    """Progress [T + 1] along a trajectory that starts at 0, from its hops [T]; errors
-    accumulate."""
-    progress = hops.new_zeros(len(hops) + 1)
-    for t, each in enumerate(hops):
-        progress[t + 1] = compose(progress[t], each)
-    return progress
-
-
 def agreement(forward: Tensor, backward: Tensor, tolerance: float) -> Tensor:
     """Confidence exp(-((f - b) / tolerance)^2) [N] in two estimates [N]."""
     return torch.exp(-(((forward - backward) / tolerance) ** 2))
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """`before`, `after` [n]: indices of frames; `label` [n]: the hop between them."""
-
-    before: Tensor
-    after: Tensor
-    label: Tensor
-
-
-def pairs(frames: Frames, n: int, zero: float, cross: float, random: torch.Generator) -> Pairs:
-    """`n` training pairs: a fraction `zero` of a frame with itself, the others balanced over bins
-    of the hop and of the time difference. A fraction `cross` of the candidates is of two episodes,
-    the others of one."""
+def pairs(
+    frames: Frames, n: int, zero: float, cross: float, random: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`n` training pairs: the indices [n] of both frames, and the hop [n] between them. A fraction
+    `zero` is of a frame with itself, the others are balanced over bins of the hop and of the time
+    difference. A fraction `cross` of the candidates is of two episodes, the others of one."""
     nothing = round(zero * n)
     pool = OVERSAMPLE * n
     before = torch.randint(len(frames), (pool,), generator=random)
@@ -118,7 +102,7 @@ def pairs(frames: Frames, n: int, zero: float, cross: float, random: torch.Gener
     gap = (frames.place[after] - frames.place[before]).abs()
     chosen = balanced(cells(label, gap), n - nothing, random)
     still = torch.randint(len(frames), (nothing,), generator=random)
-    return Pairs(
+    return (
         torch.cat([before[chosen], still]),
         torch.cat([after[chosen], still]),
         torch.cat([label[chosen], torch.zeros(nothing)]),
@@ -167,8 +151,8 @@ class PairwiseRegressor(nn.Module):
 
 
 @dataclass(frozen=True)
-class FitConfig:
-    """Settings of the fit."""
+class Config:
+    """Settings of stepwise progress."""
 
     updates: Count = 1000  # gradient steps of the fit
     batch_size: Count = 256  # pairs of frames per gradient step
@@ -178,48 +162,6 @@ class FitConfig:
     swap: Fraction = 0.75  # fraction of pairs with start and goal from another episode
     noise: NonNegative = 0.1  # noise on vectors, standard deviations
     shift: CountOrZero = 2  # largest shift of images, pixels
-
-
-def fit_hops(
-    net: PairwiseRegressor, moments: Tensors, frames: Frames, won: int, how: FitConfig, seed: int
-) -> float:
-    """Fit `net` to the hops between frames `moments` (leaves [N, ...]). The first `won` episodes of
-    `frames` are demonstrations, which provide start and goal. Returns the mean squared error."""
-    random = torch.Generator().manual_seed(seed)
-    net.encoder.fit(tt.nest(moments, "obs"))
-    first, last = ends(frames, won)
-
-    def loss() -> Tensor:
-        drawn = pairs(frames, how.batch_size, how.zero, how.cross, random)
-        # The demonstration that gives start and goal of each pair: its own, or with probability
-        # `swap` (and for failed episodes) any.
-        episode = frames.episode[drawn.after]
-        other = torch.randint(won, episode.shape, generator=random)
-        leave = (torch.rand(episode.shape, generator=random) < how.swap) | (episode >= won)
-        reference = torch.where(leave, other, episode)
-        roles = torch.stack([drawn.before, drawn.after, first[reference], last[reference]])
-        which, at = torch.unique(roles, return_inverse=True)
-        features = net.encoder(shift_images(tt.take(moments, which), how.shift, random))
-        given = features[at]
-        noise = torch.zeros_like(given)  # on the normalised vectors, which come first
-        shape = (*given.shape[:2], net.numbers)
-        noise[..., : net.numbers] = how.noise * torch.randn(*shape, generator=random)
-        return (net(*(given + noise)) - drawn.label).square().mean()
-
-    return fit(net.parameters(), loss, how.updates, how.lr, decreasing=True)
-
-
-def ends(frames: Frames, won: int) -> tuple[Tensor, Tensor]:
-    """Indices of the first and the last frame of each demonstration, [won] each."""
-    length = torch.bincount(frames.episode)[:won]
-    first = length.cumsum(0) - length
-    return first, first + length - 1
-
-
-@dataclass(frozen=True)
-class Config(FitConfig):
-    """Settings of stepwise progress."""
-
     demos: str | tuple[str, ...] | None = None  # datasets of demonstrations; must be given
     demo_episodes: Count | None = 5  # episodes of each of `demos`; null: all
     failures: str | tuple[str, ...] | None = None  # datasets of failed episodes, with progress 0
@@ -231,6 +173,13 @@ class Config(FitConfig):
     between: Count = 1  # anchor frames inside each demonstration
     hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
     channels: tuple[Count, ...] = (16, 32, 32, 32)  # channels of the image encoder
+
+
+def ends(frames: Frames, won: int) -> tuple[Tensor, Tensor]:
+    """Indices of the first and the last frame of each demonstration, [won] each."""
+    length = torch.bincount(frames.episode)[:won]
+    first = length.cumsum(0) - length
+    return first, first + length - 1
 
 
 class StepwiseProgress(FittedReward):
@@ -252,10 +201,31 @@ class StepwiseProgress(FittedReward):
         self.fit_once(shown, failed, folder, device)
 
     def fit_model(self, moments: Tensors, frames: Frames, shown: int) -> float:
-        return fit_hops(self.net, moments, frames, shown, self.config, self.seed)
+        random = torch.Generator().manual_seed(self.seed)
+        how, net = self.config, self.net
+        net.encoder.fit(tt.nest(moments, "obs"))
+        first, last = ends(frames, shown)
+
+        def loss() -> Tensor:
+            before, after, label = pairs(frames, how.batch_size, how.zero, how.cross, random)
+            # The demonstration that gives start and goal of each pair: its own, or with probability
+            # `swap` (and for failed episodes) any.
+            episode = frames.episode[after]
+            other = torch.randint(shown, episode.shape, generator=random)
+            leave = (torch.rand(episode.shape, generator=random) < how.swap) | (episode >= shown)
+            reference = torch.where(leave, other, episode)
+            roles = torch.stack([before, after, first[reference], last[reference]])
+            which, at = torch.unique(roles, return_inverse=True)
+            features = net.encoder(shift_images(tt.take(moments, which), how.shift, random))
+            given = features[at]
+            noise = torch.zeros_like(given)  # on the normalised vectors, which come first
+            shape = (*given.shape[:2], net.numbers)
+            noise[..., : net.numbers] = how.noise * torch.randn(*shape, generator=random)
+            return (net(*(given + noise)) - label).square().mean()
+
+        return fit(net.parameters(), loss, how.updates, how.lr, decreasing=True)
 
     def components(self, transitions: Tensors) -> Tensors:
-        """The environment's reward and the shaping, [N] each."""
         before = self.potential(tt.under(transitions, "obs"))
         after = self.potential(tt.under(transitions, "next_obs"))
         shaping = SHAPINGS[self.config.shaping](before, after, transitions["discount"])
@@ -286,21 +256,7 @@ class StepwiseProgress(FittedReward):
         read = compose(self.known.repeat(n * count), hops).view(n, count, per).mean(1)
         return read[:, 0], read[:, 1:-1].mean(1), read[:, -1]
 
-    @torch.no_grad()
-    def along(self, obs: Tensors, reference: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """For a trajectory (leaves [T, ...]): the integral of its hops, and progress relative to
-        its own first frame and to the goal of demonstration `reference`, [T] each."""
-        features = self._features({name: obs[name] for name in self.leaves})
-        anchors = self._features(self.anchors()).view(-1, len(self.known), features.shape[1])
-        goal = anchors[reference, -1:].expand_as(features)
-        start = features[:1].expand_as(features)
-        steps = self.net(features[:-1], features[1:], start[1:], goal[1:])
-        forward = compose(torch.zeros(len(features)), self.net(start, features, start, goal))
-        backward = compose(torch.ones(len(features)), self.net(goal, features, start, goal))
-        return integrate(steps), forward, backward
-
     def anchors(self) -> Tensors:
-        """Anchor frames [demonstrations * anchors, ...]."""
         return {name: getattr(self, _buffer(name)) for name in self.leaves}
 
     def keep(self, won: Episodes) -> None:

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from embodied.buffers.weighted import Weights
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, PositiveFraction
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
@@ -56,7 +56,7 @@ from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.policies.networks.encoders import Encoder
-from embodied.rewards.fitted import SHAPINGS, FittedReward, Frames, require_recorded
+from embodied.rewards.fitted import SHAPINGS, FittedReward, Frames
 from embodied.rewards.wrappers.added_observations import ObservationWrapper
 from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText
@@ -115,7 +115,6 @@ class Window:
 
     @property
     def reach(self) -> int:
-        """Number of newest frames that it spans."""
         return (self.history - 1) * self.stride + 1
 
     def places(self, newest: Tensor) -> Tensor:
@@ -127,8 +126,8 @@ class Window:
 
 
 @dataclass(frozen=True)
-class FitConfig:
-    """Settings of the fit."""
+class Config:
+    """Settings of ReWiND. A window has the first frame and the `history` newest ones."""
 
     updates: Count = 2000  # gradient steps of the fit
     batch_size: Count = 256  # windows per gradient step
@@ -136,6 +135,18 @@ class FitConfig:
     rewind: Fraction = 0.5  # fraction of windows that are rewound; 0: an ablation
     mismatch: Fraction = 0.25  # fraction of windows of mismatched episodes, if there are any
     noise: NonNegative = 0.1  # noise on features, standard deviations
+    demos: str | tuple[str, ...] | None = None  # datasets of demonstrations; must be given
+    demo_episodes: Count | None = 10  # episodes of each of `demos`, 5 to 20 in all; null: all
+    mismatched: str | tuple[str, ...] | None = None  # datasets of other tasks or random actions
+    mismatched_episodes: Count | None = 10  # episodes of each of `mismatched`; null: all
+    views: tuple[str, ...] = ("state",)  # observations to use; "privileged/picture" is rendered
+    model: str = "simclip"  # frozen encoder of images: "simclip", a folder, or a name on the hub
+    value: Literal["level", "gain", "potential"] = "level"  # form of the reward F
+    scale: Number = 1.0  # weight of F
+    env_weight: Number = 1.0  # weight of the environment's reward
+    history: Count = 4  # newest frames in a window
+    stride: Count = 2  # steps between frames of a window
+    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
 
 
 class FrameFeatures(nn.Module):
@@ -185,22 +196,7 @@ class ProgressNet(nn.Module):
         return self.head(self.frame(windows).flatten(1))[:, 0].sigmoid()
 
 
-def fit_progress(
-    net: ProgressNet, features: Tensor, frames: Frames, won: int, window: Window, how: FitConfig
-) -> float:
-    """Fit `net` to windows of `features` [N, size] of `frames`, whose first `won` episodes are
-    demonstrations and the others mismatched. Returns the mean squared error. Uses torch's default
-    generator."""
-
-    def loss() -> Tensor:
-        index, label = draw(frames, won, window, how)
-        seen = features[index]
-        return (net(seen + how.noise * torch.randn_like(seen)) - label).square().mean()
-
-    return fit(net.parameters(), loss, how.updates, how.lr, decreasing=True)
-
-
-def draw(frames: Frames, won: int, window: Window, how: FitConfig) -> tuple[Tensor, Tensor]:
+def draw(frames: Frames, won: int, window: Window, how: Config) -> tuple[Tensor, Tensor]:
     """Indices [n, history + 1] of frames, and the progress [n] of the newest one."""
     length = torch.bincount(frames.episode)
     start = length.cumsum(0) - length
@@ -216,24 +212,6 @@ def draw(frames: Frames, won: int, window: Window, how: FitConfig) -> tuple[Tens
     places = turn[:, None] - (turn[:, None] - window.places(turn + back)).abs()
     shown = start[episode][:, None] + places
     return shown, frames.progress[shown[:, -1]]
-
-
-@dataclass(frozen=True)
-class Config(FitConfig):
-    """Settings of ReWiND. A window has the first frame and the `history` newest ones."""
-
-    demos: str | tuple[str, ...] | None = None  # datasets of demonstrations; must be given
-    demo_episodes: Count | None = 10  # episodes of each of `demos`, 5 to 20 in all; null: all
-    mismatched: str | tuple[str, ...] | None = None  # datasets of other tasks or random actions
-    mismatched_episodes: Count | None = 10  # episodes of each of `mismatched`; null: all
-    views: tuple[str, ...] = ("state",)  # observations to use; "privileged/picture" is rendered
-    model: str = "simclip"  # frozen encoder of images: "simclip", a folder, or a name on the hub
-    value: Literal["level", "gain", "potential"] = "level"  # form of the reward F
-    scale: Number = 1.0  # weight of F
-    env_weight: Number = 1.0  # weight of the environment's reward
-    history: Count = 4  # newest frames in a window
-    stride: Count = 2  # steps between frames of a window
-    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
 
 
 class Rewind(FittedReward):
@@ -255,24 +233,35 @@ class Rewind(FittedReward):
         self.fit_once(shown, mismatched, folder, device)
 
     def fit_model(self, moments: Tensors, frames: Frames, shown: int) -> float:
+        how = self.config
         features = self.features.fit(moments)
+
+        def loss() -> Tensor:
+            index, label = draw(frames, shown, self.window, how)
+            seen = features[index]
+            noisy = seen + how.noise * torch.randn_like(seen)
+            return (self.net(noisy) - label).square().mean()
+
         with forked(self.seed):
-            return fit_progress(self.net, features, frames, shown, self.window, self.config)
+            return fit(self.net.parameters(), loss, how.updates, how.lr, decreasing=True)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with the progress of its episodes."""
         rendered = super().augment_env(env)
         return ProgressObservation(rendered, self._encoded, self._predicted, self.window.reach)
 
     def augment_episode(self, obs: Tensors) -> Tensors:
         """The progress [T] of the frames of a recorded episode (leaves [T, ...])."""
-        require_recorded(self.leaves, obs)
+        for name in self.leaves:
+            if name not in obs:
+                raise ConfigError(
+                    f"the episodes have no observation {name}, which the reward was learned from"
+                    f"{nearest(name, obs)}"
+                )
         features = self._encoded(obs)
         places = self.window.places(torch.arange(len(features), device=features.device))
         return {PROGRESS: self.progress(features[places])}
 
     def components(self, transitions: Tensors) -> Tensors:
-        """The environment's reward and that for progress, [N] each."""
         before, after = transitions[f"obs/{PROGRESS}"], transitions[f"next_obs/{PROGRESS}"]
         value = SHAPINGS[self.config.value](before, after, transitions["discount"])
         return {

@@ -2,10 +2,10 @@
 
     r = env_weight r_env + sum_k w_k clip((r_k - m_k) / s_k)
 
-m_k and s_k are the term's running mean and standard deviation. A term may count only above a
-threshold, and be divided by visits^decay for repeated visits of a state within an episode (Motif,
-Klissarov et al., 2023). A term whose sum over episodes is repeatedly negatively correlated with
-success causes a warning: it may be misspecified.
+m_k and s_k are the term's running mean and standard deviation. A term may be divided by
+visits^decay for repeated visits of a state within an episode (Motif, Klissarov et al., 2023). A
+term whose sum over episodes is repeatedly negatively correlated with success causes a warning: it
+may be misspecified.
 
 Reward curriculum: a weighted reward whose weights increase during training.
 
@@ -51,7 +51,6 @@ class Term:
     weight: Number = 1.0  # factor of the term
     clip: NonNegative = 0.0  # bound of its size after normalisation; 0: none
     normalise: bool = False  # subtract the running mean and divide by the standard deviation
-    threshold: Number | None = None  # values up to it count as 0; null: none
     decay: NonNegative = 0.0  # exponent of the visit count it is divided by; 0: not divided
 
 
@@ -63,7 +62,6 @@ class Config:
     env_weight: Number = 1.0  # weight of the environment's reward
     report: Count = 50  # episodes between checks of the correlation with success
     suspect: CountOrZero = 3  # negative checks in a row until a warning; 0: none, allows n-step
-    visits: str | None = None  # observation whose visits are counted; null: all of the policy's
 
 
 @dataclass
@@ -142,7 +140,7 @@ class CompositeReward(Remembered, SummedReward):
     def _augment_env(self, env: VecEnv) -> VecEnv:
         for name, part in self.parts.items():
             env = augment_shared(env, part, f"reward.terms.{name}")
-        return VisitCountWrapper(env, self.config.visits) if self._decays else env
+        return VisitCountWrapper(env) if self._decays else env
 
     def _augment_episode(self, obs: Tensors) -> Tensors:
         added: Tensors = {}
@@ -170,17 +168,15 @@ class CompositeReward(Remembered, SummedReward):
     def _term(self, name: str, transitions: Tensors) -> Tensor:
         """Term `name`, weighted, [N]."""
         term, value = self.config.terms[name], self.parts[name](transitions)
-        counts = torch.ones_like(value)
-        if term.threshold is not None:
-            counts = (value > term.threshold).to(value.dtype)
         if term.normalise:
             moments = self.moments[name]
             value = (value - moments.mean.float()) / moments.std
         if term.clip:
             value = value.clamp(-term.clip, term.clip)
         if term.decay:
-            counts = counts / transitions[f"next_obs/{VISITS}"].float().clamp(min=1) ** term.decay
-        return term.weight * value * counts
+            visits = transitions[f"next_obs/{VISITS}"].float().clamp(min=1)
+            return term.weight * value * (1 / visits**term.decay)
+        return term.weight * value
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
         metrics: dict[str, Tensor] = {}
@@ -188,13 +184,9 @@ class CompositeReward(Remembered, SummedReward):
             if not part.frozen:
                 learned = part.update(transitions)
                 metrics |= {f"{name}_{key}": value for key, value in learned.items()}
-            value = part(transitions).detach() if name in self.moments else None
-            if value is not None:
-                self.moments[name].update(value[:, None])
-            counted = self._term(name, transitions).detach()
-            metrics[f"{name}"] = counted.mean()
-            metrics[f"{name}_share"] = (counted != 0).float().mean()
-            metrics[f"{name}_corr_env"] = correlation(counted, transitions["reward"])
+            if name in self.moments:
+                self.moments[name].update(part(transitions).detach()[:, None])
+            metrics[name] = self._term(name, transitions).detach().mean()
         return metrics
 
     def _record_episodes(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
@@ -286,7 +278,6 @@ class ScheduledWeights(Reward):
         self.set_step(0)
 
     def set_step(self, step: int) -> None:
-        """Use the weights of environment step `step`."""
         bumps = step // self.config.every
         if bumps == self.bumps:
             return
@@ -303,5 +294,4 @@ class ScheduledWeights(Reward):
         return self.function(transitions, self.weights, **self.config.settings)
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn; returns the weights, for the log."""
         return self.metrics

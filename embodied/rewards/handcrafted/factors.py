@@ -11,31 +11,6 @@ are its arguments. A string argument selects a part of the transition:
 A list of numbers is a constant vector, null omits an argument, and anything else is passed on.
 
     {of: near, a: tool, b: goal, scale: 0.1}
-
-`WeightedSum` is the usual dense reward:
-
-    r = env_weight r_env + scale sum_k w_k z_k(s')
-
-`Shaping` is potential-based and does not change the optimal policy:
-
-    r' = env_weight r + weight (discount Phi(s') - Phi(s))
-
-Ng, Harada and Russell, "Policy invariance under reward transformations" (1999). `discount` is that
-of the transition: gamma^k for k steps, so that sums telescope, and 0 at a termination, where the
-potential is 0 by definition. At a truncation Phi(s') counts.
-
-`Multiplicative` is progress times soft penalties, less a penalty at the end (CaRL; Jaeger et al.,
-"CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025):
-
-    r = scale (progress(s') prod_j p_j(s') - sum_k T_k(s')),   0 <= p_j <= 1
-
-Progress is the percentage of the task done in this step, so that what can be obtained is finite,
-and breaking several rules at once costs no more than the progress itself. Hard infractions are
-terminations of the environment, with a small T. A factor that an untrained policy cannot avoid must
-stay above 0.
-
-A penalty that is held for k steps is a factor `held` of an observed clock (the time since the rule
-was broken), not a memory of the reward: the critic needs that clock, or the value is not Markov.
 """
 
 from __future__ import annotations
@@ -217,7 +192,9 @@ class SumConfig:
 
 
 class WeightedSum(SummedReward):
-    """Applied once, when transitions are stored."""
+    """The usual dense reward: r = env_weight r_env + scale sum_k w_k z_k(s'). Applied once, when
+    transitions are stored.
+    """
 
     frozen = True
 
@@ -243,7 +220,14 @@ class ShapingConfig:
 
 
 class Shaping(SummedReward):
-    """Applied once, when transitions are stored."""
+    """Potential-based shaping, which does not change the optimal policy; applied once.
+
+        r' = env_weight r + weight (discount Phi(s') - Phi(s))
+
+    Ng, Harada and Russell, "Policy invariance under reward transformations" (1999). `discount` is
+    that of the transition: gamma^k for k steps, so that sums telescope, and 0 at a termination,
+    where the potential is 0 by definition. At a truncation Phi(s') counts.
+    """
 
     frozen = True
     sums_steps = True
@@ -273,7 +257,20 @@ class ProductConfig:
 
 
 class Multiplicative(SummedReward):
-    """Applied once, when transitions are stored. The environment's reward is not used."""
+    """Progress times soft penalties, less a penalty at the end; applied once. CaRL (Jaeger et al.,
+    "CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025):
+
+        r = scale (progress(s') prod_j p_j(s') - sum_k T_k(s')),   0 <= p_j <= 1
+
+    Progress is the percentage of the task done in this step, so that what can be obtained is
+    finite, and breaking several rules at once costs no more than the progress itself. Hard
+    infractions are terminations of the environment, with a small T. A factor that an untrained
+    policy cannot avoid must stay above 0.
+
+    A penalty that is held for k steps is a factor `held` of an observed clock (the time since the
+    rule was broken), not a memory of the reward: the critic needs that clock, or the value is not
+    Markov. The environment's reward is not used.
+    """
 
     frozen = True
 

@@ -93,7 +93,6 @@ def variables(spec: Spec) -> dict[str, Variable]:
 
 
 def known(spec: Spec) -> list[str]:
-    """All names that a program may use as parameters."""
     names = list(variables(spec))
     return names + [NEXT + name for name in names if name != ACTION]
 
@@ -165,7 +164,6 @@ def _parts(name: str, leaf: Leaf) -> list[Variable]:
 
 
 def _identifier(name: str) -> str:
-    """`name` as a Python identifier."""
     plain = re.sub(r"\W", "_", name).lstrip("_")
     return plain if plain and not plain[0].isdigit() else f"leaf_{plain}"
 
@@ -232,11 +230,9 @@ class Program(Reward):
         return output.total
 
     def components(self, transitions: Tensors) -> Tensors:
-        """The components [N], named by the program."""
         return self._output(transitions).components
 
     def set_step(self, step: int) -> None:
-        """Write the components' statistics since the last call."""
         self.step = step
         if self.folder is not None and step >= self.written + self.config.every:
             self.written = step

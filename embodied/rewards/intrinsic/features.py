@@ -1,8 +1,4 @@
-"""ObservationFeatures: observations as one flat feature vector, for small reward models.
-
-Vectors are normalised by running statistics and clipped at 5 standard deviations; images are
-average-pooled and scaled to [0, 1]; discrete observations are one-hot.
-"""
+"""Observations as one flat feature vector, for small reward models."""
 
 from __future__ import annotations
 
@@ -23,7 +19,11 @@ BLOCKS = 16  # side of a pooled image, pixels
 
 
 class ObservationFeatures:
-    """Features of the observations `leaves` (None: all of the policy's observations)."""
+    """The observations `leaves` (None: all of the policy's) as one flat feature vector.
+
+    Vectors are normalised by running statistics and clipped at 5 standard deviations; images are
+    average-pooled and scaled to [0, 1]; discrete observations are one-hot.
+    """
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class ObservationFeatures:
         return torch.cat(parts, 1)
 
     def update(self, transitions: Tensors, end: str) -> None:
-        """Update the running statistics with a batch of transitions."""
         if self.vectors:
             self.moments.update(self._flat(under(transitions, end)))
 

@@ -1,13 +1,5 @@
-"""ICM: intrinsic curiosity module, a bonus for unpredictable outcomes of actions.
-
-    a^ = h(phi(s), phi(s')),  phi^' = f(phi(s), a),  loss = (1 - beta) L_h(a^, a) + beta L_f
-    r' = env_weight r + weight / 2 |phi^' - phi(s')|^2 / std
-
-Pathak, Agrawal, Efros and Darrell, "Curiosity-driven exploration by self-supervised prediction"
-(2017). phi is trained by the inverse model alone, so that changes which no action can cause do not
-count. The bonus is divided by its recent standard deviation, so that `weight` means the same in
-every environment and throughout training.
-"""
+"""ICM, intrinsic curiosity module. Applied when transitions are sampled; every stored transition
+updates its statistics."""
 
 from __future__ import annotations
 
@@ -49,7 +41,16 @@ class IcmConfig:
 
 
 class Icm(Remembered, SummedReward):
-    """Applied when transitions are sampled; every stored transition updates the statistics."""
+    """ICM, intrinsic curiosity module: a bonus for unpredictable outcomes of actions.
+
+        a^ = h(phi(s), phi(s')),  phi^' = f(phi(s), a),  loss = (1 - beta) L_h(a^, a) + beta L_f
+        r' = env_weight r + weight / 2 |phi^' - phi(s')|^2 / std
+
+    Pathak, Agrawal, Efros and Darrell, "Curiosity-driven exploration by self-supervised prediction"
+    (2017). phi is trained by the inverse model alone, so that changes which no action can cause do
+    not count. The bonus is divided by its recent standard deviation, so that `weight` means the
+    same in every environment and throughout training.
+    """
 
     frozen = False
     remembered = ("nets", "adam", "generator", "scale", "features")
@@ -75,7 +76,6 @@ class Icm(Remembered, SummedReward):
 
     @torch.no_grad()
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Update the statistics of observations and of the bonus."""
         self.features.update(transitions, "next_obs")
         self.scale.update(self._parts(transitions)[1][:, None])
 

@@ -1,15 +1,5 @@
-"""RND: random network distillation, a bonus for novel observations.
-
-    e(s') = mean_j (f_j(s'; theta) - g_j(s'))^2
-    r' = env_weight r + weight e(s') / std(returns of e)
-
-Burda, Edwards, Storkey and Klimov, "Exploration by random network distillation" (2018).
-Observations are normalised and clipped at 5 standard deviations; errors are divided by the running
-standard deviation of their discounted sums, which continue across episode ends. Two differences
-from the paper: one value function learns both rewards, and the standard deviation covers recent
-transitions only (`memory`). Over all transitions it keeps the scale of the first errors, and with
-low-dimensional observations the bonus vanishes.
-"""
+"""RND, random network distillation. Applied when transitions are sampled; every stored transition
+updates its statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, Fraction, Number, PositiveFraction
+from embodied.core.bounds import Count, Fraction, Number
 from embodied.core.device import forked
 from embodied.core.env import Step
 from embodied.core.remembered import Remembered
@@ -43,12 +33,22 @@ class RndConfig:
     features: Count = 64  # outputs of both networks
     lr: Fraction = 1e-4  # Adam's learning rate; 0: the predictor stays as it is
     batch_size: Count = 256  # transitions per gradient step
-    share: PositiveFraction = 1.0  # fraction of a batch to train on; lower with many parallel envs
     memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all
 
 
 class Rnd(Remembered, SummedReward):
-    """Applied when transitions are sampled; every stored transition updates the statistics."""
+    """RND, random network distillation: a bonus for novel observations.
+
+        e(s') = mean_j (f_j(s'; theta) - g_j(s'))^2
+        r' = env_weight r + weight e(s') / std(returns of e)
+
+    Burda, Edwards, Storkey and Klimov, "Exploration by random network distillation" (2018).
+    Observations are normalised and clipped at 5 standard deviations; errors are divided by the
+    running standard deviation of their discounted sums, which continue across episode ends. Two
+    differences from the paper: one value function learns both rewards, and the standard deviation
+    covers recent transitions only (`memory`). Over all transitions it keeps the scale of the first
+    errors, and with low-dimensional observations the bonus vanishes.
+    """
 
     frozen = False
     remembered = ("target", "predictor", "adam", "generator", "returns", "scale", "features")
@@ -78,7 +78,6 @@ class Rnd(Remembered, SummedReward):
 
     @torch.no_grad()
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Update the statistics of observations and of the bonus's discounted sums."""
         self.features.update(transitions, "next_obs")
         self.returns[env_ids] = self.gamma * self.returns[env_ids] + self.errors(transitions)
         self.scale.update(self.returns[env_ids][:, None])
@@ -97,8 +96,7 @@ class Rnd(Remembered, SummedReward):
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
         used = {key: value for key, value in transitions.items() if key.startswith("next_obs/")}
-        config = self.config
-        return minibatches(self._learn, used, config.batch_size, self.generator, config.share)
+        return minibatches(self._learn, used, self.config.batch_size, self.generator)
 
     def _learn(self, transitions: Tensors) -> dict[str, Tensor]:
         loss = self.errors(transitions).mean()

@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -133,7 +133,6 @@ class CaptionLabeller:
 
 
 def schema(lines: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
-    """JSON schema of an object with one of `words` for each number."""
     keys = [str(number) for number in range(1, len(lines) + 1)]
     return object_schema({key: {"type": "string", "enum": list(words)} for key in keys})
 
@@ -166,27 +165,21 @@ LONGEST = 200  # characters of a caption that are used
 LETTERS = 128
 
 
-class CaptionModel(Protocol):
-    """Scores of captions, learned from labels."""
+class CaptionModel(Remembered):
+    """Scores [n] (float32) of n captions when it is called, learned from labels (`learn`)."""
 
     def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
         """Learn from new labels; returns metrics."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} does not learn")
 
     def normalize_on(self, captions: Sequence[str]) -> None:
         """Normalise the scores on recent captions."""
-        ...
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        """Scores [len(captions)] (float32)."""
-        ...
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
+        raise NotImplementedError(f"{type(self).__name__} has no scores")
 
 
-class LabelTable(Remembered):
+class LabelTable(CaptionModel):
     """A dictionary of labels; it does not generalise."""
 
     remembered = ("value",)
@@ -197,9 +190,6 @@ class LabelTable(Remembered):
     def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
         self.value |= {q[0]: value for q, value in zip(questions, values, strict=True)}
         return {}
-
-    def normalize_on(self, captions: Sequence[str]) -> None:
-        pass
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
         return torch.tensor([self.value.get(caption, 0.0) for caption in captions])
@@ -218,7 +208,6 @@ class CharCNN(nn.Module):
         self.head = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, 1))
 
     def forward(self, text: Tensor) -> Tensor:
-        """Logits or scores [N]."""
         there = (text > 0)[:, None]
         x = self.embed(text.long()).mT
         for layer in self.layers:
@@ -236,7 +225,7 @@ def encode_characters(captions: Sequence[str]) -> Tensor:
     return text
 
 
-class LearnedCaptionModel(Remembered):
+class LearnedCaptionModel(CaptionModel):
     """A character network and its labels: `steps` of Adam on minibatches of all labels whenever
     there are new ones, with its own random generator."""
 
@@ -276,14 +265,7 @@ class LearnedCaptionModel(Remembered):
     def scores(self, captions: Sequence[str]) -> Tensor:
         """Raw outputs [N] of the network."""
         parts = [captions[i : i + 4096] for i in range(0, len(captions), 4096)]
-        return (
-            torch.cat([self.net(encode_characters(part)) for part in parts])
-            if parts
-            else torch.zeros(0)
-        )
-
-    def normalize_on(self, captions: Sequence[str]) -> None:
-        pass
+        return torch.cat([torch.zeros(0), *(self.net(encode_characters(part)) for part in parts)])
 
 
 class Classification(LearnedCaptionModel):
@@ -344,7 +326,6 @@ class CaptionCounts(Remembered):
         self.labelled = np.zeros(0, np.bool_)
 
     def count(self, numbers: NDArray[np.int64]) -> None:
-        """Count occurrences of captions [n]."""
         if (room := int(numbers.max()) + 1) > len(self.visits):
             more = 2 * room - len(self.visits)
             self.visits = np.append(self.visits, np.zeros(more, np.int64))
@@ -358,7 +339,6 @@ class CaptionCounts(Remembered):
         return np.unique(numbers[due]).tolist()
 
     def others(self, number: int) -> NDArray[np.int64]:
-        """All other captions that have occurred."""
         met = np.flatnonzero(self.visits[1:]) + 1
         return met[met != number]
 
@@ -372,7 +352,6 @@ class CaptionCounts(Remembered):
             self.due[number] = 2 * max(int(self.visits[number]), 1)
 
     def settled(self, number: int) -> None:
-        """Mark as labelled."""
         self.labelled[number], self.due[number] = True, NEVER
 
     @property
@@ -446,11 +425,9 @@ class Annotate(Remembered, SummedReward):
         self.clock = 0
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with a caption of every step."""
         return with_event_captions(env, self.captions)
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Count captions, and submit those that are due for labelling."""
         numbers = transitions[f"next_obs/{CAPTION}"].cpu().numpy()
         self.counts.count(numbers)
         if self.config.stride > 1:
@@ -463,7 +440,6 @@ class Annotate(Remembered, SummedReward):
             self.counts.again(self.captions.of(question[0]))
 
     def set_step(self, step: int) -> None:
-        """Take in new labels, before transitions are rewarded."""
         self._collect_labels()
 
     def __call__(self, transitions: Tensors) -> Tensor:
@@ -472,7 +448,6 @@ class Annotate(Remembered, SummedReward):
         return terms["env"] + terms["captions"]
 
     def components(self, transitions: Tensors) -> dict[str, Tensor]:
-        """The environment's reward and the reward of captions, [N] each."""
         numbers, times = transitions[f"next_obs/{CAPTION}"], transitions[f"next_obs/{TIMES}"]
         bonus = self.caption_scores(numbers) / times.clamp(min=1).float() ** self.config.beta
         own = self.config.env_weight * transitions["reward"]
@@ -500,7 +475,6 @@ class Annotate(Remembered, SummedReward):
         return metrics | self.learned | {"intrinsic": self.intrinsic}
 
     def _questions_about(self, number: int) -> list[Question]:
-        """The questions about a caption."""
         text = self.captions.texts[number]
         self.counts.asked(number)
         if self.config.model != "ranking":

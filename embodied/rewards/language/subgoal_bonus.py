@@ -19,7 +19,7 @@ import json
 import logging
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -33,10 +33,11 @@ from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, under
-from embodied.core.wrapper import Wrapper, find_protocol
+from embodied.core.wrapper import find_protocol
 from embodied.llm.ask_pool import AskPool
 from embodied.llm.chat import Answer, Chat, Message, object_schema
 from embodied.llm.client import open_chat
+from embodied.rewards.wrappers.added_observations import ObservationWrapper
 
 logger = logging.getLogger(__name__)
 Kind = Literal["position", "object", "language"]
@@ -132,7 +133,6 @@ class Planner(Remembered):
         return there[: self.most]
 
     def collect(self) -> None:
-        """Take in the answers that have arrived."""
         for asked in self.pool.poll():
             self.requested.remove(asked.question)
             answer = asked.answer
@@ -239,12 +239,10 @@ class SubgoalBonus(Remembered, SummedReward):
         return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Count reached subgoals."""
         self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
         self.episodes += int(step.ended[env_ids].sum())
 
     def components(self, transitions: Tensors) -> dict[str, Tensor]:
-        """The environment's reward and the bonus, [N] each."""
         return {"env": transitions["reward"], "subgoals": transitions[f"next_obs/{BONUS}"]}
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
@@ -264,19 +262,21 @@ class SubgoalBonus(Remembered, SummedReward):
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
 
-class SubgoalBonusWrapper(Wrapper):
+class SubgoalBonusWrapper(ObservationWrapper):
     """Adds the bonus of the step that led to an observation. Its memory holds each env's list, the
     active subgoal and the steps since the last one.
 
     A list that a language model makes later than the episode begins is used from then on.
     """
 
+    newest = "bonus"
+
     def __init__(self, env: VecEnv, guide: Guide, planner: Planner, config: Config) -> None:
         if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
             raise ConfigError(
                 "subgoals need the whole level as an observation: env.privileged=true"
             )
-        super().__init__(env, env.spec.with_obs(**{BONUS: Leaf((), low=0.0)}))
+        super().__init__(env, BONUS, Leaf((), low=0.0))
         self.guide = guide
         self.planner = planner
         self.most = config.most
@@ -288,44 +288,39 @@ class SubgoalBonusWrapper(Wrapper):
         self.whole: Tensors = {}
         self.late: dict[int, Tensors] = {}  # the initial states of envs without a list yet
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        obs = self.env.reset(seed, task, mask)
-        self.whole = under(obs, "privileged")
-        self._new_plans(self.rows(mask))
-        return self._with(obs)
-
     def step(self, action: Tensor) -> Step:
         self._late_plans()
-        step = self.env.step(action)
-        memory, after = self.memory, under(step.next_obs, "privileged")
+        return super().step(action)
+
+    def observe(self, following: Tensors) -> Tensor:
+        memory, after = self.memory, under(following, "privileged")
         active, length = memory["active"], memory["length"]
         codes = memory["plan"][self.every, active.clamp(max=self.most - 1)]
         hit = (active < length) & self.guide.reached(codes, self.whole, after)
         age = memory["age"] + 1
         bonus = self.bonus * hit * (1 - age.float() / self.limit).clamp(min=0)
         memory["active"], memory["age"] = active + hit, age.masked_fill(hit, 0)
-        memory["bonus"] = bonus.masked_fill(step.ended, 0.0)
-        self.whole = under(step.obs, "privileged")
-        if step.ended.any():
-            self._new_plans(step.ended)
-        return replace(step, obs=self._with(step.obs), next_obs={**step.next_obs, BONUS: bonus})
+        memory["bonus"] = bonus
+        return bonus
+
+    def set_state(self, state: Tensors) -> Tensors:
+        self.late = {}
+        return super().set_state(state)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         self.whole = under(obs, "privileged")
-        self.late = {}
-        return self._with(obs)
+        return super().transform_obs(obs)
 
-    def _new_plans(self, rows: Tensor) -> None:
-        """Make lists for the new levels of the envs `rows` [B] (bool)."""
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        """Makes lists for the new levels."""
         if not self.memory:
             zero = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
             plan = zero[:, None, None].repeat(1, self.most, 3)
             self.memory = {"plan": plan, "length": zero, "active": zero, "age": zero}
             self.memory["bonus"] = zero.float()
         memory = {key: value.clone() for key, value in self.memory.items()}
-        started = {key: value.clone() for key, value in self.whole.items()}
+        memory["bonus"][rows] = 0.0
+        started = {key: value.clone() for key, value in under(obs, "privileged").items()}
         for env_id in rows.nonzero().flatten().tolist():
             memory["active"][env_id] = memory["age"][env_id] = 0
             codes = self.planner.plan(self.guide, started, env_id)
@@ -353,6 +348,3 @@ class SubgoalBonusWrapper(Wrapper):
         memory["plan"][env_id] = 0
         if codes:
             memory["plan"][env_id, : len(codes)] = torch.tensor(codes, device=self.device)
-
-    def _with(self, obs: Tensors) -> Tensors:
-        return {**obs, BONUS: self.memory["bonus"]}

@@ -97,7 +97,6 @@ class Heron(Remembered, SummedReward):
         return {"env": env, "preferred": self.config.weight * learned}
 
     def score(self, transitions: Tensors) -> Tensor:
-        """The model's raw scores [N]."""
         return self.net(self.features(transitions, "next_obs"))[:, 0]
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:

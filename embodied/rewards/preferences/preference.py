@@ -15,6 +15,12 @@ Image store: each observation is stored once and referred to by its index.
 A replay buffer would hold every image twice (`obs` and `next_obs`), and every sampled batch would
 run the reward network on it again. With an index, an image is scored once when it is new and once
 after every change of the network.
+
+The scores are a Bradley-Terry model, fitted by cross-entropy (Christiano et al., 2017):
+
+    P(second preferred) = sigmoid(S(second) - S(first)),   S = tanh(net(observation)) in [-1, 1]
+
+A tie has the target 1/2. The members differ in their initial weights and in the order of the pairs.
 """
 
 from __future__ import annotations
@@ -23,33 +29,187 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, Fraction
+from embodied.core.bounds import Count, Fraction, NonNegative, PositiveFraction
 from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.device import forked
 from embodied.core.env import Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.rewards.preferences.bradley_terry import FitConfig, Labels, Ranker
-from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, SKIPPED, TIE, Labeller
-from embodied.rewards.preferences.offline import (
+from embodied.nn.fit import gradient_step
+from embodied.nn.networks import Ensemble
+from embodied.nn.normalizers import MeanStdNormalizer
+from embodied.nn.optim import Adam
+from embodied.rewards.preferences.labellers import (
+    Labeller,
+    Labels,
     agreement,
     gather,
+    joined,
     reached_observations,
     rows_of_episodes,
     sample_pairs,
     split,
+    targets,
 )
 from embodied.rewards.wrappers.added_observations import PICTURE, ObservationWrapper, with_render
+
+CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, kernel, stride
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """Settings of the ensemble and its fit, which ends early at the training accuracy `enough`."""
+
+    members: Count = 3  # networks of the ensemble
+    hidden: tuple[Count, ...] = (128, 128)  # units of the hidden layers; images have convolutions
+    epochs: Count = 50  # largest number of passes over all pairs
+    enough: Fraction = 0.97  # training accuracy above which a fit ends
+    batch: Count = 64  # pairs per gradient step
+    rate: PositiveFraction = 3e-4  # Adam's learning rate
+    decay: NonNegative = 0.0  # Adam's weight decay
+    fresh: bool = True  # reinitialise with every set of labels; else wrong labels are memorised
+
+
+class Vectors(nn.Module):
+    """Scores of vectors, [N, size] or [E, N, size] to [E, N]."""
+
+    def __init__(self, leaf: Leaf, fit: FitConfig) -> None:
+        super().__init__()
+        self.norm = MeanStdNormalizer(leaf.size)
+        self.net = Ensemble(fit.members, leaf.size, fit.hidden)
+
+    def prepare(self, images: Tensor) -> None:
+        """Fit the normaliser to observations [N, ...]."""
+        self.norm.fit(images.flatten(1))
+
+    def forward(self, images: Tensor, per_member: bool = False) -> Tensor:
+        return self.net(self.norm(images.float().flatten(2 if per_member else 1))).squeeze(2).tanh()
+
+
+class Pictures(nn.Module):
+    """Scores of images, uint8 [N, H, W, C] or [E, N, H, W, C] to [E, N]; the members' convolutions
+    are groups of one convolution."""
+
+    def __init__(self, leaf: Leaf, fit: FitConfig) -> None:
+        super().__init__()
+        self.members = e = fit.members
+        sizes = [leaf.shape[2], *(channels for channels, _, _ in CONVOLUTIONS)]
+        layers: list[nn.Module] = []
+        side = leaf.shape[:2]
+        for (inputs, outputs), (_, kernel, stride) in zip(
+            pairwise(sizes), CONVOLUTIONS, strict=True
+        ):
+            if min(side) < kernel:
+                break  # small images need fewer layers
+            layers += [nn.Conv2d(e * inputs, e * outputs, kernel, stride, groups=e), nn.ReLU()]
+            side = tuple((pixels - kernel) // stride + 1 for pixels in side)
+        self.layers = nn.Sequential(*layers)
+        width = sizes[len(layers) // 2] * math.prod(side)
+        self.head = Ensemble(e, width, ())
+
+    def prepare(self, images: Tensor) -> None:
+        """Images need no normaliser."""
+
+    def forward(self, images: Tensor, per_member: bool = False) -> Tensor:
+        pictures = images.float().div_(255)
+        if per_member:
+            pictures = pictures.permute(1, 0, 4, 2, 3).flatten(1, 2)
+        else:
+            pictures = pictures.permute(0, 3, 1, 2).repeat(1, self.members, 1, 1)
+        features = self.layers(pictures).unflatten(1, (self.members, -1)).flatten(2)
+        return self.head(features.transpose(0, 1)).squeeze(2).tanh()
+
+
+Scores = Vectors | Pictures
+
+
+def scores_of(leaf: Leaf, fit: FitConfig, seed: int) -> Scores:
+    """An ensemble for observations like `leaf`; deterministic given the seed."""
+    with forked(seed):
+        return Pictures(leaf, fit) if leaf.is_image else Vectors(leaf, fit)
+
+
+def loss_of(first: Tensor, second: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of scores [E, b] with targets [E, b], summed over the members."""
+    error = functional.binary_cross_entropy_with_logits(second - first, target, reduction="none")
+    return error.mean(1).sum()
+
+
+class Ranker(Remembered):
+    """The ensemble together with all labels so far."""
+
+    remembered = ("net", "optimizer", "random", "labels")
+
+    def __init__(self, leaf: Leaf, how: FitConfig, device: torch.device, seed: int) -> None:
+        self.leaf = leaf
+        self.how = how
+        self.device = device
+        self.seed = seed
+        self.random = torch.Generator().manual_seed(seed)
+        self.labels: Labels = (torch.empty(0), torch.empty(0), torch.empty(0))
+        self.net, self.optimizer = self._new_ensemble()
+
+    def _new_ensemble(self) -> tuple[Scores, Adam]:
+        net, how = scores_of(self.leaf, self.how, self.seed).to(self.device), self.how
+        return net, Adam(net.parameters(), how.rate, weight_decay=how.decay, local=True)
+
+    def __len__(self) -> int:
+        return len(self.labels[2])
+
+    @torch.no_grad()
+    def each(self, images: Tensor, chunk: int = 512) -> Tensor:
+        """Scores [E, N] of every member for observations [N, ...]."""
+        return torch.cat([self.net(part.to(self.device)).cpu() for part in images.split(chunk)], 1)
+
+    def score(self, images: Tensor) -> Tensor:
+        """Mean score [N] over the members."""
+        return self.each(images).mean(0)
+
+    def accuracy(self, labels: Labels) -> float:
+        """Fraction of labels, without ties, that the scores agree with; NaN without any."""
+        first, second, target = labels
+        told = target != 0.5
+        gain = self.score(second) - self.score(first)
+        return float((((gain > 0).float() == target) & told).sum() / told.sum())
+
+    def learn(self, new: Labels) -> dict[str, Tensor]:
+        """Add labels and fit to all of them.
+
+        `new_accuracy` is the accuracy on the new labels before they are learned.
+        """
+        metrics: dict[str, Tensor] = {}
+        if len(self):
+            metrics["new_accuracy"] = torch.tensor(self.accuracy(new))
+            new = joined([self.labels, new])
+        if self.how.fresh or not len(self):
+            self.net, self.optimizer = self._new_ensemble()
+            self.net.prepare(torch.cat(new[:2]).to(self.device))
+        self.labels = new
+        share = 0.0
+        for _ in range(self.how.epochs):  # every member sees all pairs, each in its own order
+            order = torch.rand(self.how.members, len(self), generator=self.random).argsort(1)
+            for rows in order.split(self.how.batch, 1):
+                one, two = (self.net(x[rows].to(self.device), per_member=True) for x in new[:2])
+                loss = loss_of(one, two, new[2][rows].to(self.device))
+                gradient_step(self.optimizer, loss)
+            share = self.accuracy(new)
+            if share > self.how.enough:
+                break
+        return metrics | {"train_accuracy": torch.tensor(share)}
+
 
 IMAGE_INDEX = "privileged/sight"
 
@@ -147,8 +307,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of preference learning. With `choose` "disagreement", the pairs on which the
-    ensemble disagrees most are selected from ten times as many."""
+    """Settings of preference learning."""
 
     labeller: Node  # compares pairs of observations
     leaf: str | None = None  # the observation that is scored; null: a rendered image
@@ -159,8 +318,6 @@ class Config:
     pairs: Count = 40  # pairs labelled in a session
     labels: Count = 1000  # number of labels at which labelling ends
     recent: Count = 5000  # newest observations, of which pairs are drawn
-    choose: Literal["uniform", "disagreement"] = "uniform"  # how pairs are selected
-    tied: Literal["half", "dropped"] = "half"  # ties have the target 1/2, or are dropped
     ties: Fraction = 0.6  # a session with a larger fraction of ties is the last one
     zero: Literal["mean", "highest"] = "mean"  # score with reward 0
     memory: Count = 100_000  # stored observations; best the size of the replay buffer
@@ -215,7 +372,6 @@ class Preference(Remembered, Reward):
         self.metrics: dict[str, Tensor] = {}
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with the index of its observations in the store."""
         names = {self.scored, self.shown} if self.labeller.needs_images else {self.scored}
         rendered = with_render(env, self.config.size) if PICTURE in names else env
         return ImageIndexWrapper(rendered, self.store, sorted(names), (PICTURE,))
@@ -232,7 +388,10 @@ class Preference(Remembered, Reward):
         self.steps = self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
         if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
-            self._submit(*(self.store.take(side) for side in self._choose_pairs()))
+            pool = self.store.reached(self.config.recent)
+            count = min(self.config.pairs, self.config.labels - len(self.ranker))
+            drawn = pool[torch.randint(len(pool), (2, count), generator=self.random)]
+            self._submit(*(self.store.take(side) for side in drawn))
         found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:  # fit all labels so far, and update all scores
             self.metrics |= self.ranker.learn(found)
@@ -240,21 +399,6 @@ class Preference(Remembered, Reward):
             pictures = self.view(self.store.take(held)[self.scored])
             self.store.scores[held] = self.ranker.score(pictures)
             self.measure(self.store.scores[held])
-
-    def _choose_pairs(self) -> tuple[Tensor, Tensor]:
-        """Indices [pairs] of both sides."""
-        config, pool = self.config, self.store.reached(self.config.recent)
-        some = min(config.pairs, config.labels - len(self.ranker))
-        disputed = config.choose == "disagreement" and len(self.ranker) > 0
-        many = 10 * some if disputed else some
-        drawn = pool[torch.randint(len(pool), (2, many), generator=self.random)]
-        if disputed:
-            one, two = (
-                self.ranker.each(self.view(self.store.take(side)[self.scored])) for side in drawn
-            )
-            doubt = (two - one).sigmoid().std(0)
-            drawn = drawn[:, doubt.argsort(descending=True)[:some]]
-        return drawn[0], drawn[1]
 
     def ask(self, first: Tensors, second: Tensors) -> Labels | None:
         """Have pairs labelled, given both sides' observations, `reward`, and the image if needed,
@@ -278,18 +422,14 @@ class Preference(Remembered, Reward):
         self.arrived |= self.labeller.poll(wait)
         if len(self.arrived) < len(self.pairs):
             return None
-        labels = torch.tensor([self.arrived[ticket] for ticket in self.pairs])
+        answered, target = targets([self.arrived[ticket] for ticket in self.pairs])
         sides = [tt.stack(list(side)) for side in zip(*self.pairs.values(), strict=True)]
         self.pairs = {}
         self.arrived = {}
-        answered = (labels != ABSTAIN) & (labels != SKIPPED)
-        self._update_counts(labels[answered])
-        use = answered if self.config.tied == "half" else answered & (labels != TIE)
-        index = use.nonzero().flatten()
-        if not len(index):
+        self._update_counts(target)
+        if not len(answered):
             return None
-        target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[index]
-        one, other = (self.view(side[self.scored][index]) for side in sides)
+        one, other = (self.view(side[self.scored][answered]) for side in sides)
         return one, other, target
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -305,18 +445,16 @@ class Preference(Remembered, Reward):
             return {"picture": side[self.shown], "reward": side["reward"]}
         return {"reward": side["reward"]}
 
-    def _update_counts(self, answered: Tensor) -> None:
+    def _update_counts(self, target: Tensor) -> None:
         """Decide whether to continue labelling, and update the metrics."""
-        tied = float((answered == TIE).float().mean()) if len(answered) else 0.0
+        tied = float((target == 0.5).float().mean()) if len(target) else 0.0
         if self.labeller.stopped:
             self.done = self.labeller.stopped
         elif tied > self.config.ties:
             self.done = f"{tied:.0%} of the last pairs were ties"
             logger.warning("preference: %s; labelling ends", self.done)
-        counts = self.labeller.counts
-        known = {"asked": counts.asked, "tied": counts.tied}
-        known |= {"abstained": counts.abstained, "tokens": counts.tokens}
-        self.metrics |= {name: torch.tensor(float(count)) for name, count in known.items()}
+        for name in ("asked", "tied", "abstained", "tokens"):
+            self.metrics[name] = torch.tensor(float(getattr(self.labeller.counts, name)))
 
     def view(self, images: Tensor) -> Tensor:
         """The elements of observations [n, ...] that are scored."""

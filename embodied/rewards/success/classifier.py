@@ -191,7 +191,9 @@ class Classifier(Remembered, Reward):
             self.version += 1
             self._write("newest")
         facts = {"version": self.version, "threshold": self.calibration.threshold}
-        return {k: torch.tensor(float(v)) for k, v in (facts | self._false_positives()).items()}
+        if self.mistakes:
+            facts["false_positives"] = sum(self.mistakes) / len(self.mistakes)
+        return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
     def _first_version(self) -> None:
         """Version 1: loaded from the run's folder if it is there, else trained on the datasets."""
@@ -233,17 +235,11 @@ class Classifier(Remembered, Reward):
         }
         write(self.folder / name, self.net, self.leaves, self.calibration, facts)
 
-    def _false_positives(self) -> dict[str, float]:
-        if not self.mistakes:
-            return {}
-        return {"false_positives": sum(self.mistakes) / len(self.mistakes)}
-
     def _warn(self) -> None:
         """Warn once per version, given enough episodes."""
-        rate = self._false_positives().get("false_positives", 0.0)
-        if len(self.mistakes) < self.config.watch or rate <= self.config.limit:
-            return
-        if self.warned < self.version:
+        rate = sum(self.mistakes) / len(self.mistakes)
+        full = len(self.mistakes) == self.config.watch
+        if full and rate > self.config.limit and self.warned < self.version:
             self.warned = self.version
             print(
                 f"classifier: version {self.version} takes {rate:.0%} of the last "

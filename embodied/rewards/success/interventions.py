@@ -48,7 +48,6 @@ class Interventions(Reward):
         self.seed = seed
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with the operator's interventions."""
         context = {"spec": env.spec, "num_envs": env.num_envs, "seed": self.seed}
         intervener = build(self.config.intervener, Intervener, **context)
         return InterventionWrapper(env, intervener, self.config.pay == "interventions")

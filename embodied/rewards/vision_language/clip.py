@@ -1,17 +1,4 @@
-"""CLIP reward: similarity of rendered images to a sentence, by a frozen image-text encoder.
-
-VLM-RM (Rocamonde et al., 2024). With the image's unit embedding z, the mean embeddings g and b of
-the goal's and the baseline's sentences, and d = g - b:
-
-    P = alpha d d^T / |d|^2 + (1 - alpha) I,    r = 1 - |P (z - g)|^2 / 2
-
-(alpha 0: cosine similarity; alpha 1: only the direction from baseline to goal counts). Or, with
-sentences y_0..y_K from worst to best (given, or known to the encoder), the ladder
-
-    r = sum_k softmax_k(t <z, y_k>) k / K
-
-which, unlike a similarity, is ordered between its ends.
-"""
+"""CLIP reward: similarity of images to a sentence, by a frozen image-text encoder."""
 
 from __future__ import annotations
 
@@ -62,7 +49,20 @@ class Config:
 
 
 class Clip(Reward):
-    """Applied once, when transitions are stored; the encoder is never trained."""
+    """Similarity of rendered images to a sentence: VLM-RM (Rocamonde et al., 2024). Applied once.
+
+    With the image's unit embedding z, the mean embeddings g and b of the goal's and the baseline's
+    sentences, and d = g - b:
+
+        P = alpha d d^T / |d|^2 + (1 - alpha) I,    r = 1 - |P (z - g)|^2 / 2
+
+    (alpha 0: cosine similarity; alpha 1: only the direction from baseline to goal counts). Or, with
+    sentences y_0..y_K from worst to best (given, or known to the encoder), the ladder
+
+        r = sum_k softmax_k(t <z, y_k>) k / K
+
+    which, unlike a similarity, is ordered between its ends.
+    """
 
     frozen = True
 
@@ -76,7 +76,6 @@ class Clip(Reward):
         self.readout = readout_of(config, self.model, goal)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with rendered images, and without terminations."""
         config = self.config
         if config.picture is None:
             env = with_render(env, config.size or self.model.side)

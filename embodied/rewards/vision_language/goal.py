@@ -1,8 +1,4 @@
-"""Goal reward: negative distance to a goal given as an image or a state.
-
-Images are compared by an image-text encoder, r = -s |z - z_goal| with unit embeddings z; states by
-a weighted distance, r = -s |w (x - x_goal)|.
-"""
+"""Goal reward: negative distance to a goal, an image or a state."""
 
 from __future__ import annotations
 
@@ -44,7 +40,11 @@ class GoalConfig:
 
 
 class Goal(Reward):
-    """Applied once, when transitions are stored; nothing is learned."""
+    """Negative distance to a goal given as an image or a state; applied once.
+
+    Images are compared by an image-text encoder, r = -s |z - z_goal| with unit embeddings z; states
+    by a weighted distance, r = -s |w (x - x_goal)|.
+    """
 
     frozen = True
 
@@ -76,7 +76,6 @@ class Goal(Reward):
         self.weights = torch.where(counts, vector(config.weights, names, 1.0), 0.0).to(device)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with rendered images if needed, and without terminations."""
         if self.config.leaf is None and self.model is not None:
             env = with_render(env, self.config.size or self.model.side)
         return NoTerminationWrapper(env) if self.config.terminations == "as_truncations" else env

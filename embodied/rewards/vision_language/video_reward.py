@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool
-from embodied.llm.chat import BudgetSpent, Chat, ChatError, ServerUnusable, object_schema
+from embodied.llm.chat import BudgetSpent, ChatError, ServerUnusable
 from embodied.llm.client import open_chat
 from embodied.nn.statistics import spearman
 from embodied.rewards.fitted import SHAPINGS
@@ -46,9 +46,6 @@ from embodied.rewards.wrappers.added_observations import (
 from embodied.vision.image_text import resized
 
 logger = logging.getLogger(__name__)
-
-TOP = 20  # alternatives of a token, as many as servers usually report
-SCHEMA = object_schema({"score": {"enum": [1, 2, 3, 4, 5]}})
 
 
 @dataclass(frozen=True)
@@ -69,27 +66,17 @@ class VideoConfig:
     synchronous: bool = False  # training waits for the answers, so that it is repeatable
 
 
-class VideoQuestion(Protocol):
-    """A way to ask a model about a video."""
-
-    def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
-        """The indices of frames [k] in `images` [n, H, W, 3] and their progress [k] in [0, 1].
-        ChatError if there is no usable answer."""
-        ...
-
-    interpolated: bool
-    """Whether the progress of other observations is between those of the nearest frames;
-    otherwise it is 0."""
-
-
 class VideoReward(Remembered, SummedReward):
-    """Asks `question` about every episode."""
+    """Subclasses ask about the frames of an episode (`ask`)."""
 
     frozen = False
     needs_local_env = True
     remembered = ("recorder", "phi", "counts", "order", "spent")
+    interpolated = True
+    """Whether the progress of other observations is between those of the nearest frames; otherwise
+    it is 0."""
 
-    def __init__(self, config: VideoConfig, question: VideoQuestion, spec: Spec, folder: Path):
+    def __init__(self, config: Any, spec: Spec, folder: Path) -> None:
         if distributed.world() > 1:
             raise ConfigError("videos are asked about in one process: start without torchrun")
         require_picture(config.picture, spec)
@@ -97,7 +84,6 @@ class VideoReward(Remembered, SummedReward):
         if not goal:
             raise ConfigError('no goal: set reward.goal="..."')
         self.config = config
-        self.question = question
         self.goal = goal
         self.chat = open_chat(config.chat, folder)
         self.recorder = VideoRecorder(config.frames)
@@ -137,7 +123,6 @@ class VideoReward(Remembered, SummedReward):
         return {VIDEO_INDEX: numbers}
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
-        """Submit the episodes that ended."""
         for video in self.recorder.take():
             key = str(video.numbers[-1])
             self.waiting[key] = video
@@ -146,7 +131,6 @@ class VideoReward(Remembered, SummedReward):
                 self.counts["dropped"] += 1
 
     def set_step(self, step: int) -> None:
-        """Take in new answers, before transitions are rewarded."""
         for asked in self.pool.poll():
             video = self.waiting.pop(asked.question)
             if asked.answer is None:
@@ -159,7 +143,6 @@ class VideoReward(Remembered, SummedReward):
             logger.warning("no more answers: %s", self.spent)
 
     def components(self, transitions: Tensors) -> dict[str, Tensor]:
-        """The environment's reward and that of the model, [N] each."""
         config, reward = self.config, transitions["reward"]
         before, after = (
             self._phi(transitions[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs")
@@ -196,12 +179,17 @@ class VideoReward(Remembered, SummedReward):
     def _progress_of(self, video: Video) -> Tensor:
         """Progress [T] of an episode's observations, by the model."""
         places, images = video.sampled(self.config.frames)
-        index, value = self.question(self.chat, self.goal, shrunk(images, self.config.pixels))
+        index, value = self.ask(shrunk(images, self.config.pixels))
         at = np.array([places[i] for i in index])
         every = np.arange(len(video.numbers))
-        if self.question.interpolated:
+        if self.interpolated:
             return torch.from_numpy(np.interp(every, at, value.numpy())).float()
         return torch.zeros(len(every)).index_put((torch.from_numpy(at),), value.float())
+
+    def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
+        """The indices of frames [k] in `images` [n, H, W, 3] and their progress [k] in [0, 1].
+        ChatError if there is no usable answer. Called in a thread."""
+        raise NotImplementedError(f"{type(self).__name__} asks nothing")
 
     def _take_in(self, video: Video, progress: Tensor) -> None:
         if (more := video.numbers[-1] + 1 - len(self.phi)) > 0:

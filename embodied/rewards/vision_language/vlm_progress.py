@@ -1,13 +1,4 @@
-"""Progress from a vision-language model that sees the frames of an episode in random order (GVL).
-
-Ma et al., "Vision language models are in-context value learners", 2024. In order, models answer
-with rising numbers whatever the frames show; shuffled, they have to look. The first frame is given
-as the one with 0%, the others without their order, and the model says how far each of them is. The
-rank correlation of its answers with time ("value-order correlation", VOC) says whether it follows
-the task: high in good recordings, low if it cannot see it, or if the episode fails.
-
-Differences from the source: no examples in the prompt; integers as JSON; one question an episode.
-"""
+"""GVL, generative value learning: progress from shuffled frames."""
 
 from __future__ import annotations
 
@@ -19,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.spec import Spec
-from embodied.llm.chat import Chat, Message, object_schema
+from embodied.llm.chat import Message, object_schema
 from embodied.rewards.vision_language.video_reward import VideoConfig, VideoReward
 
 
@@ -31,32 +22,35 @@ class VlmProgressConfig(VideoConfig):
 
 
 class VlmProgress(VideoReward):
-    """The percentages of sampled frames, interpolated between them."""
+    """Progress from a model that sees the frames of an episode in random order (GVL).
+
+    Ma et al., "Vision language models are in-context value learners", 2024. In order, models answer
+    with rising numbers whatever the frames show; shuffled, they have to look. The first frame is
+    given as the one with 0%, the others without their order, and the model says how far each of
+    them is; between sampled frames progress is interpolated. The rank correlation of its answers
+    with time ("value-order correlation", VOC) says whether it follows the task: high in good
+    recordings, low if it cannot see it, or if the episode fails.
+
+    Differences from the source: no examples in the prompt; integers as JSON; one question an
+    episode.
+    """
 
     def __init__(self, config: VlmProgressConfig, spec: Spec, seed: int, folder: Path) -> None:
-        super().__init__(config, ShuffledFrames(config.shuffle, seed), spec, folder)
-
-
-class ShuffledFrames:
-    """Asks for the completion of every frame; the order depends on `seed` and the number of
-    frames, so that a cached answer is found again."""
-
-    interpolated = True
-
-    def __init__(self, shuffle: bool, seed: int) -> None:
-        self.shuffle = shuffle
+        super().__init__(config, spec, folder)
         self.seed = seed
 
-    def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
+    def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
+        """The order depends on the seed and the number of frames, so that a cached answer is found
+        again."""
         order = torch.arange(1, len(images))
-        if self.shuffle:
+        if self.config.shuffle:
             random = torch.Generator().manual_seed(self.seed)
             order = order[torch.randperm(len(order), generator=random)]
         shown = (images[0], *images[order])
-        question = Message("user", prompt(goal, len(order), self.shuffle), shown)
+        question = Message("user", prompt(self.goal, len(order), self.config.shuffle), shown)
         numbers = {"type": "integer", "minimum": 0, "maximum": 100}
         items = {"type": "array", "items": numbers, "minItems": len(order), "maxItems": len(order)}
-        answer = chat.ask([question], dict(object_schema({"completion": items})))
+        answer = self.chat.ask([question], dict(object_schema({"completion": items})))
         percent = torch.tensor([0, *answer.data["completion"]])
         back = torch.cat([torch.zeros(1, dtype=torch.int64), order]).argsort()
         return range(len(images)), percent[back] / 100

@@ -1,14 +1,4 @@
-"""Success of an episode from a vision-language model: a probability, or a score.
-
-`probability` (TOPReward, 2026): the model is asked whether the video completes the task, and the
-log probabilities of the answer's first token give p = P(True) / (P(True) + P(False)). Asked about
-`prefixes` of growing length, p over time is progress. `score` (RoboReward, 2026): a grade from 1
-(no progress) to 5 (completed) of the whole video, as JSON, scaled to [0, 1]; it needs no
-probabilities.
-
-Differences from the sources: both answers are normalised instead of P(True) alone; prompts and
-rubric are ours; any model can be asked, not only the one that was trained for it.
-"""
+"""Success of an episode, asked of a vision-language model (TOPReward, RoboReward)."""
 
 from __future__ import annotations
 
@@ -24,8 +14,11 @@ from torch import Tensor
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.llm.chat import Chat, ChatError, Message
-from embodied.rewards.vision_language.video_reward import SCHEMA, TOP, VideoConfig, VideoReward
+from embodied.llm.chat import Chat, ChatError, Message, object_schema
+from embodied.rewards.vision_language.video_reward import VideoConfig, VideoReward
+
+TOP = 20  # alternatives of a token, as many as servers usually report
+SCHEMA = object_schema({"score": {"enum": [1, 2, 3, 4, 5]}})
 
 
 @dataclass(frozen=True)
@@ -37,30 +30,33 @@ class VlmSuccessConfig(VideoConfig):
 
 
 class VlmSuccess(VideoReward):
-    """The model's answer about an episode is the progress of its last observation."""
+    """Success of an episode, a probability or a score; it is the progress of its last observation.
+
+    `probability` (TOPReward, 2026): the model is asked whether the video completes the task, and
+    the log probabilities of the answer's first token give p = P(True) / (P(True) + P(False)). Asked
+    about `prefixes` of growing length, p over time is progress. `score` (RoboReward, 2026): a grade
+    from 1 (no progress) to 5 (completed) of the whole video, as JSON, scaled to [0, 1]; it needs no
+    probabilities.
+
+    Differences from the sources: both answers are normalised instead of P(True) alone; prompts and
+    rubric are ours; any model can be asked, not only the one that was trained for it.
+    """
 
     def __init__(self, config: VlmSuccessConfig, spec: Spec, folder: Path) -> None:
         if config.prefixes > config.frames:
             raise ConfigError(
                 f"reward.prefixes={config.prefixes} must be at most reward.frames={config.frames}"
             )
-        super().__init__(config, GrowingVideo(config.ask, config.prefixes), spec, folder)
+        super().__init__(config, spec, folder)
+        self.interpolated = config.prefixes > 1
 
-
-class GrowingVideo:
-    """Asks about the first frames, and more and more of them."""
-
-    def __init__(self, ask: Literal["probability", "score"], prefixes: int) -> None:
-        self.ask = {"probability": probability, "score": score}[ask]
-        self.prefixes = prefixes
-        self.interpolated = prefixes > 1
-
-    def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
+    def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
         last = len(images) - 1
-        ends = torch.linspace(0, last, self.prefixes + 1).round().long().unique()[1:].tolist()
-        said = [self.ask(chat, goal, images[: end + 1]) for end in ends]
+        ends = torch.linspace(0, last, self.config.prefixes + 1).round().long().unique()[1:]
+        ask = probability if self.config.ask == "probability" else score
+        said = [ask(self.chat, self.goal, images[: end + 1]) for end in ends.tolist()]
         start = [0] if self.interpolated else []
-        return [*start, *ends], torch.tensor([*(0.0 for _ in start), *said])
+        return [*start, *ends.tolist()], torch.tensor([*(0.0 for _ in start), *said])
 
 
 def probability(chat: Chat, goal: str, images: Tensor) -> float:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError
 from embodied.core.env import HasEventCaptions, Step, VecEnv
 from embodied.core.reward import AugmentsEnv, Reward
 from embodied.core.spec import Leaf, hidden
@@ -156,12 +156,14 @@ class AddRenderObservation(RenderObservation):
     """
 
     def __init__(self, config: Config, env: VecEnv) -> None:
-        super().__init__(env, PICTURE, *_render_batch(env, config.size))
+        size = config.size
+        leaf = Leaf((size, env.num_views * size, 3), "uint8", 0, 255)
+        super().__init__(env, PICTURE, leaf, lambda index: env.render_batch(index, size))
 
 
 def with_render(env: VecEnv, size: int) -> RenderObservation:
     """`env` with `privileged/picture`: its rendered images, uint8 [B, size, V size, 3]."""
-    return RenderObservation(env, PICTURE, *_render_batch(env, size))
+    return AddRenderObservation(Config(size), env)
 
 
 def with_pictures(env: VecEnv, leaves: Mapping[str, Leaf]) -> VecEnv:
@@ -169,11 +171,6 @@ def with_pictures(env: VecEnv, leaves: Mapping[str, Leaf]) -> VecEnv:
     if PICTURE not in leaves or PICTURE in env.spec.obs:
         return env
     return with_render(env, leaves[PICTURE].shape[0])
-
-
-def _render_batch(env: VecEnv, size: int) -> tuple[Leaf, Callable[[Tensor], Tensor]]:
-    leaf = Leaf((size, env.num_views * size, 3), "uint8", 0, 255)
-    return leaf, lambda index: env.render_batch(index, size)
 
 
 class CaptionVocabulary:
@@ -419,14 +416,11 @@ class EpisodeVideoWrapper(ObservationWrapper):
 
 
 class VisitCountWrapper(ObservationWrapper):
-    """`leaf`: the observation that is counted (None: all policy observations)."""
+    """Adds the visits of the state, as the policy observes it, in this episode."""
 
-    def __init__(self, env: VecEnv, leaf: str | None = None) -> None:
+    def __init__(self, env: VecEnv) -> None:
         super().__init__(env, VISITS, Leaf((), "int64", 1, MOST))
-        seen = [k for k in sorted(env.spec.obs) if not hidden(k)]
-        if leaf is not None and leaf not in env.spec.obs:
-            raise ConfigError(f"no observation {leaf}{nearest(leaf, env.spec.obs)}")
-        self.leaves = seen if leaf is None else [leaf]
+        self.leaves = [name for name in sorted(env.spec.obs) if not hidden(name)]
         size = sum(env.spec.obs[name].size for name in self.leaves)
         generator = torch.Generator().manual_seed(0)
         self.salt = torch.randint(2**62, (size,), generator=generator) * 2 + 1

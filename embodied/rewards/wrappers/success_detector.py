@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, Fraction
+from embodied.core.bounds import Count
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -80,7 +80,6 @@ class Config:
 
     trained: str  # folder of `embodied reward classifier`
     steps: Count = 3  # consecutive steps in which a success must be detected
-    threshold: Fraction | None = None  # probability above which it is one; null: the calibrated one
 
 
 class DetectSuccess(SuccessDetector):
@@ -89,11 +88,9 @@ class DetectSuccess(SuccessDetector):
     def __init__(self, config: Config, env: VecEnv) -> None:
         self.net, self.leaves, self.calibration, _ = read(Path(config.trained))
         require_observed(self.leaves, env.spec)
-        threshold = config.threshold
-        self.threshold = self.calibration.threshold if threshold is None else threshold
         super().__init__(with_pictures(env, self.leaves), self._passes, config.steps)
 
     @torch.no_grad()
     def _passes(self, obs: Tensors) -> Tensor:
         seen = tt.to({name: obs[name] for name in self.leaves}, "cpu")
-        return self.calibration.probability(self.net(seen)) > self.threshold
+        return self.calibration.probability(self.net(seen)) > self.calibration.threshold

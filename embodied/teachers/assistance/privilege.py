@@ -1,11 +1,4 @@
-"""Privileged-action curriculum: assistance that is annealed with success and raised on failure.
-
-One element of the task vector is the amount of assistance. Its level is p; an episode gets
-p - below u^2 with u uniform in [0, 1], mostly near p and sometimes less, so that the student also
-trains with less assistance. If the mean score of the last `batch` episodes at this p is above
-`enough`, p decreases by `step`; below `little` it increases. The other task parameters are sampled
-uniformly. Evaluation runs without assistance, which is the environments' default.
-"""
+"""Privileged-action curriculum: assistance that is annealed with success."""
 
 from __future__ import annotations
 
@@ -36,7 +29,15 @@ class Config(teacher.Config):
 
 
 class Privilege(Teacher):
-    """`level` is p, in whole steps below `first`."""
+    """Privileged-action curriculum: assistance that falls with success and rises with failure.
+
+    One element of the task vector is the amount of assistance. Its level is p; an episode gets
+    p - below u^2 with u uniform in [0, 1], so that the student also trains with less assistance. If
+    the mean score of the last `batch` episodes at this p is above `enough`, p decreases by `step`;
+    below `little` it increases. The other task parameters are sampled uniformly. Evaluation runs
+    without assistance, which is the environments' default. `level` is p, in whole steps below
+    `first`.
+    """
 
     needs = "help"
     remembered = ("level", "recent")

@@ -1,20 +1,4 @@
-"""CLUTR: PAIRED with an adversary that samples from the latent space of pretrained levels.
-
-Azad et al., "CLUTR: curriculum learning via unsupervised task representation learning", 2023. An
-autoencoder is trained on random levels and then frozen. The adversary samples a latent z and learns
-by one-step PPO from the regret of the decoded level:
-
-    z ~ N(m, diag s^2),   L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) ] - c_h sum log s
-
-`LevelAutoencoder` is a recurrent VAE (Kingma and Welling, 2014). An embedding and a bidirectional
-GRU read the tokens w_1 .. w_T of a level; its last states give the posterior q(z | w) =
-N(mu, sigma^2). A GRU that gets z with every token decodes them greedily.
-
-    L = c CE(w) + beta_i KL(q || N(0, I)),   beta_i = (tanh((i - 3.5 k) / k) + 1) / 2
-
-CE is the mean over tokens; the paper has c = 79, k = 1000. With `bounded`, as in the paper, z is
-replaced by 4 tanh(z) after sampling; its prior is then no longer normal.
-"""
+"""CLUTR: a generator in the latent space of pretrained levels."""
 
 from __future__ import annotations
 
@@ -31,19 +15,8 @@ from embodied.core.bounds import Bound, Count, NonNegative, Positive, PositiveFr
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
 from embodied.nn.optim import Adam, Optimizer
-from embodied.teachers.levels.regret import (
-    Config,
-    Grammar,
-    RegretTeacher,
-    Words,
-    normal,
-    spelled,
-    surrogate,
-)
-from embodied.teachers.teacher import (
-    Floats,
-    LevelSpace,
-)
+from embodied.teachers.levels.regret import Config, Grammar, RegretTeacher, Words, normal, surrogate
+from embodied.teachers.teacher import Floats, LevelSpace
 from embodied.teachers.torch_teacher import embedding, gru, linear, tensor
 
 EDGE = 4.0  # bound of latents
@@ -68,7 +41,14 @@ class AutoencoderSettings:
 
 
 class LevelAutoencoder(nn.Module):
-    """Encodes tokens [n, T] to latents [n, Z] and decodes them."""
+    """A recurrent VAE (Kingma and Welling, 2014). An embedding and a bidirectional GRU read the
+    tokens w_1 .. w_T [n, T] of levels; its last states give the posterior q(z | w) =
+    N(mu, sigma^2). A GRU that gets z [n, Z] with every token decodes them greedily.
+
+        L = c CE(w) + beta_i KL(q || N(0, I)),   beta_i = (tanh((i - 3.5 k) / k) + 1) / 2
+
+    CE is the mean over tokens; the paper has c = 79, k = 1000.
+    """
 
     def __init__(
         self, settings: AutoencoderSettings, grammar: Grammar, random: np.random.Generator
@@ -185,7 +165,15 @@ class LatentGaussian(nn.Module):
 
 
 class Clutr(RegretTeacher):
-    """The autoencoder is trained when the first level is generated, with the teacher's seed."""
+    """CLUTR: PAIRED with an adversary that samples from the latent space of pretrained levels.
+
+    Azad et al., "CLUTR: curriculum learning via unsupervised task representation learning", 2023.
+    An autoencoder is trained on random levels when the first level is generated, and then frozen.
+    The adversary samples a latent z and learns by one-step PPO from the regret of the decoded
+    level:
+
+        z ~ N(m, diag s^2),   L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) ] - c_h sum log s
+    """
 
     remembered = ("z", "learned", "noted")
 
@@ -193,11 +181,7 @@ class Clutr(RegretTeacher):
         self, config: ClutrConfig, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings = config
-        self.spelled = spelled(self.levels)
-        space = self.spelled
-        grammar = Grammar(space.words, space.length, space.marks)
-        self.sentences = LevelAutoencoder(config.autoencoder, grammar, self.random)
+        self.sentences = LevelAutoencoder(config.autoencoder, self.grammar, self.random)
         self.place = LatentGaussian(config.autoencoder.latent)
         self.modules = {"sentences": self.sentences, "place": self.place}
         self.optimizers = {"adam": Adam(self.place.parameters(), config.lr, local=True)}
@@ -207,7 +191,7 @@ class Clutr(RegretTeacher):
 
     def generate(self, n: int) -> Floats:
         if not self.learned:
-            settings = self.settings.autoencoder
+            settings = self.config.autoencoder
             pool = self.spelled.spell(self.levels.random(settings.pool, self.random))
             adam = Adam(self.sentences.parameters(), settings.lr, local=True)
             noted = train(self.sentences, adam, pool, self.random)
@@ -227,7 +211,7 @@ class Clutr(RegretTeacher):
         return self.spelled.built(words, self.random)
 
     def update_generator(self, regrets: Floats) -> dict[str, float]:
-        place, settings = self.place, self.settings
+        place, settings = self.place, self.config
         advantage = normal(tensor(regrets))
         old = place(self.z).detach()
         for _ in range(settings.epochs):

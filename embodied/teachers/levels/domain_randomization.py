@@ -1,7 +1,4 @@
-"""Domain randomization (Tobin et al., 2017): a random level for every episode.
-
-The baseline that every teacher of levels is compared with.
-"""
+"""Domain randomization: random levels."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from embodied.teachers.teacher import Floats, LevelTeacher
 
 
 class DomainRandomization(LevelTeacher):
-    """Samples levels with `levels.random`; does not adapt."""
+    """A random level for every episode (Tobin et al., 2017); the baseline of all level teachers."""
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
         return [(level, None) for level in self.levels.random(n, self.random)]

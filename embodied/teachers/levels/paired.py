@@ -1,10 +1,4 @@
-"""PAIRED: an adversary that generates levels on which the antagonist beats the student.
-
-Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised environment design",
-2020. The adversary generates a level token by token (`regret.LevelGenerator`) and is rewarded by
-the regret. The student (protagonist) and the antagonist are both trained on the environment's
-reward.
-"""
+"""PAIRED: a generator that writes levels token by token."""
 
 from __future__ import annotations
 
@@ -15,19 +9,8 @@ import torch
 
 from embodied.core.spec import Spec
 from embodied.nn.optim import Adam
-from embodied.teachers.levels.regret import (
-    Config,
-    Grammar,
-    LevelGenerator,
-    RegretTeacher,
-    Settings,
-    improve,
-    spelled,
-)
-from embodied.teachers.teacher import (
-    Floats,
-    LevelSpace,
-)
+from embodied.teachers.levels.regret import Config, LevelGenerator, RegretTeacher, Settings, improve
+from embodied.teachers.teacher import Floats, LevelSpace
 from embodied.teachers.torch_teacher import tensor
 
 
@@ -39,7 +22,11 @@ class PairedConfig(Config):
 
 
 class Paired(RegretTeacher):
-    """Keeps the tokens, log-probabilities and values of the round's levels until the PPO update."""
+    """PAIRED: an adversary generates levels on which the antagonist beats the student. Both agents
+    are trained on the environment's reward, the adversary on the regret.
+
+    Keeps the tokens, log-probabilities and values of the round's levels until the PPO update.
+    """
 
     remembered = ("words", "old", "value")
 
@@ -48,14 +35,11 @@ class Paired(RegretTeacher):
     ) -> None:
         super().__init__(config, spec, levels, seed)
         self.settings = config.adversary
-        self.spelled = spelled(self.levels)
-        space = self.spelled
-        grammar = Grammar(space.words, space.length, space.marks)
-        self.builder = LevelGenerator(grammar, self.settings.width, self.random)
+        self.builder = LevelGenerator(self.grammar, self.settings.width, self.random)
         self.modules = {"builder": self.builder}
         self.optimizers = {"adam": Adam(self.builder.parameters(), self.settings.lr, local=True)}
-        self.words = np.zeros((0, grammar.length), np.int64)
-        self.old = self.value = torch.zeros(0, grammar.length)
+        self.words = np.zeros((0, self.grammar.length), np.int64)
+        self.old = self.value = torch.zeros(0, self.grammar.length)
 
     def generate(self, n: int) -> Floats:
         self.words, self.old, self.value = self.builder.generate(n, self.random)

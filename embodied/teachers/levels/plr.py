@@ -1,22 +1,4 @@
-"""Prioritized level replay (PLR): levels with a high learning potential are replayed.
-
-Jiang, Grefenstette and Rocktaschel, "Prioritized level replay", 2021; `robust`: Jiang et al.,
-"Replay-guided adversarial environment design", 2021; `edits` (ACCEL): Parker-Holder, Jiang et al.,
-"Evolving curricula with regret-based environment design", 2022. Once the level buffer is full
-enough, an episode's level is sampled from it with probability `replay`, else it is a new one.
-Robust PLR trains the student on replayed levels only. Scores that estimate the regret:
-
-    gain  1/T sum_t max(A_t, 0)        error  1/T sum_t |A_t|
-    maxmc 1/T sum_t (R_max - V(s_t)),  R_max the highest return on this level so far
-
-The sampling probabilities follow from score ranks (1: best) and staleness:
-
-    P = (1 - c) P_score + c P_stale,   P_score ~ (1 / rank)^(1 / beta),   P_stale ~ C - C_i
-
-C is the number of samples so far, C_i its value when level i was last sampled. Ranks are those
-among the levels that are not being played: with many parallel envs and a low beta, most of them
-would otherwise play the level with the best score at the same time.
-"""
+"""PLR, prioritized level replay, its robust variant, and ACCEL."""
 
 from __future__ import annotations
 
@@ -35,9 +17,6 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
 from embodied.teachers.teacher import Floats, LevelSpace, LevelTeacher, Outcome
-
-TRAIN = -1
-
 
 NEW, AGAIN, EDIT = 0, 1, 2
 
@@ -135,7 +114,6 @@ class LevelBuffer:
         return {**arrays, "given": self.given, "clock": self.clock}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
         self.count = n = len(state["score"])
         for name in ("level", "score", "best", "drawn", "number"):
             getattr(self, name)[:n] = state[name]
@@ -162,8 +140,28 @@ class PlrConfig(teacher.Config):
 
 
 class Plr(LevelTeacher):
-    """The memo of an episode is its kind (new, replayed, edited) and the number of its level in the
-    buffer (-1: not from the buffer)."""
+    """Prioritized level replay: levels with a high learning potential are replayed.
+
+    Jiang, Grefenstette and Rocktaschel, "Prioritized level replay", 2021; `robust`: Jiang et al.,
+    "Replay-guided adversarial environment design", 2021; `edits` (ACCEL): Parker-Holder, Jiang et
+    al., "Evolving curricula with regret-based environment design", 2022. Once the level buffer is
+    full enough, an episode's level is sampled from it with probability `replay`, else it is a new
+    one. Robust PLR trains the student on replayed levels only. Scores that estimate the regret:
+
+        gain  1/T sum_t max(A_t, 0)        error  1/T sum_t |A_t|
+        maxmc 1/T sum_t (R_max - V(s_t)),  R_max the highest return on this level so far
+
+    The sampling probabilities follow from score ranks (1: best) and staleness:
+
+        P = (1 - c) P_score + c P_stale,   P_score ~ (1 / rank)^(1 / beta),   P_stale ~ C - C_i
+
+    C is the number of samples so far, C_i its value when level i was last sampled. Ranks are those
+    among the levels that are not being played: with many parallel envs and a low beta, most of them
+    would otherwise play the level with the best score at the same time.
+
+    The memo of an episode is its kind (new, replayed, edited) and the number of its level in the
+    buffer (-1: not from the buffer).
+    """
 
     uses_estimates = True
     remembered = ("library", "queue", "kinds", "taken")
@@ -172,7 +170,6 @@ class Plr(LevelTeacher):
         self, config: PlrConfig, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings = config
         if config.robust and not config.replay:
             raise ConfigError(
                 "teacher.robust=true trains on replayed levels only: set teacher.replay above 0"
@@ -189,7 +186,7 @@ class Plr(LevelTeacher):
     def one(self, played: set[int]) -> tuple[Floats, tuple[int, int]]:
         """The next episode; the numbers `played` of replayed levels are not replayed, and the next
         one's is added."""
-        settings = self.settings
+        settings = self.config
         level = None
         kind = NEW
         number = -1
@@ -207,11 +204,10 @@ class Plr(LevelTeacher):
 
     @property
     def ready(self) -> bool:
-        """Whether the buffer is full enough to sample from."""
-        return len(self.library) >= max(1, self.settings.fill * self.settings.size)
+        return len(self.library) >= max(1, self.config.fill * self.config.size)
 
     def trains(self, ticket: Tensor) -> Tensor:
-        if not self.settings.robust:
+        if not self.config.robust:
             return super().trains(ticket)
         memos = (self.pending[number][1] for number in ticket.tolist())
         return torch.tensor([kind == AGAIN for kind, _ in memos], dtype=torch.bool)
@@ -220,7 +216,7 @@ class Plr(LevelTeacher):
         """[n, 3]: estimate, return and mean value; NaN if the student's estimates are missing."""
         if outcome.gain is None or outcome.error is None or outcome.value is None:
             raise ConfigError("this teacher needs the student's value estimates: learner=ppo")
-        estimate = outcome.error if self.settings.score == "error" else outcome.gain
+        estimate = outcome.error if self.config.score == "error" else outcome.gain
         columns = (estimate, outcome.ret, outcome.value)
         return np.stack([column.double().cpu().numpy() for column in columns], 1)
 
@@ -230,8 +226,8 @@ class Plr(LevelTeacher):
         ):
             self.rate(level, estimate, ret, value, number if kind == AGAIN else None)
         again = np.array([kind == AGAIN for kind, _ in memos])
-        if self.settings.edits and again.any():  # batched: much faster
-            self.queue.extend(self.levels.mutate(points[again], self.settings.edits, self.random))
+        if self.config.edits and again.any():  # batched: much faster
+            self.queue.extend(self.levels.mutate(points[again], self.config.edits, self.random))
 
     def rate(
         self, level: Floats, estimate: float, ret: float, value: float, number: int | None
@@ -240,7 +236,7 @@ class Plr(LevelTeacher):
         if number is None:
             number = self.library.find(level)
         best = max(ret, self.library.best_of(number))
-        score = best - value if self.settings.score == "maxmc" else estimate
+        score = best - value if self.config.score == "maxmc" else estimate
         if number is not None:
             self.library.update_score(number, score, best)
         else:

@@ -1,4 +1,4 @@
-"""Base class of teachers whose level generator is rewarded by the student's regret (PAIRED, CLUTR).
+"""Teachers whose level generator is rewarded by the student's regret: PAIRED, CLUTR.
 
 Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised environment design",
 2020. On every level of a round both agents play at least `plays` episodes; then
@@ -6,16 +6,6 @@ Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised envi
     regret = max(0, max_j R_j of the antagonist - mean_i R_i of the student)
 
 is the generator's reward. `flexible`: the antagonist is whichever agent did better.
-
-`LevelGenerator` is PAIRED's adversary: an autoregressive policy that writes a level token by token,
-trained by PPO (Schulman et al., 2017). For a level of T tokens w_t whose episode return for the
-generator is g:
-
-    delta_t = gamma V_{t+1} - V_t,  delta_T = g - V_T,  A_t = sum_k (gamma lambda)^k delta_{t+k}
-    L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V - V_old - A)^2 - c_h H ]
-
-Its observation is the set of tokens so far and their number. The first `marks` tokens each have a
-meaning of their own; the order of the others does not matter, so no recurrence is needed.
 """
 
 from __future__ import annotations
@@ -78,7 +68,15 @@ class Settings:
 
 
 class LevelGenerator(nn.Module):
-    """Log-probabilities of the next token and a value, given the tokens so far."""
+    """PAIRED's adversary: a policy that writes a level token by token, trained by PPO (Schulman et
+    al., 2017). For a level of T tokens w_t whose episode return for the generator is g:
+
+        delta_t = gamma V_{t+1} - V_t,  delta_T = g - V_T,  A_t = sum_k (gamma lambda)^k delta_{t+k}
+        L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V - V_old - A)^2 - c_h H ]
+
+    Its observation is the set of tokens so far and their number. The first `marks` tokens each have
+    a meaning of their own; the order of the others does not matter, so no recurrence is needed.
+    """
 
     def __init__(self, grammar: Grammar, width: int, random: np.random.Generator) -> None:
         super().__init__()
@@ -208,7 +206,13 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.duel = config
+        if not isinstance(levels, TokenizedLevelSpace):
+            raise ConfigError(
+                "this teacher generates levels token by token; the levels of this environment have "
+                "no token encoding (TokenizedLevelSpace): use env=maze"
+            )
+        self.spelled = levels
+        self.grammar = Grammar(levels.words, levels.length, levels.marks)
         self.rival = AntagonistTasks(self, RIVAL)
         self.round = 0
         self.made: list[Floats] = []  # this round's levels
@@ -233,7 +237,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
     def assign(self, n: int, who: int) -> list[tuple[Floats, Any]]:
         """Levels [D] and memos for `n` episodes of agent `who`: the levels it has played least."""
         if not self.made:
-            made = self.generate(self.duel.every)
+            made = self.generate(self.config.every)
             self.made = list(made)
             self.recent = list(made)
             self.given = [[0] * len(made), [0] * len(made)]
@@ -254,12 +258,12 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
             if number == self.round:
                 self.returns[who][place].append(score)
         least = min((len(each) for side in self.returns for each in side), default=0)
-        if self.made and least >= self.duel.plays:
+        if self.made and least >= self.config.plays:
             self._close()
 
     def _close(self) -> None:
         student, rival = self.returns
-        regrets = [regret(*pair, self.duel.flexible) for pair in zip(student, rival, strict=True)]
+        regrets = [regret(*pair, self.config.flexible) for pair in zip(student, rival, strict=True)]
         means = (float(np.mean([np.mean(each) for each in side])) for side in self.returns)
         how = dict(zip(("student", "rival"), means, strict=True))
         self.how = {
@@ -313,13 +317,3 @@ def regret(student: list[float], rival: list[float], flexible: bool) -> float:
     if flexible and max(student) > max(rival):
         student, rival = rival, student
     return max(0.0, max(rival) - math.fsum(student) / len(student))
-
-
-def spelled(levels: LevelSpace) -> TokenizedLevelSpace:
-    """`levels`, checked to be a TokenizedLevelSpace; ConfigError otherwise."""
-    if not isinstance(levels, TokenizedLevelSpace):
-        raise ConfigError(
-            "this teacher generates levels token by token; the levels of this environment have no "
-            "token encoding (TokenizedLevelSpace): use env=maze"
-        )
-    return levels

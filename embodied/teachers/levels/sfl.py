@@ -1,16 +1,4 @@
-"""Sampling for learnability (SFL): train on levels that the student solves now and then.
-
-Rutherford et al., "No regrets: Investigating and improving regret approximations for curriculum
-discovery", 2024. With p the student's success rate on a level, its learnability is
-
-    p (1 - p).
-
-A round tests `candidates` random levels `plays` times each and keeps the `size` most learnable
-ones. Then a share `replay` of the episodes is on levels of this set, uniformly, and the others on
-random levels, until `every` of them have ended. The source tests 25,000 levels for 2,000 steps,
-keeps 1,000, trains on as many random levels as kept ones, and does not train on the tests. Here
-these steps count too, and the tests are the random levels that the student trains on.
-"""
+"""SFL, sampling for learnability."""
 
 from __future__ import annotations
 
@@ -25,8 +13,9 @@ from embodied.core.bounds import Bound, Count, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
-from embodied.teachers.levels.plr import TRAIN
 from embodied.teachers.teacher import Floats, LevelSpace, LevelTeacher
+
+TRAIN = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +31,16 @@ class SflConfig(teacher.Config):
 
 
 class Sfl(LevelTeacher):
-    """The memo of an episode is the place of its level among the candidates (-1: it is no test).
+    """Sampling for learnability: train on levels that the student solves now and then.
 
-    Tests and other episodes overlap while the last tests of a round are running.
+    Rutherford et al., "No regrets: Investigating and improving regret approximations for curriculum
+    discovery", 2024. With p the student's success rate on a level, its learnability is p (1 - p).
+    A round tests `candidates` random levels `plays` times each and keeps the `size` most learnable
+    ones. Then a share `replay` of the episodes is on levels of this set, uniformly, and the others
+    on random levels, until `every` of them have ended. The source tests 25,000 levels for 2,000
+    steps, keeps 1,000, trains on as many random levels as kept ones, and does not train on the
+    tests. Here these steps count too, and the tests are the random levels that the student trains
+    on. The memo of an episode is the place of its level among the candidates (-1: it is no test).
     """
 
     uses_estimates = True  # only so does the student leave episodes out of its training
@@ -57,7 +53,6 @@ class Sfl(LevelTeacher):
         self, config: SflConfig, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings = config
         if config.size > config.candidates:
             raise ConfigError(
                 f"teacher.size={config.size} should be at most "
@@ -71,9 +66,9 @@ class Sfl(LevelTeacher):
 
     def begin_round(self) -> None:
         """Draw candidates and put their tests in line."""
-        count = self.settings.candidates
+        count = self.config.candidates
         self.tested = self.levels.random(count, self.random)
-        order = np.tile(np.arange(count), self.settings.plays)
+        order = np.tile(np.arange(count), self.config.plays)
         self.waiting: list[int] = self.random.permutation(order).tolist()
         self.wins = np.zeros(count)
         self.plays = np.zeros(count)
@@ -85,12 +80,12 @@ class Sfl(LevelTeacher):
         if self.waiting:
             place = self.waiting.pop()
             return self.tested[place], place
-        if len(self.kept) and self.random.random() < self.settings.replay:
+        if len(self.kept) and self.random.random() < self.config.replay:
             return self.kept[int(self.random.integers(len(self.kept)))], TRAIN
         return self.levels.random(1, self.random)[0], TRAIN
 
     def trains(self, ticket: Tensor) -> Tensor:
-        if self.settings.train_on_tests:
+        if self.config.train_on_tests:
             return super().trains(ticket)
         memos = (self.pending[number][1] for number in ticket.tolist())
         return torch.tensor([memo == TRAIN for memo in memos], dtype=torch.bool)
@@ -104,12 +99,11 @@ class Sfl(LevelTeacher):
                 self.plays[place] += 1
         if len(self.tested) and not self.waiting and not self.running:
             self.keep()
-        if not len(self.tested) and self.trained >= self.settings.every:
+        if not len(self.tested) and self.trained >= self.config.every:
             self.begin_round()
 
     @property
     def running(self) -> bool:
-        """Whether tests have not ended yet."""
         return any(memo != TRAIN for _, memo in self.pending.values())
 
     def keep(self) -> None:
@@ -117,7 +111,7 @@ class Sfl(LevelTeacher):
         # Fewer plays where an episode had no score.
         rate = self.wins / self.plays.clip(min=1)
         worth = rate * (1 - rate)
-        best = np.argsort(-worth, kind="stable")[: self.settings.size]
+        best = np.argsort(-worth, kind="stable")[: self.config.size]
         self.kept = self.tested[best]
         self.learnability = float(worth[best].mean())
         self.rounds = self.rounds + 1

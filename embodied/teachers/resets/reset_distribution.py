@@ -10,11 +10,11 @@ starts episodes from the states that the teacher chooses.
 
 from __future__ import annotations
 
-import warnings
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,11 +27,16 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.device import forked
 from embodied.core.env import NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.policy import Policy
-from embodied.core.remembered import Remembered
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
-from embodied.teachers.teacher import Curriculum, EpisodeLog, Floats, Outcome, bounded
+from embodied.teachers.teacher import (
+    EpisodeLog,
+    EpisodeTeacher,
+    EpisodeWrapper,
+    Floats,
+    Outcome,
+    bounded,
+)
 
 
 @dataclass(frozen=True)
@@ -93,87 +98,62 @@ def record_trajectories(
             _ = env.state_roles
         except NotSavable as error:
             raise ConfigError(f"this environment cannot begin in saved states: {error}") from error
-        recorder = _Recorder(env.num_envs, episodes, every, gamma)
         actor = Actor(player, env.num_envs)
         first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-        while not recorder.full:
-            recorder.save(env, obs)
+        running = [_Episode() for _ in range(env.num_envs)]
+        turn = [0] * env.num_envs
+        played: dict[int, _Episode] = {}
+        while min(turn) < -(-episodes // env.num_envs):
+            due = [row for row, each in enumerate(running) if len(each.rewards) % every == 0]
+            state = with_obs(env.get_state(), obs) if due else {}
+            for row in due:
+                one = {key: value[row].cpu().clone() for key, value in state.items()}
+                running[row].states.append((len(running[row].rewards), one))
             step = env.step(actor(obs, first))
             require_finite(step.reward, step.next_obs, type(env).__name__)
-            recorder.add(step.reward, step.log.get("success"), step.ended)
+            success = step.log.get("success")
+            for row, each in enumerate(running):
+                each.rewards.append(float(step.reward[row]))
+                if success is not None:
+                    each.won = float(each.won == 1.0 or bool(success[row]))
+                if step.ended[row]:
+                    played[turn[row] * env.num_envs + row] = each
+                    running[row] = _Episode()
+                    turn[row] += 1
             obs, first = step.obs, step.ended
-    return recorder.trajectories()
+    return _trajectories([played[number] for number in range(episodes)], gamma)
 
 
-class _Recorder:
-    """Records all envs until each has contributed its share of the episodes."""
+@dataclass
+class _Episode:
+    """`states`: (time, state); `won` is NaN while success is unknown."""
 
-    def __init__(self, rows: int, episodes: int, every: int, gamma: float) -> None:
-        self.rows = rows
-        self.episodes = episodes
-        self.every = every
-        self.gamma = gamma
-        self.quota = -(-episodes // rows)
-        self.turn = [0] * rows
-        self.kept: list[list[tuple[int, Tensors]]] = [[] for _ in range(rows)]
-        self.rewards: list[list[float]] = [[] for _ in range(rows)]
-        self.won = [float("nan")] * rows
-        self.done: dict[int, tuple[list[tuple[int, Tensors]], list[float], float]] = {}
+    states: list[tuple[int, Tensors]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    won: float = math.nan
 
-    @property
-    def full(self) -> bool:
-        return min(self.turn) >= self.quota
 
-    def save(self, env: VecEnv, obs: Tensors) -> None:
-        """Save the state of each env whose step number is a multiple of `every`."""
-        due = [row for row in range(self.rows) if len(self.rewards[row]) % self.every == 0]
-        if not due:
-            return
-        state = with_obs(env.get_state(), obs)
-        for row in due:
-            part = {key: value[row].cpu().clone() for key, value in state.items()}
-            self.kept[row].append((len(self.rewards[row]), part))
-
-    def add(self, reward: Tensor, success: Tensor | None, ended: Tensor) -> None:
-        for row, gain in enumerate(reward.tolist()):
-            self.rewards[row].append(gain)
-            if success is not None:
-                self.won[row] = float(self.won[row] == 1.0 or bool(success[row]))
-        for row in ended.nonzero().flatten().tolist():
-            number = self.turn[row] * self.rows + row
-            if number < self.episodes:
-                self.done[number] = (self.kept[row], self.rewards[row], self.won[row])
-            self.kept[row] = []
-            self.rewards[row] = []
-            self.won[row] = float("nan")
-            self.turn[row] += 1
-
-    def trajectories(self) -> Trajectories:
-        rows: list[tuple[int, int, int, float, float]] = []
-        states: list[Tensors] = []
-        for number in sorted(self.done):
-            kept, rewards, _ = self.done[number]
-            discounted, plain = _ahead(rewards, self.gamma), _ahead(rewards, 1.0)
-            for at, state in kept:
-                rows.append((number, at, len(rewards) - at, discounted[at], plain[at]))
-                states.append(state)
-        played = [self.done[number] for number in sorted(self.done)]
-        episode, time, left, togo, after = zip(*rows, strict=True)
-        return Trajectories(
-            tt.stack(states),
-            torch.tensor(episode),
-            torch.tensor(time),
-            torch.tensor(left),
-            torch.tensor(togo, dtype=torch.float64),
-            torch.tensor(after, dtype=torch.float64),
-            torch.tensor([sum(rewards) for _, rewards, _ in played], dtype=torch.float64),
-            torch.tensor([len(rewards) for _, rewards, _ in played]),
-            torch.tensor([won for _, _, won in played]),
-        )
+def _trajectories(played: list[_Episode], gamma: float) -> Trajectories:
+    rows: list[tuple[int, int, int, float, float]] = []
+    for number, each in enumerate(played):
+        discounted, plain = _ahead(each.rewards, gamma), _ahead(each.rewards, 1.0)
+        for at, _ in each.states:
+            rows.append((number, at, len(each.rewards) - at, discounted[at], plain[at]))
+    episode, time, left, togo, after = zip(*rows, strict=True)
+    return Trajectories(
+        tt.stack([state for each in played for _, state in each.states]),
+        torch.tensor(episode),
+        torch.tensor(time),
+        torch.tensor(left),
+        torch.tensor(togo, dtype=torch.float64),
+        torch.tensor(after, dtype=torch.float64),
+        torch.tensor([sum(each.rewards) for each in played], dtype=torch.float64),
+        torch.tensor([len(each.rewards) for each in played]),
+        torch.tensor([each.won for each in played]),
+    )
 
 
 def _ahead(rewards: list[float], gamma: float) -> list[float]:
-    """The discounted return to go at each step."""
     sums = [0.0] * (len(rewards) + 1)
     for at in reversed(range(len(rewards))):
         sums[at] = rewards[at] + gamma * sums[at + 1]
@@ -221,7 +201,6 @@ def _change(
 
 
 def _rows(leaf: Tensor) -> Tensor:
-    """[n, k], also of a leaf [n]."""
     return leaf.reshape(leaf.shape[0], -1)
 
 
@@ -230,40 +209,21 @@ DEFAULT_RESET = -1
 """Instead of the index of a saved state: the environment's own initial state."""
 
 
-class InitialStates(Protocol):
-    """Chooses the saved state from which each episode starts (a `ResetDistribution`)."""
-
-    config: Any
-    paths: Trajectories
-    pending: dict[int, tuple[int, Any]]
-
-    def sample(self, n: int) -> tuple[Tensor, Tensor]: ...
-    def update(self, ticket: Tensor, outcome: Outcome) -> None: ...
-    def count_steps(self, steps: int) -> None: ...
-
-
-class ResetStateWrapper(Wrapper):
+class ResetStateWrapper(EpisodeWrapper):
     """Starts each new episode from the state that `resets` samples. Episodes from a saved state are
     truncated after `resets.config.limit` steps.
 
     In `episode_log`, an episode's task is the time of its initial state as a share of the longest
-    trajectory (0: the environment's own reset). `log["ticket"]` [B] is the id of the episode.
+    trajectory (0: the environment's own reset).
     """
 
     def __init__(
-        self, env: VecEnv, resets: InitialStates, episode_log: EpisodeLog | None = None
+        self, env: VecEnv, resets: ResetDistribution, episode_log: EpisodeLog | None = None
     ) -> None:
-        super().__init__(env)
+        super().__init__(env, episode_log)
         self.resets = resets
-        self.episode_log = episode_log
-        zeros = torch.zeros(self.num_envs, device=self.device)
-        whole = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-        self.memory = {
-            "ticket": whole - 1,
-            "left": whole + NEVER,
-            "began": whole + DEFAULT_RESET,
-            **{name: zeros.clone() for name in ("return", "won", "length")},
-        }
+        self.memory["left"] = torch.full_like(self.memory["ticket"], NEVER)
+        self.memory["began"] = torch.full_like(self.memory["ticket"], DEFAULT_RESET)
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -275,15 +235,11 @@ class ResetStateWrapper(Wrapper):
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
-        self.resets.count_steps(self.num_envs)
-        memory, success = self.memory, step.log.get("success")
-        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
-        memory["return"] = memory["return"] + step.reward
-        memory["length"] = memory["length"] + 1
-        memory["won"] = torch.maximum(memory["won"], won)
-        memory["left"] = memory["left"] - 1
-        late = (memory["left"] <= 0) & ~step.ended  # at the time limit
-        log = {**step.log, "ticket": memory["ticket"]}
+        self.resets.clock += self.num_envs
+        self._count(step)
+        self.memory["left"] = self.memory["left"] - 1
+        late = (self.memory["left"] <= 0) & ~step.ended  # at the time limit
+        log = {**step.log, "ticket": self.memory["ticket"]}
         over = step.ended | late
         if not over.any():
             return replace(step, log=log)
@@ -292,48 +248,33 @@ class ResetStateWrapper(Wrapper):
         if late.any():
             self._notify_before_reset(late)
             obs = self.env.reset(mask=late)
-        self._report(over.nonzero().flatten())
+        at = over.nonzero().flatten()
+        ticket, outcome = self._outcomes(at)
+        self.resets.update(ticket, outcome)
+        began, paths = self.memory["began"][at].cpu(), self.resets.paths
+        along = torch.where(began == DEFAULT_RESET, 0, paths.time[began]) / paths.lengths.max()
+        self._log_episodes(ticket, outcome, along[:, None].double())
         obs = self._place(obs, over)
         truncated = step.truncated | late
         return replace(step, obs=obs, next_obs=following, truncated=truncated, log=log)
 
-    def _report(self, at: Tensor) -> None:
-        memory = self.memory
-        # Teachers compute on the CPU.
-        outcome = Outcome(*(memory[key][at].cpu() for key in ("return", "won", "length")))
-        ticket = memory["ticket"][at].cpu()
-        self.resets.update(ticket, outcome)
-        if self.episode_log is None:
-            return
-        columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
-        numbers = {name: value.numpy() for name, value in columns.items()}
-        began, time = memory["began"][at].cpu(), self.resets.paths.time
-        along = (
-            torch.where(began == DEFAULT_RESET, 0, time[began]) / self.resets.paths.lengths.max()
-        )
-        self.episode_log.add(ticket.tolist(), along[:, None].numpy().astype(float), numbers)
-
     def _place(self, obs: Tensors, rows: Tensor) -> Tensors:
         """Load the sampled states into the envs `rows` [B] (bool), which have just been reset."""
-        memory, at = self.memory, rows.nonzero().flatten()
+        at = rows.nonzero().flatten()
         index, ticket = self.resets.sample(len(at))
-        index = index.to(self.device)
+        self._begin_episodes(rows, ticket)
+        self._remember("began", rows, index)
         limit = self.resets.config.limit
-        for key in ("return", "won", "length"):
-            memory[key] = memory[key].masked_fill(rows, 0)
-        memory["ticket"] = memory["ticket"].index_copy(0, at, ticket.to(self.device))
-        memory["began"] = memory["began"].index_copy(0, at, index)
         bounded = (index != DEFAULT_RESET) & bool(limit)
-        left = torch.where(bounded, limit, torch.full_like(index, NEVER))
-        memory["left"] = memory["left"].index_copy(0, at, left)
+        self._remember("left", rows, torch.where(bounded, limit, torch.full_like(index, NEVER)))
         placed = (index != DEFAULT_RESET).nonzero().flatten()
         if not len(placed):
             return obs
         state = self.env.get_state()
         saved = self.resets.paths.states
-        return self.env.set_state(
-            restored(state, at[placed], saved, index[placed].cpu(), self.env.state_roles)
-        )
+        roles = self.env.state_roles
+        rows_placed = at[placed.to(self.device)]
+        return self.env.set_state(restored(state, rows_placed, saved, index[placed], roles))
 
 
 TRAINED = "embodied.policies.scripted.checkpoint.CheckpointDemonstrator"
@@ -357,32 +298,24 @@ class Config:
     signal: Literal["success", "return"] = "success"  # score of an episode
 
 
-class ResetDistribution(Remembered, Curriculum, ABC):
+class ResetDistribution(EpisodeTeacher):
     """Subclasses select trajectories (`select`), propose initial states (`propose`) and learn from
     the outcomes (`learn`).
 
-    The attributes named in `remembered` and the trajectories are saved, so that a run resumes
-    exactly even if the player is gone.
+    The trajectories are saved too, so that a run resumes exactly even if the player is gone.
     """
 
-    remembered = ("paths", "random", "pending", "clock", "issued", "dropped")
+    remembered = ("paths", "clock")
     needs = "states"
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        if config.run is not None and config.player is not None:
-            raise ConfigError("give teacher.run or teacher.player, not both")
-        if config.run is None and config.player is None:
+        if (config.run is None) == (config.player is None):
             raise ConfigError(
-                "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
+                "this teacher needs one policy to record: teacher.run=RUN (a trained policy) or "
                 "teacher.player={_target_: embodied.policies.scripted.fr3.Scripted, task: lift}"
             )
-        self.config = config
-        self.spec = spec
-        self.random = np.random.Generator(np.random.PCG64(seed))
+        super().__init__(config, seed)
         self.clock = 0
-        self.issued = 0
-        self.dropped = 0
-        self.pending: dict[int, tuple[int, Any]] = {}
         trained: Node = {"_target_": TRAINED, "run": config.run}
         node: Node = trained if config.player is None else config.player
         player = build(node, Policy, spec=spec).eval()
@@ -408,14 +341,11 @@ class ResetDistribution(Remembered, Curriculum, ABC):
     def sample(self, n: int) -> tuple[Tensor, Tensor]:
         """Indices of the initial states of `n` episodes [n] (or DEFAULT_RESET), and their tickets
         [n] (int64)."""
-        tickets = list(range(self.issued, self.issued + n))
-        self.issued += n
         over = bool(self.config.steps) and self.clock >= self.config.steps
         usual = self.random.random(n) < (1.0 if over else self.config.usual)
         proposed = iter(self.propose(int((~usual).sum())))
         drawn = [(DEFAULT_RESET, None) if plain else next(proposed) for plain in usual]
-        self.pending |= dict(zip(tickets, drawn, strict=True))
-        return torch.tensor([state for state, _ in drawn]), torch.tensor(tickets)
+        return torch.tensor([state for state, _ in drawn]), self._tickets(drawn)
 
     def update(self, ticket: Tensor, outcome: Outcome) -> None:
         """Report the outcomes of episodes `ticket` [n]. Episodes with a score that is NaN and those
@@ -425,13 +355,7 @@ class ResetDistribution(Remembered, Curriculum, ABC):
         scores = self.scores(began, outcome)
         placed = began != DEFAULT_RESET
         lost = placed & ~np.isfinite(scores)
-        if lost.any() and not self.dropped:
-            warnings.warn(
-                f"teacher: the {self.config.signal} of an episode is NaN; such episodes are "
-                "ignored (teacher.signal=return if the environment reports no success)",
-                stacklevel=2,
-            )
-        self.dropped += int(lost.sum())
+        self._ignore(int(lost.sum()))
         kept = np.flatnonzero(placed & ~lost)
         if len(kept):
             self.learn(began[kept].tolist(), scores[kept], [known[i][1] for i in kept])
@@ -445,17 +369,8 @@ class ResetDistribution(Remembered, Curriculum, ABC):
         share = np.where(ahead > 0, ret / np.where(ahead > 0, ahead, 1), ret >= ahead)
         return bounded(np.where(np.isfinite(ret), share, np.nan))
 
-    def count_steps(self, steps: int) -> None:
-        """`steps` more environment steps were done."""
-        self.clock += steps
-
     def wrap(self, env: VecEnv, episode_log: EpisodeLog | None) -> VecEnv:
-        """`env`, whose episodes start from the states that this teacher samples."""
         return ResetStateWrapper(env, self, episode_log)
-
-    def metrics(self) -> dict[str, float]:
-        """Numbers to log."""
-        return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.paths = Trajectories(**state["paths"])

@@ -1,10 +1,4 @@
-"""Reverse curriculum: initial states move backward along demonstrations as episodes succeed.
-
-Salimans and Chen, "Learning Montezuma's Revenge from a single demonstration", 2018; here with
-several demonstrations. Each has a point, at first near its end; episodes start from one of the
-`width` states before it. When the mean score of the last `batch` episodes reaches `enough`, the
-point moves `stride` states back, until episodes start with the environment's own reset.
-"""
+"""Reverse curriculum along demonstrations."""
 
 from __future__ import annotations
 
@@ -39,8 +33,16 @@ class ReverseConfig(reset_distribution.Config):
 
 
 class Reverse(ResetDistribution):
-    """`point` [E]: number of states of each trajectory before its point; at 0 the trajectory is
-    finished, and its episodes start with the environment's own reset."""
+    """Initial states move backward along demonstrations as episodes succeed.
+
+    Salimans and Chen, "Learning Montezuma's Revenge from a single demonstration", 2018; here with
+    several demonstrations. Each has a point, at first near its end; episodes start from one of the
+    `width` states before it. When the mean score of the last `batch` episodes reaches `enough`, the
+    point moves `stride` states back, until episodes start with the environment's own reset.
+
+    `point` [E]: number of states of each trajectory before its point; at 0 the trajectory is
+    finished.
+    """
 
     remembered = ("point", "recent")
 

@@ -1,16 +1,9 @@
-"""SnapshotRL (S3RL; Zhao et al., 2024): initial states from a trained policy's best episodes.
-
-The `best` of `episodes` recorded episodes are kept, and their states are grouped into `clusters` by
-k-means. For the first `steps` steps of training an episode starts from a uniformly sampled state of
-a uniformly sampled cluster and is truncated after `limit` steps. The paper clusters by the player's
-Q(s, pi(s)); here the feature is the discounted return that followed (a Monte Carlo estimate of it)
-or the standardised observation.
-"""
+"""SnapshotRL (S3RL): initial states from a trained policy's best episodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +15,6 @@ from embodied.teachers.resets.reset_distribution import (
     ResetDistribution,
     Trajectories,
 )
-from embodied.teachers.resets.trajectory import standardised
 from embodied.teachers.teacher import Floats
 
 PASSES = 50
@@ -34,13 +26,19 @@ class SnapshotConfig(reset_distribution.Config):
 
     best: Count = 10  # recorded episodes that are kept
     clusters: Count = 6  # clusters of their states, sampled uniformly
-    feature: Literal["return", "state"] = "return"  # feature for clustering
     steps: CountOrZero = 100_000  # environment steps with saved states; 0: always
     limit: CountOrZero = 100  # steps of episodes from a saved state; 0: the environment's limit
 
 
 class Snapshot(ResetDistribution):
-    """Does not adapt to the outcomes."""
+    """SnapshotRL (S3RL; Zhao et al., 2024): initial states from a trained policy's best episodes.
+
+    The `best` of `episodes` recorded episodes are kept, and their states are grouped into
+    `clusters` by k-means. For the first `steps` steps of training an episode starts from a
+    uniformly sampled state of a uniformly sampled cluster and is truncated after `limit` steps. The
+    paper clusters by the player's Q(s, pi(s)); here the feature is the discounted return that
+    followed, a Monte Carlo estimate of it.
+    """
 
     remembered = ("members",)
 
@@ -52,14 +50,9 @@ class Snapshot(ResetDistribution):
         return paths.only(best.sort().values)
 
     def set_up(self) -> None:
-        label = k_means(self.features(), self.config.clusters, self.random)
+        followed = self.paths.togo.double().numpy()[:, None]
+        label = k_means(followed, self.config.clusters, self.random)
         self.members = [np.flatnonzero(label == each) for each in np.unique(label)]
-
-    def features(self) -> Floats:
-        """[M, k]: the features for k-means."""
-        if self.config.feature == "return":
-            return self.paths.togo.double().numpy()[:, None]
-        return standardised(self.paths.states, self.paths.states)
 
     def propose(self, n: int) -> list[tuple[int, Any]]:
         chosen = self.random.integers(len(self.members), size=n)
@@ -94,5 +87,4 @@ def k_means(points: Floats, clusters: int, random: np.random.Generator) -> Any:
 
 
 def _distances(points: Floats, centres: Floats) -> Floats:
-    """Squared distances [M, c]."""
     return np.square(points[:, None] - centres[None]).sum(2)

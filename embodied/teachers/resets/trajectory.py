@@ -1,23 +1,4 @@
-"""Adaptive trajectory sampling of SkillMimic-V2 (Yu et al., 2025): hard frames are sampled more.
-
-With m_f the running mean score from frame f, m <- (m + score) / 2, and m_c the mean over a
-trajectory c,
-
-    P(c) = (1 - alpha) / C + alpha softmax(-5 m_c),      P(f | c) = softmax(-10 m_f)
-
-With probability `switch` the episode starts from the most similar state of another trajectory (the
-stitched trajectory graph), with probability `stray` from a state near the frame (the
-state-transition field); its score counts for the frame. The reward is the task's, not how closely a
-reference is followed, so the paper's masked frames are not needed.
-
-The graph joins each state to the most similar state of another trajectory; the field has states
-that lie near the trajectories. The paper compares body positions and velocities; here standardised
-observations z are compared:
-
-    sim(i, j) = exp(-w mean (z_i - z_j)^2)
-
-A nearby state is reached by a few random actions, so it is always physically possible.
-"""
+"""Adaptive trajectory sampling (SkillMimic-V2)."""
 
 from __future__ import annotations
 
@@ -147,7 +128,24 @@ class TrajectoryConfig(reset_distribution.Config):
 
 
 class Trajectory(ResetDistribution):
-    """The first `frames` states of `paths` are of demonstrations, the others nearby ones."""
+    """Adaptive sampling of SkillMimic-V2 (Yu et al., 2025): hard frames are sampled more.
+
+    With m_f the running mean score from frame f, m <- (m + score) / 2, and m_c the mean over a
+    trajectory c,
+
+        P(c) = (1 - alpha) / C + alpha softmax(-5 m_c),      P(f | c) = softmax(-10 m_f)
+
+    With probability `switch` the episode starts from the most similar state of another trajectory
+    (the stitched trajectory graph), with probability `stray` from a state that a few random actions
+    lead to from the frame (the state-transition field); its score counts for the frame. The reward
+    is the task's, not how closely a reference is followed, so the paper's masked frames are not
+    needed. The paper compares body positions and velocities; here standardised observations z are
+    compared:
+
+        sim(i, j) = exp(-w mean (z_i - z_j)^2)
+
+    The first `frames` states of `paths` are of demonstrations, the others nearby ones.
+    """
 
     remembered = ("means", "frames", "origin")
 
@@ -218,13 +216,11 @@ class Trajectory(ResetDistribution):
 
 
 def joined(first: Trajectories, then: Trajectories) -> Trajectories:
-    """The states of both; they belong to the same episodes."""
     states = tt.cat([first.states, {key: then.states[key] for key in first.states}])
     rows = {name: torch.cat([getattr(first, name), getattr(then, name)]) for name in ROWS}
     return replace(first, states=states, **rows)
 
 
 def part(paths: Trajectories, count: int) -> Trajectories:
-    """The first `count` states."""
     rows = {name: getattr(paths, name)[:count] for name in ROWS}
     return replace(paths, states=tt.each(paths.states, lambda leaf: leaf[:count]), **rows)

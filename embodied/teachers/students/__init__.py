@@ -1,1 +1,1 @@
-"""Student archives (Meta-ACL) and a simulated student to compare teachers with."""
+"""Archives of past students: Meta-ACL."""

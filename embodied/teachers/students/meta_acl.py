@@ -51,7 +51,6 @@ class Record:
     component: Floats
 
     def write(self, file: Path) -> None:
-        """Write the file atomically."""
         arrays = {name: value.astype(np.float32) for name, value in vars(self).items()}
         write_durably(file, lambda sink: np.savez_compressed(sink, allow_pickle=False, **arrays))
 
@@ -138,16 +137,14 @@ class HasTestScores(Protocol):
 class Config(AlpGmmConfig):
     """Settings of Meta-ACL.
 
-    A stage ends by `stepping`: "return" when the mean of the last `recent` scores in it reaches the
-    past student's times `tolerance`; "time" after `stay` episodes; "pool" samples all stages at
-    once; "none" uses no past student. A student without `HasTestScores` is tested by its episodes
-    near the tasks.
+    With `stepping` "return" a stage ends when the mean of the last `recent` scores in it reaches
+    the past student's times `tolerance`; "none" uses no past student and adds this run to the
+    archive. A student without `HasTestScores` is tested by its episodes near the tasks.
     """
 
     archive: str  # folder of past students
     name: str = ""  # name of this run in the archive; empty: its seed
-    join: bool = False  # this run is added to the archive; always with stepping=none
-    stepping: Literal["return", "time", "pool", "none"] = "return"  # what ends a stage
+    stepping: Literal["return", "none"] = "return"  # what ends a stage
     choice: Literal["knowledge", "random"] = "knowledge"  # which of the nearest past students
     neighbours: Count = 5  # nearest past students to choose from
     epoch: Count = 1_000  # episodes between tests
@@ -155,7 +152,6 @@ class Config(AlpGmmConfig):
     probes: Count = 64  # tasks of a test
     recent: Count = 50  # scores of a stage that are averaged
     tolerance: NonNegative = 1.0  # factor of the past student's score that has to be reached
-    stay: Count = 250  # episodes of a stage with stepping=time
     lively: NonNegative = 0.2  # least learning progress of a component that is kept
     refresh: Count = 100  # episodes between updates of the progress after the last stage
     random: Fraction = 0.1  # share of tasks of the whole box outside of the curriculum
@@ -167,7 +163,7 @@ class MetaAcl(AlpGmm):
 
     remembered = (
         *("own_fits", "history", "tests", "expert", "chosen", "stage", "finished"),
-        *("scored", "stayed", "recent_progress"),
+        *("scored", "recent_progress"),
     )
 
     def __init__(
@@ -176,7 +172,6 @@ class MetaAcl(AlpGmm):
         super().__init__(config, spec, seed)
         if not config.archive:
             raise ConfigError("teacher: set archive=FOLDER")
-        self.plan = config
         self.student = student
         self.folder = Path(config.archive)
         self.known_students = {} if config.stepping == "none" else records(self.folder)
@@ -189,7 +184,6 @@ class MetaAcl(AlpGmm):
         self.stage = 0
         self.finished = False
         self.scored: list[float] = []  # scores of the current stage
-        self.stayed = 0
         self.recent_progress: list[list[float]] = []  # component and progress, after the last stage
 
     def one(self) -> tuple[Floats, Any]:
@@ -208,15 +202,13 @@ class MetaAcl(AlpGmm):
         if self.mixture is not None:
             own = {**self.mixture, "alp": np.array(self.utility)}
             pools.append(("own", len(self.own_fits) - 1, own))
-        if self.expert and self.plan.stepping == "pool":
-            pools += [("expert", number, stage) for number, stage in enumerate(self.expert)]
-        elif self.expert:
+        if self.expert:
             pools.append(("expert", self.stage, self.expert[self.stage]))
         return pools
 
     def ratio(self) -> float:
         taught = bool(self.expert) and not self.finished
-        return self.plan.random_taught if taught else self.plan.random
+        return self.config.random_taught if taught else self.config.random
 
     def take(self, point: Floats, score: float, memo: Any) -> None:
         kind, number, component = memo
@@ -226,11 +218,7 @@ class MetaAcl(AlpGmm):
         if kind == "expert":
             self.follow(number, component, score, progress)
         super().take(point, score, memo)
-        if self.plan.stepping == "time" and self.expert:
-            self.stayed += 1
-            if self.stayed >= self.plan.stay:
-                self.step()
-        if len(self.history) % self.plan.epoch == 0:
+        if len(self.history) % self.config.epoch == 0:
             self.evaluate()
 
     def refit(self) -> None:
@@ -243,18 +231,17 @@ class MetaAcl(AlpGmm):
         """Count an episode that was sampled from the expert's curriculum."""
         if self.finished:
             self.recent_progress.append([component, progress])
-            if len(self.recent_progress) >= self.plan.refresh:
+            if len(self.recent_progress) >= self.config.refresh:
                 self.refreshed()
-        elif self.plan.stepping == "return" and stage == self.stage:
-            self.scored = [*self.scored, score][-self.plan.recent :]
-            enough = self.plan.tolerance * self.expert[self.stage]["score"]
-            if len(self.scored) == self.plan.recent and np.mean(self.scored) >= enough:
+        elif stage == self.stage:
+            self.scored = [*self.scored, score][-self.config.recent :]
+            enough = self.config.tolerance * self.expert[self.stage]["score"]
+            if len(self.scored) == self.config.recent and np.mean(self.scored) >= enough:
                 self.step()
 
     def step(self) -> None:
         """Go to the next stage; after the last, its components are weighted by current progress."""
         self.scored = []
-        self.stayed = 0
         if self.stage + 1 < len(self.expert):
             self.stage += 1
         else:
@@ -270,28 +257,30 @@ class MetaAcl(AlpGmm):
         self.expert[self.stage] = {**self.expert[self.stage], "alp": alp}
 
     def evaluate(self) -> None:
-        """Test the student at the end of an epoch."""
         self.tests.append(self.test().tolist())
-        if len(self.tests) == self.plan.pretest and self.plan.stepping != "none":
+        if len(self.tests) == self.config.pretest and self.config.stepping != "none":
             self.choose_expert()
-        if self.plan.join or self.plan.stepping == "none":
+        if self.config.stepping == "none":
             self.record().write(self.file)
 
     def test(self) -> Floats:
         """Scores [n] at the test tasks: from the student, or the mean of the five nearest episodes
         of the last epoch."""
-        places = probes(self.plan.probes, len(self.space))
+        places = probes(self.config.probes, len(self.space))
         if self.student is not None:
             return np.asarray(self.student.tests(self.space.to_env(places)), dtype=np.float64)
-        d, rows = len(self.space), np.array(self.history[-self.plan.epoch :])
+        d, rows = len(self.space), np.array(self.history[-self.config.epoch :])
         gaps = ((places[:, None] - rows[None, :, :d]) ** 2).sum(2)
         return rows[np.argsort(gaps, axis=1)[:, :5], d].mean(1)
 
     def choose_expert(self) -> None:
-        """Choose the past student whose curriculum is used."""
-        plan, known = self.plan, self.known_students
+        plan = self.config
         test = np.array(self.tests[-1])
-        like = {name: r for name, r in known.items() if fits(r, len(self.space), len(test))}
+        like = {
+            name: record
+            for name, record in self.known_students.items()
+            if record.points.shape[1] == len(self.space) and record.tests.shape[1] == len(test)
+        }
         name = choose_expert(like, test, plan.pretest, plan.neighbours, plan.choice, self.random)
         self.expert = curriculum(like[name], plan.lively, plan.recent) if name else []
         self.chosen = name or ""
@@ -303,7 +292,6 @@ class MetaAcl(AlpGmm):
             )
 
     def record(self) -> Record:
-        """This run so far, as a record for the archive."""
         width, history = len(self.space), np.array(self.history)
         sizes = [len(each["weight"]) for each in self.own_fits]
         means = [each["mean"] for each in self.own_fits] or [np.zeros((0, width + 1))]
@@ -324,8 +312,3 @@ class MetaAcl(AlpGmm):
     def metrics(self) -> dict[str, float]:
         taught = {"stage": float(self.stage), "stages": float(len(self.expert))}
         return {**super().metrics(), **taught, "finished": float(self.finished)}
-
-
-def fits(record: Record, d: int, n: int) -> bool:
-    """Whether a past student had tasks of `d` elements and `n` test tasks."""
-    return record.points.shape[1] == d and record.tests.shape[1] == n

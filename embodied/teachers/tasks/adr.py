@@ -1,9 +1,4 @@
-"""ADR (automatic domain randomization): bounds of the task range grow with success at each bound.
-
-OpenAI et al., "Solving Rubik's cube with a robot hand", 2019. With probability `boundary` an
-episode is played with one random task parameter set to one of its two bounds. After `queue` such
-episodes, a mean score >= high moves the bound outward by delta; a mean <= low moves it inward.
-"""
+"""ADR, automatic domain randomization: bounds that grow with success at each."""
 
 from __future__ import annotations
 
@@ -31,11 +26,16 @@ class AdrConfig(teacher.Config):
     queue: Count = 10  # episodes at a bound between its moves
     low: Number = 0.1  # a mean score up to this moves a bound inward
     high: Number = 0.75  # a mean score from this on moves a bound outward
-    skip_reached: bool = False  # bounds at the edge of the box are not tested, nor moved back
 
 
 class Adr(teacher.Teacher):
-    """The memo of an episode: its bound (side, parameter) and how often the bound had moved."""
+    """ADR (automatic domain randomization): bounds of the task range grow with success at each.
+
+    OpenAI et al., "Solving Rubik's cube with a robot hand", 2019. With probability `boundary` an
+    episode is played with one random task parameter set to one of its two bounds. After `queue`
+    such episodes, a mean score >= high moves the bound outward by delta; a mean <= low moves it
+    inward. The memo of an episode: its bound (side, parameter) and how often the bound had moved.
+    """
 
     remembered = ("bounds", "moved", "queues")
 
@@ -45,32 +45,20 @@ class Adr(teacher.Teacher):
             raise ConfigError(
                 f"teacher: needs low < high; got low={config.low:g} high={config.high:g}"
             )
-        self.settings = config
         easy = named_task(self.space, config.easy, 0.5, "easy")
         self.bounds = np.stack([easy, easy])  # [2, d]: lowest and highest
         self.moved = [[0] * len(easy) for _ in range(2)]
         self.queues: list[list[list[float]]] = [[[] for _ in easy] for _ in range(2)]
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [self.one() for _ in range(n)]
-
     def one(self) -> tuple[Floats, Any]:
         point = self.bounds[0] + np.diff(self.bounds, axis=0)[0] * self.random.random(
             len(self.space)
         )
-        open_bounds = self.tried()
-        if not open_bounds or self.random.random() >= self.settings.boundary:
+        if self.random.random() >= self.config.boundary:
             return point, None
-        side, element = open_bounds[self.random.integers(len(open_bounds))]
+        side, element = divmod(int(self.random.integers(2 * len(self.space))), len(self.space))
         point[element] = self.bounds[side, element]
         return point, [side, element, self.moved[side][element]]
-
-    def tried(self) -> list[tuple[int, int]]:
-        """Bounds (side, parameter) that are tested."""
-        every = [(side, element) for side in (0, 1) for element in range(len(self.space))]
-        if not self.settings.skip_reached:
-            return every
-        return [(side, at) for side, at in every if self.bounds[side, at] != side]
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         for score, memo in zip(scores.tolist(), memos, strict=True):
@@ -84,14 +72,14 @@ class Adr(teacher.Teacher):
     def judge(self, side: int, element: int) -> None:
         """Move the bound if its queue is full and the mean score passes a threshold."""
         queue = self.queues[side][element]
-        if len(queue) < self.settings.queue:
+        if len(queue) < self.config.queue:
             return
         mean = sum(queue) / len(queue)
         outward = 1 if side else -1
-        if mean >= self.settings.high:
-            self.move(side, element, self.bounds[side, element] + outward * self.settings.delta)
-        elif mean <= self.settings.low:
-            self.move(side, element, self.bounds[side, element] - outward * self.settings.delta)
+        if mean >= self.config.high:
+            self.move(side, element, self.bounds[side, element] + outward * self.config.delta)
+        elif mean <= self.config.low:
+            self.move(side, element, self.bounds[side, element] - outward * self.config.delta)
         self.queues[side][element] = []
 
     def move(self, side: int, element: int, to: float) -> None:

@@ -1,10 +1,4 @@
-"""ALP-GMM: samples tasks with high absolute learning progress from a Gaussian mixture.
-
-Portelas, Colas, Hofmann and Oudeyer, "Teacher algorithms for curriculum learning of Deep RL in
-continuously parameterized environments", 2019. The absolute learning progress of a task p with
-score r is alp = |r - r'|, r' the score of the nearest earlier task. A Gaussian mixture is fitted to
-the vectors (p, alp); components are sampled in proportion to their mean alp.
-"""
+"""ALP-GMM: absolute learning progress with Gaussian mixtures."""
 
 from __future__ import annotations
 
@@ -14,8 +8,10 @@ import numpy as np
 
 from embodied.core.bounds import CountOrZero
 from embodied.core.spec import Spec
-from embodied.teachers.tasks.gmm import FEW, Fitted, GmmConfig, Mixture
+from embodied.teachers.tasks.gmm import Fitted, GmmConfig, Mixture
 from embodied.teachers.teacher import Floats
+
+FEW = 5  # up to this many earlier tasks, the progress is 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +23,13 @@ class AlpGmmConfig(GmmConfig):
 
 
 class AlpGmm(Fitted):
-    """Needs only the scores of episodes: no thresholds and no access to the student."""
+    """ALP-GMM: tasks with a high absolute learning progress; needs only the scores of episodes.
+
+    Portelas, Colas, Hofmann and Oudeyer, "Teacher algorithms for curriculum learning of Deep RL in
+    continuously parameterized environments", 2019. The absolute learning progress of a task p with
+    score r is alp = |r - r'|, r' the score of the nearest earlier task. A Gaussian mixture is
+    fitted to the vectors (p, alp); components are sampled in proportion to their mean alp.
+    """
 
     remembered = ("known", "seen")
 

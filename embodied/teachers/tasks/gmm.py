@@ -1,11 +1,11 @@
-"""Teachers that sample tasks from a Gaussian mixture by learning progress: their base class.
+"""Teachers that sample tasks by learning progress, with Gaussian mixtures: ALP-GMM, Covar-GMM.
 
 Every `every` episodes a mixture is fitted to their vectors (point, ..., progress). A component is
 sampled in proportion to its progress, and the task is sampled from the component.
 
 Mixtures have full covariances and are fitted by EM (Dempster, Laird and Rubin, 1977) for several
 sizes. The number of components K minimises (Akaike, 1974)
-AIC = 2 p - 2 log L, p = (K - 1) + K D + K D (D + 1) / 2; AICc adds 2 p (p + 1) / (n - p - 1).
+AIC = 2 p - 2 log L, p = (K - 1) + K D + K D (D + 1) / 2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -30,39 +30,28 @@ Mixture = dict[str, Floats]
 
 RIDGE = 1e-6  # added to the diagonal of every covariance, which keeps it positive definite
 LLOYD = 5  # k-means iterations before the first E-step
+PASSES = 100  # EM steps at most
 
 
-def best(
-    rows: Floats,
-    sizes: Sequence[int],
-    random: Generator,
-    criterion: Literal["aic", "aicc"] = "aic",
-    iterations: int = 100,
-) -> Mixture | None:
+def best(rows: Floats, sizes: Sequence[int], random: Generator) -> Mixture | None:
     """Fit mixtures with each number of components in `sizes` to the points `rows` [n, D] and return
-    the one with the lowest criterion; None if no size has at least two points per component."""
+    the one with the lowest AIC; None if no size has at least two points per component."""
     sizes = [size for size in sizes if len(rows) >= 2 * size]
-    fits = [each for each in fit(rows, sizes, random, iterations) if np.isfinite(each[1])]
+    fits = [each for each in fit(rows, sizes, random) if np.isfinite(each[1])]
     if not fits:
         return None
-    n, width = rows.shape
-    cost = [price(len(m["weight"]), width, n, likely, criterion) for m, likely in fits]
+    cost = [price(len(m["weight"]), rows.shape[1], likely) for m, likely in fits]
     return fits[int(np.argmin(cost))][0]
 
 
-def price(size: int, width: int, n: int, likelihood: float, criterion: str) -> float:
-    """AIC or AICc (lower is better) of a mixture of `size` components in `width` dimensions with
-    the total log-`likelihood` of `n` points."""
+def price(size: int, width: int, likelihood: float) -> float:
+    """AIC (lower is better) of a mixture of `size` components in `width` dimensions with the total
+    log-`likelihood` of the points."""
     free = size - 1 + size * width + size * width * (width + 1) / 2
-    cost = 2 * free - 2 * likelihood
-    if criterion == "aic":
-        return cost
-    return cost + 2 * free * (free + 1) / (n - free - 1) if n > free + 1 else math.inf
+    return 2 * free - 2 * likelihood
 
 
-def fit(
-    rows: Floats, sizes: Sequence[int], random: Generator, iterations: int = 100
-) -> list[tuple[Mixture, float]]:
+def fit(rows: Floats, sizes: Sequence[int], random: Generator) -> list[tuple[Mixture, float]]:
     """One mixture per size (smaller if a component got no points), each with the total
     log-likelihood of `rows` [n, D] under it.
 
@@ -74,9 +63,9 @@ def fit(
     weight, mean, cov = _maximise(rows, _cluster(rows, sizes, random))
     done: dict[int, tuple[Mixture, float]] = {}
     left, before = np.arange(len(sizes)), np.full(len(sizes), -np.inf)
-    for turn in range(iterations):
+    for turn in range(PASSES):
         share, likely = _expect(rows, weight, mean, cov)
-        ends = (likely - before < 1e-3 * len(rows)) | (turn == iterations - 1)
+        ends = (likely - before < 1e-3 * len(rows)) | (turn == PASSES - 1)
         for at in np.flatnonzero(ends):
             held = weight[at] > 0  # drop components without points
             kept = {"weight": weight[at, held], "mean": mean[at, held], "cov": cov[at, held]}
@@ -158,9 +147,6 @@ def _expect(rows: Floats, weight: Floats, mean: Floats, cov: Floats) -> tuple[Fl
     return mass / total[:, None], (np.log(total) + top).sum(1)
 
 
-FEW = 5  # up to this many earlier tasks, the progress is 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class GmmConfig(teacher.Config):
     """Settings of the mixture. Each fit uses the newest `every` episodes only."""
@@ -169,7 +155,6 @@ class GmmConfig(teacher.Config):
     random: Fraction = 0.2  # share of tasks that are sampled uniformly from the whole box
     fewest: Count = 2  # least number of components
     most: Count = 10  # largest number of components
-    criterion: Literal["aic", "aicc"] = "aic"  # chooses the number of components
 
 
 class Fitted(teacher.Teacher):
@@ -186,7 +171,6 @@ class Fitted(teacher.Teacher):
                 f"fitted to every={config.every} episodes; teacher.every should be at least "
                 "two episodes a component"
             )
-        self.settings = config
         self.rows: list[list[float]] = []
         self.fits = 0
         self.mixture: Mixture | None = None
@@ -200,13 +184,10 @@ class Fitted(teacher.Teacher):
     def worth(self, mixture: Mixture) -> Floats:
         """Unnormalised sampling weights [K] of the components, at least 0."""
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [self.one() for _ in range(n)]
-
     def one(self) -> tuple[Floats, Any]:
         """Sample a point [d]; also returns its component (None: the whole box)."""
         fitted, width = self.mixture, len(self.space)
-        if fitted is None or self.random.random() < self.settings.random:
+        if fitted is None or self.random.random() < self.config.random:
             return self.random.random(width), None
         component = pick(self.utility, self.random)
         return draw(fitted, component, width, self.random).clip(0, 1), component
@@ -218,14 +199,14 @@ class Fitted(teacher.Teacher):
     def take(self, point: Floats, score: float, memo: Any) -> None:
         """Add one finished episode; refit once there are `every`."""
         self.rows.append(self.row(point, score))
-        if len(self.rows) >= self.settings.every:
+        if len(self.rows) >= self.config.every:
             self.refit()
             self.rows = []
 
     def refit(self) -> None:
-        sizes = range(self.settings.fewest, self.settings.most + 1)
+        sizes = range(self.config.fewest, self.config.most + 1)
         rows = np.array(self.rows)
-        found = best(rows, sizes, self.random, self.settings.criterion)
+        found = best(rows, sizes, self.random)
         if found is not None:
             self.mixture, self.utility = found, self.worth(found).tolist()
             self.fits += 1

@@ -1,9 +1,4 @@
-"""Goal GAN: a generative adversarial network that proposes goals of intermediate difficulty.
-
-Florensa, Held, Geng and Abbeel, "Automatic goal generation for reinforcement learning agents",
-2018. A goal has label y = 1 if low <= mean score <= high. With (a, b, c) = (-1, 1, 0):
-D minimises y (D(g) - b)^2 + (1 - y) (D(g) - a)^2 + (D(G(z)) - a)^2, G minimises (D(G(z)) - c)^2.
-"""
+"""Goal GAN: a generative adversarial network proposes goals of intermediate difficulty."""
 
 from __future__ import annotations
 
@@ -15,7 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, PositiveFraction
+from embodied.core.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
@@ -48,13 +49,18 @@ class GoalGanConfig(teacher.Config):
     pretrain: CountOrZero = 500  # gradient steps before the first episode
     easy: Mapping[str, Fraction] = field(default_factory=dict)  # easy task; empty: the whole cube
     spread: NonNegative = 0.1  # half-width of the box around `easy`
-    full_range: bool = False  # scale the generator's output to (-0.5, 1.5) and clip, as published
     generator_width: Count = 256  # units of a hidden layer
     discriminator_width: Count = 128  # units of a hidden layer
 
 
 class GoalGan(TorchTeacher):
-    """The memo of an episode is the number of its goal."""
+    """Goal GAN: a generative adversarial network proposes goals of intermediate difficulty.
+
+    Florensa, Held, Geng and Abbeel, "Automatic goal generation for reinforcement learning agents",
+    2018. A goal has label y = 1 if low <= mean score <= high. With (a, b, c) = (-1, 1, 0):
+    D minimises y (D(g) - b)^2 + (1 - y) (D(g) - a)^2 + (D(G(z)) - a)^2, G minimises
+    (D(G(z)) - c)^2. The memo of an episode is the number of its goal.
+    """
 
     remembered = ("open", "labelled", "labels", "passed", "goals", "trained", "good")
 
@@ -64,7 +70,6 @@ class GoalGan(TorchTeacher):
             raise ConfigError(
                 f"teacher: needs low < high; got low={config.low:g} high={config.high:g}"
             )
-        self.settings = config
         d = len(self.space)
         wide, narrow = config.generator_width, config.discriminator_width
         self.maker = mlp((d, wide, wide, d), self.random, nn.LeakyReLU)
@@ -98,14 +103,14 @@ class GoalGan(TorchTeacher):
     def new_goal(self) -> int:
         number = self.goals
         self.goals = self.goals + 1
-        self.open[number] = {"point": self.goal(), "left": self.settings.rollouts, "scores": []}
+        self.open[number] = {"point": self.goal(), "left": self.config.rollouts, "scores": []}
         if len(self.open) > OPEN:
             del self.open[next(iter(self.open))]
         return number
 
     def goal(self) -> Floats:
         kind = self.random.random()
-        settings = self.settings
+        settings = self.config
         d = len(self.space)
         if kind < settings.random:
             return self.random.random(d)
@@ -118,8 +123,7 @@ class GoalGan(TorchTeacher):
 
     def made(self, n: int) -> Tensor:
         """`n` goals [n, d] of the generator, with gradient."""
-        raw = torch.tanh(self.maker(self.normal(n, len(self.space))))
-        return 0.5 + raw * (1.0 if self.settings.full_range else 0.5)
+        return 0.5 + 0.5 * torch.tanh(self.maker(self.normal(n, len(self.space))))
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         for score, number in zip(scores.tolist(), memos, strict=True):
@@ -127,21 +131,21 @@ class GoalGan(TorchTeacher):
             if goal is None:
                 continue
             goal["scores"].append(score)
-            if len(goal["scores"]) == self.settings.rollouts:
+            if len(goal["scores"]) == self.config.rollouts:
                 self.label(self.open.pop(number))
-        if len(self.labels) >= self.settings.every:
+        if len(self.labels) >= self.config.every:
             self.train()
 
     def label(self, goal: dict[str, Any]) -> None:
         mean = sum(goal["scores"]) / len(goal["scores"])
         self.labelled.append(goal["point"].tolist())
-        self.labels.append(float(self.settings.low <= mean <= self.settings.high))
-        if mean > self.settings.high:
+        self.labels.append(float(self.config.low <= mean <= self.config.high))
+        if mean > self.config.high:
             self.keep(goal["point"])
 
     def keep(self, point: Floats) -> None:
         """Store a good goal if it is far enough from all stored ones."""
-        apart = self.settings.apart * np.sqrt(len(point))
+        apart = self.config.apart * np.sqrt(len(point))
         if not len(self.passed) or np.linalg.norm(self.passed - point, axis=1).min() >= apart:
             self.passed = np.vstack([self.passed, point])
 
@@ -151,14 +155,14 @@ class GoalGan(TorchTeacher):
         self.labels = []
         self.good = float(labels.mean())
         if labels.any():  # without a good goal the generator has no target
-            self.adversarial(goals, labels, self.settings.iterations)
+            self.adversarial(goals, labels, self.config.iterations)
             self.trained += 1
 
     def pretrain(self) -> None:
         """Train the generator to imitate the box around the easy task."""
         n = 1000
         d = len(self.space)
-        settings = self.settings
+        settings = self.config
         goals = self.random.random((n, d))
         if settings.easy:
             easy = named_task(self.space, settings.easy, 0.5, "easy")
@@ -167,7 +171,7 @@ class GoalGan(TorchTeacher):
 
     def adversarial(self, goals: Tensor, labels: Tensor, iterations: int) -> None:
         for _ in range(iterations):
-            at = torch.from_numpy(self.random.integers(len(goals), size=self.settings.batch))
+            at = torch.from_numpy(self.random.integers(len(goals), size=self.config.batch))
             with torch.no_grad():
                 made = self.made(len(at))
             known, fake = self.critic(goals[at])[:, 0], self.critic(made)[:, 0]

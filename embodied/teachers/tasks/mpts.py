@@ -1,10 +1,4 @@
-"""MPTS (model predictive task sampling): samples the tasks with the highest predicted risk.
-
-Wang et al., "Model predictive task sampling for efficient and robust adaptation", 2025. A neural
-process predicts the risk of a task x: z ~ q(z | batch), risk = f(x, z). Its loss on the last batch
-of (task, risk) pairs is MSE + beta KL(q(z | batch) || q(z | previous batch)). Of m B candidates,
-the tasks with the highest gamma0 mean + gamma1 std of the risk over z are selected.
-"""
+"""MPTS, model predictive task sampling: a neural process predicts the risk of tasks."""
 
 from __future__ import annotations
 
@@ -52,13 +46,19 @@ class MptsConfig(teacher.Config):
 
 
 class Mpts(TorchTeacher):
-    """The memo of an episode is its predicted risk (NaN: not predicted)."""
+    """MPTS (model predictive task sampling): samples the tasks with the highest predicted risk.
+
+    Wang et al., "Model predictive task sampling for efficient and robust adaptation", 2025. A
+    neural process predicts the risk of a task x: z ~ q(z | batch), risk = f(x, z). Its loss on the
+    last batch of (task, risk) pairs is MSE + beta KL(q(z | batch) || q(z | previous batch)). Of m B
+    candidates, the tasks with the highest gamma0 mean + gamma1 std of the risk over z are selected.
+    The memo of an episode is its predicted risk (NaN: not predicted).
+    """
 
     remembered = ("plan", "rows", "posterior", "drawn", "learned", "correlation")
 
     def __init__(self, config: MptsConfig, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        self.settings = config
         d = len(self.space)
         h = config.width
         self.encoder = mlp((d + 1, h, h, h), self.random)
@@ -74,18 +74,15 @@ class Mpts(TorchTeacher):
         self.learned = 0
         self.correlation = 0.0
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        proposed: list[tuple[Floats, Any]] = []
-        for _ in range(n):
-            if not self.plan:
-                self.plan = self.planned()
-            row = self.plan.pop()
-            proposed.append((np.array(row[:-1]), row[-1]))
-        return proposed
+    def one(self) -> tuple[Floats, Any]:
+        if not self.plan:
+            self.plan = self.planned()
+        row = self.plan.pop()
+        return np.array(row[:-1]), row[-1]
 
     def planned(self) -> list[list[float]]:
         """Select the next `batch` tasks; in random order, each with its predicted risk."""
-        settings, d = self.settings, len(self.space)
+        settings, d = self.config, len(self.space)
         before = self.drawn
         self.drawn = self.drawn + settings.batch
         if before < settings.warmup or not self.learned:
@@ -103,7 +100,7 @@ class Mpts(TorchTeacher):
     def predicted(self, points: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation [n] of the risk at `points` [n, d] over samples of z."""
         center, spread = self.posterior
-        z = center + spread * self.normal(self.settings.draws, len(center))
+        z = center + spread * self.normal(self.config.draws, len(center))
         risks = self.risk(tensor(points), z).double().numpy()
         return risks.mean(0), risks.std(0)
 
@@ -115,7 +112,7 @@ class Mpts(TorchTeacher):
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         self.rows += np.column_stack([points, memos, scores]).tolist()
-        batch = self.settings.batch
+        batch = self.config.batch
         while len(self.rows) >= batch:
             self.train(np.array(self.rows[:batch]))
             self.rows = self.rows[batch:]
@@ -124,11 +121,11 @@ class Mpts(TorchTeacher):
         """Fit the model to one batch; its posterior becomes the prior of the next batch."""
         self.correlation = correlated(rows[:, -2], -rows[:, -1], self.correlation)
         points, risk = tensor(rows[:, :-2]), tensor(standard(-rows[:, -1]))
-        for _ in range(self.settings.steps):
+        for _ in range(self.config.steps):
             now = self.encoded(points, risk)
             z = now[0] + now[1] * self.normal(1, len(now[0]))
             error = ((self.risk(points, z)[0] - risk) ** 2).mean()
-            loss = error + self.settings.beta * divergence(now, self.posterior)
+            loss = error + self.config.beta * divergence(now, self.posterior)
             gradient_step(self.optimizers["adam"], loss)
         with torch.no_grad():
             self.posterior = self.encoded(points, risk)

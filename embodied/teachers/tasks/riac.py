@@ -1,9 +1,4 @@
-"""RIAC: splits the task space into regions by learning progress and samples those with the most.
-
-Baranes and Oudeyer, "R-IAC: robust intrinsically motivated exploration and active learning", 2009.
-The absolute learning progress (ALP) of a region is |mean of the older half - mean of the newer
-half| of its last scores. A full region is split where |R1| |R2| |ALP(R1) - ALP(R2)| is highest.
-"""
+"""RIAC: regions of the task space, split by learning progress."""
 
 from __future__ import annotations
 
@@ -34,8 +29,6 @@ class RiacConfig(teacher.Config):
     random: Fraction = 0.2  # share of tasks that are uniform over the whole space
     mutated: Fraction = 0.1  # share of tasks near the region's task with the lowest score
     mutation: NonNegative = 0.1  # standard deviation of the noise on these
-    leaves: bool = False  # sample leaves of the tree only, not all regions
-    legacy_score: bool = False  # split by the difference in progress alone, as the published code
 
 
 Region = dict[str, Any]
@@ -44,7 +37,13 @@ Region = dict[str, Any]
 
 
 class Riac(teacher.Teacher):
-    """A tree of regions; an episode counts in every region that contains its task."""
+    """RIAC: a tree of regions; an episode counts in every region that contains its task.
+
+    Baranes and Oudeyer, "R-IAC: robust intrinsically motivated exploration and active learning",
+    2009. The absolute learning progress (ALP) of a region is |mean of the older half - mean of the
+    newer half| of its last scores. A full region is split where |R1| |R2| |ALP(R1) - ALP(R2)| is
+    highest.
+    """
 
     remembered = ("regions",)
 
@@ -56,31 +55,23 @@ class Riac(teacher.Teacher):
                 f"random={config.random:g} mutated={config.mutated:g} "
                 f"most={config.most} fewest={config.fewest}"
             )
-        self.settings = config
         d = len(self.space)
         self.regions: list[Region] = [self.region([0.0] * d, [1.0] * d, [])]
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [(self.one(), None) for _ in range(n)]
+    def one(self) -> tuple[Floats, Any]:
+        return self.point(), None
 
-    def one(self) -> Floats:
-        kind, settings = self.random.random(), self.settings
+    def point(self) -> Floats:
+        kind, settings = self.random.random(), self.config
         if kind < settings.random:
             return self.random.random(len(self.space))
-        region = self.lively()
+        region = self.regions[pick([region["alp"] for region in self.regions], self.random)]
         low, high = np.array(region["low"]), np.array(region["high"])
         if kind < settings.random + settings.mutated and region["rows"]:
             worst = min(region["rows"], key=lambda row: row[-1])
             shift = settings.mutation * self.random.standard_normal(len(low))
             return np.clip(np.array(worst[:-1]) + shift, low, high)
         return low + (high - low) * self.random.random(len(low))
-
-    def lively(self) -> Region:
-        """Sample a region in proportion to its progress."""
-        regions = self.regions
-        if self.settings.leaves:
-            regions = [region for region in regions if region["cut"] is None]
-        return regions[pick([region["alp"] for region in regions], self.random)]
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         for point, score in zip(points.tolist(), scores.tolist(), strict=True):
@@ -94,17 +85,17 @@ class Riac(teacher.Teacher):
             region["rows"].append(row)
             if region["cut"] is None:
                 break
-            del region["rows"][: -self.settings.most - 1]
+            del region["rows"][: -self.config.most - 1]
             region["alp"] = self.progress(region["rows"])
             element, threshold, below, above = region["cut"]
             number = below if row[element] < threshold else above
-        if len(region["rows"]) > self.settings.most:
+        if len(region["rows"]) > self.config.most:
             self.split(region)
         region["alp"] = self.progress(region["rows"])
 
     def progress(self, rows: list[list[float]]) -> float:
         """|mean of the older half - mean of the newer half| of the last scores (0 up to two)."""
-        scores = [row[-1] for row in rows[-self.settings.window :]]
+        scores = [row[-1] for row in rows[-self.config.window :]]
         half = len(scores) // 2
         if len(scores) <= 2:
             return 0.0
@@ -113,7 +104,7 @@ class Riac(teacher.Teacher):
     def split(self, region: Region) -> None:
         cut = self.best_cut(region)
         if cut is None:
-            del region["rows"][: max(int(self.settings.discard * len(region["rows"])), 1)]
+            del region["rows"][: max(int(self.config.discard * len(region["rows"])), 1)]
             return
         element, threshold = cut
         below, above = self.parts(region["rows"], element, threshold)
@@ -132,13 +123,13 @@ class Riac(teacher.Teacher):
     def best_cut(self, region: Region) -> tuple[int, float] | None:
         """The (parameter, threshold) with the best score; None if no attempt was valid."""
         best, chosen = -1.0, None
-        for _ in range(self.settings.attempts):
+        for _ in range(self.config.attempts):
             element = int(self.random.integers(len(self.space)))
             low, high = region["low"][element], region["high"][element]
             threshold = low + (high - low) * self.random.random()
             parts = self.parts(region["rows"], element, threshold)
             sides = (threshold - low, high - threshold)
-            if min(map(len, parts)) < self.settings.fewest or min(sides) < self.settings.narrowest:
+            if min(map(len, parts)) < self.config.fewest or min(sides) < self.config.narrowest:
                 continue
             score = self.score(*parts)
             if score > best:
@@ -146,8 +137,7 @@ class Riac(teacher.Teacher):
         return chosen
 
     def score(self, below: list[list[float]], above: list[list[float]]) -> float:
-        gap = abs(self.progress(below) - self.progress(above))
-        return gap if self.settings.legacy_score else len(below) * len(above) * gap
+        return len(below) * len(above) * abs(self.progress(below) - self.progress(above))
 
     @staticmethod
     def parts(

@@ -53,11 +53,6 @@ class Gaussian(NamedTuple):
         factor = torch.diag(flat[d : 2 * d]).index_put((below[0], below[1]), flat[2 * d :])
         return cls(flat[:d], factor)
 
-    def stretched(self, by: Tensor) -> Gaussian:
-        """The distribution with deviations scaled by `by` [d] and the same correlations."""
-        root = self.root() * by[:, None]
-        return Gaussian(self.mean, torch.tril(root, -1) + torch.diag(torch.diagonal(root).log()))
-
 
 def log_density(gaussian: Gaussian, x: Tensor) -> Tensor:
     """Log-density [n] at x [n, d]."""
@@ -89,9 +84,7 @@ class HasTaskValues(Protocol):
 class Config(teacher.Config):
     """Settings of SPDL. `value` "critic" is the student's estimate (`HasTaskValues`), "score" the
     score of an episode, "discounted" gamma^length times it (the discounted return if the reward
-    comes at the end). The target's task parameters that `hard` does not name are in the middle.
-    With `clipped` importance ratios are computed after clipping to the box, as in the paper,
-    instead of before it."""
+    comes at the end). The target's task parameters that `hard` does not name are in the middle."""
 
     every: Annotated[int, Bound(2)] = 100  # episodes between updates
     value: Literal["critic", "score", "discounted"] = "score"  # V of an episode
@@ -103,11 +96,8 @@ class Config(teacher.Config):
     width: Positive = 0.1  # initial standard deviation
     hard: Mapping[str, Fraction] = field(default_factory=dict)  # mean of the target, by name
     spread: Positive = 0.25  # standard deviation of the target
-    floor: NonNegative = 0.0  # least standard deviation while the KL to the target is above `apart`
-    apart: NonNegative = 0.0  # that KL
     damping: NonNegative = 1e-2  # added to the Fisher matrix's diagonal
     tries: Count = 10  # halved steps of a line search
-    clipped: bool = False  # importance ratios at clipped tasks
 
 
 class SelfPaced(teacher.Teacher):
@@ -120,7 +110,6 @@ class SelfPaced(teacher.Teacher):
         self, config: Config, spec: Spec, seed: int = 0, student: HasTaskValues | None = None
     ) -> None:
         super().__init__(config, spec, seed)
-        self.settings = config
         self.student = student
         d = len(self.space)
         easy = named_task(self.space, config.easy, math.nan, "easy")
@@ -137,25 +126,22 @@ class SelfPaced(teacher.Teacher):
         now = self.now()
         normal = torch.from_numpy(self.random.standard_normal((n, len(self.space))))
         raw = now.mean + normal @ now.root().T
-        clipped = raw.clamp(0, 1)
-        noted = clipped if self.settings.clipped else raw
-        logs = log_density(now, noted).tolist()
-        memos = [[*where, log] for where, log in zip(noted.tolist(), logs, strict=True)]
-        return list(zip(clipped.numpy(), memos, strict=True))
+        logs = log_density(now, raw).tolist()
+        memos = [[*where, log] for where, log in zip(raw.tolist(), logs, strict=True)]
+        return list(zip(raw.clamp(0, 1).numpy(), memos, strict=True))
 
     def now(self) -> Gaussian:
-        """The current distribution of tasks."""
         return Gaussian(self.mean, self.factor)
 
     def scores(self, outcome: Outcome) -> Floats:
         scores = super().scores(outcome)
-        if self.settings.value != "discounted":
+        if self.config.value != "discounted":
             return scores
-        return scores * self.settings.gamma ** outcome.length.double().cpu().numpy()
+        return scores * self.config.gamma ** outcome.length.double().cpu().numpy()
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         self.drawn += [[*memo, score] for memo, score in zip(memos, scores.tolist(), strict=True)]
-        if len(self.drawn) >= self.settings.every:
+        if len(self.drawn) >= self.config.every:
             rows = torch.tensor(self.drawn, dtype=torch.float64)
             where = rows[:, :-2]
             logs = rows[:, -2]
@@ -164,7 +150,7 @@ class SelfPaced(teacher.Teacher):
 
     def values(self, where: Tensor, scores: Tensor) -> Tensor:
         """V [n] of the episodes sampled at `where` [n, d] with these scores [n]."""
-        if self.settings.value != "critic":
+        if self.config.value != "critic":
             return scores
         if self.student is None:
             raise ConfigError(
@@ -183,26 +169,17 @@ class SelfPaced(teacher.Teacher):
             ratio = torch.exp(log_density(new, where) - logs)
             return (ratio * values).mean() - self.alpha * kl(new, self.target)
 
-        found = step(old, gain, self.settings.eps, self.settings.damping, self.settings.tries)
-        found = self.wide(found)
+        found = step(old, gain, self.config.eps, self.config.damping, self.config.tries)
         self.step_kl = kl(old, found).item()
         self.mean, self.factor = found
         self.updates += 1
 
     def weight(self, values: Tensor) -> float:
         """alpha, the weight of the KL to the target."""
-        if self.updates < self.settings.offset:
+        if self.updates < self.config.offset:
             return 0.0
         gap = max(kl(self.now(), self.target).item(), LEAST_KL)
-        return min(self.settings.zeta * max(values.mean().item(), 0.0) / gap, MOST_ALPHA)
-
-    def wide(self, found: Gaussian) -> Gaussian:
-        """Standard deviations raised to `floor` while the KL to the target is above `apart`."""
-        floor = self.settings.floor
-        if not floor or kl(found, self.target).item() <= self.settings.apart:
-            return found
-        stds = found.root().norm(dim=1)
-        return found.stretched((floor / stds).clamp(min=1))
+        return min(self.config.zeta * max(values.mean().item(), 0.0) / gap, MOST_ALPHA)
 
     def metrics(self) -> dict[str, float]:
         now = self.now()

@@ -1,18 +1,4 @@
-"""Setter-Solver: a normalizing flow that proposes goals of a given feasibility.
-
-Racaniere, Lampinen et al., "Automated curricula through setter-solver interactions", 2020. The
-judge J predicts success from the goal (cross-entropy). The setter S(z, f), f uniform, minimises the
-sum of its validity, feasibility and coverage losses (g: goals of successful episodes):
-
-    E[-log p_S(g + U(0, e) | f)] + E[(J(S(z, f)) - logit f)^2] + E[log p_S(S(z, f) | f)]
-
-The flow onto the unit cube is RealNVP, the goal generator. Dinh, Sohl-Dickstein and Bengio,
-"Density estimation using Real NVP", 2017. Each affine coupling keeps part of the elements and maps
-the others by x -> x s + t, s = 0.01 + softplus(a). A network computes (a, t) from the kept part and
-the condition f. The last layer is a sigmoid.
-
-    log p(g | f) = log N(z) - log |dg / dz|
-"""
+"""Setter-Solver: a normalizing flow and its goals of a given feasibility."""
 
 from __future__ import annotations
 
@@ -25,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, PositiveFraction
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    PositiveFraction,
+)
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
 from embodied.nn.optim import Adam
@@ -83,8 +76,17 @@ class Coupling(nn.Module):
 
 
 class Flow(nn.Module):
-    """Maps normal noise z and a feasibility to goals. Each of `blocks` has three couplings, which
-    keep the first half of the elements, the second half, and every other element."""
+    """RealNVP: maps normal noise z and a feasibility f to goals in the unit cube.
+
+    Dinh, Sohl-Dickstein and Bengio, "Density estimation using Real NVP", 2017. Each affine coupling
+    keeps part of the elements and maps the others by x -> x s + t, s = 0.01 + softplus(a); a
+    network computes (a, t) from the kept part and f. The last layer is a sigmoid.
+
+        log p(g | f) = log N(z) - log |dg / dz|
+
+    Each of `blocks` has three couplings, which keep the first half of the elements, the second
+    half, and every other element.
+    """
 
     def __init__(
         self, d: int, blocks: int, width: int, layers: int, random: np.random.Generator
@@ -143,7 +145,6 @@ class SetterSolverConfig(teacher.Config):
     validity: NonNegative = 1.0  # weight of the validity loss
     feasibility: NonNegative = 1.0  # weight of the feasibility loss
     coverage: NonNegative = 1.0  # weight of the coverage loss
-    old_latents: bool = False  # latents of observed goals, as in a re-implementation with 1 step
     judge: tuple[Count, ...] = (64, 64, 64)  # units of each hidden layer of the judge
     width: Count = 128  # units of the setter's hidden layers
     layers: CountOrZero = 3  # highway layers of a coupling
@@ -151,13 +152,21 @@ class SetterSolverConfig(teacher.Config):
 
 
 class SetterSolver(TorchTeacher):
-    """The memo of an episode is the requested feasibility of its goal (-1: a uniform goal)."""
+    """Setter-Solver: a normalizing flow proposes goals of a given feasibility.
+
+    Racaniere, Lampinen et al., "Automated curricula through setter-solver interactions", 2020. The
+    judge J predicts success from the goal (cross-entropy). The setter S(z, f), f uniform, minimises
+    the sum of its validity, feasibility and coverage losses (g: goals of successful episodes):
+
+        E[-log p_S(g + U(0, e) | f)] + E[(J(S(z, f)) - logit f)^2] + E[log p_S(S(z, f) | f)]
+
+    The memo of an episode is the requested feasibility of its goal (-1: a uniform goal).
+    """
 
     remembered = ("plan", "rows", "fresh", "trained", "losses")
 
     def __init__(self, config: SetterSolverConfig, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        self.settings = config
         d = len(self.space)
         self.judge = mlp((d, *config.judge, 1), self.random)
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
@@ -172,11 +181,8 @@ class SetterSolver(TorchTeacher):
         self.trained = 0
         self.losses: dict[str, float] = {}
 
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [self.one() for _ in range(n)]
-
     def one(self) -> tuple[Floats, Any]:
-        if not self.trained or self.random.random() < self.settings.random:
+        if not self.trained or self.random.random() < self.config.random:
             return self.random.random(len(self.space)), -1.0
         if not self.plan:
             self.plan = self.planned()
@@ -191,25 +197,24 @@ class SetterSolver(TorchTeacher):
         return torch.cat([goals, wanted[:, None]], 1).double().tolist()
 
     def wanted(self, n: int) -> Tensor:
-        """Random feasibilities [n]."""
-        rarest = self.settings.rarest
+        rarest = self.config.rarest
         return rarest + (1 - 2 * rarest) * self.uniform(n)
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        self.rows += np.column_stack([points, memos, scores >= self.settings.solved]).tolist()
-        del self.rows[: -self.settings.memory]
+        self.rows += np.column_stack([points, memos, scores >= self.config.solved]).tolist()
+        del self.rows[: -self.config.memory]
         self.fresh += len(scores)
-        if self.fresh >= self.settings.every:
-            self.fresh %= self.settings.every
+        if self.fresh >= self.config.every:
+            self.fresh %= self.config.every
             self.train()
 
     def train(self) -> None:
         rows = tensor(self.rows)
         won = rows[rows[:, -1] > 0]
-        for _ in range(self.settings.steps):
-            some = self.some(rows, self.settings.batch)
+        for _ in range(self.config.steps):
+            some = self.some(rows, self.config.batch)
             self.train_judge(some)
-            self.train_setter(self.some(won, self.settings.batch) if len(won) else None, some)
+            self.train_setter(self.some(won, self.config.batch) if len(won) else None, some)
         self.trained += 1
         self.plan = []  # they are from the former setter
 
@@ -220,7 +225,7 @@ class SetterSolver(TorchTeacher):
         self.losses["judge"] = loss.item()
 
     def train_setter(self, won: Tensor | None, seen: Tensor) -> None:
-        parts, settings = self.asked(seen), self.settings
+        parts, settings = self.asked(seen), self.config
         if won is not None:
             parts["validity"] = self.valid(won)
         weights = {name: getattr(settings, name) for name in parts}
@@ -232,16 +237,13 @@ class SetterSolver(TorchTeacher):
         """Feasibility and coverage losses."""
         n, d = len(seen), len(self.space)
         wanted, latent = self.wanted(n), self.normal(n, d)
-        if self.settings.old_latents:
-            with torch.no_grad():
-                latent = self.setter.inverse(seen[:, :-2], wanted)[0]
         goals, log = self.setter(latent, wanted)
         gap = self.judge(goals)[:, 0] - torch.logit(wanted)
         return {"feasibility": (gap**2).mean(), "coverage": log.mean()}
 
     def valid(self, won: Tensor) -> Tensor:
         """Validity loss: the negative log-likelihood of goals of successful episodes."""
-        blurred = won[:, :-2] + self.settings.noise * self.uniform(len(won), len(self.space))
+        blurred = won[:, :-2] + self.config.noise * self.uniform(len(won), len(self.space))
         return -self.setter.inverse(blurred, self.wanted(len(won)))[1].mean()
 
     def metrics(self) -> dict[str, float]:

@@ -41,13 +41,7 @@ def draw(
 
     With one task parameter the other axis is the score. ConfigError if there are no episodes.
     """
-    if not len(times):
-        raise ConfigError("nothing to plot: no episode has finished yet")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot(times)
     x, y = points[:, axes[0]], points[:, axes[1]] if points.shape[1] > 1 else scores
     labels = (names[axes[0]], names[axes[1]] if points.shape[1] > 1 else "score")
     figure, panels = pyplot.subplots(
@@ -63,6 +57,21 @@ def draw(
     panels[0].set_ylabel(labels[1])
     if title:
         figure.suptitle(title, fontsize=11)
+    return _saved(pyplot, figure, file)
+
+
+def _pyplot(times: Floats) -> Any:
+    if not len(times):
+        raise ConfigError("nothing to plot: no episode has finished yet")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _saved(pyplot: Any, figure: Any, file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
@@ -78,7 +87,6 @@ def quarters(times: Floats) -> list[Any]:
 
 
 def span(times: Floats, steps: str, scores: Floats) -> str:
-    """Title of a panel: its time span and mean score."""
     if not len(times):
         return "no episodes"
     known = scores[np.isfinite(scores)]
@@ -150,13 +158,7 @@ def draw_levels(
 
     ConfigError if there are no episodes.
     """
-    if not len(times):
-        raise ConfigError("nothing to plot: no episode has finished yet")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot(times)
     parts = quarters(times)
     figure = pyplot.figure(figsize=(13, 3.7), constrained_layout=True)
     blocks = np.ravel(np.asarray(figure.subfigures(1, len(parts)), object))
@@ -171,10 +173,7 @@ def draw_levels(
             panel.set(frame_on=True)
             for edge in panel.spines.values():
                 edge.set(color=WON if won else LOST, linewidth=2.5)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
-    return file
+    return _saved(pyplot, figure, file)
 
 
 def chosen(part: NDArray[np.int64]) -> list[int]:

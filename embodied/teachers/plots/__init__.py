@@ -1,1 +1,0 @@
-"""Plots of the tasks and levels that a teacher sampled."""
