@@ -16,8 +16,7 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx
+from embodied.export.decision import Decision, facts, write_onnx
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner
 
@@ -64,7 +63,7 @@ def by_native_code(width: int, repeats: int) -> Comparison:
 def our_updates(count: int = 200, width: int = 64, native: bool = False) -> Block:
     small = SMALL | {"hidden": [width, width]}
     policy = build(
-        {"_target_": "embodied.policies.deterministic.Deterministic", **small}, Policy, spec=SPEC
+        {"_target_": "embodied.policies.gaussian.Deterministic", **small}, Policy, spec=SPEC
     )
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **small}
     learner = build(node, Learner, policy=policy, spec=SPEC)

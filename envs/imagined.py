@@ -27,7 +27,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.envs.row_rng import RowRng
-from embodied.models import dynamics, latents
+from embodied.models import dynamics, latent_policy
 from embodied.models.dynamics import Dynamics, LatentDynamics
 from embodied.models.latent_policy import LatentPolicy
 
@@ -158,5 +158,7 @@ def initial_states(config: Config, model: Dynamics) -> Tensors:
 def encoded(model: Dynamics, episodes: Episodes, where: str) -> Episodes:
     """`episodes` in the latents of a model that has some; else as they are."""
     return (
-        latents.encoded(model, episodes, where) if isinstance(model, LatentDynamics) else episodes
+        latent_policy.encoded(model, episodes, where)
+        if isinstance(model, LatentDynamics)
+        else episodes
     )

@@ -341,8 +341,7 @@ def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained
     from embodied.core import checkpoint
     from embodied.core.build import resolve
     from embodied.core.policy import Policy
-    from embodied.policies.wrappers.mapped import joined
-    from embodied.policies.wrappers.told import with_task
+    from embodied.policies.wrappers.translated import joined, with_task
 
     policy, asked = checkpoint.load_policy(saved), node["policy"]
     if resolve(asked["_target_"], Policy) is type(policy):  # other settings, before the mapping

@@ -36,7 +36,7 @@ from embodied.core.tensors import FRESH, HISTORY, Tensors, each, with_history
 from embodied.nn.networks import Denoiser, own_network, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.encoded import require_continuous
-from embodied.policies.networks.attention import Attention
+from embodied.policies.networks.blocks import Attention
 from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler
 

@@ -30,7 +30,7 @@ from embodied.nn.networks import per_row
 from embodied.policies.abilities import Step
 from embodied.policies.generative.diffusion import steps
 from embodied.policies.lerobot.policy import Input, LeRobotPolicy
-from embodied.policies.networks.resnet import channels_of, group_norm, resnet
+from embodied.policies.networks.blocks import channels_of, group_norm, resnet
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
 
 

@@ -8,7 +8,6 @@ without importing what they name: optional packages need not be installed.
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,7 @@ import yaml
 
 from benchmarks import evidence
 from embodied.commands.list import PURPOSES, kind
-from embodied.settings_tables import option_rows, sentence
+from embodied.settings_tables import about_class, option_rows, sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -219,7 +218,7 @@ def described(target: str) -> list[str]:
     file = ROOT / source(target)
     if not target or not file.exists():
         return []
-    text = ast.get_docstring(ast.parse(file.read_text())) or ""
+    text = about_class(file, target.rpartition(".")[2])
     return [re.sub(r"(?<!`)(\[[^\]\n]*\])(?=[\[(])", r"`\1`", text)]
 
 

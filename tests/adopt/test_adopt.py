@@ -34,7 +34,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping, Source, short
 from embodied.export.decision import Decision
-from embodied.policies.wrappers.mapped import Mapped
+from embodied.policies.wrappers.translated import Mapped
 from tests.adopt.checkpoints import (
     DATA,
     ENV,

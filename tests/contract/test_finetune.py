@@ -16,7 +16,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
-from embodied.policies.steering.steered import Steered
+from embodied.policies.steering import Steered
 from tests.builders import make_policy, transitions
 
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
@@ -131,7 +131,7 @@ def test_actions_stay_in_the_box_and_follow_the_inner_policy(steered: Policy) ->
 def test_a_residual_begins_as_its_base() -> None:
     """Same noise, no correction: the base's own chunk, step by step, bit for bit."""
     base = make_base()
-    node = {"_target_": "embodied.policies.steering.residual.Residual", "scale": 0.1}
+    node = {"_target_": "embodied.policies.steering.Residual", "scale": 0.1}
     residual = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER)
     obs = {"state": torch.randn(2, 5)}
     noise = residual.sample_noise(2)
@@ -145,7 +145,7 @@ def test_a_residual_begins_as_its_base() -> None:
 
 def test_latent_is_the_base_at_the_chosen_noise() -> None:
     base = make_base()
-    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
+    node = {"_target_": "embodied.policies.steering.Dsrl", "bound": 1.5}
     latent = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER | {"zero_head": False})
     obs = {"state": torch.randn(2, 5)}
     actions, carry = latent.act(obs, latent.initial(2), latent.sample_noise(2, explore=True))
@@ -154,7 +154,7 @@ def test_latent_is_the_base_at_the_chosen_noise() -> None:
 
 
 def corrected(**settings: Any) -> Any:
-    node = {"_target_": "embodied.policies.steering.residual.Residual", "scale": 0.1, **settings}
+    node = {"_target_": "embodied.policies.steering.Residual", "scale": 0.1, **settings}
     return resolve(node["_target_"], PolicyWrapper).wrap(
         make_base(), node, INNER | {"zero_head": False}
     )

@@ -10,9 +10,9 @@ from embodied.core.actor import Actor
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.gaussian import Config as GaussianConfig
+from embodied.policies.gaussian import FlowConfig as GaussianConfig
 from embodied.policies.gaussian import Gaussian
-from embodied.policies.generative.flow import Config, Flow
+from embodied.policies.generative.flow import Flow, FlowConfig
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NEVER = torch.zeros(2, dtype=torch.bool)
@@ -129,7 +129,7 @@ def test_some_rows_deciding_equals_all_rows_deciding() -> None:
 
 def test_a_restored_actor_goes_on_exactly() -> None:
     torch.manual_seed(0)
-    policy = Flow(Config(chunk=4, width=16), SPEC)
+    policy = Flow(FlowConfig(chunk=4, width=16), SPEC)
     actor = Actor(policy, 2, execute=3)
     script = [({"state": torch.randn(2, 1)}, torch.rand(2) < 0.3) for _ in range(12)]
     actor(script[0][0], ~NEVER)

@@ -19,9 +19,9 @@ from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node
 from embodied.envs.toy import two_gap
-from embodied.policies.gaussian import Config, Gaussian
-from embodied.policies.scripted.checkpoint import CheckpointDemonstrator
-from embodied.policies.scripted.checkpoint import Config as Trained
+from embodied.policies.gaussian import Gaussian, GaussianConfig
+from embodied.policies.scripted.simple import CheckpointDemonstrator
+from embodied.policies.scripted.simple import GaussianConfig as Trained
 from embodied.real_robot.policy import main
 from embodied.viewer.launch import open_session
 from tests.builders import node_of
@@ -73,7 +73,7 @@ def shell(marker: Path) -> list[str]:
 
 
 def untrained() -> Gaussian:
-    made = Gaussian(Config(hidden=(8,)), SPEC)
+    made = Gaussian(GaussianConfig(hidden=(8,)), SPEC)
     made.node = GAUSSIAN
     return made
 

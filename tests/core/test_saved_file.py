@@ -19,13 +19,13 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.schema import OURS, new_info, read_info
-from embodied.policies.steering.dsrl import Dsrl
+from embodied.policies.steering import Dsrl
 from embodied.policies.wrappers.best_of_n import BestOfN
 
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 64}
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
-DSRL = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
+DSRL = {"_target_": "embodied.policies.steering.Dsrl", "bound": 1.5}
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ def test_words_say_what_is_where() -> None:
 def test_a_demonstrator_reaches_the_goal_which_ends_the_episode() -> None:
     env = Crafter(Config(num_envs=2, workers=0, length=400, goal="make_wood_pickaxe"))
     policy = build(
-        {"_target_": "embodied.policies.scripted.crafter.Woodcutter", "unsteady": 0.0},
+        {"_target_": "embodied.policies.scripted.grids.Woodcutter", "unsteady": 0.0},
         Policy,
         spec=env.spec,
     )

@@ -56,7 +56,7 @@ def test_on_the_way_to_a_pickaxe() -> None:
     """A scripted player's messages: wood before the table, the table before the pickaxe."""
     env = Crafter(Config(num_envs=4, workers=0, length=400, goal="make_wood_pickaxe"))
     player = build(
-        {"_target_": "embodied.policies.scripted.crafter.Woodcutter"}, Policy, spec=env.spec
+        {"_target_": "embodied.policies.scripted.grids.Woodcutter"}, Policy, spec=env.spec
     )
     obs, said = env.reset(0), [[] for _ in range(4)]
     carry, over = player.initial(4), torch.zeros(4, dtype=torch.bool)

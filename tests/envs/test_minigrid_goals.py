@@ -104,8 +104,7 @@ def test_an_episode_of_doorkey_passes_its_subgoals_in_order() -> None:
     """Played by the planner: key, door, goal, each exactly once."""
     pytest.importorskip("minigrid")
     from embodied.envs.minigrid.env import Config, MiniGrid
-    from embodied.policies.scripted.minigrid import Config as PlannerConfig
-    from embodied.policies.scripted.minigrid import Planner
+    from embodied.policies.scripted.grids import Planner, PlannerConfig
 
     level = "MiniGrid-DoorKey-6x6-v0"
     env = MiniGrid(Config(level, "gymnasium", num_envs=3, privileged=True))

@@ -10,8 +10,7 @@ import torch
 pytest.importorskip("minigrid")
 
 from embodied.envs.minigrid.env import Config, MiniGrid
-from embodied.policies.scripted.minigrid import Config as PlannerConfig
-from embodied.policies.scripted.minigrid import Planner, State, search
+from embodied.policies.scripted.grids import Planner, PlannerConfig, State, search
 
 ID = "embodied.envs.minigrid.levels:Levels-v0"
 NAMES = ("size", "walls", "lava", "door", "distance", "layout")

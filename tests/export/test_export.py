@@ -25,8 +25,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, is_history, nest
 from embodied.export.c_header import FLAGS, number, write_header
-from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx, write_torchscript
+from embodied.export.decision import Decision, facts, write_onnx, write_torchscript
 from tests.tiers import once_per_class, usually
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
@@ -79,7 +78,7 @@ def of_world(node: dict[str, Any], world: str) -> Policy:
     if "degrees" in world:  # as training on a dataset makes it
         units = {"state": Affine((-90.0,) * 4, (90.0,) * 4).to_json()}
         action = Affine((-90.0, 0.1), (60.0, 0.2)).to_json()
-        target = "embodied.policies.wrappers.physical_units.PhysicalUnits"
+        target = "embodied.policies.wrappers.translated.PhysicalUnits"
         node = {"_target_": target, "base": node, "action": action, "obs": units, "reach": 1.5}
     return make(node, SPECS[world])
 
@@ -145,7 +144,7 @@ def test_a_steered_policy_exports_where_it_has_no_memory(tmp_path: Path) -> None
     base = {"_target_": "embodied.policies.generative.flow.Flow", "width": 32}
     inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
     nodes = {"base": base, "inner": inner}
-    policy = make({"_target_": "embodied.policies.steering.dsrl.Dsrl", **nodes}, SPECS["vectors"])
+    policy = make({"_target_": "embodied.policies.steering.Dsrl", **nodes}, SPECS["vectors"])
     write_onnx(decision := Decision(policy), facts(decision), tmp_path / "policy.onnx")
     obs, noise = rows(policy, 3)
     feed = {k: v.numpy() for k, v in zip(decision.inputs, decision.example(3), strict=True)}
@@ -153,9 +152,7 @@ def test_a_steered_policy_exports_where_it_has_no_memory(tmp_path: Path) -> None
     found = open_session(tmp_path / "policy.onnx").run(None, feed | {"noise": noise.numpy()})[0]
     expected = policy.act(obs, policy.initial(3), noise)[0]
     torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
-    residual = make(
-        {"_target_": "embodied.policies.steering.residual.Residual", **nodes}, SPECS["vectors"]
-    )
+    residual = make({"_target_": "embodied.policies.steering.Residual", **nodes}, SPECS["vectors"])
     with pytest.raises(ConfigError, match="Residual carries plan, cursor"):
         Decision(residual)
 

@@ -15,8 +15,7 @@ from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.bresa import Bresa, Held, risk_target
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
-from embodied.policies.gaussian import Config as GaussianConfig
-from embodied.policies.gaussian import Gaussian
+from embodied.policies.gaussian import Gaussian, GaussianConfig
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.policies.wrappers.reflex_rule import reflexing
 from tests.builders import make_learner, make_policy, still, transitions

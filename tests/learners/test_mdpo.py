@@ -105,7 +105,7 @@ def test_steps_become_smaller() -> None:
 
 
 def test_a_policy_without_a_known_divergence_is_refused() -> None:
-    inner = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
+    inner = {"_target_": "embodied.policies.gaussian.DiagonalGaussian"}
     policy = make_policy("recurrent.Recurrent", LINE, inner=inner)
     with pytest.raises(ConfigError, match="policy=diagonal_gaussian"):
         make_learner("on_policy.mdpo.Mdpo", policy)

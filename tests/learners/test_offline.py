@@ -23,7 +23,7 @@ from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
 from embodied.learners.offline.fql import Fql, value_loss
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
 from embodied.learners.offline.qchunking import QChunking
-from embodied.nn.fit import fit
+from embodied.nn.optim import fit
 from embodied.training.collector import Collector
 from tests.builders import make_learner, make_policy, node_of, still, transitions
 from tests.learners.bandit import slopes, two_modes

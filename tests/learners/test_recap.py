@@ -13,14 +13,14 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import flags, with_steps
 from embodied.learners.imitation.recap import Recap
 from embodied.learners.learner import RunPlan
-from embodied.policies.wrappers.advantage_conditioned import (
+from embodied.policies.wrappers.real_time_chunking import (
     LABEL,
     NEGATIVE,
     NONE,
     POSITIVE,
     AdvantageConditioned,
+    sample,
 )
-from embodied.policies.wrappers.real_time_chunking import sample
 from tests.builders import make_learner, make_policy, node_of
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)

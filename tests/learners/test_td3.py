@@ -205,7 +205,7 @@ def test_the_policy_climbs_the_smaller_mean() -> None:
 
 
 def test_every_episode_has_its_own_deviation() -> None:
-    node = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
+    node = {"_target_": "embodied.policies.gaussian.Deterministic", "hidden": [8]}
     policy = build({**node, "std_range": [0.1, 0.5]}, Policy, spec=SPEC)
     obs = {"state": torch.zeros(3, 3)}
     e = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -9.0]])

@@ -37,9 +37,7 @@ class Exact(Dynamics):
 
 @pytest.fixture
 def dyna(monkeypatch: pytest.MonkeyPatch) -> Dyna:
-    from embodied.models import dyna as module
-
-    monkeypatch.setattr(module, "build", lambda node, role, spec: Exact(spec))
+    monkeypatch.setattr("embodied.models.dyna.build", lambda node, role, spec: Exact(spec))
     torch.manual_seed(0)
     replay = ReplayBuffer(100)
     state = 2 * torch.rand(50, 2) - 1
@@ -103,10 +101,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_model_of_latents_is_refused(dyna: Dyna, monkeypatch: pytest.MonkeyPatch) -> None:
-    from embodied.models import dyna as module
-
     monkeypatch.setattr(
-        module, "build", lambda node, role, spec: Exact(SPEC.with_obs(more=spec.act))
+        "embodied.models.dyna.build", lambda node, role, spec: Exact(SPEC.with_obs(more=spec.act))
     )
     with pytest.raises(ConfigError, match="predicts every observation"):
         Dyna(Config({}), dyna.replay, dyna.policy, 0.9, torch.device("cpu"))

@@ -13,8 +13,8 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from embodied.models.dyna import OptimisticConfig, OptimisticDyna
 from embodied.models.ensemble import MlpEnsemble, Rows
-from embodied.models.optimistic import Config, OptimisticDyna
 from embodied.nn.optim import Adam
 from tests.builders import node_of
 from tests.linear_system import SPEC, step
@@ -41,7 +41,7 @@ def made(networks: int = 1, critic: Any = None, **settings: Any) -> tuple[Optimi
     sizes = {"networks": networks, "elites": 1, "hidden": [8], "most_updates": 100}
     model = node_of("models.ensemble.MlpEnsemble", **sizes)
     device = torch.device("cpu")
-    config = Config(model, **settings)
+    config = OptimisticConfig(model, **settings)
     dyna = OptimisticDyna(config, replay, policy, 0.9, device, critic or Likes())
     assert isinstance(dyna.model, MlpEnsemble)
     found = dyna.model.rows(rows)

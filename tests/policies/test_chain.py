@@ -14,10 +14,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.policies.denoising_mdp.chain import DenoisingMDP
-from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
-from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
-from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
+from embodied.policies.denoising_mdp import DenoisingMDP, NoisyDiffusion, NoisyFlow, PartialFinetune
 from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)

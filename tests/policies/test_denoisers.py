@@ -20,7 +20,7 @@ from embodied.learners.learner import RunPlan
 from embodied.nn.networks import Denoiser
 from embodied.policies.generative.act import Act, Config, ensembled, kl
 from embodied.policies.generative.chunk_sampler import Film, Modulated, Timed, UNetConfig
-from embodied.policies.networks.attention import Attention, Layer
+from embodied.policies.networks.blocks import Attention, AttentionLayer
 from embodied.policies.networks.encoders import Encoder
 from tests.builders import make_policy, node_of
 from tests.tiers import usually
@@ -240,7 +240,7 @@ def test_attention_is_that_of_torch() -> None:
 
 def test_a_layer_is_the_sum_of_its_parts() -> None:
     torch.manual_seed(0)
-    layer = Layer(8, 2, cross=True)
+    layer = AttentionLayer(8, 2, cross=True)
     x, memory = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
     own = layer.norm(x)
     h = x + layer.own(own, own)

@@ -19,12 +19,17 @@ from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.transitions import chunks
 from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import RunPlan
-from embodied.nn.fit import fit
+from embodied.nn.optim import fit
 from embodied.policies.categorical import Categorical
-from embodied.policies.categorical import Config as CategoricalConfig
-from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
-from embodied.policies.diagonal_gaussian import DiagonalGaussian
-from embodied.policies.gaussian import Config, Gaussian
+from embodied.policies.categorical import GaussianConfig as CategoricalConfig
+from embodied.policies.gaussian import (
+    TRIES,
+    DiagonalBeta,
+    DiagonalGaussian,
+    Gaussian,
+    GaussianConfig,
+    gamma,
+)
 from tests.builders import make_learner, make_policy, recorded
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -33,7 +38,7 @@ SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 @pytest.fixture
 def policy() -> Gaussian:
     torch.manual_seed(0)
-    return Gaussian(Config(chunk=3, hidden=(32,)), SPEC)
+    return Gaussian(GaussianConfig(chunk=3, hidden=(32,)), SPEC)
 
 
 def theirs(policy: Gaussian, obs: dict[str, Tensor]) -> TransformedDistribution:
@@ -102,13 +107,13 @@ def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
 
 
 def test_a_head_of_zeros_starts_at_the_middle() -> None:
-    policy = Gaussian(Config(zero_head=True), SPEC)
+    policy = Gaussian(GaussianConfig(zero_head=True), SPEC)
     actions, _ = policy.act({"state": torch.randn(3, 4)}, {}, policy.sample_noise(3))
     assert torch.equal(actions, torch.zeros(3, 1, 2))
 
 
 def test_hard_bounds_are_clamped() -> None:
-    policy = Gaussian(Config(hidden=(), log_std=(-20.0, 2.0), soft=False), SPEC)
+    policy = Gaussian(GaussianConfig(hidden=(), log_std=(-20.0, 2.0), soft=False), SPEC)
     for parameter in policy.parameters():
         torch.nn.init.zeros_(parameter)
     assert policy({"state": torch.zeros(1, 4)})[1].tolist() == [[0.0, 0.0]]  # a deviation of 1

@@ -14,17 +14,16 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.networks import gru
+from embodied.policies.networks import blocks
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.recurrent import Memory, Recurrent
-from embodied.policies.transformer import CausalTransformer, Transformer
+from embodied.policies.recurrent import CausalTransformer, Memory, Recurrent, Transformer
 from tests.builders import node_of
 
 OBS = {"state": Leaf((3,))}
 ACTS = {"normal": Leaf((2,), low=-1.0, high=1.0), "categorical": Leaf((), "int64", 0, 3)}
 
 TARGETS = {
-    "normal": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
+    "normal": "embodied.policies.gaussian.DiagonalGaussian",
     "categorical": "embodied.policies.categorical.Categorical",
 }
 
@@ -195,13 +194,15 @@ def _grads(unroll: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
 
 def test_both_agree() -> None:
     inputs = _inputs()
-    for one, other in zip(_grads(gru.unroll, inputs), _grads(gru.unroll_cpu, inputs), strict=True):
+    for one, other in zip(
+        _grads(blocks.unroll_gru, inputs), _grads(blocks.unroll_gru_cpu, inputs), strict=True
+    ):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-10)
 
 
 def test_tanh() -> None:
     x = torch.linspace(-20, 20, 10_001)
-    torch.testing.assert_close(gru.tanh(x), torch.tanh(x), atol=2e-7, rtol=0)
+    torch.testing.assert_close(blocks.fast_tanh(x), torch.tanh(x), atol=2e-7, rtol=0)
 
 
 def test_what_does_not_fit_is_refused() -> None:

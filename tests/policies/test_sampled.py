@@ -17,16 +17,18 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, take, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import past_observations
-from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
-from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
-from embodied.policies.generative.consistency import Config as ConsistencyConfig
-from embodied.policies.generative.consistency import Consistency
-from embodied.policies.generative.diffusion import Config as DiffusionConfig
+from embodied.policies.denoising_mdp import NoisyDiffusion, NoisyFlow
 from embodied.policies.generative.diffusion import Diffusion
-from embodied.policies.generative.flow import Config, Flow
-from embodied.policies.generative.minimal_iterative import MinimalIterative
-from embodied.policies.generative.shortcut import Config as ShortcutConfig
-from embodied.policies.generative.shortcut import Shortcut
+from embodied.policies.generative.diffusion import FlowConfig as DiffusionConfig
+from embodied.policies.generative.flow import (
+    Consistency,
+    ConsistencyConfig,
+    Flow,
+    FlowConfig,
+    MinimalIterative,
+    Shortcut,
+    ShortcutConfig,
+)
 from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -34,7 +36,7 @@ SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 def test_acting_is_euler_on_the_left_grid() -> None:
     torch.manual_seed(0)
-    policy = Flow(Config(chunk=2, steps=4, width=16), SPEC)
+    policy = Flow(FlowConfig(chunk=2, steps=4, width=16), SPEC)
     obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x, features = noise, policy.encoder(obs)
     for t in (0.0, 0.25, 0.5, 0.75):
@@ -45,7 +47,7 @@ def test_acting_is_euler_on_the_left_grid() -> None:
 
 def test_the_right_velocity_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """With data at one point c, the velocity (c - x) / (1 - t) is exact."""
-    policy = Flow(Config(chunk=2), SPEC)
+    policy = Flow(FlowConfig(chunk=2), SPEC)
 
     def exact(x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         return (0.4 - x) / (1 - t[:, None])
@@ -55,7 +57,7 @@ def test_the_right_velocity_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_actions_return_from_the_range_of_the_data() -> None:
-    policy = Flow(Config(chunk=2), SPEC)
+    policy = Flow(FlowConfig(chunk=2), SPEC)
     action = torch.tensor([[[0.1], [0.3]], [[0.2], [0.5]]])
     policy.fit({"obs/state": torch.randn(2, 2), "action": action})
     # 0.1 .. 0.5 onto -1 .. 1: middle 0.3, radius 0.2.

@@ -16,12 +16,11 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.fit import fit
 from embodied.nn.networks import QFunction
-from embodied.policies.steering.dsrl_features import DsrlFeatures
-from embodied.policies.wrappers.best_of_n import BestOfN
-from embodied.policies.wrappers.edit import Edit
-from embodied.policies.wrappers.physical_units import PhysicalUnits
+from embodied.nn.optim import fit
+from embodied.policies.steering import DsrlFeatures
+from embodied.policies.wrappers.best_of_n import BestOfN, Edit
+from embodied.policies.wrappers.translated import PhysicalUnits
 from tests.builders import make_policy, node_of
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -194,7 +193,7 @@ BASE = node_of(
 
 def made(**base: Any) -> DsrlFeatures:
     torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures", "bound": 2.0}
+    node = {"_target_": "embodied.policies.steering.DsrlFeatures", "bound": 2.0}
     policy = DsrlFeatures.wrap(build(BASE | base, Policy, spec=FEATURED_SPEC), node, GAUSSIAN)
     assert isinstance(policy, DsrlFeatures)
     return policy

@@ -165,7 +165,7 @@ def test_resume_is_exact(tmp_path: Path, policy: dict[str, Any]) -> None:
 
 def test_demonstrations_are_refused(tmp_path: Path) -> None:
     node = settings(tmp_path / "run", demos=random_demos(tmp_path / "demos", 4))
-    node["policy"] = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
+    node["policy"] = {"_target_": "embodied.policies.gaussian.DiagonalGaussian"}
     node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
     node["data"] = "on_policy"
     with pytest.raises(ConfigError, match="demos have no effect in on-policy"):

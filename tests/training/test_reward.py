@@ -246,7 +246,7 @@ class Parted(Reward):
 
 
 PPO: dict[str, Any] = {
-    "policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]},
+    "policy": {"_target_": "embodied.policies.gaussian.DiagonalGaussian", "hidden": [16]},
     "learner": {"_target_": "embodied.learners.on_policy.ppo.Ppo", "horizon": 10, "batch_size": 20},
 }
 

@@ -333,6 +333,6 @@ def test_a_policy_that_init_does_not_hold_is_refused(tmp_path: Path) -> None:
     wider["policy"] = {**same_policy["policy"], "hidden": [64, 64]}
     with pytest.raises(ConfigError, match=r"policy\.hidden=\(64, 64\) has no effect"):
         run(wider)
-    other = {**wider, "policy": {"_target_": "embodied.policies.deterministic.Deterministic"}}
+    other = {**wider, "policy": {"_target_": "embodied.policies.gaussian.Deterministic"}}
     with pytest.raises(ConfigError, match="init holds a Gaussian, not a Deterministic"):
         run(other)

@@ -21,10 +21,9 @@ from embodied.core.bounds import Count, Fraction, NonNegative, PositiveFraction
 from embodied.core.device import forked
 from embodied.core.remembered import Remembered
 from embodied.core.spec import Leaf
-from embodied.nn.fit import gradient_step
 from embodied.nn.networks import Ensemble
 from embodied.nn.normalizers import MeanStdNormalizer
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, gradient_step
 
 CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, kernel, stride
 

@@ -29,8 +29,7 @@ from torch.nn import functional as F
 
 from embodied.core.bounds import Bound, Count, NonNegative, Positive, PositiveFraction
 from embodied.core.spec import Spec
-from embodied.nn.fit import gradient_step
-from embodied.nn.optim import Adam, Optimizer
+from embodied.nn.optim import Adam, Optimizer, gradient_step
 from embodied.teachers.levels.regret import (
     Config,
     Grammar,

@@ -336,7 +336,7 @@ class ResetStateWrapper(Wrapper):
         )
 
 
-TRAINED = "embodied.policies.scripted.checkpoint.CheckpointDemonstrator"
+TRAINED = "embodied.policies.scripted.simple.CheckpointDemonstrator"
 GAMMA = 0.99
 """Discount of the return that followed a state."""
 

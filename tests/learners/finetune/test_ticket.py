@@ -21,7 +21,7 @@ from embodied.evaluation.evaluate import evaluate
 from embodied.export.decision import Decision
 from embodied.learners.finetune.ticket import posterior, principal
 from embodied.learners.learner import RunPlan
-from embodied.policies.steering.ticket import Ticket
+from embodied.policies.steering import Ticket
 from tests.builders import make_learner, node_of, run_folder
 from tests.training.test_train import resumed, run, settings
 
@@ -151,7 +151,7 @@ def test_resume_is_exact(tmp_path: Path, per_context: bool) -> None:
 def searcher(per_context: bool = False, candidates: int = 4, decisions: int = 0) -> Any:
     torch.manual_seed(0)
     spec = Doors().spec
-    target = "embodied.policies.steering.ticket.Ticket"
+    target = "embodied.policies.steering.Ticket"
     node = {"_target_": target, "candidates": candidates, "per_context": per_context}
     policy = resolve(target, PolicyWrapper).wrap(echo(spec), node)
     return make_learner("finetune.ticket.TicketSearch", policy, RunPlan(decisions=decisions))
@@ -254,7 +254,7 @@ def test_one_vector_is_exported_and_a_choice_is_refused() -> None:
 
 def test_refusals() -> None:
     spec = Spec({"front": Leaf((8, 8, 3), "uint8")}, Leaf((1,), low=-1.0, high=1.0), 0.1)
-    ticket = resolve("embodied.policies.steering.ticket.Ticket", PolicyWrapper)
+    ticket = resolve("embodied.policies.steering.Ticket", PolicyWrapper)
     node = node_of("policies.steering.ticket.Ticket")
     with pytest.raises(ConfigError, match=r"Echo offers no features .*per_context=false"):
         ticket.wrap(echo(spec), node)

@@ -1,1 +1,0 @@
-"""Generative policies whose denoising steps are the actions of an MDP (DPPO, ReinFlow)."""

@@ -1,1 +1,0 @@
-"""Policies that steer a frozen base policy: DSRL (latent noise), searched noise, residuals."""
