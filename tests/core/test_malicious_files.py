@@ -357,7 +357,7 @@ def test_a_reference_leads_to_the_same_check(
         (tmp_path / "other").mkdir(exist_ok=True)
         run = run_of(
             tmp_path / "run",
-            node_of("policies.scripted.checkpoint.CheckpointDemonstrator", run=str(path)),
+            node_of("policies.scripted.simple.CheckpointDemonstrator", run=str(path)),
         )
         DOORS["load"](run)
         assert not watched

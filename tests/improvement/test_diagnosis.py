@@ -178,7 +178,7 @@ def test_settings_inside_of_others_are_found() -> None:
     flow = make_policy("generative.flow.Flow", spec, chunk=2, width=16)
     assert sampler_in(flow) == () and with_steps(flow, 10).steps == 10  # type: ignore[attr-defined]
     inner = node_of("policies.gaussian.Gaussian", hidden=[8])
-    steered = make_policy("steering.dsrl.Dsrl", spec, base=flow.node, inner=inner)
+    steered = make_policy("steering.Dsrl", spec, base=flow.node, inner=inner)
     assert sampler_in(steered) == ("base",) and with_steps(steered, 2).base.steps == 2  # type: ignore
     assert sampler_in(make_policy("gaussian.Gaussian", spec)) is None
 

@@ -29,7 +29,7 @@ FLOW = node_of("policies.generative.flow.Flow", width=32, depth=1)
 
 def conditioned(spec: Spec = SPEC, **settings: object) -> AdvantageConditioned:
     given = {"base": FLOW, "chunk": 2, **settings}
-    return make_policy("wrappers.advantage_conditioned.AdvantageConditioned", spec, **given)
+    return make_policy("wrappers.real_time_chunking.AdvantageConditioned", spec, **given)
 
 
 def make(policy: AdvantageConditioned | None = None, **settings: object) -> Recap:

@@ -21,7 +21,7 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 BASES: dict[str, dict[str, Any]] = {
     "flow": node_of("policies.generative.flow.Flow", chunk=3, steps=4, width=16),
     "one step": node_of("policies.generative.flow.Flow", chunk=3, steps=1, width=16),
-    "shortcut": node_of("policies.generative.shortcut.Shortcut", chunk=3, steps=2, width=16),
+    "shortcut": node_of("policies.generative.flow.Shortcut", chunk=3, steps=2, width=16),
     "diffusion": node_of("policies.generative.diffusion.Diffusion", chunk=3, width=16),
 }
 

@@ -127,7 +127,7 @@ NORMAL_SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
 
 def make(**settings: Any) -> DiagonalGaussian:
     given = {"hidden": [8], **settings}
-    return make_policy("diagonal_gaussian.DiagonalGaussian", NORMAL_SPEC, **given)
+    return make_policy("gaussian.DiagonalGaussian", NORMAL_SPEC, **given)
 
 
 def test_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
@@ -174,7 +174,7 @@ def test_it_begins_near_zero_and_orthogonal() -> None:
 
 
 def make_beta(**settings: Any) -> DiagonalBeta:
-    return make_policy("diagonal_beta.DiagonalBeta", NORMAL_SPEC, **{"hidden": [8], **settings})
+    return make_policy("gaussian.DiagonalBeta", NORMAL_SPEC, **{"hidden": [8], **settings})
 
 
 def beta_by_torch(policy: DiagonalBeta, obs: dict[str, Tensor]) -> torch.distributions.Distribution:
@@ -257,9 +257,9 @@ def test_actions_at_the_bounds_have_finite_densities() -> None:
 @pytest.mark.parametrize(
     ("target", "leaf", "match"),
     [
-        ("diagonal_gaussian.DiagonalGaussian", Leaf((), "int64", 0, 3), "continuous"),
-        ("diagonal_beta.DiagonalBeta", Leaf((2,), unit=NORMALIZED), "actions have bounds"),
-        ("diagonal_beta.DiagonalBeta", Leaf((), "int64", 0, 3), "continuous actions"),
+        ("gaussian.DiagonalGaussian", Leaf((), "int64", 0, 3), "continuous"),
+        ("gaussian.DiagonalBeta", Leaf((2,), unit=NORMALIZED), "actions have bounds"),
+        ("gaussian.DiagonalBeta", Leaf((), "int64", 0, 3), "continuous actions"),
         ("categorical.Categorical", ACT, "needs discrete actions"),
     ],
 )

@@ -97,7 +97,7 @@ def network(window: int = 4) -> CausalTransformer:
 def make_transformer(inner: str) -> Transformer:
     torch.manual_seed(0)
     node: dict[str, Any] = {"inner": {"_target_": TARGETS[inner], "hidden": [5]}}
-    node |= node_of("policies.transformer.Transformer", width=8, heads=2, window=4)
+    node |= node_of("policies.recurrent.Transformer", width=8, heads=2, window=4)
     return build(node, Policy, spec=Spec(OBS, ACTS[inner], dt=0.1))
 
 
@@ -210,7 +210,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for node, match in (
         (node_of("policies.recurrent.Recurrent", inner=flow), "density"),
         (
-            node_of("policies.transformer.Transformer", width=10, heads=4, inner=normal),
+            node_of("policies.recurrent.Transformer", width=10, heads=4, inner=normal),
             "width=10 must be a multiple of heads=4",
         ),
     ):

@@ -167,10 +167,10 @@ def test_both_sources_of_a_mixed_batch_train_longer_steps(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("kind", "settings", "words"),
     [
-        ("shortcut.Shortcut", {"steps": 3}, "steps=3 must be a power of two"),
-        ("shortcut.Shortcut", {"finest": 12}, "finest=12 must be a power of two"),
-        ("shortcut.Shortcut", {"steps": 8, "finest": 4}, "steps=8 must be at most finest=4"),
-        ("consistency.Consistency", {"steps": 9, "levels": 8}, "steps=9 must be at most levels=8"),
+        ("flow.Shortcut", {"steps": 3}, "steps=3 must be a power of two"),
+        ("flow.Shortcut", {"finest": 12}, "finest=12 must be a power of two"),
+        ("flow.Shortcut", {"steps": 8, "finest": 4}, "steps=8 must be at most finest=4"),
+        ("flow.Consistency", {"steps": 9, "levels": 8}, "steps=9 must be at most levels=8"),
         ("diffusion.Diffusion", {"steps": 7}, "steps=7 must divide train_steps=100"),
     ],
 )
@@ -236,7 +236,7 @@ def test_only_the_noisier_side_learns() -> None:
 
 def make_minimal(**settings: Any) -> MinimalIterative:
     given = {"chunk": 2, "width": 16, **settings}
-    return make_policy("generative.minimal_iterative.MinimalIterative", SPEC, **given)
+    return make_policy("generative.flow.MinimalIterative", SPEC, **given)
 
 
 def test_the_action_is_two_predictions_from_nothing() -> None:
@@ -327,10 +327,10 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyP
 
 KINDS = (
     "flow.Flow",
-    "shortcut.Shortcut",
-    "consistency.Consistency",
+    "flow.Shortcut",
+    "flow.Consistency",
     "diffusion.Diffusion",
-    "minimal_iterative.MinimalIterative",
+    "flow.MinimalIterative",
 )
 STEPS = 3
 
@@ -408,4 +408,4 @@ def test_one_step_needs_no_memory_and_one_observation_is_the_least() -> None:
     obs = take({"state": torch.randn(4, 2)}, torch.arange(4))
     assert torch.equal(policy.features(obs), policy.encoder(obs))
     with pytest.raises(ConfigError, match=r"flow\.obs_steps=1"):
-        make_policy("generative.one_step.OneStep", SPEC, flow=make_sampler("flow.Flow").node)
+        make_policy("generative.flow.OneStep", SPEC, flow=make_sampler("flow.Flow").node)

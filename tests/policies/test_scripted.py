@@ -58,7 +58,7 @@ def test_it_solves_its_task(file: Path) -> None:
 
 def test_a_puck_that_is_lost_is_reached_for_again() -> None:
     spec = Spec({"state": Leaf((39,))}, Leaf((4,), low=-1.0, high=1.0), 0.0125)
-    node = node_of("policies.scripted.metaworld.Scripted", task="push", unsteady=0.0)
+    node = node_of("policies.scripted.simulators.MetaWorld", task="push", unsteady=0.0)
     policy = build(node, Policy, spec=spec)
     state = torch.zeros(2, 39)
     state[:, 4:7] = torch.tensor([0.0, 0.6, 0.02])  # the puck
@@ -156,7 +156,7 @@ def test_it_wins_in_the_packages_levels(level: str) -> None:
         assert count < 100
 
 
-TRAINED = "policies.scripted.checkpoint.CheckpointDemonstrator"
+TRAINED = "policies.scripted.simple.CheckpointDemonstrator"
 TRAINED_SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 

@@ -63,7 +63,7 @@ def cloned(
     around = Affine(low, high).to_json()
     base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
     how: dict[str, Any] = {"base": base, "action": around, "obs": {"state": around}, "reach": 1.0}
-    policy = make_policy("wrappers.physical_units.PhysicalUnits", spec, **how)
+    policy = make_policy("wrappers.translated.PhysicalUnits", spec, **how)
     checkpoint.save(folder / "run" / "checkpoints" / "00000001", policy, 1)
     (folder / "run" / "run.yaml").write_text("env: null\ndemos: their_arm\n")
     return folder / "run"

@@ -205,7 +205,7 @@ def test_corrections_take_demonstrations(
     given: dict[str, Any], tmp_path: Path, execute: int
 ) -> None:
     """What a run with corrections recorded is described as that run stored it."""
-    steered = node_of("policies.steering.residual.Residual", scale=0.5, execute=execute)
+    steered = node_of("policies.steering.Residual", scale=0.5, execute=execute)
     made = RunComponents(
         read_config(
             settings(tmp_path / "run", finetune=steered, **given) | {"learner": SAC | {"n_step": 3}}
@@ -243,7 +243,7 @@ def test_corrections_take_demonstrations(
 
 
 def test_a_run_of_corrections_with_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:
-    steered = node_of("policies.steering.residual.Residual", scale=0.5, dims=[1])
+    steered = node_of("policies.steering.Residual", scale=0.5, dims=[1])
     node = settings(tmp_path / "run", finetune=steered, **given) | {"learner": SAC}
     run(node)
     assert same(weights(run(node | {"out": str(tmp_path / "again")})), weights(tmp_path / "run"))

@@ -314,7 +314,7 @@ def test_active_units_by_hand() -> None:
 
 
 def test_native_code_gives_way_to_the_probe() -> None:
-    learner = make_learner("off_policy.td3.Td3", make_policy("deterministic.Deterministic", SPEC))
+    learner = make_learner("off_policy.td3.Td3", make_policy("gaussian.Deterministic", SPEC))
     watch_active_units(learner)
     assert native_obstacle(learner) == "its active units are measured"
 

@@ -77,7 +77,7 @@ def listen(
 ) -> tuple[list[Tensors], OnPolicyLoop]:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = node_of("policies.diagonal_gaussian.DiagonalGaussian", chunk=chunk, hidden=[4])
+    node = node_of("policies.gaussian.DiagonalGaussian", chunk=chunk, hidden=[4])
     learner = Listener(build(node, Policy, spec=env.spec), horizon)
     collector = Collector(env, learner.policy, learner.gamma)
     loop = OnPolicyLoop(collector, learner, RewardPipeline(env, reward))
@@ -147,10 +147,10 @@ def test_the_batch_is_what_the_policy_did() -> None:
     assert again.abs().max() <= 1 and action.abs().max() > 1
 
 
-INNER = node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[])
+INNER = node_of("policies.gaussian.DiagonalGaussian", hidden=[])
 KINDS: list[dict[str, Any]] = [
-    node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
-    node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8], chunk=3),
+    node_of("policies.gaussian.DiagonalGaussian", hidden=[8]),
+    node_of("policies.gaussian.DiagonalGaussian", hidden=[8], chunk=3),
     node_of("policies.recurrent.Recurrent", width=8, inner=INNER),
 ]
 
@@ -230,7 +230,7 @@ def on_policy(folder: Path, learner: str = f"{__name__}.Behaving", **more: Any) 
     made = settings(
         folder,
         "on_policy",
-        policy=node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
+        policy=node_of("policies.gaussian.DiagonalGaussian", hidden=[8]),
         learner={"_target_": learner, "horizon": 5, "batch_size": 20, "epochs": 2},
         **more,
     )

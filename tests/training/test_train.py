@@ -107,11 +107,11 @@ def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
 EXTENDED = {
     "sac": {},
     "td3": {
-        "policy": node_of("policies.deterministic.Deterministic", hidden=[32, 32]),
+        "policy": node_of("policies.gaussian.Deterministic", hidden=[32, 32]),
         "learner": node_of("learners.off_policy.td3.Td3", hidden=[32, 32], batch_size=32),
     },
     "ppo": {
-        "policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[16]),
+        "policy": node_of("policies.gaussian.DiagonalGaussian", hidden=[16]),
         "learner": node_of("learners.on_policy.ppo.Ppo", horizon=25, batch_size=50, epochs=2),
         "data": "on_policy",
     },

@@ -36,7 +36,7 @@ def make(
 ) -> Expo:
     critic = {**CRITIC, "n": critics, "hidden": list(hidden)}
     parts = {"base": FLOW, "edit": EDIT, "critic": critic}
-    policy = make_policy("wrappers.edit.Edit", SPEC, chunk=chunk, n=n, scale=scale, **parts)
+    policy = make_policy("wrappers.best_of_n.Edit", SPEC, chunk=chunk, n=n, scale=scale, **parts)
     return make_learner("finetune.expo.Expo", policy, **{"batch_size": 16, **settings})
 
 

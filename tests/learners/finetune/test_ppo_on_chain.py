@@ -37,9 +37,7 @@ DIFFUSION: dict[str, Any] = node_of(
     "policies.generative.diffusion.Diffusion", chunk=3, steps=5, width=16
 )
 POLICIES: dict[str, dict[str, Any]] = {
-    "dppo": node_of(
-        "policies.denoising_mdp.noisy_diffusion.NoisyDiffusion", base=DIFFUSION, last=3
-    ),
+    "dppo": node_of("policies.denoising_mdp.NoisyDiffusion", base=DIFFUSION, last=3),
     "reinflow": {"_target_": "embodied.policies.denoising_mdp.NoisyFlow", "base": FLOW},
 }
 LEARNERS = {

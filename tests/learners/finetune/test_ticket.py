@@ -111,7 +111,7 @@ def search(folder: Path, per_context: bool, sides: bool, **more: Any) -> dict[st
     """A run that searches the noise of Echo."""
     env = {"_target_": f"{__name__}.Doors", "sides": sides}
     base = run_folder(folder / "base", env, ECHO, (0,))
-    ticket = node_of("policies.steering.ticket.Ticket", candidates=16, per_context=per_context)
+    ticket = node_of("policies.steering.Ticket", candidates=16, per_context=per_context)
     given = {"init": str(base), "finetune": ticket, "policy": None, "steps": 1200, **more}
     learner = node_of("learners.finetune.ticket.TicketSearch")
     return settings(folder / "run", "on_policy", learner=learner, env=env, **given)
@@ -255,7 +255,7 @@ def test_one_vector_is_exported_and_a_choice_is_refused() -> None:
 def test_refusals() -> None:
     spec = Spec({"front": Leaf((8, 8, 3), "uint8")}, Leaf((1,), low=-1.0, high=1.0), 0.1)
     ticket = resolve("embodied.policies.steering.Ticket", PolicyWrapper)
-    node = node_of("policies.steering.ticket.Ticket")
+    node = node_of("policies.steering.Ticket")
     with pytest.raises(ConfigError, match=r"Echo offers no features .*per_context=false"):
         ticket.wrap(echo(spec), node)
     assert ticket.wrap(echo(spec), node | {"per_context": False}).chunk == 2

@@ -46,7 +46,7 @@ NODES: dict[str, dict[str, Any]] = {
     "chunking": node_of(
         "policies.wrappers.real_time_chunking.RealTimeChunking", base=FLOW, delay=1
     ),
-    "residual": node_of("policies.steering.residual.Residual", base=FLOW, inner=INNER),
+    "residual": node_of("policies.steering.Residual", base=FLOW, inner=INNER),
     "dsrl": {"_target_": "embodied.policies.steering.Dsrl", "base": FLOW, "inner": INNER},
     "past": {**FLOW, "obs_steps": 3},
 }
