@@ -10,8 +10,7 @@ from embodied.core.actor import Actor
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.gaussian import FlowConfig as GaussianConfig
-from embodied.policies.gaussian import Gaussian
+from embodied.policies.gaussian import Gaussian, GaussianConfig
 from embodied.policies.generative.flow import Flow, FlowConfig
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)

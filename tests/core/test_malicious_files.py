@@ -20,8 +20,8 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node
 from embodied.envs.toy import two_gap
 from embodied.policies.gaussian import Gaussian, GaussianConfig
+from embodied.policies.scripted.simple import CheckpointConfig as Trained
 from embodied.policies.scripted.simple import CheckpointDemonstrator
-from embodied.policies.scripted.simple import GaussianConfig as Trained
 from embodied.real_robot.policy import main
 from embodied.viewer.launch import open_session
 from tests.builders import node_of

@@ -58,7 +58,7 @@ def make(node: dict[str, Any], spec: Spec) -> Policy:
 
 
 def small(name: str, spec: Spec, **settings: object) -> Policy:
-    target = f"embodied.policies.{name}.{name.capitalize()}"
+    target = f"embodied.policies.gaussian.{name.capitalize()}"
     return make({"_target_": target, "hidden": [16], **settings}, spec)
 
 

@@ -35,10 +35,9 @@ def fitted(kind: str) -> Any:
 
 
 def noisy(kind: str, **settings: Any) -> DenoisingMDP:
-    name = "noisy_diffusion" if kind == "diffusion" else "noisy_flow"
     cls = NoisyDiffusion if kind == "diffusion" else NoisyFlow
     node = {
-        "_target_": f"embodied.policies.denoising_mdp.{name}.{cls.__name__}",
+        "_target_": f"embodied.policies.denoising_mdp.{cls.__name__}",
         "base": BASES["flow"],
         **settings,
     }
@@ -194,10 +193,10 @@ def test_bounds_of_the_noise_hold_and_fall() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("noisy_flow.NoisyFlow", {"base": BASES["diffusion"]}, "not Diffusion"),
-        ("noisy_flow.NoisyFlow", {"base": BASES["flow"], "low": 0.3}, "at most high=0.16"),
-        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["flow"]}, "not Flow"),
-        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["diffusion"], "last": 11}, "1..10"),
+        ("NoisyFlow", {"base": BASES["diffusion"]}, "not Diffusion"),
+        ("NoisyFlow", {"base": BASES["flow"], "low": 0.3}, "at most high=0.16"),
+        ("NoisyDiffusion", {"base": BASES["flow"]}, "not Flow"),
+        ("NoisyDiffusion", {"base": BASES["diffusion"], "last": 11}, "1..10"),
     ],
 )
 def test_mistakes_are_one_line(name: str, settings: dict[str, Any], says: str) -> None:

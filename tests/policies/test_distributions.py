@@ -20,8 +20,7 @@ from embodied.datasets.transitions import chunks
 from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import RunPlan
 from embodied.nn.optim import fit
-from embodied.policies.categorical import Categorical
-from embodied.policies.categorical import GaussianConfig as CategoricalConfig
+from embodied.policies.categorical import Categorical, CategoricalConfig
 from embodied.policies.gaussian import (
     TRIES,
     DiagonalBeta,

@@ -18,8 +18,8 @@ from embodied.core.tensors import Tensors, take, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import past_observations
 from embodied.policies.denoising_mdp import NoisyDiffusion, NoisyFlow
+from embodied.policies.generative.diffusion import Config as DiffusionConfig
 from embodied.policies.generative.diffusion import Diffusion
-from embodied.policies.generative.diffusion import FlowConfig as DiffusionConfig
 from embodied.policies.generative.flow import (
     Consistency,
     ConsistencyConfig,
@@ -29,7 +29,7 @@ from embodied.policies.generative.flow import (
     Shortcut,
     ShortcutConfig,
 )
-from tests.builders import make_policy
+from tests.builders import make_policy, node_of
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -386,10 +386,7 @@ def test_features_are_those_of_each_step_side_by_side(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["flow.Flow", "diffusion.Diffusion"])
 def test_denoising_as_an_mdp_keeps_the_past(kind: str) -> None:
     base, cls = make_sampler(kind), NoisyFlow if kind == "flow.Flow" else NoisyDiffusion
-    name = "noisy_flow.NoisyFlow" if kind == "flow.Flow" else "noisy_diffusion.NoisyDiffusion"
-    policy = cls.wrap(
-        base, {"_target_": f"embodied.policies.denoising_mdp.{name}", "base": base.node}
-    )
+    policy = cls.wrap(base, node_of(f"policies.denoising_mdp.{cls.__name__}"))
     obs, noise = {"state": torch.randn(4, 2)}, policy.sample_noise(4)
     carry = policy.initial(4)
     carry = carry | {"history/state": torch.randn(4, 2, 2), "fresh": torch.zeros(4).bool()}

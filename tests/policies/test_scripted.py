@@ -142,8 +142,8 @@ def test_mistakes_are_turns_or_safe_steps() -> None:
 )
 def test_it_wins_in_the_packages_levels(level: str) -> None:
     pytest.importorskip("minigrid")
+    from embodied.envs.minigrid.env import Config as WorldConfig
     from embodied.envs.minigrid.env import MiniGrid
-    from embodied.envs.minigrid.env import PlannerConfig as WorldConfig
 
     name = f"MiniGrid-{level}-v0"
     env = MiniGrid(WorldConfig(name, "gymnasium", num_envs=3, privileged=True))
