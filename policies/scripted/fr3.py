@@ -1,7 +1,7 @@
-"""Scripted FR3 demonstrators: state machines over waypoints with human-like variation.
+"""Scripted: FR3 demonstrators, state machines over waypoints with human-like variation.
 
-A plan maps the observation to P waypoints (tool point, gripper opening, tolerance). The phase of
-each env selects one, and the action is the step towards it. Pauses, aiming errors and tremor are
+A plan maps the observation to P phases (tool point, gripper opening, tolerance). Each env is in one
+of them, and the action is the step towards its tool point. Pauses, aiming errors and tremor are
 derived from the noise argument.
 
 DelayedLift: the FR3 lift script for a robot with actuation delay and a slow gripper.
@@ -12,7 +12,7 @@ on measurements only, so that a BC policy can learn it from its observations:
 
     holds  <=>  width < 2 half (|cos yaw| + |sin yaw|) + slack,     the width of a rotated cube
 
-Scripted demonstrator of the ten language tasks of the FR3 (`env=fr3_tasks`).
+ScriptedTasks: scripted demonstrator of the ten language tasks of the FR3 (`env=fr3_tasks`).
 
 It reads the task and the objects from the privileged state. Where a grasp fails or an object is
 lost, it starts over; in a share of the episodes the first attempt misses on purpose, so that
@@ -21,8 +21,9 @@ demonstrations show how to recover.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,13 +51,20 @@ class Config:
     step: Positive = 0.025  # tool motion of an action of 1, m
 
 
-@dataclass(slots=True)
-class Plan:
-    """Waypoints of n envs: tool points [n, P, 3], gripper openings [n, P] in [-1, 1], and per phase
-    the tolerance (m) and the smallest and largest number of steps, each [P] or [n, P].
+class Phase(NamedTuple):
+    """One phase of a plan."""
 
-    `lost` [n, P] (bool): phases in which an env has to start over; the last phase is held.
-    """
+    place: Tensor  # tool points [n, 3], m
+    hand: float  # opening of the gripper in [-1, 1]
+    close: float  # tolerance, m
+    least: int  # smallest number of steps
+    most: int  # largest number of steps
+    lost: Tensor | None = None  # [n] (bool): who has to start over (None: no env)
+
+
+class Plan(NamedTuple):
+    """The phases of n envs: `place` [n, P, 3], `hand` and `lost` [n, P], the others [P] or [n, P].
+    The last phase is held."""
 
     place: Tensor
     hand: Tensor
@@ -64,6 +72,21 @@ class Plan:
     least: Tensor
     most: Tensor
     lost: Tensor
+
+
+def planned(phases: Sequence[Phase]) -> Plan:
+    """The plan of these phases, which are the same for all envs."""
+    places, hand, close, least, most, lost = zip(*phases, strict=True)
+    place = torch.stack(places, 1)
+    none = torch.zeros(len(place), dtype=torch.bool)
+    return Plan(
+        place,
+        place.new_tensor(hand).expand(len(place), -1),
+        place.new_tensor(close),
+        torch.tensor(least),
+        torch.tensor(most),
+        torch.stack([none if some is None else some for some in lost], 1),
+    )
 
 
 @dataclass(slots=True)
@@ -98,7 +121,7 @@ class Scripted(Policy):
         self.config = config
         self.spec = spec
         self.chunk = 1
-        self.plan = plans[config.task]
+        self.phases = plans[config.task]
         # Demonstrators use the privileged state if policies do not observe the objects.
         self.leaf = next(name for name in ("privileged/state", "state") if name in spec.obs)
         self.names = spec.obs[self.leaf].names
@@ -107,9 +130,13 @@ class Scripted(Policy):
         self.pause = 0.08 * clumsy + config.hesitation
         self.miss = 0.001 + 0.014 * clumsy
 
-    def plans(self) -> Mapping[str, Callable[[Seen], Plan]]:
-        """The plans by task name."""
+    def plans(self) -> Mapping[str, Callable[[Seen], Sequence[Phase]]]:
+        """The phases by task name."""
         return PLANS
+
+    def plan(self, seen: Seen) -> Plan:
+        """The plan of what is seen now."""
+        return planned(self.phases(seen))
 
     def state(self, obs: Tensors) -> dict[str, Tensor]:
         """The elements that plans read, [n] by name."""
@@ -193,9 +220,8 @@ class Scripted(Policy):
         }
 
 
-def lift(seen: Seen) -> Plan:
-    """The plan: from a side, above the cube, down, close, up; over again while it is not in
-    hand."""
+def lift(seen: Seen) -> list[Phase]:
+    """From a side, above the cube, down, close, up; over again while it is not in hand."""
     cube = seen.point("cube")
     tool = seen.point("tool")
     side = _side(seen, 0.09) + _up(seen.trait(2, 0.10, 0.17))
@@ -203,63 +229,42 @@ def lift(seen: Seen) -> Plan:
     depth = seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.3])
     raised = tool.clone()
     raised[:, 2] = cube[:, 2].clamp(min=0.02) + 0.25
-    place = torch.stack([cube + side, cube + above + depth, cube + depth, cube + depth, raised], 1)
     dropped = (tool - cube).norm(dim=1) > 0.035
-    never = torch.zeros_like(dropped)
-    return Plan(
-        place=place,
-        hand=_each(cube, [OPEN, OPEN, OPEN, CLOSED, CLOSED]),
-        close=cube.new_tensor([0.03, 0.02, 0.008, 1.0, 0.0]),
-        least=torch.tensor([0, 0, 0, 5, 0]),
-        most=torch.tensor([40, 30, 25, 5, 999]),
-        lost=torch.stack([never, never, never, never, dropped], 1),
-    )
+    return [
+        Phase(cube + side, OPEN, 0.03, 0, 40),
+        Phase(cube + above + depth, OPEN, 0.02, 0, 30),
+        Phase(cube + depth, OPEN, 0.008, 0, 25),
+        Phase(cube + depth, CLOSED, 1.0, 5, 5),
+        Phase(raised, CLOSED, 0.0, 0, 999, dropped),
+    ]
 
 
-def detour(seen: Seen) -> Plan:
+def detour(seen: Seen) -> list[Phase]:
     """Around the cans on one side, closed, then as in `lift` from above."""
-    cube = seen.point("cube")
-    grasp = lift(seen)
-    beside = cube.new_tensor([0.50, 0.0, 0.09]) + _side(seen, 0.09)
-    place = torch.cat([beside[:, None], grasp.place[:, 1:]], 1)
-    hand = torch.cat([_each(cube, [CLOSED]), grasp.hand[:, 1:]], 1)
-    return replace(grasp, place=place, hand=hand)
+    first, *rest = lift(seen)
+    beside = first.place.new_tensor([0.50, 0.0, 0.09]) + _side(seen, 0.09)
+    return [first._replace(place=beside, hand=CLOSED), *rest]
 
 
-def slalom(seen: Seen) -> Plan:
+def slalom(seen: Seen) -> list[Phase]:
     """Closed and low past each wall at a random y, whatever stands there, then as in `lift`."""
-    cube = seen.point("cube")
-    grasp = lift(seen)
     low = seen.trait(2, 0.025, 0.035)
     ways = [(0.46, seen.trait(4, -0.09, 0.09)), (0.56, seen.trait(5, -0.09, 0.09))]
     past = [torch.stack([torch.full_like(y, x), y, low], 1) for x, y in ways]
-    before = 1  # phases of `lift` that are left out
-    return Plan(
-        place=torch.cat([torch.stack(past, 1), grasp.place[:, before:]], 1),
-        hand=torch.cat([_each(cube, [CLOSED, CLOSED]), grasp.hand[:, before:]], 1),
-        close=torch.cat([cube.new_tensor([0.015, 0.015]), grasp.close[before:]]),
-        least=torch.cat([torch.tensor([0, 0]), grasp.least[before:]]),
-        most=torch.cat([torch.tensor([40, 40]), grasp.most[before:]]),
-        lost=torch.cat([grasp.lost[:, :1], grasp.lost], 1),
-    )
+    return [*(Phase(place, CLOSED, 0.015, 0, 40) for place in past), *lift(seen)[1:]]
 
 
-def reach(seen: Seen) -> Plan:
+def reach(seen: Seen) -> list[Phase]:
     """The tool goes to the goal by way of a point beside it."""
     goal = seen.point("goal")
     aside = _side(seen, 0.08) + _up(seen.trait(2, 0.0, 0.05))
-    place = torch.stack([goal + aside, goal + seen.miss], 1)
-    return Plan(
-        place=place,
-        hand=_each(goal, [CLOSED, CLOSED]),
-        close=goal.new_tensor([0.05, 0.0]),
-        least=torch.tensor([0, 0]),
-        most=torch.tensor([25, 999]),
-        lost=torch.zeros(len(goal), 2, dtype=torch.bool),
-    )
+    return [
+        Phase(goal + aside, CLOSED, 0.05, 0, 25),
+        Phase(goal + seen.miss, CLOSED, 0.0, 0, 999),
+    ]
 
 
-def push(seen: Seen) -> Plan:
+def push(seen: Seen) -> list[Phase]:
     """Over and down behind the cube, then through it towards the goal; again when it slips by."""
     cube = seen.point("cube")
     goal = seen.point("goal")
@@ -276,18 +281,14 @@ def push(seen: Seen) -> Plan:
     through = ahead - 1.5 * off
     through = torch.cat([through[:, :2], torch.full_like(far, 0.02)], 1)
     astray = (off[:, :2].norm(dim=1) > 0.025) | (((tool - cube) * way).sum(1) > -0.01)
-    never = torch.zeros_like(astray)
-    return Plan(
-        place=torch.stack([behind + _up(seen.trait(3, 0.07, 0.10)), low, through], 1),
-        hand=_each(cube, [CLOSED, CLOSED, CLOSED]),
-        close=cube.new_tensor([0.02, 0.012, 0.0]),
-        least=torch.tensor([0, 0, 0]),
-        most=torch.tensor([40, 25, 999]),
-        lost=torch.stack([never, never, astray], 1),
-    )
+    return [
+        Phase(behind + _up(seen.trait(3, 0.07, 0.10)), CLOSED, 0.02, 0, 40),
+        Phase(low, CLOSED, 0.012, 0, 25),
+        Phase(through, CLOSED, 0.0, 0, 999, astray),
+    ]
 
 
-def insert(seen: Seen) -> Plan:
+def insert(seen: Seen) -> list[Phase]:
     """Above where the hole seems to be, down to its rim, then press and correct by what is felt."""
     tool = seen.point("tool")
     tip = seen.point("tip_from_hole")
@@ -303,14 +304,11 @@ def insert(seen: Seen) -> Plan:
     # Sideways the reference is moved, not the tool: the push grows until the tip gives way.
     gain = seen.trait(3, 0.3, 0.6)[:, None]
     down = tool + seen.point("lead") * held.new_tensor([1.0, 1.0, 0.0]) - gain * flat - _up(press)
-    return Plan(
-        place=torch.stack([ready + side, ready + _up(seen.trait(4, 0.003, 0.006)), down], 1),
-        hand=_each(tip, [CLOSED, CLOSED, CLOSED]),
-        close=tip.new_tensor([0.012, 0.003, 0.0]),
-        least=torch.tensor([0, 0, 0]),
-        most=torch.tensor([30, 25, 999]),
-        lost=torch.zeros(len(tip), 3, dtype=torch.bool),
-    )
+    return [
+        Phase(ready + side, CLOSED, 0.012, 0, 30),
+        Phase(ready + _up(seen.trait(4, 0.003, 0.006)), CLOSED, 0.003, 0, 25),
+        Phase(down, CLOSED, 0.0, 0, 999),
+    ]
 
 
 def _side(seen: Seen, distance: float) -> Tensor:
@@ -328,11 +326,7 @@ def _up(height: Tensor) -> Tensor:
     return torch.stack([zero, zero, height], 1)
 
 
-def _each(like: Tensor, values: list[float]) -> Tensor:
-    return like.new_tensor(values).expand(len(like), -1)
-
-
-PLANS: dict[str, Callable[[Seen], Plan]] = {
+PLANS: dict[str, Callable[[Seen], list[Phase]]] = {
     "detour": detour,
     "insert": insert,
     "lift": lift,
@@ -340,9 +334,6 @@ PLANS: dict[str, Callable[[Seen], Plan]] = {
     "reach": reach,
     "slalom": slalom,
 }
-
-
-RAISE = 4  # the phase of `scripted.lift` in which it raises
 
 
 @dataclass(frozen=True)
@@ -361,35 +352,28 @@ class DelayedLift(Scripted):
         super().__init__(config, spec)
         self.calm = config.calm
         self.slack = config.slack
-        self.plan = self._plan
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         actions, carry = super().act(obs, carry, noise)
         calmed = torch.cat([self.calm * actions[..., :-1], actions[..., -1:]], -1)
         return calmed, carry
 
-    def _plan(self, seen: Seen) -> Plan:
-        plan = lift(seen)
+    def plan(self, seen: Seen) -> Plan:
+        *grasp, closed, raised = lift(seen)
         state = seen.state
         yaw = torch.atan2(state["cube_sin_4yaw"], state["cube_cos_4yaw"]) / 4
         wide = 2 * state["cube_half"] * (yaw.cos() + yaw.sin().abs())
         holds = (state["width"] < wide + self.slack)[:, None]
-        place = plan.place.clone()
-        place[:, RAISE] = torch.where(holds, place[:, RAISE], place[:, RAISE - 1])
-        return replace(plan, place=place)
+        place = torch.where(holds, raised.place, closed.place)
+        return planned([*grasp, closed, raised._replace(place=place)])
 
 
-ASKED = "privileged/task"
-"""The leaf that says which task it is."""
-HELD = 0.035
-"""A block that is further (m) from the tool point is not in the hand."""
-SAFE = 0.17
-"""Height (m) at which blocks are carried over everything else."""
-AJAR = 0.45
-"""Gripper command that lets go of a block without touching what is beside it."""
-MISTAKE = 5
-MISSED = 0.034
-"""The trait that decides about a mistake, and how far (m) the hand then is from the block."""
+ASKED = "privileged/task"  # the leaf that says which task it is
+HELD = 0.035  # m: a block that is further from the tool point is not in the hand
+SAFE = 0.17  # m: height at which blocks are carried over everything else
+AJAR = 0.45  # gripper command that lets go of a block without touching what is beside it
+MISTAKE = 5  # the trait that decides about a mistake
+MISSED = 0.034  # m: how far the hand then is from the block
 
 
 @dataclass(frozen=True)
@@ -411,8 +395,25 @@ class ScriptedTasks(Scripted):
         super().__init__(Config("tabletop", config.quality, 0, config.step), spec)
         self.asked = spec.obs[ASKED].names
 
-    def plans(self) -> Mapping[str, Callable[[Seen], Plan]]:
-        return {"tabletop": tabletop}
+    def plans(self) -> Mapping[str, Callable[[Seen], Sequence[Phase]]]:
+        return {"tabletop": press}  # `plan` chooses among all tasks
+
+    def plan(self, seen: Seen) -> Plan:
+        """The plan of each env's own task; the last phase of shorter ones is repeated."""
+        phases = [task(seen) for task in TASKS.values()]
+        longest = max(map(len, phases))
+        plans = [planned([*each, *each[-1:] * (longest - len(each))]) for each in phases]
+        task = torch.stack([seen.state[f"task_{name}"] for name in TASKS], 1).argmax(1)
+        rows = torch.arange(len(task))
+        place, hand, close, least, most, lost = zip(*plans, strict=True)
+        return Plan(
+            torch.stack(place, 1)[rows, task],
+            torch.stack(hand, 1)[rows, task],
+            torch.stack(close)[task],
+            torch.stack(least)[task],
+            torch.stack(most)[task],
+            torch.stack(lost, 1)[rows, task],
+        )
 
     def state(self, obs: Tensors) -> dict[str, Tensor]:
         return {**super().state(obs), **dict(zip(self.asked, obs[ASKED].unbind(1), strict=True))}
@@ -426,27 +427,7 @@ class ScriptedTasks(Scripted):
         return {**carry, "miss": torch.where(wrong, aside, carry["miss"])}
 
 
-def tabletop(seen: Seen) -> Plan:
-    """The plan of each env's own task."""
-    plans = [plan(seen) for plan in TASKS.values()]
-    task = torch.stack([seen.state[f"task_{name}"] for name in TASKS], 1).argmax(1)
-    rows = torch.arange(len(task))
-    longest = max(plan.close.shape[-1] for plan in plans)
-
-    def own(parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts, 1)[rows, task]
-
-    return Plan(
-        place=own([_longer(plan.place, longest, dim=1) for plan in plans]),
-        hand=own([_longer(plan.hand, longest, dim=1) for plan in plans]),
-        close=torch.stack([_longer(plan.close, longest) for plan in plans])[task],
-        least=torch.stack([_longer(plan.least, longest) for plan in plans])[task],
-        most=torch.stack([_longer(plan.most, longest) for plan in plans])[task],
-        lost=own([_longer(plan.lost, longest, dim=1) for plan in plans]),
-    )
-
-
-def carry(seen: Seen, block: str, target: Tensor) -> Plan:
+def carry(seen: Seen, block: str, target: Tensor) -> list[Phase]:
     """Grasp `block`, carry it over everything, and let go with its middle at `target` [n, 3]."""
     thing = seen.point(block)
     tool = seen.point("tool")
@@ -457,75 +438,57 @@ def carry(seen: Seen, block: str, target: Tensor) -> Plan:
     up = _up(seen.trait(3, 0.06, 0.09))
     away = torch.cat([target[:, :2], torch.full_like(tool[:, :1], SAFE)], 1)
     dropped = (tool - thing).norm(dim=1) > HELD
-    never = torch.zeros_like(dropped)
-    return Plan(
-        place=torch.stack([aim + 2 * up, aim + up, aim, aim, raised, over, put, put, away], 1),
-        hand=_each(tool, [OPEN, OPEN, OPEN, CLOSED, CLOSED, CLOSED, CLOSED, AJAR, OPEN]),
-        close=tool.new_tensor([0.05, 0.02, 0.008, 1.0, 0.03, 0.012, 0.006, 1.0, 0.0]),
-        least=torch.tensor([0, 0, 0, 5, 0, 0, 2, 5, 0]),
-        most=torch.tensor([60, 30, 25, 5, 20, 60, 25, 5, 999]),
-        lost=torch.stack([*[never] * 4, *[dropped] * 3, never, seen.clock > 12], 1),
-    )
+    return [
+        Phase(aim + 2 * up, OPEN, 0.05, 0, 60),
+        Phase(aim + up, OPEN, 0.02, 0, 30),
+        Phase(aim, OPEN, 0.008, 0, 25),
+        Phase(aim, CLOSED, 1.0, 5, 5),
+        Phase(raised, CLOSED, 0.03, 0, 20, dropped),
+        Phase(over, CLOSED, 0.012, 0, 60, dropped),
+        Phase(put, CLOSED, 0.006, 2, 25, dropped),
+        Phase(put, AJAR, 1.0, 5, 5),
+        Phase(away, OPEN, 0.0, 0, 999, seen.clock > 12),
+    ]
 
 
-def into_bowl(seen: Seen, block: str) -> Plan:
-    return carry(seen, block, _raised(seen.point("bowl"), 0.072))
+def onto(seen: Seen, block: str, base: str, height: float) -> list[Phase]:
+    """Put `block` down with its middle `height` (m) above the point of `base`."""
+    return carry(seen, block, _raised(seen.point(base), height))
 
 
-def onto_plate(seen: Seen, block: str) -> Plan:
-    return carry(seen, block, _raised(seen.point("plate"), 0.030))
-
-
-def onto_block(seen: Seen, block: str, base: str) -> Plan:
-    return carry(seen, block, _raised(seen.point(base), 0.043))
-
-
-def onto_cabinet(seen: Seen, block: str) -> Plan:
-    return carry(seen, block, _raised(seen.point("cabinet"), 0.094))
-
-
-def into_drawer(seen: Seen, block: str) -> Plan:
+def into_drawer(seen: Seen, block: str) -> list[Phase]:
     """Into the middle of the part of the drawer that is not under the cabinet."""
     middle = _raised(seen.point("cabinet"), 0.085)
     return carry(seen, block, middle - _along_y(0.08 + seen.state["drawer"] / 2))
 
 
-def slide_drawer(seen: Seen, way: float) -> Plan:
+def slide_drawer(seen: Seen, way: float) -> list[Phase]:
     """Grasp the knob and move it along y (`way` -1: open, 1: close)."""
     tool = seen.point("tool")
     closed = seen.point("cabinet") - _along_y(0.112)
     knob = _raised(closed - _along_y(seen.state["drawer"]), 0.063)
     aim = knob + 0.5 * seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.0])
     slipped = (tool - knob)[:, :2].norm(dim=1) > HELD
-    never = torch.zeros_like(slipped)
     pull = knob + _along_y(torch.full_like(tool[:, 0], 0.03 * way))
-    return Plan(
-        place=torch.stack([_raised(aim, 0.09), aim, aim, pull], 1),
-        hand=_each(tool, [OPEN, OPEN, CLOSED, CLOSED]),
-        close=tool.new_tensor([0.03, 0.008, 1.0, 0.0]),
-        least=torch.tensor([0, 0, 5, 0]),
-        most=torch.tensor([60, 25, 5, 999]),
-        lost=torch.stack([never, never, never, slipped], 1),
-    )
+    return [
+        Phase(_raised(aim, 0.09), OPEN, 0.03, 0, 60),
+        Phase(aim, OPEN, 0.008, 0, 25),
+        Phase(aim, CLOSED, 1.0, 5, 5),
+        Phase(pull, CLOSED, 0.0, 0, 999, slipped),
+    ]
 
 
-def press(seen: Seen) -> Plan:
+def press(seen: Seen) -> list[Phase]:
     """Over the button with a closed hand, then down."""
-    button = seen.point("button")
-    tool = seen.point("tool")
-    aim = button + seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.0])
+    aim = seen.point("button") + seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.0])
     over = _raised(aim, 0.09) + _up(seen.trait(2, 0.0, 0.04))
-    return Plan(
-        place=torch.stack([over, _raised(aim, 0.015)], 1),
-        hand=_each(tool, [CLOSED, CLOSED]),
-        close=tool.new_tensor([0.02, 0.0]),
-        least=torch.tensor([0, 0]),
-        most=torch.tensor([60, 999]),
-        lost=torch.stack([torch.zeros(len(tool), dtype=torch.bool), seen.clock > 20], 1),
-    )
+    return [
+        Phase(over, CLOSED, 0.02, 0, 60),
+        Phase(_raised(aim, 0.015), CLOSED, 0.0, 0, 999, seen.clock > 20),
+    ]
 
 
-def push_left(seen: Seen) -> Plan:
+def push_left(seen: Seen) -> list[Phase]:
     """Down on the right of the plate with a closed hand, then through it to the left."""
     plate = seen.point("plate")
     tool = seen.point("tool")
@@ -536,21 +499,12 @@ def push_left(seen: Seen) -> Plan:
     ahead = tool + torch.stack([2.0 * off, torch.full_like(off, 0.02), 0.0 * off], 1)
     through = torch.cat([ahead[:, :2], torch.full_like(tool[:, :1], 0.014)], 1)
     astray = (off.abs() > 0.025) | ((plate - tool)[:, 1] < 0.02)
-    never = torch.zeros_like(astray)
-    return Plan(
-        place=torch.stack([_raised(behind, 0.12), _raised(behind, 0.05), low, through], 1),
-        hand=_each(tool, [CLOSED, CLOSED, CLOSED, CLOSED]),
-        close=tool.new_tensor([0.03, 0.02, 0.012, 0.0]),
-        least=torch.tensor([0, 0, 0, 0]),
-        most=torch.tensor([60, 30, 25, 999]),
-        lost=torch.stack([never, never, never, astray], 1),
-    )
-
-
-def _longer(values: Tensor, phases: int, dim: int = 0) -> Tensor:
-    """The last phase repeated, so that there are `phases`."""
-    last = values.narrow(dim, values.shape[dim] - 1, 1)
-    return torch.cat([values, *[last] * (phases - values.shape[dim])], dim)
+    return [
+        Phase(_raised(behind, 0.12), CLOSED, 0.03, 0, 60),
+        Phase(_raised(behind, 0.05), CLOSED, 0.02, 0, 30),
+        Phase(low, CLOSED, 0.012, 0, 25),
+        Phase(through, CLOSED, 0.0, 0, 999, astray),
+    ]
 
 
 def _raised(point: Tensor, height: Tensor | float) -> Tensor:
@@ -564,13 +518,13 @@ def _along_y(distance: Tensor | float) -> Tensor:
     return torch.nn.functional.pad(values, (1, 1))
 
 
-TASKS: dict[str, Callable[[Seen], Plan]] = {
-    "red_into_bowl": lambda seen: into_bowl(seen, "red"),
-    "blue_into_bowl": lambda seen: into_bowl(seen, "blue"),
-    "green_onto_plate": lambda seen: onto_plate(seen, "green"),
-    "blue_onto_green": lambda seen: onto_block(seen, "blue", "green"),
+TASKS: dict[str, Callable[[Seen], list[Phase]]] = {
+    "red_into_bowl": lambda seen: onto(seen, "red", "bowl", 0.072),
+    "blue_into_bowl": lambda seen: onto(seen, "blue", "bowl", 0.072),
+    "green_onto_plate": lambda seen: onto(seen, "green", "plate", 0.030),
+    "blue_onto_green": lambda seen: onto(seen, "blue", "green", 0.043),
     "red_into_drawer": lambda seen: into_drawer(seen, "red"),
-    "green_onto_cabinet": lambda seen: onto_cabinet(seen, "green"),
+    "green_onto_cabinet": lambda seen: onto(seen, "green", "cabinet", 0.094),
     "open_drawer": lambda seen: slide_drawer(seen, -1.0),
     "close_drawer": lambda seen: slide_drawer(seen, 1.0),
     "press_button": press,
