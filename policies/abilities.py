@@ -33,27 +33,21 @@ class Denoises(Protocol):
     """A policy whose chunk is made of a sample x [n, size] by DDIM steps (DPPO trains the last)."""
 
     size: int
-    """Elements of a sample."""
 
     def ddim_steps(self, eta: float = 0.0) -> list[Step]:
         """The sampler's steps."""
-        ...
 
     def embedded(self) -> Tensor:
         """The network's embeddings [K, time_dim] of their levels."""
-        ...
 
     def features(self, obs: Tensors) -> Tensor:
         """What the network is given of the observations, [n, feature_size]."""
-        ...
 
     def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The predicted sample x_0, clipped, and the noise e, [n, size] each."""
-        ...
 
     def to_actions(self, x: Tensor) -> Tensor:
         """The actions [n, chunk, A] of samples."""
-        ...
 
 
 @runtime_checkable
@@ -62,7 +56,6 @@ class Smooths(Protocol):
 
     def noise_std(self) -> float:
         """Standard deviation of that noise, in the observations' own units; 0: there is none."""
-        ...
 
 
 @runtime_checkable
@@ -71,8 +64,7 @@ class FiltersLatents(Protocol):
 
     @property
     def latent_policy(self) -> Policy:
-        """That policy, which acts in the model itself."""
-        ...
+        """The policy inside, which acts in the model itself."""
 
 
 @runtime_checkable
@@ -86,7 +78,6 @@ class Corrects(Protocol):
     def described(self, base_action: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Somebody's `action` [n, A], where the base's is `base_action` [n, A], as the base's
         action [n, A] and the learner's [n, D] that make it."""
-        ...
 
 
 @runtime_checkable
@@ -98,11 +89,9 @@ class HasVelocity(Protocol):
 
     def embedded(self) -> Tensor:
         """The network's embeddings [steps, time_dim] of the steps' times."""
-        ...
 
     def velocity_at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
         """The velocity [n, size] of samples at embedded times [time_dim] or [n, time_dim]."""
-        ...
 
 
 @runtime_checkable
@@ -111,7 +100,6 @@ class HasReflex(Protocol):
 
     def without_reflex(self) -> Policy:
         """The task policy alone, at its own rate."""
-        ...
 
 
 @runtime_checkable
@@ -120,7 +108,6 @@ class Continues(Protocol):
 
     def with_real_time_chunking(self, mode: str) -> Policy:
         """See the function of this name."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +117,6 @@ class HasDataRanges(Protocol):
     def data_ranges(self) -> dict[str, Tensor]:
         """Low and high values [2, size] of `action` and of `obs/NAME` in its data (extremes,
         quantiles or mean -+ standard deviation, as it was trained), in the units of its Spec."""
-        ...
 
 
 @runtime_checkable
@@ -139,7 +125,6 @@ class ProbesNoise(Protocol):
 
     def require_noise(self) -> None:
         """Raise ConfigError if noise that a caller chooses does not decide on the actions."""
-        ...
 
 
 @runtime_checkable
@@ -148,11 +133,9 @@ class TakesPrompts(Protocol):
 
     def embed(self, obs: Tensors) -> Tensor:
         """What it knows of states, B [n, d] of observations [n, ...]."""
-        ...
 
     def prompt(self, u: Tensor) -> None:
         """Set the vector [d] that it follows from now on; its length does not matter."""
-        ...
 
 
 @runtime_checkable
@@ -161,7 +144,6 @@ class ActsAs(Protocol):
 
     def acts_as(self) -> Policy:
         """The policy inside; ConfigError where it is more than that one."""
-        ...
 
 
 def acts_as(policy: Policy) -> Policy:

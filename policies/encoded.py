@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -92,6 +92,11 @@ class MlpPolicy(EncodedPolicy):
         if self.config.net or self.config.extractor:
             raise ConfigError("it has a network of your own, and not an MLP's plain layers")
         return self.net
+
+
+def build_with_chunk(node: Node, chunk: int | None, spec: Spec) -> Any:
+    """Build the policy `node` with `chunk` actions in a decision (None: as the node says)."""
+    return build({**node, **({} if chunk is None else {"chunk": chunk})}, Policy, spec=spec)
 
 
 def require_continuous(spec: Spec) -> None:

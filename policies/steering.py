@@ -3,9 +3,9 @@
 A subclass defines the inner policy's spec (`inner_spec`) and maps its action to the robot's. To the
 learner this is an ordinary environment with another action space.
 
-DSRL: reinforcement learning in the latent noise of a frozen diffusion or flow policy.
+Dsrl: reinforcement learning in the latent noise of a frozen diffusion or flow policy.
 
-DSRL (Wagenmaker et al., 2025). The inner policy's action is u in [-1, 1]^d; the base maps it to an
+DSRL (Wagenmaker et al., 2025). The inner policy's action is u in [-1, 1]^d; the base maps it to a
 chunk: a = base(o, w = bound * u). `bound` is the trust region: if too small, the inner policy
 cannot leave a bad mode of the base; if too large, the noise is out of the base's training
 distribution. The base must be deterministic given its noise.
@@ -16,9 +16,9 @@ The inner policy and its critics get the features of the base's encoder instead 
 so no images are stored or encoded in updates (as DSRL does on large policies; Wagenmaker et al.,
 2025). Critic-only observations are unchanged.
 
-DSRL-NA: noise-aliased DSRL, whose stored actions are the executed chunks.
+DsrlNa: noise-aliased DSRL, whose stored actions are the executed chunks.
 
-Noise-aliased DSRL (Wagenmaker et al., 2025). Many noise vectors lead to the same action, so the
+Many noise vectors lead to the same action, so the
 critic is trained on executed actions. Transitions hold no noise, so demonstrations and other
 policies' data can be used too.
 
@@ -74,20 +74,35 @@ class SteeredConfig:
     inner: Node  # node of the policy that steers
 
 
-class Steered(PolicyWrapper):
-    """A frozen `base` policy (its carry is under `base/`) and a trainable `inner` policy."""
+class Frozen(PolicyWrapper):
+    """A frozen `base` policy, whose carry is under `base/`."""
 
-    def __init__(self, config: SteeredConfig, spec: Spec) -> None:
+    def __init__(self, config: Any, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
         self.base = build(config.base, Policy, spec=spec).requires_grad_(False)
+
+    def initial(self, n: int) -> Tensors:
+        return nest(self.base.initial(n), "base")
+
+    def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        """One decision of `base`: its chunk [n, H, A] and its carry under `base/`."""
+        seen, kept = self.base.observe(obs, under(carry, "base"), noise)
+        actions, kept = self.base.act(seen, kept, noise)
+        return actions, nest(kept, "base")
+
+
+class Steered(Frozen):
+    """A frozen `base` policy and a trainable `inner` policy."""
+
+    def __init__(self, config: SteeredConfig, spec: Spec) -> None:
+        super().__init__(config, spec)
         self.inner = build(config.inner, Policy, spec=self.inner_spec(config, spec))
 
     @classmethod
     def wrap(
         cls, base: Policy, node: Mapping[str, Any], inner: Mapping[str, Any] | None = None
     ) -> Self:
-        """Build `node` around the frozen `base`, with a new inner policy `inner`."""
         if inner is None:
             raise ConfigError(
                 f"{cls.__name__} needs a small inner policy to train: policy=gaussian"
@@ -101,11 +116,9 @@ class Steered(PolicyWrapper):
         raise NotImplementedError
 
     def trainable(self) -> Policy:
-        """The inner policy."""
         return self.inner
 
     def with_trained(self, trained: Policy) -> Policy:
-        """This policy with `trained` as its inner policy."""
         self.inner = trained
         return self
 
@@ -114,21 +127,6 @@ class Steered(PolicyWrapper):
         other = build({**self.node, "inner": node}, type(self), spec=self.spec)
         other.base = self.base
         return other
-
-    def initial(self, n: int) -> Tensors:
-        return nest(self.base.initial(n), "base")
-
-    def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """As `decide`, with this policy's base."""
-        return decide(self.base, obs, carry, noise)
-
-
-def decide(base: Policy, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-    """One decision of `base`: its chunk [n, H, A] and its carry under `base/`."""
-    kept = under(carry, "base")
-    seen, kept = base.observe(obs, kept, noise)
-    actions, kept = base.act(seen, kept, noise)
-    return actions, nest(kept, "base")
 
 
 PROBES = 8  # noise samples of the test for an effect
@@ -227,16 +225,11 @@ def require_steerable(base: Policy) -> None:
         )
 
 
-@dataclass(frozen=True)
-class DsrlFeaturesConfig(DsrlConfig):
-    """Settings as in `embodied.policies.steering`."""
-
-
 class DsrlFeatures(Dsrl):
     """DSRL on the observation `features`; the carry passes the observations from `observe` to
     `act`."""
 
-    def inner_spec(self, config: DsrlFeaturesConfig, spec: Spec) -> Spec:
+    def inner_spec(self, config: DsrlConfig, spec: Spec) -> Spec:
         size = self.base.feature_size
         if not size:
             raise ConfigError("the base policy has no encoder to share: use finetune=dsrl")
@@ -248,23 +241,14 @@ class DsrlFeatures(Dsrl):
         obs = with_history(obs, under(carry, "base"))
         return {"features": self.base.features(obs), **kept}, {**carry, **nest(obs, "sight")}
 
-    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        sight = under(carry, "sight")
-        carry = {key: value for key, value in carry.items() if not key.startswith("sight/")}
-        u = self.inner.act(obs, {}, noise)[0].squeeze(1)
-        actions, carry = self.base_act(sight, carry, self.base_noise(u))
-        return actions, {**carry, "row/action": u}
-
-
-@dataclass(frozen=True)
-class DsrlNaConfig(DsrlConfig):
-    """Settings as in `embodied.policies.steering`."""
+    def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        return super().base_act(under(carry, "sight"), carry, noise)
 
 
 class DsrlNa(Dsrl):
     """Acts as `Dsrl`; the learner gets the whole policy and executed chunks as actions."""
 
-    def __init__(self, config: DsrlNaConfig, spec: Spec) -> None:
+    def __init__(self, config: DsrlConfig, spec: Spec) -> None:
         super().__init__(config, spec)
         carried = self.base.initial(1)
         if not all(is_history(key) for key in carried):
@@ -295,7 +279,6 @@ class DsrlNa(Dsrl):
         return self.base
 
     def trainable(self) -> Policy:
-        """The whole policy, as the learner needs the base too."""
         return self
 
     def with_trained(self, trained: Policy) -> Policy:
@@ -376,8 +359,7 @@ class Residual(Steered):
         return self.scale * u if self.picked is None else (self.scale * u) @ self.picked.to(u)
 
     def described(self, base_action: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Somebody's `action` [n, A], where the base's is `base_action` [n, A], as the base's
-        action [n, A] and the inner policy's [n, D] that make it."""
+        """See `policies.abilities.Corrects`."""
         u = (action - base_action) / self.scale
         u = (u if self.picked is None else u @ self.picked.T.to(u)).clamp(-1, 1)
         return action - self.correction(u), u
@@ -395,12 +377,11 @@ class TicketConfig:
     per_context: bool = True  # choose by the first observation of an episode, not one for all
 
 
-class Ticket(PolicyWrapper):
+class Ticket(Frozen):
     """Noise [n, K] is z. The carry holds the number of the episode's vector [n] (int64; -1: none
     yet); `row/candidate` is the same, for the learner. A vector for all episodes has to be
     remembered for exploration only."""
 
-    base: Policy
     vectors: Tensor
     center: Tensor
     project: Tensor
@@ -408,9 +389,7 @@ class Ticket(PolicyWrapper):
     spread: Tensor
 
     def __init__(self, config: TicketConfig, spec: Spec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.base = build(config.base, Policy, spec=spec).requires_grad_(False)
+        super().__init__(config, spec)
         self.chunk = self.base.chunk
         self.per_context = config.per_context
         self.memory = "candidate" if config.per_context else "explore/candidate"
@@ -458,8 +437,7 @@ class Ticket(PolicyWrapper):
 
     def initial(self, n: int) -> Tensors:
         none = torch.full((n,), -1, device=self.value.device)
-        carry = nest(self.base.initial(n), "base")
-        return {**carry, self.memory: none, "row/candidate": none}
+        return {**super().initial(n), self.memory: none, "row/candidate": none}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         z = torch.zeros(n, len(self.vectors), device=self.value.device)
@@ -471,7 +449,7 @@ class Ticket(PolicyWrapper):
             chosen = self.choose(obs, noise)
         elif (chosen < 0).any():
             chosen = torch.where(chosen < 0, self.choose(obs, noise), chosen)
-        actions, kept = decide(self.base, obs, carry, self.vectors[chosen])
+        actions, kept = self.base_act(obs, carry, self.vectors[chosen])
         return actions, {**kept, self.memory: chosen, "row/candidate": chosen}
 
     def choose(self, obs: Tensors, noise: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ from torch.nn import functional
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.spec import Spec
-from embodied.core.tensors import FRESH, HISTORY, Tensors, each, with_history
-from embodied.nn.networks import Denoiser, own_network, sinusoid
+from embodied.core.tensors import FRESH, HISTORY, Tensors, each, under, with_history
+from embodied.nn.networks import Denoiser, own_network, per_row, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.encoded import require_continuous
 from embodied.policies.networks.blocks import Attention
@@ -264,7 +264,7 @@ class Config:
 class ChunkSampler(ObservesHistory):
     """Base class of sampled policies. Noise [n, chunk * A] is the initial sample.
 
-    A subclass sets `waves` with `set_times`, and has `act`, `strides` and `loss`.
+    A subclass sets `waves` with `set_times`, and has `act`, `strides` and `errors`.
     """
 
     waves: Tensor
@@ -324,6 +324,17 @@ class ChunkSampler(ObservesHistory):
         bounded = self.spec.act.bounded
         x = bounded(x).view(-1, self.chunk, *self.spec.act.shape)
         return bounded(self.range.inverse(x))
+
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
+        """The squared errors [n, size] that are minimised, for normalised chunks `target` [n, size]
+        at observations with `features` [n, F]."""
+        raise NotImplementedError
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """The mean of `errors` over the valid steps, [n]."""
+        features = self.features(under(batch, "obs"))
+        error = self.errors(features, self.range(batch["action"]).flatten(1))
+        return per_row(error.view_as(batch["action"]), batch["valid"])
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)

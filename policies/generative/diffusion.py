@@ -21,8 +21,7 @@ from torch import Tensor
 from embodied.core.bounds import Fraction, Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import per_row
+from embodied.core.tensors import Tensors
 from embodied.policies.abilities import Step
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
@@ -66,12 +65,10 @@ class Diffusion(ChunkSampler):
         return self.to_actions(x), carry
 
     def ddim_steps(self, eta: float = 0.0) -> list[Step]:
-        """The sampler's steps."""
         abar = self.sampler.alphas_cumprod.tolist()
         return steps(abar, self.sampler.timesteps.tolist(), eta)
 
     def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The predicted chunk x_0, clipped, and noise e, [n, size] each, for `x` [n, size]."""
         e = self.net.at(x, time, features)
         x0 = self.clip(_minus(x, step.remain, e) / step.keep, step)
         return x0, _minus(x, step.keep, x0) / step.remain
@@ -88,7 +85,6 @@ class Diffusion(ChunkSampler):
         return x0 if step.next_remain == 0 else x0.clamp(act.low, act.high)  # pyright: ignore
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The initial sample and the sampler's steps, for guidance."""
         features = self.features(obs)
         x, *fresh = noise.split(self.size, 1)
         times = self.embedded().unbind()
@@ -100,8 +96,6 @@ class Diffusion(ChunkSampler):
     def stride(
         self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None = None
     ) -> SamplerStep:
-        """One sampler step, for guidance."""
-
         def clean(x: Tensor) -> Tensor:
             e = self.net.at(x, time, features)
             return torch.add(x, e, alpha=-step.remain) / step.keep
@@ -118,15 +112,12 @@ class Diffusion(ChunkSampler):
         """Time embeddings of noise levels [n] (int64)."""
         return self.net.embed(level / self.config.train_steps)
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Mean squared error of the predicted noise over the valid steps, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared errors of the predicted noise."""
         e = torch.randn_like(target)
         level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
         x = self.forward_process.add_noise(target, e, level)
-        error = (self.net.at(x, self.embed(level), features) - e).square()
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (self.net.at(x, self.embed(level), features) - e).square()
 
 
 def schedulers(config: Config) -> tuple[Any, Any]:

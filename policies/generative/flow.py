@@ -70,7 +70,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, per_row
-from embodied.policies.encoded import require_continuous
+from embodied.policies.encoded import build_with_chunk, require_continuous
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
@@ -104,11 +104,9 @@ class Flow(ChunkSampler):
         return self.to_actions(x), carry
 
     def velocity_at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """The velocity [n, size] of samples at embedded times [time_dim] or [n, time_dim]."""
         return self.net.at(x, time, features)
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The initial sample and the sampler's steps, for guidance."""
         features = self.features(obs)
 
         def stride(i: int, time: Tensor) -> SamplerStep:
@@ -122,15 +120,12 @@ class Flow(ChunkSampler):
 
         return noise, [stride(i, time) for i, time in enumerate(self.embedded().unbind())]
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Mean squared error of the velocity over the valid steps, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared errors of the velocity."""
         x0 = torch.randn_like(target)
         t = torch.rand(len(target), device=target.device)
         x = torch.lerp(x0, target, t[:, None])
-        error = (self.net(x, t, features) - (target - x0)).square()
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (self.net(x, t, features) - (target - x0)).square()
 
 
 @dataclass(frozen=True)
@@ -165,10 +160,7 @@ class Shortcut(Flow):
         """Return s [n, D] at times [n] for steps of 2^-level [n] (int64)."""
         return self.net.at(x, self.net.embed(t) + self.sizes(level), features)
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Mean squared error of the velocity over the valid steps, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
         x0 = torch.randn_like(target)
         t = torch.rand(len(target), device=target.device)
         level = torch.full_like(t, self.finest_level, dtype=torch.int64)
@@ -181,8 +173,7 @@ class Shortcut(Flow):
         x = torch.lerp(x0, target, t[:, None])
         goal = target - x0
         goal[some] = self.longer(x[some], t[some], level[some], features[some])
-        error = (self.velocity(x, t, level, features) - goal).square()
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (self.velocity(x, t, level, features) - goal).square()
 
     @torch.no_grad()
     def longer(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:
@@ -238,10 +229,7 @@ class Consistency(Flow):
         """Return f(x, t, o) [n, D] at times `t` [n], the predicted chunk."""
         return x + (1 - t)[:, None] * self.net(x, t, features)
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Consistency loss over the valid steps, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
         z = torch.randn_like(target)
         level = torch.randint(self.levels, (len(z),), device=z.device)
         t = level / self.levels
@@ -249,8 +237,7 @@ class Consistency(Flow):
         with torch.no_grad():
             goal = self.clean(torch.lerp(z, target, s[:, None]), s, features)
         found = self.clean(torch.lerp(z, target, t[:, None]), t, features)
-        error = (found - goal).square() / (1.05 - t)[:, None]
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (found - goal).square() / (1.05 - t)[:, None]
 
 
 def renoise(noise: Tensor, share: float, act: Leaf) -> Callable[[Tensor, Tensor], Tensor]:
@@ -285,7 +272,6 @@ class MinimalIterative(ChunkSampler):
         return self.to_actions(x), carry
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """Nothing and both steps, for guidance."""
         features = self.features(obs)
         first, second = self.embedded().unbind()
         return torch.zeros_like(noise), [
@@ -303,16 +289,13 @@ class MinimalIterative(ChunkSampler):
             ),
         ]
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Squared errors of both steps over the valid steps of the chunk, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared errors of both steps."""
         first, second = self.embedded().unbind()
         noisy = torch.lerp(torch.randn_like(target), target, self.time)
         once = self.net.at(torch.zeros_like(target), first, features)
         twice = self.net.at(noisy, second, features)
-        error = (once - target).square() + (twice - target).square()
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (once - target).square() + (twice - target).square()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,8 +319,7 @@ class OneStep(PolicyWrapper):
     def __init__(self, config: OneStepConfig, spec: Spec) -> None:
         super().__init__()
         require_continuous(spec)
-        chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.flow = build({**config.flow, **chunk}, Policy, spec=spec)
+        self.flow = build_with_chunk(config.flow, config.chunk, spec)
         self.spec = spec
         self.chunk = self.flow.chunk
         self.size = self.chunk * spec.act.size

@@ -1,4 +1,4 @@
-"""Scripted demonstrator for Crafter: collects wood, places a table, makes a wooden pickaxe.
+"""Woodcutter: collects wood, places a table, makes a wooden pickaxe in Crafter.
 
 It observes what a policy observes (the 7 x 9 cells in view and the inventory) and has no memory: it
 takes the shortest path in view to what it needs next, and goes straight on if none is in view.
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from embodied.core.bounds import Fraction
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.policies.scripted.simple import Script
 
 # Symbols and actions of the environment; directions are left, right, up, down.
 FREE = (2, 4, 5)  # grass, path, sand
@@ -46,11 +46,14 @@ class WoodcutterConfig:
     unsteady: Fraction = 0.05  # share of random actions
 
 
-class Woodcutter(Policy):
-    """Noise is [n, 3], uniform: whether to slip, what to do then, where to turn."""
+class Woodcutter(Script):
+    """Noise: whether to slip, what to do then, where to turn."""
+
+    width = 3
+    uniform = True
 
     def __init__(self, config: WoodcutterConfig, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config, spec)
         missing = {"symbols", "facing", "inventory"} - set(spec.obs)
         if missing:
             raise ConfigError(
@@ -60,14 +63,9 @@ class Woodcutter(Policy):
         names = spec.obs["inventory"].names
         self.wood = names.index("wood")
         self.pickaxe = names.index("wood_pickaxe")
-        self.spec = spec
-        self.unsteady = config.unsteady
         high = spec.act.high
         assert isinstance(high, int | float)
         self.actions = int(high) + 1
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.rand(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         cells = obs["symbols"].long()
@@ -90,7 +88,7 @@ class Woodcutter(Policy):
         action = torch.where(close.flatten(1).any(1) & (wood >= 1), MAKE_PICKAXE, action)
         action = torch.where(done, NOOP, action)
         slip = (noise[:, 1] * self.actions).long().clamp(max=self.actions - 1)
-        return torch.where(noise[:, 0] < self.unsteady, slip, action)[:, None], carry
+        return torch.where(noise[:, 0] < self.config.unsteady, slip, action)[:, None], carry
 
 
 def _is_free(cells: Tensor) -> Tensor:
@@ -161,23 +159,21 @@ class State(NamedTuple):
     grid: bytes
 
 
-class Planner(Policy):
-    """Noise is [n, 2], uniform: whether to make a mistake, and which one.
+class Planner(Script):
+    """Noise: whether to make a mistake, and which one.
 
     If there is no path to a goal any more, it waits for the end of the episode.
     """
 
+    width = 2
+    uniform = True
+
     def __init__(self, config: PlannerConfig, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config, spec)
         if not {"privileged/grid", "privileged/agent"} <= set(spec.obs):
             raise ConfigError("this planner needs the whole level: set env.privileged=true")
-        self.spec = spec
-        self.mistakes = config.mistakes
         self.height = spec.obs["privileged/grid"].shape[1]
         self.known: dict[State, int] = {}
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.rand(n, 2)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         grids = obs["privileged/grid"].cpu()
@@ -185,7 +181,7 @@ class Planner(Policy):
         actions = []
         for row, (x, y, turn, kind, colour) in enumerate(agents):
             state = State(x, y, turn, (kind, colour), grids[row].numpy().tobytes())
-            slips = float(noise[row, 0]) < self.mistakes
+            slips = float(noise[row, 0]) < self.config.mistakes
             actions.append(self._slip(state, float(noise[row, 1])) if slips else self.best(state))
         return torch.tensor(actions)[:, None], carry
 

@@ -1,8 +1,8 @@
-"""A script that moves nothing: what stands behind a person who drives the arm all the time.
+"""Still: moves nothing, as what stands behind a person who drives the arm all the time.
 
 Shown: does what an environment's own oracle would do, which it shows to demonstrators only.
 
-Demonstrator for the two-gap environment: each gap with probability one half, with noise.
+TwoGapDemonstrator: each gap of env=two_gap with probability one half, with noise.
 
 FlyTo: flies a quadrotor straight to the goal at a bounded speed and holds position.
 
@@ -10,7 +10,9 @@ FlyTo: flies a quadrotor straight to the goal at a bounded speed and holds posit
 
 An action moves `lead`, the offset of the set-point from the drone.
 
-Scripted race-car drivers: a slow lap through the waypoints, and recovery from a wall.
+Lap: drives a race car slowly through the waypoints.
+
+Free: backs a race car away from a wall, with one random steering angle per recovery (FastRLAP).
 
 CheckpointDemonstrator: a trained checkpoint as a demonstrator, with optional action noise.
 
@@ -34,20 +36,33 @@ from embodied.core.spec import DEMONSTRATOR, Spec
 from embodied.core.tensors import Tensors, length
 
 
+class Script(Policy):
+    """Base class of scripts. Noise [n, width] is standard normal, or `uniform` in [0, 1)."""
+
+    config: Any
+    width = 0
+    uniform = False
+
+    def __init__(self, config: Any, spec: Spec) -> None:
+        super().__init__()
+        self.config = config
+        self.spec = spec
+
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        make = torch.rand if self.uniform else torch.randn
+        return make(n, self.width)
+
+
 @dataclass(frozen=True)
 class StillConfig:
     """Nothing."""
 
 
-class Still(Policy):
+class Still(Script):
     """Zeros, whatever it sees."""
 
     def __init__(self, config: StillConfig, spec: Spec) -> None:
-        super().__init__()
-        self.spec = spec
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.zeros(n, 0)
+        super().__init__(config, spec)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         return torch.zeros(length(obs), 1, self.spec.act.size), carry
@@ -60,18 +75,14 @@ class ShownConfig:
     unsteady: NonNegative = 0.0  # standard deviation of the noise on each action
 
 
-class Shown(Policy):
-    """The action in the observation `privileged/demonstrator`; noise is [n, A]."""
+class Shown(Script):
+    """The action in the observation `privileged/demonstrator`; noise is added to it."""
 
     def __init__(self, config: ShownConfig, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config, spec)
+        self.width = spec.act.size
         if DEMONSTRATOR not in spec.obs:
             raise ConfigError("this environment shows no oracle; OGBench's does: env.play=true")
-        self.config = config
-        self.spec = spec
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.randn(n, self.spec.act.size)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         return (obs[DEMONSTRATOR] + self.config.unsteady * noise).clamp(-1, 1)[:, None], carry
@@ -90,19 +101,16 @@ class TwoGapConfig:
     unsteady: NonNegative = 0.25  # standard deviation of the noise on its velocity
 
 
-class TwoGapDemonstrator(Policy):
-    """Noise is [n, 3]: the choice of the gap (once an episode), and what it adds to x and y."""
+class TwoGapDemonstrator(Script):
+    """Noise: the choice of the gap (once an episode), and what is added to x and y."""
+
+    width = 3
 
     def __init__(self, config: TwoGapConfig, spec: Spec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.unsteady = config.unsteady
+        super().__init__(config, spec)
 
     def initial(self, n: int) -> Tensors:
         return {"gap": torch.zeros(n)}
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.randn(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         choice = torch.where(noise[:, 0] > 0, GAPS[0], GAPS[1])
@@ -115,7 +123,7 @@ class TwoGapDemonstrator(Policy):
         aim = torch.where((x > BEHIND)[:, None], torch.tensor(GOAL), aim)
         way = (aim - obs["state"]) / 0.05
         way = way / way.norm(dim=1, keepdim=True).clamp(min=1)
-        return (way + self.unsteady * noise[:, 1:]).clamp(-1, 1)[:, None], {"gap": gap}
+        return (way + self.config.unsteady * noise[:, 1:]).clamp(-1, 1)[:, None], {"gap": gap}
 
 
 WHAT = ("goal", "tool", "lead")
@@ -128,12 +136,12 @@ class FlyToConfig:
     gain: Positive = 4.0  # an action is gain times the distance, at most 1 (1/m)
 
 
-class FlyTo(Policy):
+class FlyTo(Script):
     """Flies to the goal; for actions vx, vy, vz and a `state` with the elements goal_x, tool_x,
     lead_x, ..."""
 
     def __init__(self, config: FlyToConfig, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config, spec)
         if spec.act.names[:3] != ("vx", "vy", "vz") or spec.act.size != 3:
             raise ConfigError(
                 f"FlyTo needs the actions vx, vy, vz, got {', '.join(spec.act.names)}"
@@ -143,12 +151,7 @@ class FlyTo(Policy):
         for name in wanted:
             if name not in names:
                 raise ConfigError(f"FlyTo needs the state element {name}{nearest(name, names)}")
-        self.config = config
-        self.spec = spec
         self.places = [names.index(name) for name in wanted]
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.zeros(n, 0)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         goal, tool, lead = obs["state"][:, self.places].split(3, 1)
@@ -165,20 +168,17 @@ class LapConfig:
     unsteady: NonNegative = 0.1  # standard deviation of the noise on throttle and steering
 
 
-class Lap(Policy):
-    """Drives towards the goal at constant speed. Noise is [n, 2]."""
+class Lap(Script):
+    """Drives towards the goal at constant speed. Noise is that of steering and throttle."""
+
+    width = 2
 
     def __init__(self, config: LapConfig, spec: Spec) -> None:
-        super().__init__()
-        self.config = config
-        self.spec = spec
+        super().__init__(config, spec)
         names = spec.obs["state"].names
         if not {"goal_ahead", "goal_left"} <= {*names}:
             raise ConfigError("Lap needs the state elements goal_ahead and goal_left; set env=race")
         self.index = [names.index(name) for name in ("goal_ahead", "goal_left")]
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.randn(n, 2)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         ahead, left = obs["state"][:, self.index].unbind(1)
@@ -192,18 +192,17 @@ class FreeConfig:
     """Recovery drives backwards at full throttle."""
 
 
-class Free(Policy):
-    """Drives backwards with one random steering angle per recovery (FastRLAP). Noise is [n, 1]."""
+class Free(Script):
+    """Drives backwards at full throttle; the noise of its first step sets the steering."""
+
+    width = 1
+    uniform = True
 
     def __init__(self, config: FreeConfig, spec: Spec) -> None:
-        super().__init__()
-        self.spec = spec
+        super().__init__(config, spec)
 
     def initial(self, n: int) -> Tensors:
         return {"steer": torch.full((n,), torch.nan)}
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.rand(n, 1)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         drawn = 2 * noise[:, 0] - 1
@@ -244,9 +243,8 @@ class CheckpointDemonstrator(Policy):
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         own = self.base.sample_noise(n, self.config.explore).flatten(1)
-        device = own.device
-        added = torch.randn(n, self.size, device=device)
-        uniform = torch.rand(n, self.size + 1, device=device)
+        added = torch.randn(n, self.size, device=own.device)
+        uniform = torch.rand(n, self.size + 1, device=own.device)
         return torch.cat([own.float(), added, uniform], 1)
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:

@@ -1,16 +1,16 @@
-"""Scripted demonstrator for ManiSkill's PickCube: above the cube, down, close, to the goal.
+"""PickCube: a script for ManiSkill's PickCube: above the cube, down, close, to the goal.
 
 It reads the flat state by element names and moves the gripper by position differences
 (`control_mode: pd_ee_delta_pos`; an action of 1 is `reach` metres).
 
-Scripted demonstrators for five tasks of MetaWorld v3, on its own observation of 39 numbers.
+MetaWorld: scripts for five tasks of MetaWorld v3, on its own observation of 39 numbers.
 
 Source: MetaWorld (Yu et al., 2019), whose package has such scripts; its offsets from the handles of
 door and drawer are used here. A script is a list of phases, each of which moves the hand (an action
 of 1 is about 1 cm a step) towards a place beside the object or the goal and ends there. An object
 that is lost on the way is reached for again.
 
-Scripted demonstrators for robosuite's Lift, Can and Square: reach, grasp, lift, move, place.
+Robosuite: scripts for robosuite's Lift, Can and Square: reach, grasp, lift, move, place.
 
 They read robomimic's low-dimensional observations and move the tool by position and yaw differences
 (OSC_POSE: an action of 1 is 5 cm, or 0.5 rad). Each env has a stage, which waits for a distance or
@@ -27,9 +27,9 @@ from torch import Tensor
 
 from embodied.core.bounds import NonNegative, Positive
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.policies.scripted.simple import Script
 
 PICK_CUBE = {"cube": "extra_tcp_to_obj_pos", "goal": "extra_obj_to_goal_pos"}
 GRASPED = "extra_is_grasped"
@@ -44,26 +44,21 @@ class PickCubeConfig:
     close: Positive = 0.015  # distance of tool and cube at which the gripper closes, m
 
 
-class PickCube(Policy):
-    """Noise [n, 4] is added to the motion; the demonstrator has no memory."""
+class PickCube(Script):
+    """Noise is added to the motion; the demonstrator has no memory."""
+
+    width = 3
 
     def __init__(self, config: PickCubeConfig, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config, spec)
         names = spec.obs["state"].names if "state" in spec.obs else ()
         if spec.act.shape != (4,) or any(f"{name}[0]" not in names for name in PICK_CUBE.values()):
             raise ConfigError(
                 "this demonstrator needs env.id=PickCube-v1, obs=state and "
                 "control_mode=pd_ee_delta_pos"
             )
-        self.spec = spec
-        self.config = config
-        self.chunk = 1
-        self.size = 4
         self.at = {key: names.index(f"{name}[0]") for key, name in PICK_CUBE.items()}
         self.grasped = names.index(GRASPED)
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.randn(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         state = obs["state"]
@@ -132,31 +127,33 @@ class MetaWorldConfig:
     unsteady: NonNegative = 0.1  # standard deviation of the motion noise
 
 
-class MetaWorld(Policy):
-    """Noise [n, 3] is added to the motion; the carry holds `stage` and `since` [n]."""
+class Staged(Script):
+    """A script in stages. Noise is added to the motion; the carry holds the `stage` of each env and
+    `since` when it has it, [n] (int64, steps)."""
+
+    def initial(self, n: int) -> Tensors:
+        zeros = torch.zeros(n, dtype=torch.int64)
+        return {"stage": zeros, "since": zeros}
+
+
+class MetaWorld(Staged):
+    """Moves the hand from phase to phase of its task."""
+
+    width = 3
 
     def __init__(self, config: MetaWorldConfig, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config, spec)
         state = spec.obs.get("state")
         if config.task not in META_WORLD or state is None or state.shape != (39,):
             raise ConfigError(
                 f"task={config.task}: {', '.join(META_WORLD)} of env=envpool_metaworld_TASK"
             )
-        self.spec = spec
-        self.config = config
         phases = META_WORLD[config.task]
         self.last = len(phases) - 1
         self.offset = torch.tensor([phase.offset for phase in phases])
         self.near = torch.tensor([phase.near for phase in phases])
         numbers = [(p.hand, p.gain, p.wait, p.to_goal, p.holds) for p in phases]
         self.numbers = torch.tensor(numbers, dtype=torch.float32)
-
-    def initial(self, n: int) -> Tensors:
-        zeros = torch.zeros(n, dtype=torch.int64)
-        return {"stage": zeros, "since": zeros}
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.randn(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         state = obs["state"]
@@ -217,25 +214,18 @@ class RobosuiteConfig:
     unsteady: NonNegative = 0.1  # standard deviation of the motion noise
 
 
-class Robosuite(Policy):
-    """Noise [n, 4] is added to the motion and the turn; the carry holds `stage` and `since` [n]."""
+class Robosuite(Staged):
+    """Reaches, grasps, lifts, moves and places; noise is that of the turn too."""
+
+    width = 4
 
     def __init__(self, config: RobosuiteConfig, spec: Spec) -> None:
-        super().__init__()
+        super().__init__(config, spec)
         needed = {"object", "robot0_eef_pos", "robot0_eef_quat"}
         if config.task not in ROBOSUITE or not needed <= {*spec.obs} or spec.act.shape != (7,):
             raise ConfigError(f"task={config.task}: {', '.join(ROBOSUITE)} with env=robosuite_TASK")
-        self.spec = spec
-        self.config = config
         self.task = ROBOSUITE[config.task]
         self.grasp = torch.tensor(self.task.grasp)
-
-    def initial(self, n: int) -> Tensors:
-        zeros = torch.zeros(n, dtype=torch.int64)
-        return {"stage": zeros, "since": zeros}
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.randn(n, 4)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         found = obs["object"][:, self.task.at :]

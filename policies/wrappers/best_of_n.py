@@ -31,7 +31,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, each, take
 from embodied.nn.networks import QFunction
-from embodied.policies.encoded import require_continuous
+from embodied.policies.encoded import build_with_chunk, require_continuous
 from embodied.policies.gaussian import Gaussian
 
 Judge = Callable[[Tensors, Tensor], Tensor]
@@ -63,8 +63,7 @@ class BestOfN(PolicyWrapper):
         self.spec = spec
         self.n = config.n
         self.value = config.value
-        chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.base = build({**config.base, **chunk}, Policy, spec=spec)
+        self.base = build_with_chunk(config.base, config.chunk, spec)
         self.chunk = self.base.chunk
         self.size = self.chunk * spec.act.size
         self.noise_shape = self.base.sample_noise(1).shape[1:]

@@ -40,11 +40,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import ConfigError, Node
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, under
-from embodied.policies.encoded import require_continuous
+from embodied.policies.encoded import build_with_chunk, require_continuous
 
 
 class SamplerStep(NamedTuple):
@@ -110,8 +110,7 @@ class RealTimeChunking(PolicyWrapper):
 
     def __init__(self, config: RealTimeChunkingConfig, spec: Spec) -> None:
         super().__init__()
-        chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.base = build({**config.base, **chunk}, Policy, spec=spec)
+        self.base = build_with_chunk(config.base, config.chunk, spec)
         self.spec = spec
         self.chunk = self.base.chunk
         self.config = config
@@ -272,10 +271,9 @@ class AdvantageConditioned(GuidedSampler):
     def __init__(self, config: AdvantageConditionedConfig, spec: Spec) -> None:
         super().__init__()
         require_continuous(spec)
-        chunk = {} if config.chunk is None else {"chunk": config.chunk}
         label = Leaf((), "int64", 0, POSITIVE, SYMBOL)
         seen = spec.with_obs(**{LABEL: label})
-        self.base = build({**config.base, **chunk}, Policy, spec=seen)
+        self.base = build_with_chunk(config.base, config.chunk, seen)
         if not hasattr(self.base, "strides"):
             raise ConfigError(
                 "base should be a policy whose sampler can be guided: a flow or diffusion policy"
