@@ -11,7 +11,7 @@ least error on held-out transitions are used; each step draws one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -98,13 +98,8 @@ class VectorDynamics(Dynamics):
         """Errors of the predictions `found` [n, size + 2] of the changes of the observations, the
         reward and the termination of `rows`."""
         true = torch.cat([rows.y, rows.ended[:, None]], 1)
-        error = (found - true).square().mean(0).sqrt().tolist()
-        spread = true.std(0, correction=0).tolist()
-        named = [*output_names(self.spec), ("reward", ""), ("terminated", "")]
-        return [
-            OutputError(name, unit, e, s)
-            for (name, unit), e, s in zip(named, error, spread, strict=True)
-        ]
+        labels = [*output_names(self.spec), ("reward", ""), ("terminated", "")]
+        return errors_of(labels, found - true, true)
 
 
 class MlpEnsemble(VectorDynamics):
@@ -128,22 +123,11 @@ class MlpEnsemble(VectorDynamics):
         self.noise_size = 1 + self.outputs + 1  # the network, the outputs, the termination
         inputs = self.size + self.choices.width
         self.normalizer = MeanStdNormalizer(inputs)
-        self.net = Ensemble(
-            config.networks,
-            inputs,
-            config.hidden,
-            2 * self.outputs,
-            activation=config.activation,
-        )
+        sizes = config.networks, inputs, config.hidden
+        self.net = Ensemble(*sizes, 2 * self.outputs, activation=config.activation)
         # Networks of their own: the likelihood of nearly exact outputs has gradients that are
         # thousands of times as large, and a shared network would learn no terminations.
-        self.end_net = Ensemble(
-            config.networks,
-            inputs,
-            config.hidden,
-            1,
-            activation=config.activation,
-        )
+        self.end_net = Ensemble(*sizes, 1, activation=config.activation)
         ends = torch.ones(config.networks, 1, self.outputs)
         self.min_log_var, self.max_log_var = nn.Parameter(-10 * ends), nn.Parameter(0.5 * ends)
         self.register_buffer("shift", torch.zeros(self.outputs))
@@ -273,11 +257,25 @@ class Rows:
 
     def thinned(self, most: int) -> Rows:
         """At most `most` of them, evenly spread."""
-        spread = torch.linspace(0, len(self) - 1, min(most, len(self)), device=self.x.device)
-        return self.take(spread.round().long())
+        return self.take(evenly(len(self), most, self.x.device))
 
     def standardized(self, model: MlpEnsemble) -> Rows:
         return replace(self, y=(self.y - model.shift) / model.scale)
+
+
+def evenly(count: int, most: int, device: torch.device) -> Tensor:
+    """At most `most` of the numbers below `count`, evenly spread."""
+    return torch.linspace(0, count - 1, min(most, count), device=device).round().long()
+
+
+def errors_of(
+    labels: Sequence[tuple[str, str]], error: Tensor, output: Tensor
+) -> list[OutputError]:
+    """The errors [n, k] of the `output` [n, k], by the names and units of its columns."""
+    sizes = error.square().mean(0).sqrt().tolist()
+    spreads = output.std(0, correction=0).tolist()
+    columns = zip(labels, sizes, spreads, strict=True)
+    return [OutputError(name, unit, size, spread) for (name, unit), size, spread in columns]
 
 
 def gaussian_loss(mean: Tensor, log_var: Tensor, target: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
-"""Recorded episodes in the latents of a model.
-
-LatentPolicy: a policy of a model's latents as a policy of what the model was fitted to.
+"""LatentPolicy: a policy of a model's latents as a policy of what the model was fitted to; recorded
+episodes in these latents.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, require_same
-from embodied.core.tensors import FRESH, HISTORY, Tensors, history_steps, is_history, nest, under
+from embodied.core.tensors import HISTORY, Tensors, history_steps, is_history, nest, under
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.models.dynamics import LATENT, LatentDynamics
 from embodied.models.dynamics import load as load_model
+from embodied.policies.generative.chunk_sampler import empty_history
 
 
 def load_latent(folder: Path | str) -> LatentDynamics:
@@ -132,13 +132,8 @@ class LatentPolicy(Policy):
             PLAN: plan,
             "executed_steps": torch.zeros(n, dtype=torch.int64, device=device),
         }
-        if self.chunk == 1:
-            return carry
-        carry[FRESH] = torch.ones(n, dtype=torch.bool, device=device)
-        for name in self.model.names:
-            leaf = self.spec.obs[name]
-            zeros = leaf.zeros(n, device)[:, None]
-            carry[HISTORY + name] = zeros.repeat(1, self.chunk - 1, *[1] * len(leaf.shape))
+        if self.chunk > 1:
+            carry |= empty_history(self.spec, self.model.names, self.chunk - 1, n, device)
         return carry
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

@@ -219,6 +219,19 @@ class Film(nn.Module):
         return self.short(h) + functional.mish(self.last(self.two(inner)))
 
 
+def empty_history(
+    spec: Spec, names: Sequence[str], steps: int, n: int, device: torch.device
+) -> Tensors:
+    """The carry of `n` episodes that begin: no past observations `names` of `steps` steps yet."""
+    carry: Tensors = {FRESH: torch.ones(n, dtype=torch.bool, device=device)}
+    for name in names:
+        leaf = spec.obs[name]
+        carry[HISTORY + name] = leaf.zeros(n, device)[:, None].repeat(
+            1, steps, *[1] * len(leaf.shape)
+        )
+    return carry
+
+
 class ObservesHistory(GuidedSampler):
     """A sampler whose decisions use the `past` observations `names` before the present one; they
     are in the carry (`core.history`). Diffusion Policy (Chi et al., 2023) uses 2 steps, DPPO,
@@ -228,15 +241,8 @@ class ObservesHistory(GuidedSampler):
     names: Sequence[str] = ()
 
     def initial(self, n: int) -> Tensors:
-        if not self.past:
-            return {}
         device = next(self.parameters()).device
-        carry: Tensors = {FRESH: torch.ones(n, dtype=torch.bool, device=device)}
-        for name in self.names:
-            leaf = self.spec.obs[name]
-            zeros = leaf.zeros(n, device)[:, None]
-            carry[HISTORY + name] = zeros.repeat(1, self.past, *[1] * len(leaf.shape))
-        return carry
+        return empty_history(self.spec, self.names, self.past, n, device) if self.past else {}
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
         return with_history(obs, carry), carry

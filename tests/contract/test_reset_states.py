@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from embodied import envs
-from embodied.checks.teacher_envs import need
+from embodied.checks.teacher import need
 from embodied.core import tensors as tt
 from embodied.core.build import build, resolve
 from embodied.core.env import NotSavable, StateRoles, VecEnv

@@ -9,8 +9,7 @@ import yaml
 
 from embodied.checks import teacher, teacher_games
 from embodied.checks.check import Check
-from embodied.checks.teacher import TeacherSubject
-from embodied.checks.teacher_envs import GAME, KINDS, need
+from embodied.checks.teacher import GAME, KINDS, TeacherSubject, need
 from tests.tiers import once_per_class, usually
 
 FILES = sorted(Path("configs/teacher").glob("*.yaml"))

@@ -19,7 +19,7 @@ from embodied.core import distributed
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Critic
 from embodied.nn import native
-from embodied.nn.native.networks import Network, members, moments, network, plain, plain_members
+from embodied.nn.native import Network, members, moments, network, plain, plain_members
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Deterministic
 from embodied.policies.networks.encoders import Encoder

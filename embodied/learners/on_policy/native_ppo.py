@@ -19,7 +19,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import RecurrentValue, Value
 from embodied.learners.on_policy.ppo_parts import LearningRates
 from embodied.nn import native
-from embodied.nn.native.networks import Moments, activation_of, dense, moments, parameter, plain
+from embodied.nn.native import Moments, activation_of, dense, moments, parameter, plain
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import DiagonalGaussian
 from embodied.policies.networks.encoders import Encoder
