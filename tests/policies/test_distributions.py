@@ -15,6 +15,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.spec import MASK, NORMALIZED, Leaf, Spec, mixed_leaf
+from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.transitions import chunks
 from embodied.learners.acceleration import accelerate, native_obstacle
@@ -129,20 +130,23 @@ def make(**settings: Any) -> DiagonalGaussian:
     return make_policy("gaussian.DiagonalGaussian", NORMAL_SPEC, **given)
 
 
-def test_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
-    torch.manual_seed(0)
-    policy = make(head=1.0)
-    obs = {"state": torch.randn(7, len(policy.encoder.norm.mean))}
-    action, weight = torch.randn(7, policy.size), torch.randn(7)
-    found: list[list[torch.Tensor]] = []
-    normal = torch.distributions.Normal(policy(obs), policy.log_std.exp())
-    theirs = (normal.log_prob(action).sum(1), normal.entropy().sum(1))
+def require_theirs(policy: Any, obs: Tensors, action: Tensor, theirs: Any, near: float) -> None:
+    """Density and entropy are `theirs`, and so are their gradients."""
+    weight = torch.randn(len(action))
+    found: list[list[Tensor]] = []
     for density, entropy in (policy.evaluate_actions(obs, action), theirs):
         loss = (density * weight).sum() + 3 * entropy.mean()
         gradients = torch.autograd.grad(loss, list(policy.parameters()))
         found.append([density, entropy, *gradients])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*found, atol=near, rtol=near)
+
+
+def test_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
+    policy = make(head=1.0)
+    obs, action = {"state": torch.randn(7, 3)}, torch.randn(7, policy.size)
+    normal = Normal(policy(obs), policy.log_std.exp())
+    theirs = (normal.log_prob(action).sum(1), normal.entropy().sum(1))
+    require_theirs(policy, obs, action, theirs, 1e-5)
     torch.testing.assert_close(policy.entropy(obs), theirs[1])
 
 
@@ -151,7 +155,7 @@ def test_part_of_a_chunk() -> None:
     obs, action = {"state": torch.randn(5, 3)}, torch.randn(5, 6)
     some, _ = policy.evaluate_actions(obs, action[:, :2])
     mean = policy(obs)[:, :2]
-    expected = torch.distributions.Normal(mean, 1.0).log_prob(action[:, :2]).sum(1)
+    expected = Normal(mean, 1.0).log_prob(action[:, :2]).sum(1)
     torch.testing.assert_close(some, expected)
 
 
@@ -186,18 +190,11 @@ def beta_by_torch(policy: DiagonalBeta, obs: dict[str, Tensor]) -> torch.distrib
 
 def test_beta_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
     policy = make_beta(head=2.0)
-    obs = {"state": torch.randn(7, 3)}
-    action, weight = 1.9 * torch.rand(7, 2) - 0.95, torch.randn(7)
+    obs, action = {"state": torch.randn(7, 3)}, 1.9 * torch.rand(7, 2) - 0.95
     alpha, beta = policy(obs).unbind(2)
     entropy = torch.distributions.Beta(alpha, beta).entropy().sum(1) + 2 * math.log(2)
-    found: list[list[Tensor]] = []
     density = beta_by_torch(policy, obs).log_prob(action).sum(1)
-    for one, other in (policy.evaluate_actions(obs, action), (density, entropy)):
-        loss = (one * weight).sum() + 3 * other.mean()
-        gradients = torch.autograd.grad(loss, list(policy.parameters()))
-        found.append([one, other, *gradients])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    require_theirs(policy, obs, action, (density, entropy), 1e-4)
 
 
 @pytest.mark.parametrize("shape", [1.0, 1.7, 6.0, 200.0])

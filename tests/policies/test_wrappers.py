@@ -290,21 +290,6 @@ def test_the_base_sees_a_spec_in_normalised_values() -> None:
     assert arm(reach=3.0).base.spec.act.is_normalized
 
 
-def test_a_loss_in_physical_units_is_the_bases() -> None:
-    policy = arm()
-    batch = {
-        "obs/state": torch.randn(6, 3) * 10,
-        "action": torch.randn(6, 4, 2) * 50,
-        "valid": torch.ones(6, 4, dtype=torch.bool),
-    }
-    normalised = {**batch, "obs/state": batch["obs/state"] / 10}
-    normalised["action"] = ACTION.to_unit(batch["action"])
-    torch.manual_seed(0)
-    here = policy.loss(batch)
-    torch.manual_seed(0)
-    torch.testing.assert_close(here, policy.base.loss(normalised))
-
-
 def test_it_is_put_around_a_trained_policy_and_saved(tmp_path: Path) -> None:
     base = arm().base
     policy = PhysicalUnits.of(base, ARM, ACTION, {"state": STATE})
