@@ -33,7 +33,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Ensemble, affine, per_row
-from embodied.policies.encoded import EncodedConfig, EncodedPolicy, MlpConfig, MlpPolicy
+from embodied.policies.encoded import DensityPolicy, EncodedConfig, EncodedPolicy, MlpConfig
 from embodied.policies.gaussian import LOG_2PI, normal_kl
 
 FORBIDDEN = -1e9  # finite: a mask that allows nothing, at the end of an episode, gives no NaN
@@ -48,7 +48,7 @@ class CategoricalConfig(MlpConfig):
     log_std: Number = 0.0  # initial log std of numbers beside choices, of half the action range
 
 
-class Categorical(MlpPolicy):
+class Categorical(DensityPolicy):
     """Categorical policy of m choices of at most K classes, and c numbers beside them.
 
     Noise [n, chunk, m K + c]: standard Gumbel to explore (`sampled`: always), zero for the most
@@ -99,8 +99,8 @@ class Categorical(MlpPolicy):
         return self.choices.join(choice, u.clamp(-1, 1)), {**carry, "row/action": stored}
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats), [n] each, of actions [n], [n, k] or [n, k A] (the
-        first k of the chunk), whose numbers are not clipped."""
+        """As in DensityPolicy, of actions [n], [n, k] or [n, k A] (the first k of the chunk), whose
+        numbers are not clipped."""
         choice, number = self.choices.split(self._steps(action))
         logs, mean = (part[:, : choice.shape[1]] for part in self(obs))
         log_prob = _chosen(logs, choice).sum((1, 2))
@@ -122,10 +122,6 @@ class Categorical(MlpPolicy):
             return choices
         return choices + normal_kl(mean, self.log_std, other_mean, other.log_std).sum((1, 2))
 
-    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Log-probability [n] of given actions, as `evaluate_actions` takes them."""
-        return self.evaluate_actions(obs, action)[0]
-
     def entropy(self, obs: Tensors) -> Tensor:
         """Entropy [n] in nats, summed over the chunk, differentiable."""
         logs, _ = self(obs)
@@ -145,7 +141,6 @@ class Categorical(MlpPolicy):
         return per_row(error, batch["valid"])
 
     def warmup_policy(self) -> Policy:
-        """A policy with uniform actions."""
         return self.uniform()
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor]:

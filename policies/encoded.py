@@ -1,4 +1,7 @@
-"""EncodedPolicy: base class of policies that are a network on the features of an encoder."""
+"""EncodedPolicy: base class of policies that are a network on the features of an encoder.
+
+Random: uniform or clipped normal actions, independent of observations.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,50 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.choices import Choices
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, length
 from embodied.nn.networks import mlp, orthogonal, own_network
 from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
-from embodied.policies.random import Config as RandomConfig
-from embodied.policies.random import Random
+
+
+@dataclass(frozen=True)
+class RandomConfig:
+    """Settings of the random policy."""
+
+    chunk: Count = 1  # actions of one decision
+    clip: NonNegative = 0.0  # N(0, 1) clipped to +-clip and divided by it (0: uniform in [-1, 1])
+
+
+class Random(Policy):
+    """Random policy; each allowed class of a choice is as likely."""
+
+    def __init__(self, config: RandomConfig, spec: Spec) -> None:
+        super().__init__()
+        if config.clip > 0 and not spec.act.is_continuous:
+            raise ConfigError("clip needs continuous actions: leave it out")
+        self.config = config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.choices = Choices(spec, config.chunk)
+
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        shape = (n, self.chunk, *self.spec.act.shape)
+        if self.config.clip > 0:
+            return torch.randn(shape)
+        return torch.rand(shape)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        noise = noise.to(next(iter(obs.values())).device)
+        assert len(noise) == length(obs)
+        if self.choices.counts:
+            return self.choices.to(noise.device).random(noise, obs), carry
+        if self.config.clip > 0:
+            return noise.clamp(-self.config.clip, self.config.clip) / self.config.clip, carry
+        return 2 * noise - 1, carry
 
 
 @dataclass(frozen=True)
@@ -92,6 +130,19 @@ class MlpPolicy(EncodedPolicy):
         if self.config.net or self.config.extractor:
             raise ConfigError("it has a network of your own, and not an MLP's plain layers")
         return self.net
+
+
+class DensityPolicy(MlpPolicy):
+    """An MlpPolicy whose actions have a density."""
+
+    def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats), [n] each, of stored actions [n, D], differentiable. D
+        may be less than `size`, if only the first D elements were executed."""
+        raise NotImplementedError
+
+    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
+        """Log-probability [n] of stored actions [n, D], differentiable."""
+        return self.evaluate_actions(obs, action)[0]
 
 
 def build_with_chunk(node: Node, chunk: int | None, spec: Spec) -> Any:

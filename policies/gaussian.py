@@ -44,7 +44,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, per_row
-from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
+from embodied.policies.encoded import DensityPolicy, MlpConfig, MlpPolicy, require_continuous
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -61,7 +61,7 @@ class DiagonalGaussianConfig(MlpConfig):
     zero_head: bool = False  # the initial mean is exactly 0
 
 
-class DiagonalGaussian(MlpPolicy):
+class DiagonalGaussian(DensityPolicy):
     """Diagonal Gaussian policy. Noise [n, chunk * A] is standard normal to explore, zero for the
     mean action."""
 
@@ -84,10 +84,7 @@ class DiagonalGaussian(MlpPolicy):
         return self.in_steps(self.spec.act.bounded(u)), {**carry, "row/action": u}
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats), [n] each, of unclipped actions [n, D].
-
-        D may be less than `size`, if only the first D elements were executed.
-        """
+        """As in DensityPolicy, of unclipped actions."""
         mean, log_std = self(obs), self.log_std
         if (played := action.shape[1]) < self.size:
             mean, log_std = mean[:, :played], log_std[:played]
@@ -99,10 +96,6 @@ class DiagonalGaussian(MlpPolicy):
     def kl(self, obs: Tensors, other: DiagonalGaussian) -> Tensor:
         """KL(self || other) of whole chunks at each observation, [n], in nats."""
         return normal_kl(self(obs), self.log_std, other(obs), other.log_std).sum(1)
-
-    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Log-probability [n] of given unclipped actions [n, D], differentiable."""
-        return self.evaluate_actions(obs, action)[0]
 
     def entropy(self, obs: Tensors) -> Tensor:
         """Entropy [n] in nats, the same for every observation."""
@@ -213,7 +206,6 @@ class Gaussian(MlpPolicy):
         return per_row(error.view_as(batch["action"]), batch["valid"])
 
     def warmup_policy(self) -> Policy:
-        """A policy with uniform actions."""
         return self.uniform()
 
 
@@ -299,7 +291,7 @@ class DiagonalBetaConfig(MlpConfig):
     head: NonNegative = 0.01  # gain of the last layer; small: near alpha = beta = 1.69, a wide hump
 
 
-class DiagonalBeta(MlpPolicy):
+class DiagonalBeta(DensityPolicy):
     """Beta policy. Noise [n, chunk * A, 2, TRIES, 2]: of both Gamma variables the proposals, each a
     normal and a uniform number; zero for the mean action."""
 
@@ -332,10 +324,6 @@ class DiagonalBeta(MlpPolicy):
         return self.in_steps(2 * x - 1), carry
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats), [n] each, of actions [n, D] in [-1, 1].
-
-        D may be less than `size`, if only the first D elements were executed.
-        """
         both = self(obs)[:, : action.shape[1]]
         total = both.sum(2)
         x = ((action + 1) / 2).clamp(EDGE, 1 - EDGE)
@@ -345,10 +333,6 @@ class DiagonalBeta(MlpPolicy):
         mean_logs = both.digamma() - total.digamma()[..., None]
         entropy = scale - ((both - 1) * mean_logs).sum(2)
         return log_prob.sum(1), entropy.sum(1)
-
-    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Log-probability [n] of given actions [n, D], differentiable."""
-        return self.evaluate_actions(obs, action)[0]
 
     def loss(self, batch: Tensors) -> Tensor:
         """Squared error of the mean per action element, averaged over the valid steps, [n]."""

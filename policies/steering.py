@@ -191,7 +191,7 @@ class Dsrl(Steered):
 
     def warmup_policy(self) -> Policy:
         """The base policy with normal noise, clipped to the bound."""
-        return self.with_inner({"_target_": "embodied.policies.random.Random", "clip": self.bound})
+        return self.with_inner({"_target_": "embodied.policies.encoded.Random", "clip": self.bound})
 
 
 def shared_steps(base: Policy) -> int:

@@ -69,7 +69,24 @@ class Translated(Policy):
     """Noise, chunk and parameters are those of `base`, which is trained. A subclass translates in
     `act`, and has `around`."""
 
+    config: Any
     base: Policy
+
+    def __init__(self, config: Any, spec: Spec, there: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.config = config
+        self.base = build(config.base, Policy, spec=there)
+        self.chunk = self.base.chunk
+        self.noise_steps = self.base.noise_steps
+
+    @classmethod
+    def translating(cls, base: Policy, spec: Spec, **settings: Any) -> Self:
+        """A policy of `spec` around the trained `base`, whose parameters are shared."""
+        target = f"{cls.__module__}.{cls.__qualname__}"
+        policy = build({"_target_": target, "base": base.node, **settings}, cls, spec=spec)
+        policy.base = base
+        return policy
 
     def around(self, base: Policy) -> Self:
         """The same translation of another base with the same spec."""
@@ -109,12 +126,7 @@ class PhysicalUnits(Translated):
     """Observations, actions and `spec` are physical; noise, carry and chunk are the base's."""
 
     def __init__(self, config: PhysicalUnitsConfig, spec: Spec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.config = config
-        self.base = build(config.base, Policy, spec=normalized_spec(spec, config))
-        self.chunk = self.base.chunk
-        self.noise_steps = self.base.noise_steps
+        super().__init__(config, spec, normalized_spec(spec, config))
 
     @classmethod
     def of(
@@ -129,16 +141,8 @@ class PhysicalUnits(Translated):
 
         ConfigError if the base's spec is not `spec` in normalised values.
         """
-        node: dict[str, Any] = {
-            "_target_": f"{cls.__module__}.{cls.__qualname__}",
-            "base": base.node,
-            "action": action.to_json(),
-            "obs": {name: each.to_json() for name, each in (obs or {}).items()},
-            "reach": reach,
-        }
-        policy = build(node, cls, spec=spec)
-        policy.base = base
-        return policy
+        maps = {name: each.to_json() for name, each in (obs or {}).items()}
+        return cls.translating(base, spec, action=action.to_json(), obs=maps, reach=reach)
 
     @property
     def action_range(self) -> Affine:
@@ -146,7 +150,6 @@ class PhysicalUnits(Translated):
         return self.config.action
 
     def data_ranges(self) -> dict[str, Tensor]:
-        """See `policies.abilities.HasDataRanges`."""
         seen = {f"obs/{name}": each.data_range for name, each in self.config.obs.items()}
         return {"action": self.config.action.data_range, **seen}
 
@@ -154,7 +157,6 @@ class PhysicalUnits(Translated):
         return self.base.initial(n)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """Physical actions [n, chunk, *shape], and the base's carry."""
         # Past observations in the carry are physical too.
         given = self.normalized(with_history(obs, carry))
         seen, carry = self.base.observe(given, carry, noise)
@@ -171,7 +173,6 @@ class PhysicalUnits(Translated):
         return found
 
     def loss(self, batch: Tensors) -> Tensor:
-        """The base's imitation loss [n] of a batch in physical units."""
         return self.base.loss(self._normalized_batch(batch))
 
     def fit(self, rows: Tensors) -> None:
@@ -228,33 +229,24 @@ class Mapped(Translated):
     base does not see are ignored."""
 
     def __init__(self, config: MappedConfig, spec: Spec) -> None:
-        super().__init__()
         there = Spec.from_json(config.there)
-        self.mapping = Mapping.parse(config.mapping)
-        self.spec = spec
-        self.config = config
-        self.names = names_here(spec, there, self.mapping)
-        self.mapping = self.mapping.ordered(spec, there)
-        self.order = self.mapping.action_order(spec.act, there.act)
-        if not isinstance(self.mapping.action, Affine):
+        mapping = Mapping.parse(config.mapping)
+        names = names_here(spec, there, mapping)
+        mapping = mapping.ordered(spec, there)
+        order = mapping.action_order(spec.act, there.act)
+        if not isinstance(mapping.action, Affine):
             raise ConfigError("mapping: action should be {low: [...], high: [...]} here")
-        self.action: Affine = self.mapping.action
-        self.base = build(config.base, Policy, spec=there)
-        self.chunk = self.base.chunk
-        self.noise_steps = self.base.noise_steps
+        super().__init__(config, spec, there)
+        self.mapping = mapping
+        self.names = names
+        self.order = order
+        self.action: Affine = mapping.action
 
     @classmethod
     def of(cls, base: Policy, spec: Spec, mapping: Mapping) -> Self:
         """The trained `base`, whose parameters are shared, in the terms of `spec`; ConfigError."""
-        node: dict[str, Any] = {
-            "_target_": f"{cls.__module__}.{cls.__qualname__}",
-            "base": base.node,
-            "there": base.spec.to_json(),
-            "mapping": with_range(mapping, base).to_json(),
-        }
-        policy = build(node, cls, spec=spec)
-        policy.base = base
-        return policy.train(base.training)
+        there, node = base.spec.to_json(), with_range(mapping, base).to_json()
+        return cls.translating(base, spec, there=there, mapping=node).train(base.training)
 
     def data_ranges(self) -> dict[str, Tensor]:
         """Those of the base, in the names and units of here."""
@@ -277,7 +269,6 @@ class Mapped(Translated):
         return {**_without_history(carry), **nest(self.mapping.obs_here(past, known), "history")}
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """Actions [n, chunk, A] of here, and the base's carry."""
         seen = self._there(with_history(obs, carry))
         seen, kept = self.base.observe(seen, _without_history(carry), noise)
         actions, kept = self.base.act(seen, kept, noise)
@@ -292,7 +283,6 @@ class Mapped(Translated):
         return {**self.mapping.obs_there(obs, self.names), **nest(past, "history")}
 
     def loss(self, batch: Tensors) -> Tensor:
-        """The base's imitation loss [n] of a batch of here."""
         obs = self._there(under(batch, "obs"))
         action = permuted(batch["action"], inverse_order(self.order))
         action = self.action.to_physical(action)
@@ -405,28 +395,16 @@ class Told(Translated):
     known: Tensor  # [T, ...]: `instruction` of each of `tasks`, so that acting needs no encoder
 
     def __init__(self, config: ToldConfig, spec: Spec) -> None:
-        super().__init__()
         there = Spec.from_json(config.there)
-        self.spec = spec
-        self.config = config
+        super().__init__(config, spec, there)
         self.tasks = there.tasks if config.task is None else (config.task,)
-        self.base = build(config.base, Policy, spec=there)
         self.register_buffer("known", there.obs[INSTRUCTION].zeros(len(self.tasks)))
         self.past = history_steps(self.base.initial(1)).get(INSTRUCTION, 0)
-        self.noise_steps = self.base.noise_steps
-        self.chunk = self.base.chunk
 
     @classmethod
     def of(cls, base: Policy, task: str | None, spec: Spec, known: Tensor | None = None) -> Self:
         """The trained `base`, whose parameters are shared. `known` is computed where it is None."""
-        node: Node = {
-            "_target_": f"{cls.__module__}.{cls.__qualname__}",
-            "base": base.node,
-            "there": base.spec.to_json(),
-            "task": task,
-        }
-        policy = build(node, cls, spec=spec)
-        policy.base = base
+        policy = cls.translating(base, spec, there=base.spec.to_json(), task=task)
         device = next((each.device for each in base.parameters()), torch.device("cpu"))
         found = instruction(base.spec, policy.tasks) if known is None else known
         policy.known = found.to(device)
@@ -447,7 +425,6 @@ class Told(Translated):
         return _without_past(self.base.initial(n))
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """Actions [n, chunk, A], and the base's carry."""
         told = self._told(obs, noise.shape[0])
         seen = {**obs, INSTRUCTION: told}
         if self.past:

@@ -29,7 +29,7 @@ from tests.builders import node_of
 SPEC = two_gap.TwoGap(two_gap.Config(num_envs=1)).spec
 ENV = node_of("envs.toy.two_gap.TwoGap", num_envs=1)
 GAUSSIAN = node_of("policies.gaussian.Gaussian", hidden=[8])
-RANDOM = node_of("policies.random.Random")
+RANDOM = node_of("policies.encoded.Random")
 SAC = {"learner": node_of("learners.off_policy.sac.Sac"), "policy": GAUSSIAN}
 RESUMED = {**SAC, "data": {"regime": "off_policy"}}
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
@@ -206,7 +206,7 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
         f"hidden: !!python/object/apply:subprocess.check_output [[touch, '{m}']]\n"
     ),
     "an anchor that contains itself": lambda m: (
-        "&a {_target_: embodied.policies.random.Random, x: *a}"
+        "&a {_target_: embodied.policies.encoded.Random, x: *a}"
     ),
     "a text": lambda m: "embodied.policies.gaussian.Gaussian",
     "nothing": lambda m: "",

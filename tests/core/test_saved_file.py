@@ -175,7 +175,7 @@ def changed(file: Path, **facts: Any) -> None:
 
 
 def test_what_a_newer_version_wrote_is_refused(tmp_path: Path) -> None:
-    policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC)
+    policy = build({"_target_": "embodied.policies.encoded.Random"}, Policy, spec=SPEC)
     folder = checkpoint.save(tmp_path / "00000001", policy, 1, loop={"step": torch.ones(1)})
     assert checkpoint.read_about(folder)["format"] == formats.CHECKPOINT
     assert checkpoint.load_state(folder, "loop")["step"] == 1

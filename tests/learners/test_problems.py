@@ -98,11 +98,11 @@ def test_learns_to_reach(
 @pytest.mark.parametrize(
     ("target", "policy", "says"),
     [
-        ("off_policy.sac.Sac", "random.Random", "log-prob"),
+        ("off_policy.sac.Sac", "encoded.Random", "log-prob"),
         ("off_policy.dsac_t.DsacT", "gaussian.Deterministic", "log-prob"),
         ("off_policy.td3.Td3", "gaussian.Gaussian", "policy=deterministic"),
         ("off_policy.flashsac.Flashsac", "gaussian.Gaussian", "block_gaussian"),
-        ("offline.iql.Iql", "random.Random", "needs a loss"),
+        ("offline.iql.Iql", "encoded.Random", "needs a loss"),
         ("offline.fql.Fql", "generative.flow.Flow", "policy=one_step"),
         ("offline.qchunking.QChunking", "generative.flow.Flow", "policy=best_of_n"),
         ("finetune.expo.Expo", "generative.flow.Flow", "policy=edit"),

@@ -139,9 +139,7 @@ def test_saved_and_loaded_and_unwrapped(given: dict[str, str], tmp_path: Path) -
 
     model = latent_policy.load_latent(given["model"])
     base = build(
-        {"_target_": "embodied.policies.gaussian.DiagonalGaussian"},
-        Policy,
-        spec=model.spec,
+        {"_target_": "embodied.policies.gaussian.DiagonalGaussian"}, Policy, spec=model.spec
     )
     policy = LatentPolicy.of(base, model)
     again = build(policy.node, Policy, spec=policy.spec)

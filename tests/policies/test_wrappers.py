@@ -234,7 +234,7 @@ def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
 
 
 def test_a_base_without_an_encoder_is_refused() -> None:
-    base = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=FEATURED_SPEC)
+    base = build({"_target_": "embodied.policies.encoded.Random"}, Policy, spec=FEATURED_SPEC)
     with pytest.raises(ConfigError, match="no encoder"):
         DsrlFeatures.wrap(base, node_of("policies.steering.DsrlFeatures"), GAUSSIAN)
 

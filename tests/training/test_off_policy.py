@@ -193,7 +193,7 @@ def test_an_intervention_marks_its_decision() -> None:
 
     for chunk, expected in ((2, [[True, False], [False, False]]), (1, None)):
         env = Watched(CounterConfig(ends=(100, 100)))
-        node = {"_target_": "embodied.policies.random.Random", "chunk": chunk}
+        node = {"_target_": "embodied.policies.encoded.Random", "chunk": chunk}
         rollout = Collector(env, build(node, Policy, spec=env.spec), 0.9)
         out = [rows for rows in (rollout.step()[0] for _ in range(4)) if rows]
         marks = [rows["intervened"].tolist() for rows in out]

@@ -288,7 +288,7 @@ GAMMA = 0.5
 
 def rollout(chunk: int = 1, n_step: int = 1, rows: int = 2) -> Collector:
     env = Counter(Config(num_envs=rows))
-    policy = make_policy("random.Random", env.spec, seed=None, chunk=chunk)
+    policy = make_policy("encoded.Random", env.spec, seed=None, chunk=chunk)
     return Collector(env, policy, GAMMA, n_step)
 
 
