@@ -51,8 +51,9 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
-from embodied.policies.abilities import Denoises, HasVelocity, Step
 from embodied.policies.generative.chunk_sampler import ObservesHistory
+from embodied.policies.generative.diffusion import Step
+from embodied.policies.generative.flow import Flow
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
 
@@ -68,13 +69,14 @@ class PartialFinetuneConfig:
 class PartialFinetune(ObservesHistory):
     """Partially fine-tuned diffusion policy. Noise [n, size] is the initial sample."""
 
-    base: Any  # Policy, Denoises; also `past` and `names`
+    base: Any  # a Policy with `ddim_steps`, `embedded`, `split`, `past` and `names`
     tuned: Any  # the same
 
     def __init__(self, config: PartialFinetuneConfig, spec: Spec) -> None:
         super().__init__()
-        base, tuned = (build(config.base, Policy, spec=spec) for _ in range(2))
-        if not isinstance(base, Denoises):
+        base: Any = build(config.base, Policy, spec=spec)
+        tuned = build(config.base, Policy, spec=spec)
+        if not hasattr(base, "ddim_steps"):
             raise ConfigError(
                 "only the denoising steps of a diffusion policy (init=RUN, trained with env=) can "
                 f"be fine-tuned, not {type(base).__name__}"
@@ -94,7 +96,6 @@ class PartialFinetune(ObservesHistory):
 
     @property
     def encoder(self) -> Encoder | None:
-        """The encoder of the fine-tuned copy; None if it has one of its own kind."""
         return getattr(self.tuned, "encoder", None)
 
     @property
@@ -138,7 +139,6 @@ class PartialFinetune(ObservesHistory):
         return x
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The initial sample and the sampler's steps, for guidance."""
         parts = [(self.base, slice(None, -self.last)), (self.tuned, slice(-self.last, None))]
         strides: list[SamplerStep] = []
         for policy, some in parts:
@@ -152,14 +152,12 @@ class PartialFinetune(ObservesHistory):
 
     @property
     def range(self) -> Callable[[Tensor], Tensor]:
-        """The base's map from actions to the network's."""
         return self.base.range
 
     def goal(self, plan: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return self.base.goal(plan, weight)
 
     def to_actions(self, x: Tensor) -> Tensor:
-        """Map samples [n, size] to actions [n, chunk, A] in [-1, 1]."""
         return self.base.to_actions(x)
 
     def fit(self, rows: Tensors) -> None:
@@ -314,8 +312,7 @@ class NoisyDiffusionConfig(Config):
 
     last: Count = 4  # trainable denoising steps K'
     steps: Levels | None = None  # all denoising steps (null: the base's; fewer are noisier)
-    floor: Positive = 0.1  # smallest std of exploration
-    density_floor: Positive | None = None  # smallest std in densities (null: the same as `floor`)
+    floor: Positive = 0.1  # smallest std of a step
 
 
 class NoisyDiffusion(DenoisingMDP):
@@ -323,22 +320,16 @@ class NoisyDiffusion(DenoisingMDP):
 
     inner: PartialFinetune
     numbers: Tensor
-    explored: Tensor
-    density: Tensor
+    deviation: Tensor
 
     def __init__(self, config: NoisyDiffusionConfig, spec: Spec) -> None:
         super().__init__(config, spec)
-        least = config.floor if config.density_floor is None else config.density_floor
         self.links = config.last
         self.calm = self.inner.grid[-self.links :]
         self.noisy = self.inner.base.ddim_steps(eta=1.0)[-self.links :]
         sigma = torch.tensor([step.sigma for step in self.noisy])
-        for name, value in {
-            "numbers": torch.tensor(self.noisy),
-            "explored": sigma.clamp(min=config.floor),
-            "density": sigma.clamp(min=least),
-        }.items():
-            self.register_buffer(name, value, persistent=False)
+        self.register_buffer("numbers", torch.tensor(self.noisy), persistent=False)
+        self.register_buffer("deviation", sigma.clamp(min=config.floor), persistent=False)
 
     def inside(self, config: NoisyDiffusionConfig, base: Node) -> Policy:
         denoises = hasattr(resolve(base["_target_"], Policy), "ddim_steps")  # others are refused
@@ -363,22 +354,16 @@ class NoisyDiffusion(DenoisingMDP):
     def link(
         self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if not isinstance(k, int):
-            return self._mean_and_std(x, k, time, seen)
+        if not isinstance(k, int):  # another step for each sample
+            each = Step._make(self.numbers[k][..., None].unbind(1))
+            x0, e = self.inner.tuned.split(x, each, time, seen)
+            return each.next_keep * x0 + each.next_remain * e, self.deviation[k][:, None]
         step = self.noisy[k]
         x0, e = self.inner.tuned.split(x, step, time, seen)
         remain = step.next_remain
         if explores is not None:
             remain = torch.where(explores, remain, self.calm[k].next_remain)
-        return step.next_keep * x0 + remain * e, self.explored[k]
-
-    def _mean_and_std(
-        self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """As `link`, with a different step `k` [n] per sample, and the std of densities."""
-        each = Step._make(self.numbers[k][..., None].unbind(1))
-        x0, e = self.inner.tuned.split(x, each, time, seen)
-        return each.next_keep * x0 + each.next_remain * e, self.density[k][:, None]
+        return step.next_keep * x0 + remain * e, self.deviation[k]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,7 +400,7 @@ class NoisyFlow(DenoisingMDP):
 
     def inside(self, config: NoisyFlowConfig, base: Node) -> Policy:
         inner = build(base, Policy, spec=self.spec)
-        if not isinstance(inner, HasVelocity):
+        if not isinstance(inner, Flow):
             raise ConfigError(
                 "policy=noisy_flow needs a flow or shortcut base policy (init=RUN), not "
                 f"{type(inner).__name__}; finetune=dppo trains diffusion policies"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from embodied.core.bounds import Fraction, Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.abilities import Step
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
@@ -35,6 +34,19 @@ class Config(chunk_sampler.Config):
     train_steps: Levels = 100  # noise levels T
     steps: Levels = 10  # DDIM sampling steps, a divisor of T
     eta: Fraction = 0.0  # 0: the initial noise decides the chunk; 1: new noise at every step
+
+
+class Step(NamedTuple):
+    """Coefficients of one DDIM step from level `t`. `keep`, `remain`: sqrt(abar), sqrt(1 - abar)
+    at `t`; `next_keep`, `next_remain`, `sigma`: factors of x_0, e and z at the next level. For
+    samples at different levels they are tensors [n, 1] (`Step._make`)."""
+
+    t: int
+    keep: float
+    remain: float
+    next_keep: float
+    next_remain: float
+    sigma: float
 
 
 class Diffusion(ChunkSampler):
@@ -65,10 +77,12 @@ class Diffusion(ChunkSampler):
         return self.to_actions(x), carry
 
     def ddim_steps(self, eta: float = 0.0) -> list[Step]:
+        """The sampler's steps; DPPO trains the last ones of policies that have this method."""
         abar = self.sampler.alphas_cumprod.tolist()
         return steps(abar, self.sampler.timesteps.tolist(), eta)
 
     def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The predicted chunk x_0, clipped, and noise e, [n, size] each, for `x` [n, size]."""
         e = self.net.at(x, time, features)
         x0 = self.clip(_minus(x, step.remain, e) / step.keep, step)
         return x0, _minus(x, step.keep, x0) / step.remain

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -45,7 +45,6 @@ class BestOfNConfig:
     critic: Node  # node of a QFunction
     n: Count = 8  # candidates per decision
     chunk: Count | None = None  # actions of one decision (null: the base's)
-    value: Literal["mean", "min"] = "mean"  # how the critic's networks are aggregated
 
 
 class BestOfN(PolicyWrapper):
@@ -62,7 +61,6 @@ class BestOfN(PolicyWrapper):
         require_continuous(spec)
         self.spec = spec
         self.n = config.n
-        self.value = config.value
         self.base = build_with_chunk(config.base, config.chunk, spec)
         self.chunk = self.base.chunk
         self.size = self.chunk * spec.act.size
@@ -123,16 +121,13 @@ class BestOfN(PolicyWrapper):
         return chunks.flatten(1).unflatten(0, (-1, self.n))
 
     def judge(self, obs: Tensors, candidates: Tensor) -> Tensor:
-        """Q-values [n, N], aggregated over the critic's networks."""
-        q = self.critic.each(obs, candidates)
-        return q.mean(0) if self.value == "mean" else q.amin(0)
+        """Q-values [n, N], the mean of the critic's networks."""
+        return self.critic.each(obs, candidates).mean(0)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """The base's imitation loss."""
         return self.base.loss(batch)
 
     def warmup_policy(self) -> Policy:
-        """The base's warm-up policy."""
         return self.base.warmup_policy()
 
     def fit(self, rows: Tensors) -> None:

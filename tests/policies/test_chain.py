@@ -117,7 +117,7 @@ def test_flow_density_is_a_product_of_normals() -> None:
 
 def test_diffusion_density_is_a_product_of_normals() -> None:
     """DDIM with eta = 1 from the schedule's own numbers; deviations below the floor are raised."""
-    policy = noisy("diffusion", last=4, floor=0.2, density_floor=0.1)
+    policy = noisy("diffusion", last=4, floor=0.2)
     assert isinstance(policy, NoisyDiffusion)
     obs, _, chain = drawn(policy)
     tuned = policy.inner.tuned
@@ -130,7 +130,7 @@ def test_diffusion_density_is_a_product_of_normals() -> None:
         e = (x - here**0.5 * x0) / (1 - here) ** 0.5
         sigma = ((1 - there) / (1 - here) * (1 - here / there)) ** 0.5
         mean = there**0.5 * x0 + max(1 - there - sigma**2, 0.0) ** 0.5 * e
-        by_hand = Normal(mean, max(sigma, 0.1)).log_prob(chain[:, k + 1])
+        by_hand = Normal(mean, max(sigma, 0.2)).log_prob(chain[:, k + 1])
         found = policy.log_prob(obs, x, chain[:, k + 1], torch.full((64,), k))
         torch.testing.assert_close(found, by_hand, atol=1e-4, rtol=1e-4)
         z = (chain[:, k + 1] - mean) / max(sigma, 0.2)
