@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Fraction, Levels
+from embodied.core.bounds import Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -33,7 +33,6 @@ class Config(chunk_sampler.Config):
 
     train_steps: Levels = 100  # noise levels T
     steps: Levels = 10  # DDIM sampling steps, a divisor of T
-    eta: Fraction = 0.0  # 0: the initial noise decides the chunk; 1: new noise at every step
 
 
 class Step(NamedTuple):
@@ -50,30 +49,21 @@ class Step(NamedTuple):
 
 
 class Diffusion(ChunkSampler):
-    """Diffusion policy. Noise [n, chunk * A] is the initial sample; with eta > 0,
-    [n, steps * chunk * A]: also the noise of later steps."""
+    """Diffusion policy. Noise [n, chunk * A] is the initial sample; eta is 0."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
         self.config = config
-        if config.eta > 0:
-            self.noise_steps = 0
         self.forward_process, self.sampler = schedulers(config)
-        self.grid = self.ddim_steps(config.eta)
+        self.grid = self.ddim_steps()
         self.set_times(torch.tensor([step.t for step in self.grid]) / config.train_steps)
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        parts = 1 if self.config.eta == 0 else self.config.steps
-        return torch.randn(n, parts * self.size, device=self.range.radius.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         features = self.features(obs)
-        x, *fresh = noise.split(self.size, 1)
-        for i, (step, time) in enumerate(zip(self.grid, self.embedded().unbind(), strict=True)):
+        x = noise
+        for step, time in zip(self.grid, self.embedded().unbind(), strict=True):
             x0, e = self.split(x, step, time, features)
             x = step.next_keep * x0 + step.next_remain * e
-            if i < len(fresh):
-                x = x + step.sigma * fresh[i]
         return self.to_actions(x), carry
 
     def ddim_steps(self, eta: float = 0.0) -> list[Step]:
@@ -100,16 +90,10 @@ class Diffusion(ChunkSampler):
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         features = self.features(obs)
-        x, *fresh = noise.split(self.size, 1)
-        times = self.embedded().unbind()
-        return x, [
-            self.stride(step, times[i], features, fresh[i] if i < len(fresh) else None)
-            for i, step in enumerate(self.grid)
-        ]
+        steps = zip(self.grid, self.embedded().unbind(), strict=True)
+        return noise, [self.stride(step, time, features) for step, time in steps]
 
-    def stride(
-        self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None = None
-    ) -> SamplerStep:
+    def stride(self, step: Step, time: Tensor, features: Tensor) -> SamplerStep:
         def clean(x: Tensor) -> Tensor:
             e = self.net.at(x, time, features)
             return torch.add(x, e, alpha=-step.remain) / step.keep
@@ -117,8 +101,7 @@ class Diffusion(ChunkSampler):
         def onward(x: Tensor, x0: Tensor) -> Tensor:
             x0 = self.clip(x0, step)
             e = torch.add(x, x0, alpha=-step.keep) / step.remain
-            there = step.next_keep * x0 + step.next_remain * e
-            return there if fresh is None else there + step.sigma * fresh
+            return step.next_keep * x0 + step.next_remain * e
 
         return SamplerStep(step.keep, step.remain, clean, onward)
 

@@ -63,7 +63,7 @@ NODES = [
     node_of("policies.generative.flow.Shortcut", **SMALL),
     node_of("policies.generative.flow.Consistency", **SMALL),
     node_of("policies.generative.flow.MinimalIterative", **SMALL),
-    node_of("policies.generative.diffusion.Diffusion", **SMALL, eta=1.0),
+    node_of("policies.generative.diffusion.Diffusion", **SMALL),
     node_of("policies.generative.act.Act", **SMALL, ensemble=True),
     node_of(
         "policies.steering.Dsrl",
