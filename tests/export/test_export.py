@@ -26,6 +26,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, is_history, nest
 from embodied.export.c_header import FLAGS, number, write_header
 from embodied.export.decision import Decision, facts, write_onnx, write_torchscript
+from tests.builders import exit_of
 from tests.tiers import once_per_class, usually
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
@@ -365,19 +366,14 @@ def test_numbers_read_back_exactly() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from embodied.cli import main
-
     policy = small("deterministic", SPECS["vectors"])
     checkpoint.save(tmp_path / "run" / "checkpoints" / "00000007", policy, 7)
     (tmp_path / "run" / "run.yaml").write_text("execute: null\n")
-    words = ["export", str(tmp_path / "run"), "--to", str(tmp_path / "to")]
-    with pytest.raises(SystemExit, match="0"):
-        main(words)
+    assert exit_of("export", tmp_path / "run", "--to", tmp_path / "to") == 0
     out = capsys.readouterr().out
     assert "obs/angle float32[n], obs/state float32[n, 4], noise float32[n, 2]" in out
     assert "largest difference to PyTorch" in out
     props = {p.key: p.value for p in onnx.load(tmp_path / "to" / "policy.onnx").metadata_props}
     assert props["step"] == "7" and props["execute"] == "1"
-    with pytest.raises(SystemExit, match="2"):
-        main([*words[:2], "--to", str(tmp_path / "run" / "run.yaml")])
+    assert exit_of("export", tmp_path / "run", "--to", tmp_path / "run" / "run.yaml") == 2
     assert "is a file" in capsys.readouterr().err
