@@ -131,8 +131,7 @@ class Categorical(DensityPolicy):
         return entropy + (self.log_std + 0.5 * LOG_2PI + 0.5).sum()
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Cross-entropy of the choices and squared error of the numbers, per element, averaged over
-        the valid steps, [n]."""
+        """Cross-entropy of the choices plus squared error of the numbers, per element, [n]."""
         logs, mean = self(under(batch, "obs"))
         choice, number = self.choices.split(self._steps(batch["action"]))
         error = -_chosen(logs, choice)

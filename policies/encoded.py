@@ -78,8 +78,7 @@ class MlpConfig(EncodedConfig):
 
 
 class EncodedPolicy(Policy):
-    """Encodes observations; `size`: the numbers of a chunk. Noise [n, size] is standard normal to
-    explore, zero for the mean action."""
+    """Noise [n, size], the numbers of a chunk: standard normal to explore, zero for the mean."""
 
     config: Any
 

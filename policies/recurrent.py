@@ -51,8 +51,7 @@ class RecurrentConfig:
 
 
 class Memory(nn.Module):
-    """An encoder and a GRU cell; sequences are evaluated with the same arithmetic as single
-    steps."""
+    """An encoder and a GRU cell; sequences have the same arithmetic as single steps."""
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         super().__init__()
@@ -117,15 +116,13 @@ class Recurrent(Policy):
     def evaluate_sequence(
         self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of sequences of actions [T, B, ...], from the `carry`
-        [B, ...] before the first action."""
+        """Log-probability and entropy [T, B] of actions [T, B, ...] after the `carry` [B, ...]."""
         return self.evaluate_memory(self.memory.along(obs, carry["h"], first), obs, action)
 
     def evaluate_memory(
         self, memory: Tensor, obs: Tensors, action: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of actions [T, B, ...] taken at `obs` [T, B, ...] with
-        the hidden states `memory` [T, B, width]."""
+        """The same with the hidden states `memory` [T, B, width]."""
         return evaluate_inner(self.inner, memory, obs, action)
 
     def fit(self, rows: Tensors) -> None:
@@ -311,8 +308,7 @@ class Transformer(Policy):
     def evaluate_sequence(
         self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of sequences of actions [T, B, ...], from the `carry`
-        [B, ...] before the first action."""
+        """Log-probability and entropy [T, B] of actions [T, B, ...] after the `carry` [B, ...]."""
         flat = each(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))
         inputs = self.enter(self.encoder(flat)).view(*first.mT.shape, self.width)
         memory, _ = self.past(inputs, carry, first.mT)

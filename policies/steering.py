@@ -226,8 +226,7 @@ def require_steerable(base: Policy) -> None:
 
 
 class DsrlFeatures(Dsrl):
-    """DSRL on the observation `features`; the carry passes the observations from `observe` to
-    `act`."""
+    """The carry passes the observations from `observe` to `act`."""
 
     def inner_spec(self, config: DsrlConfig, spec: Spec) -> Spec:
         size = self.base.feature_size

@@ -30,8 +30,7 @@ TYPES = {kind: name for name, kind in KINDS.items()}
 
 
 def give_back(policy: Policy, folder: Path) -> None:
-    """Write the LeRobot checkpoint `folder` of `policy`; ConfigError for a policy that LeRobot has
-    no class for."""
+    """Write the LeRobot checkpoint `folder`; ConfigError if LeRobot has no class for `policy`."""
     policy = acts_as(policy.inference_policy())
     if isinstance(policy, LeRobotDiffusion):
         settings = _diffusion(policy)

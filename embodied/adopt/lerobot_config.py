@@ -65,8 +65,7 @@ class LeRobotConfig:
 
 
 def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
-    """Read FOLDER/config.json; ConfigError for one that cannot be adopted. `ignore`: unknown fields
-    that do not matter."""
+    """Read FOLDER/config.json; ConfigError. `ignore`: unknown fields that do not matter."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give one with config.json, model.safetensors")
     node = read_settings(folder / "config.json")

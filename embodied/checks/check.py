@@ -53,8 +53,7 @@ def from_file(state: Any) -> Any:
 
 
 def checks_of(module: str) -> tuple[Check, ...]:
-    """The checks that a module has defined so far, in order: its functions of a `subject` alone
-    that return nothing."""
+    """The checks of a module: its functions of a `subject` alone that return nothing, in order."""
     functions = [f for f in vars(sys.modules[module]).values() if inspect.isfunction(f)]
     signatures = {f: inspect.signature(f) for f in functions if f.__module__ == module}
     return tuple(

@@ -95,8 +95,7 @@ class VectorDynamics(Dynamics):
         return Rows(x, y, (transitions["discount"] == 0).float())
 
     def output_errors(self, found: Tensor, rows: Rows) -> list[OutputError]:
-        """Errors of the predictions `found` [n, size + 2] of the changes of the observations, the
-        reward and the termination of `rows`."""
+        """Errors of predictions [n, size + 2]: changes of observations, reward and termination."""
         true = torch.cat([rows.y, rows.ended[:, None]], 1)
         labels = [*output_names(self.spec), ("reward", ""), ("terminated", "")]
         return errors_of(labels, found - true, true)
@@ -279,8 +278,7 @@ def errors_of(
 
 
 def gaussian_loss(mean: Tensor, log_var: Tensor, target: Tensor) -> Tensor:
-    """Twice the Gaussian negative log-likelihood, without its constant: the mean [E] over the
-    outputs and transitions of [E, n, outputs]."""
+    """Twice the Gaussian negative log-likelihood without its constant, the mean [E]."""
     return ((target - mean).square() * (-log_var).exp() + log_var).mean((1, 2))
 
 
@@ -305,8 +303,7 @@ def held_out(episode: Tensor | None, count: int, share: float) -> Tensor:
 
 
 def predicted(spec: Spec, names: tuple[str, ...] | None) -> dict[str, Leaf]:
-    """The observations of `spec` that a model predicts. ConfigError for one that does not exist or
-    is no vector of numbers."""
+    """The observations of `spec` that a model predicts. ConfigError for one that is no vector."""
     for name in names or ():
         if name not in spec.obs:
             raise ConfigError(

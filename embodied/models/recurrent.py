@@ -362,16 +362,14 @@ class PictureDecoder(nn.Module):
 
 
 def straight_through(logits: Tensor) -> Tensor:
-    """One-hot samples of categorical variables [n, groups, classes], with the gradient of their
-    probabilities."""
+    """One-hot samples [n, groups, classes], with the gradient of their probabilities."""
     p = logits.softmax(2)
     drawn = torch.multinomial(p.flatten(0, 1), 1).view(p.shape[:2])
     return functional.one_hot(drawn, p.shape[2]).to(p.dtype) + p - p.detach()
 
 
 def balanced_kl(posterior: Tensor, prior: Tensor, balance: float) -> Tensor:
-    """b KL(sg(q) || p) + (1 - b) KL(q || sg(p)) of logits [..., groups, classes], summed over the
-    groups."""
+    """b KL(sg(q) || p) + (1 - b) KL(q || sg(p)) of logits, summed over the groups."""
 
     def divergence(q: Tensor, p: Tensor) -> Tensor:
         log_q, log_p = q.log_softmax(-1), p.log_softmax(-1)

@@ -29,8 +29,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def mlp(
     size: int, hidden: Sequence[int], out: int, activation: str = "relu", layer_norm: bool = False
 ) -> nn.Sequential:
-    """An MLP: linear layers, each but the last followed by LayerNorm (optional) and an
-    activation."""
+    """Linear layers, each but the last followed by LayerNorm (optional) and an activation."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(nn.Linear(size, width))
@@ -58,8 +57,7 @@ def own_network(name: str, inputs: int, outputs: int) -> Any:
 
 
 def orthogonal(net: nn.Sequential, last: float) -> None:
-    """Orthogonal initialisation, gain sqrt(2) in hidden layers and `last` in the last; zero
-    biases."""
+    """Orthogonal weights, gain sqrt(2) in hidden layers and `last` in the last; zero biases."""
     layers: Sequence[nn.Linear] = [layer for layer in net if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, last if layer is layers[-1] else math.sqrt(2))

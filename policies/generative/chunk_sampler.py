@@ -76,8 +76,7 @@ class Timed(nn.Module):
         return self.time(sinusoid(t, self.time_dim))
 
     def conditioned(self, time: Tensor, features: Tensor) -> Tensor:
-        """Condition c [n, width] from embedded times ([time_dim] for all samples, or
-        [n, time_dim]) and features."""
+        """Condition c [n, width] from embedded times ([time_dim] or [n, time_dim]) and features."""
         return self.condition(torch.cat([time.expand(features.shape[0], -1), features], 1))
 
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
@@ -86,8 +85,7 @@ class Timed(nn.Module):
 
 
 class OwnDenoiser(Timed):
-    """The network that `name` stands for, of the noisy chunk, the embedded time and the features
-    side by side."""
+    """The network `name`, of the noisy chunk, the embedded time and the features."""
 
     def __init__(self, name: str, size: int, features: int, time_dim: int) -> None:
         super().__init__(time_dim, features, time_dim)
@@ -332,8 +330,7 @@ class ChunkSampler(ObservesHistory):
         return bounded(self.range.inverse(x))
 
     def errors(self, features: Tensor, target: Tensor) -> Tensor:
-        """The squared errors [n, size] that are minimised, for normalised chunks `target` [n, size]
-        at observations with `features` [n, F]."""
+        """Squared errors [n, size] for normalised chunks `target` [n, size]."""
         raise NotImplementedError
 
     def loss(self, batch: Tensors) -> Tensor:

@@ -193,8 +193,7 @@ class ConsistencyConfig(FlowConfig):
 
 
 class Consistency(Flow):
-    """Consistency policy. Noise [n, steps * chunk * A]: the initial sample, then the noise that is
-    added before each further step."""
+    """Noise [n, steps * chunk * A]: the initial sample, then what is added at each further step."""
 
     def __init__(self, config: ConsistencyConfig, spec: Spec) -> None:
         if config.steps > config.levels:

@@ -43,8 +43,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, memory: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Returns [n, L, width]; `seen` [n, M] (bool): which tokens of the memory are attended
-        to."""
+        """Returns [n, L, width]; `seen` [n, M] (bool): tokens of the memory that are seen."""
         query = self._split(self.query(x))
         key, value = map(self._split, self.key_value(memory).chunk(2, 2))
         mask = None if seen is None else seen[:, None, None, :]

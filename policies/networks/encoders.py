@@ -264,8 +264,7 @@ class Encoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def parts(self, obs: Tensors) -> list[Tensor]:
-        """The parts that `forward` concatenates, [n, size] for each of `sizes`: all vectors, each
-        camera, all symbols, each point set."""
+        """What `forward` concatenates, [n, size] each: vectors, cameras, symbols, point sets."""
         parts = [self.norm(self.flat(obs))] if self.vectors else []
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
         if self.symbols is not None:
@@ -291,8 +290,7 @@ class Encoder(nn.Module):
 
 
 def make_encoder(spec: Spec, config: Any) -> Encoder:
-    """The encoder of a policy's observations: an Encoder, or its subclass `config.extractor`, which
-    defines `forward` and sets `size`."""
+    """An Encoder, or its subclass `config.extractor`, which defines `forward` and sets `size`."""
     kind = Encoder if config.extractor is None else resolve(config.extractor, Encoder)
     return kind(spec.obs, config.images, points=config.points)
 

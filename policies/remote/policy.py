@@ -257,8 +257,7 @@ def require_actions(actions: Tensor, spec: Spec, translation: Translation, url: 
 
 
 def require_noise(policy: Policy, shape: tuple[int, ...], obs: Tensors, url: str) -> None:
-    """ConfigError unless equal noise [1, *shape] gives equal chunks of `policy`, and other noise
-    others."""
+    """ConfigError unless equal noise [1, *shape] gives equal chunks, and other noise others."""
     cure = (
         "put embodied/serve/openpi_wrapper.py around the policy on the server, or learn a "
         "correction of its actions (finetune=residual)"

@@ -137,8 +137,7 @@ class FlyToConfig:
 
 
 class FlyTo(Script):
-    """Flies to the goal; for actions vx, vy, vz and a `state` with the elements goal_x, tool_x,
-    lead_x, ..."""
+    """For actions vx, vy, vz and a `state` with the elements goal_x, tool_x, lead_x, ..."""
 
     def __init__(self, config: FlyToConfig, spec: Spec) -> None:
         super().__init__(config, spec)

@@ -75,8 +75,7 @@ class ScriptedPick(Scripted):
 
 
 def heading(seen: Seen) -> Tensor:
-    """The heading [n] (rad) in which the jaws open: that side of the cube that is nearest to the
-    one that needs no roll."""
+    """The heading [n] (rad) of the jaws: the side of the cube that needs the least roll."""
     cube = seen.point("cube")
     yaw = torch.atan2(seen.state["cube_sin_4yaw"], seen.state["cube_cos_4yaw"]) / 4
     pan = torch.atan2(cube[:, 1], cube[:, 0])

@@ -48,8 +48,7 @@ class BestOfNConfig:
 
 
 class BestOfN(PolicyWrapper):
-    """Best-of-N policy. Noise [n, N * base noise]: the first candidate uses the base's inference
-    noise, the others its exploration noise."""
+    """Noise [n, N * base noise]: the base's inference noise, then its exploration noise."""
 
     requires_critic = True
     for_evaluation = True

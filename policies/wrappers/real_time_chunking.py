@@ -173,8 +173,7 @@ class RealTimeChunking(PolicyWrapper):
             return self.base.to_actions(sample(x, guided))
 
     def executed_plan(self, plan: Tensor, past: PreviousPlan) -> Tensor:
-        """Plans [n, H, A] as executed: the first `delay` steps are those of the previous plan
-        (mode=wait: zero actions)."""
+        """Plans [n, H, A] that begin with `delay` steps of the previous plan (mode=wait: zeros)."""
         steps = torch.arange(self.chunk, device=plan.device)
         begins = past.delay
         instead = past.plan

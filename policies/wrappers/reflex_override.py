@@ -150,8 +150,7 @@ class ReflexOverride(PolicyWrapper):
         self.node = {**self.node, "base": other.base.node}
 
     def warmup_policy(self) -> Policy:
-        """A policy with uniform decisions, held for the same number of steps; the task policy where
-        it is trained already."""
+        """Uniform decisions, held for as many steps; this policy where the task is trained."""
         if self.trained_task:
             return self
         node = {**self.node, "base": {"_target_": RANDOM}}

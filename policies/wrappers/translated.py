@@ -66,8 +66,7 @@ from embodied.policies.abilities import FiltersLatents, HasDataRanges, with_real
 
 
 class Translated(Policy):
-    """Noise, chunk and parameters are those of `base`, which is trained. A subclass translates in
-    `act`, and has `around`."""
+    """Noise and chunk are those of the trained `base`. A subclass has `act` and `around`."""
 
     config: Any
     base: Policy
@@ -225,8 +224,7 @@ class MappedConfig:
 
 
 class Mapped(Translated):
-    """`spec` is that of here; noise, carry and chunk are the base's. Observations of here that the
-    base does not see are ignored."""
+    """Noise, carry and chunk are the base's. Observations that it does not see are ignored."""
 
     def __init__(self, config: MappedConfig, spec: Spec) -> None:
         there = Spec.from_json(config.there)
@@ -339,8 +337,7 @@ def with_range(mapping: Mapping, base: Policy) -> Mapping:
 
 
 def names_here(here: Spec, there: Spec, mapping: Mapping) -> tuple[str, ...]:
-    """The observations of `here` that the policy of `there` sees; ConfigError where the two do not
-    fit, in one line that says what to write."""
+    """The observations of `here` that the policy of `there` sees; ConfigError, in one line."""
     require_names(here, mapping)
     require_actions(here, there, mapping)
     sources = {mapping.source(name).name: name for name in here.obs}
