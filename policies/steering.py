@@ -122,12 +122,6 @@ class Steered(Frozen):
         self.inner = trained
         return self
 
-    def with_inner(self, node: Node) -> Self:
-        """This policy with another inner policy, built from `node` (for warm-up)."""
-        other = build({**self.node, "inner": node}, type(self), spec=self.spec)
-        other.base = self.base
-        return other
-
 
 PROBES = 8  # noise samples of the test for an effect
 LEAST = 1e-6  # the least effect
@@ -191,7 +185,10 @@ class Dsrl(Steered):
 
     def warmup_policy(self) -> Policy:
         """The base policy with normal noise, clipped to the bound."""
-        return self.with_inner({"_target_": "embodied.policies.encoded.Random", "clip": self.bound})
+        inner = {"_target_": "embodied.policies.encoded.Random", "clip": self.bound}
+        other = build({**self.node, "inner": inner}, type(self), spec=self.spec)
+        other.base = self.base
+        return other
 
 
 def shared_steps(base: Policy) -> int:
