@@ -214,25 +214,15 @@ def sentence(file: Path) -> str:
         if not comment.startswith("@package"):
             return comment
     target = str((yaml.safe_load(text) or {}).get("_target_", ""))
-    return _first_line(*target.rpartition(".")[::2]) if target else ""
+    return _first_line(target.rpartition(".")[0]) if target else ""
 
 
-def _first_line(module: str, name: str) -> str:
-    """The first line of what a module says about a class, without importing it."""
+def _first_line(module: str) -> str:
+    """The first line of a module's docstring, without importing it."""
     try:
         found = importlib.util.find_spec(module)
     except ModuleNotFoundError:
         return ""
     if found is None or found.origin is None:
         return ""
-    return about_class(Path(found.origin), name).split("\n")[0]
-
-
-def about_class(file: Path, name: str) -> str:
-    """What a module's docstring says about one of its classes: the part that begins with `NAME: `
-    up to that of the next class; all of it where there is no such part."""
-    tree = ast.parse(file.read_text())
-    text = ast.get_docstring(tree) or ""
-    names = "|".join(part.name for part in tree.body if isinstance(part, ast.ClassDef))
-    parts = re.split(rf"(?m)^(?=(?:{names}): )", text) if names else []
-    return next((part for part in parts if part.startswith(f"{name}: ")), text).strip()
+    return (ast.get_docstring(ast.parse(Path(found.origin).read_text())) or "").split("\n")[0]

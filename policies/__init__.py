@@ -1,1 +1,1 @@
-"""Policies: Gaussian, categorical, recurrent, deterministic; other kinds are in sub-packages."""
+"""Policies: Gaussian, categorical, with memory, steering, denoising MDPs; others are sub-packages."""

@@ -9,7 +9,7 @@ The paper weights the steps after a predicted termination by the probability of 
 a rollout that ends goes on at another start, so that all n transitions count. The model is fitted
 again, from its present parameters, once in `every` batches.
 
-MEX, model-based (Liu et al., 2023): Dyna whose model is tilted towards what the critics value.
+OptimisticDyna: MEX, model-based (Liu et al., 2023): the model is tilted to what the critics value.
 
     L = NLL - kappa E[ A log p(x | s, a) ],   a ~ pi(.|s),   x = (s', r) ~ p(.|s, a)
     A = r + d min_i Q_i(s', a') - min_i Q_i(s, a),   standardised over the batch,   a' ~ pi(.|s')

@@ -8,6 +8,7 @@ without importing what they name: optional packages need not be installed.
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ import yaml
 
 from benchmarks import evidence
 from embodied.commands.list import PURPOSES, kind
-from embodied.settings_tables import about_class, option_rows, sentence
+from embodied.settings_tables import option_rows, sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -220,6 +221,16 @@ def described(target: str) -> list[str]:
         return []
     text = about_class(file, target.rpartition(".")[2])
     return [re.sub(r"(?<!`)(\[[^\]\n]*\])(?=[\[(])", r"`\1`", text)]
+
+
+def about_class(file: Path, name: str) -> str:
+    """What a module's docstring says about one of its classes: the part that begins with `NAME: `
+    up to that of the next class; all of it where there is no such part."""
+    tree = ast.parse(file.read_text())
+    text = ast.get_docstring(tree) or ""
+    names = "|".join(part.name for part in tree.body if isinstance(part, ast.ClassDef))
+    parts = re.split(rf"(?m)^(?=(?:{names}): )", text) if names else []
+    return next((part for part in parts if part.startswith(f"{name}: ")), text).strip()
 
 
 def measured(group: str, name: str) -> list[str]:
