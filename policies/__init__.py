@@ -1,1 +1,1 @@
-"""Policies: Gaussian, categorical, with memory, steering, denoising MDPs; others in sub-packages."""
+"""Policies: Gaussian, categorical, with memory, steering, denoising MDPs; others as packages."""

@@ -34,9 +34,9 @@ from embodied.teachers.resets.reset_distribution import (
 )
 from embodied.teachers.teacher import Curriculum
 from tests.contract.environments import APART, FILES, WIRED
-from tests.contract.test_teacher import FILES as TEACHER_FILES
+from tests.contract.test_parts import TEACHERS
 
-NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHER_FILES}
+NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHERS}
 TEACHERS = [name for name, node in NODES.items() if need(node["_target_"]) == "states"]
 PLAYER = {"_target_": "embodied.policies.encoded.Random"}
 ALL = {*Path("configs/env").glob("*.yaml")}
