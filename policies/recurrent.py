@@ -162,18 +162,14 @@ VALUES = "values"
 KNOWN = "known"
 
 
-class CausalAttention(nn.Module):
+class CausalAttention(blocks.Attention):
     """Multi-head attention of T steps to the `window` steps before them and to themselves."""
 
     def __init__(self, width: int, heads: int, window: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
-        self.out = nn.Linear(width, width)
+        super().__init__(width, heads)
         self.bias = nn.Parameter(torch.zeros(heads, window))
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The output [B, T, width], and the keys and values [B, W + T, width] with those of `x`.
@@ -191,9 +187,6 @@ class CausalAttention(nn.Module):
         )
         return self.out(found.transpose(1, 2).flatten(2)), keys, values
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
-
 
 class CausalLayer(nn.Module):
     """One pre-norm layer: causal attention, then an MLP on each step."""
@@ -203,9 +196,7 @@ class CausalLayer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.attention = CausalAttention(width, heads, window)
         self.last_norm = nn.LayerNorm(width)
-        self.each = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.each = blocks.feedforward(width)
 
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
@@ -222,8 +213,6 @@ class CausalTransformer(nn.Module):
 
     def __init__(self, width: int, heads: int, layers: int, window: int) -> None:
         super().__init__()
-        if width % heads:
-            raise ConfigError(f"width={width} must be a multiple of heads={heads}")
         self.width = width
         self.window = window
         self.layers = nn.ModuleList(CausalLayer(width, heads, window) for _ in range(layers))

@@ -36,7 +36,7 @@ from embodied.core.tensors import FRESH, HISTORY, Tensors, each, under, with_his
 from embodied.nn.networks import Denoiser, own_network, per_row, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.encoded import require_continuous
-from embodied.policies.networks.blocks import Attention
+from embodied.policies.networks.blocks import Attention, feedforward
 from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler
 
@@ -135,9 +135,7 @@ class Modulated(nn.Module):
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.modulate = nn.Linear(width, 4 * width)
         self.own = Attention(width, heads)
-        self.each = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.each = feedforward(width)
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
         """Return the next tokens [n, L, width] of `h` [n, L, width] and `condition` [n, width]."""

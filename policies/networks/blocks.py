@@ -54,6 +54,11 @@ class Attention(nn.Module):
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
+def feedforward(width: int) -> nn.Sequential:
+    """The MLP of a transformer layer."""
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+
 class AttentionLayer(nn.Module):
     """One transformer layer: self-attention, (if `cross`) cross-attention to a memory, MLP."""
 
@@ -64,9 +69,7 @@ class AttentionLayer(nn.Module):
         self.cross_norm = nn.LayerNorm(width) if cross else None
         self.cross = Attention(width, heads) if cross else None
         self.last_norm = nn.LayerNorm(width)
-        self.each = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.each = feedforward(width)
 
     def forward(
         self, x: Tensor, memory: Tensor | None = None, seen: Tensor | None = None

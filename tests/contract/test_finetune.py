@@ -141,15 +141,6 @@ def test_a_residual_begins_as_its_base() -> None:
         assert torch.equal(action[:, 0], plan[:, step])
 
 
-def test_latent_is_the_base_at_the_chosen_noise() -> None:
-    base = make_base()
-    latent = wrapping("Dsrl", base, MOVING, bound=1.5)
-    obs = {"state": torch.randn(2, 5)}
-    actions, carry = latent.act(obs, latent.initial(2), latent.sample_noise(2, explore=True))
-    expected, _ = base.act(obs, {}, 1.5 * carry["row/action"])
-    assert torch.equal(actions, expected)
-
-
 def corrected(**settings: Any) -> Any:
     return wrapping("Residual", make_base(), MOVING, scale=0.1, **settings)
 

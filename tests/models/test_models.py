@@ -16,7 +16,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -27,7 +26,7 @@ from embodied.models.ensemble import MlpEnsemble, bounded, gaussian_loss, held_o
 from embodied.models.sindy import Config, Library, Sindy, readable, stlsq
 from embodied.models.train import TrainConfig, model_transitions, read, train
 from tests.builders import exit_of
-from tests.linear_system import SPEC, fitted, node, record, step
+from tests.linear_system import SPEC, node, record, step
 
 
 @pytest.fixture(scope="module")
@@ -241,13 +240,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "model.elites=9" in capsys.readouterr().err
     assert exit_of("model", "train", "demos=nowhere", other) == 2
     assert "demos=nowhere" in capsys.readouterr().err
-
-
-def test_settings_of_the_system_are_reusable(tmp_path: Path) -> None:
-    given = fitted(tmp_path, most_updates=20)
-    rows = model_transitions(read([given["starts"]]), SPEC.obs)
-    assert tt.length(rows) > 400 and {"obs/state", "next_obs/state", "episode"} < rows.keys()
-    assert int((rows["discount"] == 0).sum()) > 15
 
 
 PENDULUM = Spec(

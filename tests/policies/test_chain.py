@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
@@ -147,18 +146,6 @@ def test_drawn_noise_is_cut_off() -> None:
     )
     z = ((chain[:, 1] - mean) / std).abs()
     assert z.max() <= 3 + 1e-4 and (z > 2.99).float().mean() > 0.5
-
-
-def test_the_actor_stores_the_chain() -> None:
-    policy = noisy("flow")
-    actor = Actor(policy, 5, execute=2, explore=True)
-    first = torch.ones(5, dtype=torch.bool)
-    for _ in range(2):
-        actor({"state": torch.randn(5, 3)}, first)
-        first = torch.zeros(5, dtype=torch.bool)
-    assert actor.stored_action.shape == (5, 5, 6)
-    actor({"state": torch.randn(5, 3)}, torch.arange(5) == 1)
-    assert actor.stored_action.shape == (5, 5, 6) and actor.stored_action.abs().sum() > 0
 
 
 def test_a_relay_begins_with_the_clone_and_ends_with_the_copy() -> None:
