@@ -202,7 +202,8 @@ def test_consistency_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_the_noisier_side_learns() -> None:
     """Over one level, f(x_s, s) is the data itself and the gradient that of plain regression."""
-    policy = make("flow.Consistency", levels=1)
+    policy = make("flow.Consistency")
+    policy.levels = 1
     batch = rows(8)
     torch.manual_seed(1)
     policy.loss(batch).sum().backward()
