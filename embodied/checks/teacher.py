@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.check import checks_of, from_file, require
+from embodied.checks.check import alike, checks_of, from_file, require
 from embodied.core.build import Node, build, resolve
 from embodied.core.config_fields import complete
 from embodied.core.env import Step, VecEnv
@@ -331,17 +331,6 @@ def play(box: Box, teacher: Teacher, episodes: int, flight: int = 4, seed: int =
         if rival is not None:
             rival.update(rival.sample(1)[1], outcome(float(random.random() < 0.5)))
     return torch.cat(seen)
-
-
-def alike(one: Any, other: Any) -> bool:
-    """Whether packed states are the same, to the bit."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, Tensor):
-        return torch.equal(one.nan_to_num(7e7), other.nan_to_num(7e7))
-    return one == other or (one != one and other != other)
 
 
 def learned(teacher: Teacher) -> dict[str, Any]:

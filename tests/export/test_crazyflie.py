@@ -120,17 +120,18 @@ def app(folder: Path, made: Any, vehicle: Vehicle = PAPER) -> Path:
     return folder / "src"
 
 
-def compiled(folder: Path, main: str, level: str = "-O2") -> ctypes.CDLL:
+def compiled(folder: Path, main: str, level: str = "-O2", compiler: str = str(CC)) -> ctypes.CDLL:
     """`main`, compiled in `folder`, with the project's warnings on."""
     (folder / "main.c").write_text(main)
+    made = folder / f"{Path(compiler).name}{level}.so"
     flags = [*(each for each in FLAGS if each != "-pedantic"), level]
-    words = [str(CC), *flags, "-Wno-missing-prototypes", "-fPIC", "-c", "main.c", "-o", "main.o"]
+    words = [compiler, *flags, "-Wno-missing-prototypes", "-fPIC", "-c", "main.c", "-o", "main.o"]
     # Linked without the level: -Ofast would turn subnormal numbers off in the whole test process.
-    link = [str(CC), "-shared", "main.o", "-lm", "-o", f"it{level}.so"]
+    link = [compiler, "-shared", "main.o", "-lm", "-o", str(made)]
     for step in (words, link):
         done = subprocess.run(step, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(folder / f"it{level}.so"))
+    return ctypes.CDLL(str(made))
 
 
 def floats(values: Any) -> Any:
