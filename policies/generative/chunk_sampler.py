@@ -33,7 +33,7 @@ from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import FRESH, HISTORY, Tensors, each, under, with_history
-from embodied.nn.networks import Denoiser, own_network, per_row, sinusoid
+from embodied.nn.networks import own_network, per_row, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.encoded import require_continuous
 from embodied.policies.networks.blocks import Attention, feedforward
@@ -45,20 +45,21 @@ Net = Node | str | None  # another network, or the name of one that Python gave
 
 def denoiser(
     net: Net, chunk: int, action: int, features: int, width: int, depth: int, time_dim: int
-) -> Denoiser | Timed:
+) -> Denoiser:
     """Build the network `net`; if None, a residual MLP of `width`, `depth` and `time_dim`. A name
     is an own network from [n, chunk * action + time_dim + features] to [n, chunk * action]."""
     if isinstance(net, str):
         return OwnDenoiser(net, chunk * action, features, time_dim)
     if net is None:
-        return Denoiser(chunk * action, features, width, depth, time_dim)
+        return ResidualMlp(chunk * action, features, width, depth, time_dim)
     return build(net, Timed, chunk=chunk, action=action, features=features)
 
 
-class Timed(nn.Module):
-    """Base class of denoisers: time embedding, and a condition [n, width] from it."""
+class Denoiser(nn.Module):
+    """Base class of networks from (noisy chunk [n, D], time [n] in [0, 1], features [n, F]) to
+    [n, D]. Diffusion and flow policies define the meaning of the output."""
 
-    def __init__(self, time_dim: int, features: int, width: int) -> None:
+    def __init__(self, time_dim: int) -> None:
         super().__init__()
         if time_dim < 2 or time_dim % 2:
             raise ConfigError(f"time_dim={time_dim} must be even: half sines, half cosines")
@@ -66,22 +67,56 @@ class Timed(nn.Module):
         self.time = nn.Sequential(
             nn.Linear(time_dim, 2 * time_dim), nn.Mish(), nn.Linear(2 * time_dim, time_dim)
         )
-        self.condition = nn.Sequential(nn.Linear(time_dim + features, width), nn.Mish())
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         return self.at(x, self.embed(t), features)
 
     def embed(self, t: Tensor) -> Tensor:
-        """Features [n, time_dim] of times [n] in [0, 1]."""
+        """Time embeddings [n, time_dim] of times [n]; samplers compute all steps' at once."""
         return self.time(sinusoid(t, self.time_dim))
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """`forward` with embedded times: [time_dim] for all samples, or [n, time_dim]."""
+        raise NotImplementedError(f"{type(self).__name__} has no output")
+
+
+class ResidualMlp(Denoiser):
+    """A residual MLP of the noisy chunk, the embedded time and the features."""
+
+    def __init__(self, size: int, features: int, width: int, depth: int, time_dim: int) -> None:
+        super().__init__(time_dim)
+        self.enter = nn.Linear(size + time_dim + features, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.leave = nn.Linear(width, size)
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        h = self.enter(torch.cat([x, time.expand(x.shape[0], -1), features], 1))
+        for block in self.blocks:
+            h = block(h)
+        return self.leave(functional.mish(h))
+
+
+class Block(nn.Module):
+    """h + W2 mish(W1 mish(h))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.two(functional.mish(self.one(functional.mish(h))))
+
+
+class Timed(Denoiser):
+    """Base class of denoisers with a condition [n, width] of time and features."""
+
+    def __init__(self, time_dim: int, features: int, width: int) -> None:
+        super().__init__(time_dim)
+        self.condition = nn.Sequential(nn.Linear(time_dim + features, width), nn.Mish())
 
     def conditioned(self, time: Tensor, features: Tensor) -> Tensor:
         """Condition c [n, width] from embedded times ([time_dim] or [n, time_dim]) and features."""
         return self.condition(torch.cat([time.expand(features.shape[0], -1), features], 1))
-
-    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """The output [n, D] for a noisy chunk [n, D]."""
-        raise NotImplementedError(f"{type(self).__name__} has no output")
 
 
 class OwnDenoiser(Timed):
