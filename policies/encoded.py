@@ -16,8 +16,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.choices import Choices
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, length
-from embodied.nn.networks import mlp, orthogonal, own_network
+from embodied.core.tensors import Tensors, length, under
+from embodied.nn.networks import mlp, orthogonal, own_network, per_row
 from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 
 
@@ -123,6 +123,11 @@ class MlpPolicy(EncodedPolicy):
         """Orthogonal weights, the gain of the last layer `last`; an own network begins as it is."""
         if self.config.net is None:
             orthogonal(self.net, last)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """Squared error of the output per action element, averaged over the valid steps, [n]."""
+        error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
+        return per_row(error, batch["valid"])
 
     def layers(self) -> nn.Sequential:
         """The layers of the MLP; ConfigError for what the user gave instead."""

@@ -101,11 +101,6 @@ class DiagonalGaussian(DensityPolicy):
         n = next(iter(obs.values())).shape[0]
         return (self.log_std.sum() + 0.5 * self.size * (LOG_2PI + 1)).expand(n)
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Squared error of the mean per action element, averaged over the valid steps, [n]."""
-        error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
-        return per_row(error, batch["valid"])
-
 
 def normal_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
     """KL(N(mean, std^2) || N(other mean, other std^2)), elementwise, in nats."""
@@ -263,11 +258,6 @@ class Deterministic(MlpPolicy):
         """The action without noise as plain layers; ConfigError if an observation is no vector."""
         require_squashed(self.spec.act)
         return Feedforward(self.encoder.only_vectors(), self.encoder.norm, self.layers())
-
-    def loss(self, batch: Tensors) -> Tensor:
-        """Squared error per action element, averaged over the valid steps, [n]."""
-        error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
-        return per_row(error, batch["valid"])
 
     def warmup_policy(self) -> Policy:
         """A policy with uniform actions, or this policy, as `warmup` says."""
