@@ -154,12 +154,6 @@ def require_policy(offer: Offer, wanted: str | None, url: str) -> None:
         )
 
 
-def served_spec(offer: Offer, url: str) -> Spec | None:
-    """The spec that a server says; None if it says none. FileError for one that is none."""
-    with reading(f"what {url} says of its policy", *MALFORMED):
-        return None if offer.spec is None else Spec.from_json(offer.spec)
-
-
 def require_fit(
     spec: Spec | None, served: Spec | None, mapping: Mapping[str, Any] | None, url: str
 ) -> Spec:
@@ -279,13 +273,6 @@ FIXED = 3  # observations of a fingerprint
 NEAR = 0.01  # of the largest answer: what other kernels and precisions may change
 
 
-def fixed_request(policy: Policy) -> tuple[Tensors, Tensor]:
-    """The observations and noises of a fingerprint, always the same."""
-    with forked(SEED):
-        obs = {name: leaf.sample(FIXED) for name, leaf in visible(policy.spec).items()}
-        return obs, policy.sample_noise(FIXED)
-
-
 def fingerprint(actions: Tensor) -> list[float]:
     """The first and last actions of `actions` [n, chunk, *shape], rounded."""
     ends = actions[:, (0, -1)].flatten().float()
@@ -359,7 +346,8 @@ class RemotePolicy(Policy):
         self.connection = Connection.to(config.url, config.token_file, config.timeout, config.wait)
         self.offer = self.connection.offer
         require_policy(self.offer, config.policy_hash, config.url)
-        served = served_spec(self.offer, config.url)
+        with reading(f"what {config.url} says of its policy", *MALFORMED):
+            served = None if self.offer.spec is None else Spec.from_json(self.offer.spec)
         if served is not None and served.listens:
             served = told(served, config.prompt, config.url)
         self.spec = require_fit(spec, served, config.mapping, config.url)
@@ -394,7 +382,9 @@ class RemotePolicy(Policy):
     def _identify(self) -> None:
         """Learn what a server without a hash answers to fixed observations and noise, by which it
         is known again. ConfigError if that is not what the run was trained with."""
-        obs, noise = fixed_request(self)
+        with forked(SEED):  # always the same
+            obs = {name: leaf.sample(FIXED) for name, leaf in visible(self.spec).items()}
+            noise = self.sample_noise(FIXED)
         carry = _arrays(self.translation.carry_there(self.initial(FIXED)))
         messages = self._messages(obs, {"carry": carry}, noise)
         batch, wanted, url = self.offer.batch, self.config.fingerprint, self.config.url
