@@ -21,6 +21,7 @@ class Smooths(Protocol):
 
     def noise_std(self) -> float:
         """Standard deviation of that noise, in the observations' own units; 0: there is none."""
+        ...
 
 
 @runtime_checkable
@@ -30,6 +31,7 @@ class FiltersLatents(Protocol):
     @property
     def latent_policy(self) -> Policy:
         """The policy inside, which acts in the model itself."""
+        ...
 
 
 @runtime_checkable
@@ -43,6 +45,7 @@ class Corrects(Protocol):
     def described(self, base_action: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Somebody's `action` [n, A], where the base's is `base_action` [n, A], as the base's
         action [n, A] and the learner's [n, D] that make it."""
+        ...
 
 
 @runtime_checkable
@@ -51,6 +54,7 @@ class HasReflex(Protocol):
 
     def without_reflex(self) -> Policy:
         """The task policy alone, at its own rate."""
+        ...
 
 
 @runtime_checkable
@@ -59,6 +63,7 @@ class Continues(Protocol):
 
     def with_real_time_chunking(self, mode: str) -> Policy:
         """See the function of this name."""
+        ...
 
 
 @runtime_checkable
@@ -68,6 +73,7 @@ class HasDataRanges(Protocol):
     def data_ranges(self) -> dict[str, Tensor]:
         """Low and high values [2, size] of `action` and of `obs/NAME` in its data (extremes,
         quantiles or mean -+ standard deviation, as it was trained), in the units of its Spec."""
+        ...
 
 
 @runtime_checkable
@@ -84,6 +90,7 @@ class TakesPrompts(Protocol):
 
     def embed(self, obs: Tensors) -> Tensor:
         """What it knows of states, B [n, d] of observations [n, ...]."""
+        ...
 
     def prompt(self, u: Tensor) -> None:
         """Set the vector [d] that it follows from now on; its length does not matter."""
@@ -95,6 +102,7 @@ class ActsAs(Protocol):
 
     def acts_as(self) -> Policy:
         """The policy inside; ConfigError where it is more than that one."""
+        ...
 
 
 def acts_as(policy: Policy) -> Policy:

@@ -27,9 +27,11 @@ class Intervener(Protocol):
         """[n] (bool): whether the intervener controls each env from now on; `first` [n]: an episode
         has just started.
         """
+        ...
 
     def act(self, obs: Tensors, first: Tensor) -> Tensor:
         """The intervener's actions [n, A] in [-1, 1]; called whether or not it has control."""
+        ...
 
     def executed(self, action: Tensor) -> None:
         """Called after each step with the actions [n, A] that were executed, whoever chose them."""
