@@ -36,7 +36,7 @@ STORED, HIDDEN = 100_000, (256, 256)
 PICTURES = (256, 84, 84, 9)  # of DrQ: 256 stacks of three frames
 POLICIES: dict[str, dict[str, Any]] = {
     "sac": {"_target_": "embodied.policies.gaussian.Gaussian"},
-    "td3": {"_target_": "embodied.policies.gaussian.Deterministic"},
+    "td3": {"_target_": "embodied.policies.deterministic.Deterministic"},
     "dsac_t": {"_target_": "embodied.policies.gaussian.Gaussian"},
     "flashsac": {"_target_": "embodied.policies.block_gaussian.BlockGaussian"},
 }

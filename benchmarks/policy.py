@@ -35,9 +35,9 @@ TARGETS = {"flow": 3.0}  # ms, median
 SIZE = {"chunk": CHUNK, "width": 512, "depth": 3}
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", **SIZE}
 DIFFUSION = {"_target_": "embodied.policies.generative.diffusion.Diffusion", **SIZE}
-SHORTCUT = {"_target_": "embodied.policies.generative.flow.Shortcut", **SIZE, "steps": 1}
+SHORTCUT = {"_target_": "embodied.policies.generative.shortcut.Shortcut", **SIZE, "steps": 1}
 CONSISTENCY = {
-    "_target_": "embodied.policies.generative.flow.Consistency",
+    "_target_": "embodied.policies.generative.consistency.Consistency",
     **SIZE,
     "steps": 1,
 }

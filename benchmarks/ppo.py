@@ -22,7 +22,7 @@ from embodied.training.trainer import Every, Trainer
 ENV = "HalfCheetah-v5"
 OBS, ACT, ROWS = 17, 6, 16
 HORIZON, BATCH, EPOCHS = 128, 64, 10  # SB3's own numbers of gradient steps: 320 for 2,048 steps
-POLICY = {"_target_": "embodied.policies.gaussian.DiagonalGaussian", "hidden": [64, 64]}
+POLICY = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [64, 64]}
 LEARNER = {
     "_target_": "embodied.learners.on_policy.ppo.Ppo",
     "horizon": HORIZON,

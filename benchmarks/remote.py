@@ -37,7 +37,7 @@ SPECS = {
 }
 BATCHES = (1, 16)
 TARGET = 500.0  # decisions per second: 2 ms each, for one environment
-NODE = {"_target_": "embodied.policies.encoded.Random"}
+NODE = {"_target_": "embodied.policies.random.Random"}
 
 
 def run(out: Path | str = "bench", repeats: int = 5, calls: int = 200) -> list[Comparison]:

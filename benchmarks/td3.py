@@ -63,7 +63,7 @@ def by_native_code(width: int, repeats: int) -> Comparison:
 def our_updates(count: int = 200, width: int = 64, native: bool = False) -> Block:
     small = SMALL | {"hidden": [width, width]}
     policy = build(
-        {"_target_": "embodied.policies.gaussian.Deterministic", **small}, Policy, spec=SPEC
+        {"_target_": "embodied.policies.deterministic.Deterministic", **small}, Policy, spec=SPEC
     )
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **small}
     learner = build(node, Learner, policy=policy, spec=SPEC)

@@ -1,1 +1,1 @@
-"""Policies: Gaussian, categorical, with memory, steering, denoising MDPs; others as packages."""
+"""Policies: Gaussian, categorical, recurrent, deterministic; other kinds are in sub-packages."""

@@ -5,21 +5,6 @@
 The hidden state is the observation `memory` of the inner policy, which may be any policy with
 log-probabilities: diagonal_gaussian (continuous actions) or categorical (choices). It also observes
 the mask of choices, where there is one.
-
-Transformer: a causal transformer over the past, with an inner policy on its output.
-
-The carry holds keys and values of the last `window` steps, so that
-a decision costs one step of attention. The output is the observation `memory` of the inner
-policy, as in embodied.policies.recurrent, and the same learners train it. Keys that were cached
-before a batch are constants in it, as the first hidden state of a recurrent policy is.
-
-A step attends to itself and to at most `window` - 1 steps before it in the same episode (Vaswani et
-al., 2017). A learned bias per head and age takes the place of position embeddings, so keys do not
-depend on where in a sequence they stand:
-
-    weight(t, s) = softmax_s(q_t k_s / sqrt(d) + bias[t - s]),   0 <= t - s < window.
-
-A step with the cache and a whole sequence are the same function to rounding.
 """
 
 from __future__ import annotations
@@ -40,7 +25,7 @@ from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfi
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
+class Config:
     """Settings of a policy with a GRU."""
 
     inner: Node  # node of the policy on the hidden state, built with this `chunk`
@@ -89,7 +74,7 @@ class Memory(nn.Module):
 class Recurrent(Policy):
     """Recurrent policy. The carry holds the hidden state; noise is that of the inner policy."""
 
-    def __init__(self, config: RecurrentConfig, spec: Spec) -> None:
+    def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
         self.chunk = config.chunk
@@ -155,153 +140,3 @@ def evaluate_inner(
     log_prob, entropy = inner.evaluate_actions(flat, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
     shape = memory.shape[:2]
     return log_prob.view(shape), entropy.reshape(shape)
-
-
-KEYS = "keys"
-VALUES = "values"
-KNOWN = "known"
-
-
-class CausalAttention(blocks.Attention):
-    """Multi-head attention of T steps to the `window` steps before them and to themselves."""
-
-    def __init__(self, width: int, heads: int, window: int) -> None:
-        super().__init__(width, heads)
-        self.bias = nn.Parameter(torch.zeros(heads, window))
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The output [B, T, width], and the keys and values [B, W + T, width] with those of `x`.
-
-        `x` [B, T, width]: inputs; `keys`, `values` [B, W, width]: of the steps before; `age`
-        [T, W + T] (int64): how many steps ago; `seen` [B, T, W + T] (bool): what is attended to.
-        """
-        new_keys, new_values = self.key_value(x).chunk(2, 2)
-        keys = torch.cat([keys, new_keys], 1)
-        values = torch.cat([values, new_values], 1)
-        bias = self.bias[:, age.clamp(0, self.bias.shape[1] - 1)]
-        mask = bias.masked_fill(~seen[:, None], -torch.inf)
-        found = functional.scaled_dot_product_attention(
-            self._split(self.query(x)), self._split(keys), self._split(values), mask
-        )
-        return self.out(found.transpose(1, 2).flatten(2)), keys, values
-
-
-class CausalLayer(nn.Module):
-    """One pre-norm layer: causal attention, then an MLP on each step."""
-
-    def __init__(self, width: int, heads: int, window: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.attention = CausalAttention(width, heads, window)
-        self.last_norm = nn.LayerNorm(width)
-        self.each = blocks.feedforward(width)
-
-    def forward(
-        self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `CausalAttention`, with the residual connections."""
-        found, keys, values = self.attention(self.norm(x), keys, values, age, seen)
-        x = x + found
-        return x + self.each(self.last_norm(x)), keys, values
-
-
-class CausalTransformer(nn.Module):
-    """Layers over time. The cache has leaves `keys` and `values` [B, layers, window, width] and
-    `known` [B, window] (bool), oldest step first."""
-
-    def __init__(self, width: int, heads: int, layers: int, window: int) -> None:
-        super().__init__()
-        self.width = width
-        self.window = window
-        self.layers = nn.ModuleList(CausalLayer(width, heads, window) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-
-    def empty(self, n: int) -> Tensors:
-        """The cache of `n` episodes that begin."""
-        like = self.norm.weight
-        shape = (n, len(self.layers), self.window, self.width)
-        known = torch.zeros(n, self.window, dtype=torch.bool, device=like.device)
-        return {KEYS: like.new_zeros(shape), VALUES: like.new_zeros(shape), KNOWN: known}
-
-    def forward(self, x: Tensor, cache: Tensors, first: Tensor) -> tuple[Tensor, Tensors]:
-        """Outputs [B, T, width] of inputs `x` [B, T, width], and the cache after the last one.
-
-        `first` [B, T] (bool): the steps that begin an episode, which see nothing before them.
-        """
-        steps = x.shape[1]
-        at = torch.arange(self.window + steps, device=x.device)
-        age = at[self.window :, None] - at
-        # The number of episodes that began before a step; steps of the cache are of number 0.
-        number = first.long().cumsum(1)
-        past = torch.zeros(len(x), self.window, dtype=torch.int64, device=x.device)
-        of = torch.cat([past, number], 1)
-        known = torch.cat([cache[KNOWN], torch.ones_like(first)], 1)
-        near = (age >= 0) & (age < self.window)
-        seen = near & known[:, None] & (of[:, None] == number[:, :, None])
-        kept: dict[str, list[Tensor]] = {KEYS: [], VALUES: []}
-        for i, layer in enumerate(self.layers):
-            x, keys, values = layer(x, cache[KEYS][:, i], cache[VALUES][:, i], age, seen)
-            kept[KEYS].append(keys[:, steps:])
-            kept[VALUES].append(values[:, steps:])
-        ended = known & (of == number[:, -1:])
-        after = {key: torch.stack(parts, 1) for key, parts in kept.items()}
-        return self.norm(x), {**after, KNOWN: ended[:, steps:]}
-
-    def step(self, x: Tensor, cache: Tensors) -> tuple[Tensor, Tensors]:
-        """The output [B, width] of one step `x` [B, width], and the next cache."""
-        first = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
-        found, cache = self(x[:, None], cache, first)
-        return found[:, 0], each(cache, Tensor.detach)
-
-
-@dataclass(frozen=True)
-class TransformerConfig:
-    """Settings of a policy with a transformer over time."""
-
-    inner: Node  # node of the policy on the transformer's output, built with this `chunk`
-    chunk: Count = 1  # actions of one decision
-    width: Count = 64  # units of a step
-    heads: Count = 4  # attention heads of a layer
-    layers: Count = 2  # layers
-    window: Count = 64  # steps that a step sees, itself included
-    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
-    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
-
-
-class Transformer(Policy):
-    """Policy with a causal transformer. Noise is that of the inner policy."""
-
-    def __init__(self, config: TransformerConfig, spec: Spec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.chunk = config.chunk
-        self.width = config.width
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.enter = nn.Linear(self.encoder.size, config.width)
-        self.past = CausalTransformer(config.width, config.heads, config.layers, config.window)
-        self.inner = build_inner(config.inner, config.chunk, config.width, spec)
-
-    def initial(self, n: int) -> Tensors:
-        return {**self.past.empty(n), **self.inner.initial(n)}
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return self.inner.sample_noise(n, explore)
-
-    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        memory, cache = self.past.step(self.enter(self.encoder(obs)), carry)
-        actions, kept = self.inner.act(inner_obs(self.inner, memory, obs), {}, noise)
-        return actions, {**cache, **kept}
-
-    def evaluate_sequence(
-        self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of actions [T, B, ...] after the `carry` [B, ...]."""
-        flat = each(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))
-        inputs = self.enter(self.encoder(flat)).view(*first.mT.shape, self.width)
-        memory, _ = self.past(inputs, carry, first.mT)
-        return evaluate_inner(self.inner, memory.transpose(0, 1), obs, action)
-
-    def fit(self, rows: Tensors) -> None:
-        self.encoder.fit(rows)

@@ -168,7 +168,7 @@ def still(state: Tensor, action: Tensor, reward: Tensor, discount: Tensor | None
 
 def random_demos(folder: Path, episodes: int, seed: int = 0) -> str:
     """A dataset in `folder`: episodes of 20 random steps in the toy world `Reach`."""
-    env, random = {"_target_": "tests.toy_envs.Reach"}, node_of("policies.encoded.Random")
+    env, random = {"_target_": "tests.toy_envs.Reach"}, node_of("policies.random.Random")
     how = CollectConfig(env, random, episodes, str(folder), 4, seed=seed, success_only=False)
     collect(how, lambda kept, played: None)
     return str(folder)

@@ -20,7 +20,7 @@ from embodied.learners.learner import Learner
 
 OFF_POLICY = "embodied.learners.off_policy"
 GAUSSIAN: dict[str, Any] = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [256, 256]}
-DETERMINISTIC: dict[str, Any] = {"_target_": "embodied.policies.gaussian.Deterministic"}
+DETERMINISTIC: dict[str, Any] = {"_target_": "embodied.policies.deterministic.Deterministic"}
 SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sac": (
         GAUSSIAN,

@@ -21,7 +21,7 @@ from embodied.compose import compose, options, search_folders
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import PolicyWrapper
-from embodied.policies.steering import Steered
+from embodied.policies.steering.steered import Steered
 
 KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
 ANY_LEARNER = "learner=imitate"

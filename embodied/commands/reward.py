@@ -436,7 +436,7 @@ def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
     if wanted not in ("random", "mixture"):
         return {wanted: checkpoint.load_policy(wanted, env.spec)}
     made: dict[str, Policy] = {
-        "random": build({"_target_": "embodied.policies.encoded.Random"}, Policy, spec=env.spec)
+        "random": build({"_target_": "embodied.policies.random.Random"}, Policy, spec=env.spec)
     }
     if wanted == "mixture" and settings["demonstrator"] is not None:
         made["demonstrator"] = build(settings["demonstrator"], Policy, spec=env.spec)

@@ -32,7 +32,7 @@ from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo_demos import remaining
 from embodied.learners.on_policy.ppo_parts import StochasticPolicy
-from embodied.policies.gaussian import DiagonalGaussian
+from embodied.policies.diagonal_gaussian import DiagonalGaussian
 
 
 @dataclass(frozen=True)

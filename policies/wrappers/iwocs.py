@@ -37,7 +37,7 @@ CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": [256
 
 
 @dataclass(frozen=True)
-class MemberConfig(gaussian.GaussianConfig):
+class MemberConfig(gaussian.Config):
     """Settings of a member of IWOCS."""
 
     critic: Node = field(default_factory=CRITIC.copy)  # node of a QFunction: its policy's values

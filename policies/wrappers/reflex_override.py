@@ -30,7 +30,7 @@ from embodied.nn.networks import Ensemble, mlp
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.wrappers.reflex_rule import reflexing
 
-RANDOM = "embodied.policies.encoded.Random"
+RANDOM = "embodied.policies.random.Random"
 UNKNOWN = -2.0  # initial logit of the safety critic: safe, so that no reflex is active at first
 Share = Annotated[float, Bound(above=0.0, below=1.0)]
 Stiffness = Annotated[float, Bound(-1.0, 1.0)]

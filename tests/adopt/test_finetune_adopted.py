@@ -21,9 +21,9 @@ from embodied.core.spec import Leaf
 from embodied.datasets.mapping import short
 from embodied.learners.learner import RunPlan
 from embodied.policies.abilities import with_real_time_chunking
-from embodied.policies.denoising_mdp import NoisyDiffusion
+from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.lerobot.diffusion import LeRobotDiffusion
-from embodied.policies.steering import Dsrl
+from embodied.policies.steering.dsrl import Dsrl
 from embodied.policies.wrappers.best_of_n import BestOfN
 from embodied.viewer.launch import open_session
 from tests.adopt.checkpoints import DATA, adopted, embodied, two_gap_checkpoint
@@ -83,7 +83,7 @@ def test_finetuned_by(name: str, diffusion: Path, tmp_path: Path) -> None:
 def test_shared_noise_is_that_of_one_step(diffusion: Path, tmp_path: Path) -> None:
     base = checkpoint.load_policy(diffusion)
     inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
-    node = {"_target_": "embodied.policies.steering.Dsrl", "bound": 2.0, "shared_noise": True}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 2.0, "shared_noise": True}
     policy = Dsrl.wrap(base, node, inner)
     assert policy.inner.spec.act.size == 2
     u = torch.rand(3, 2)
@@ -186,7 +186,7 @@ def test_dppo_from_pictures() -> None:
     spec = own_spec(config, {}, 10.0, "").with_act(Leaf((3,), low=-1.0, high=1.0))
     torch.manual_seed(0)
     base = build(node, Policy, spec=spec).eval()
-    target = "embodied.policies.denoising_mdp.NoisyDiffusion"
+    target = "embodied.policies.denoising_mdp.noisy_diffusion.NoisyDiffusion"
     policy = NoisyDiffusion.wrap(base, {"_target_": target, "last": 2})
     assert policy.executed(6) == slice(3, 9)
     batch = batch_of(policy, times=3, rows=2)
@@ -258,7 +258,7 @@ def test_a_steered_checkpoint_is_small(tmp_path: Path) -> None:
     base = checkpoint.load_policy(adopted(folder, tmp_path / "base", "two_gap", "steps=1"))
     assert isinstance(base, LeRobotDiffusion)
     inner = {"_target_": "embodied.policies.gaussian.Gaussian"}
-    policy = Dsrl.wrap(base, {"_target_": "embodied.policies.steering.Dsrl"}, inner)
+    policy = Dsrl.wrap(base, {"_target_": "embodied.policies.steering.dsrl.Dsrl"}, inner)
     saved = checkpoint.save(tmp_path / "steered" / "checkpoints" / "00000001", policy, 1)
     assert (checkpoint.find(tmp_path / "base") / "policy.safetensors").stat().st_size > 4e7
     assert sum(file.stat().st_size for file in saved.iterdir()) < 5e6

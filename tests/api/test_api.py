@@ -24,8 +24,8 @@ from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
 from embodied.core.errors import ContractError
 from embodied.evaluation import evaluate
-from embodied.policies.gaussian import Gaussian, GaussianConfig
-from embodied.policies.steering import Dsrl
+from embodied.policies.gaussian import Config, Gaussian
+from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
 from embodied.training.logger import read_metrics
@@ -328,7 +328,7 @@ def test_discrete_actions_choose_another_policy(tmp_path: Path) -> None:
 
 def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:
     env = em.make_env("Pendulum-v1")
-    policy = Gaussian(GaussianConfig(hidden=(8,)), env.spec)
+    policy = Gaussian(Config(hidden=(8,)), env.spec)
     folder = em.save(policy, tmp_path / "mine")
     again = load_policy(folder, env.spec)
     assert all(
@@ -364,7 +364,7 @@ def test_an_address_where_a_run_can_be(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(ConfigError, match="leave module out"):
             em.load(server.url, module=nn.Linear(2, 2))
         inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
-        node = {"_target_": "embodied.policies.steering.Dsrl"}
+        node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
         steered = em.save(Dsrl.wrap(agents[0].policy, node, inner), tmp_path / "steered")
         monkeypatch.setattr(core_build, "ASKED", [])
         with pytest.raises(ConfigError, match=r'allow=\["embodied.policies.remote"\]'):

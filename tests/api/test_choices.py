@@ -188,7 +188,7 @@ def test_policies_with_memory_never_choose_what_is_masked(
 def test_without_the_mask_invalid_actions_are_chosen(kind: str) -> None:
     env = em.make_env(lambda: lock(kind, "info"), num_envs=2)
     blind = Spec({"state": env.spec.obs["state"]}, env.spec.act, env.spec.dt)
-    for target in ("categorical.Categorical", "encoded.Random"):
+    for target in ("categorical.Categorical", "random.Random"):
         sees = make_policy(target, env.spec)
         em.rollout(sees.warmup_policy(), env, steps=50)
         em.rollout(sees, env, steps=50)

@@ -109,7 +109,7 @@ def played(
     env: VecEnv, replay: ReplayBuffer, steps: int, known: dict[int, int] | None = None
 ) -> Collector:
     """Random steps into `replay`; `known` gets the newest time of each episode by its number."""
-    policy = make_policy("encoded.Random", env.spec)
+    policy = make_policy("random.Random", env.spec)
     collector = Collector(env, policy, GAMMA, seed=0)
     more(collector, replay, steps, known)
     return collector

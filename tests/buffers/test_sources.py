@@ -24,7 +24,8 @@ from embodied.buffers.trajectory_columns import (
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, cat, each
 from embodied.datasets.transitions import Dataset, transitions
-from embodied.policies.encoded import Random, RandomConfig
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 from embodied.training.collector import Collector
 from tests.datasets.test_transitions import TWO
 from tests.toy_envs import Config, Counter

@@ -176,7 +176,7 @@ def test_it_goes_with_every_offline_learner(tmp_path: Path, demos: list[str], le
         node["data"]["fractions"] = [0.5, 0.5]
     node["learner"] = yaml.safe_load((PACKAGED / "learner" / f"{learner}.yaml").read_text())
     node["learner"] |= {"batch_size": 8}
-    node["policy"] = {"_target_": "embodied.policies.gaussian.Deterministic"}
+    node["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic"}
     node["weighting"] = {"_target_": "embodied.buffers.weighted.Return"}
     run(node)
     assert read_metrics(tmp_path)[-1]["step"] == 2

@@ -16,7 +16,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
-from embodied.policies.steering import Steered
+from embodied.policies.steering.steered import Steered
 from tests.builders import make_policy, node_of, transitions
 
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
@@ -130,7 +130,7 @@ def wrapping(kind: str, base: Policy, inner: Node, **settings: Any) -> Any:
 def test_a_residual_begins_as_its_base() -> None:
     """Same noise, no correction: the base's own chunk, step by step, bit for bit."""
     base = make_base()
-    residual = wrapping("Residual", base, INNER, scale=0.1)
+    residual = wrapping("residual.Residual", base, INNER, scale=0.1)
     obs = {"state": torch.randn(2, 5)}
     noise = residual.sample_noise(2)
     carry = residual.initial(2)
@@ -142,7 +142,7 @@ def test_a_residual_begins_as_its_base() -> None:
 
 
 def corrected(**settings: Any) -> Any:
-    return wrapping("Residual", make_base(), MOVING, scale=0.1, **settings)
+    return wrapping("residual.Residual", make_base(), MOVING, scale=0.1, **settings)
 
 
 def test_a_correction_of_some_elements_leaves_the_others_alone() -> None:

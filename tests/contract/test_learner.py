@@ -27,7 +27,7 @@ from embodied.core.build import ConfigError, build, resolve
 from embodied.core.config_fields import complete
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.learners.learner import Learner, RunPlan
-from embodied.policies.steering import Steered
+from embodied.policies.steering.steered import Steered
 from tests.tiers import once_per_class, usually
 
 __all__ = ["HORIZON", "batch_for", "candidates", "segment", "updates"]  # for other tests

@@ -38,7 +38,7 @@ from tests.contract.test_parts import TEACHERS
 
 NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHERS}
 TEACHERS = [name for name, node in NODES.items() if need(node["_target_"]) == "states"]
-PLAYER = {"_target_": "embodied.policies.encoded.Random"}
+PLAYER = {"_target_": "embodied.policies.random.Random"}
 ALL = {*Path("configs/env").glob("*.yaml")}
 INSIDE = {
     "Rows": "MiniGrid with the Gymnasium back end",

@@ -10,8 +10,10 @@ from embodied.core.actor import Actor
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.gaussian import Gaussian, GaussianConfig
-from embodied.policies.generative.flow import Flow, FlowConfig
+from embodied.policies import gaussian
+from embodied.policies.gaussian import Gaussian
+from embodied.policies.generative import flow
+from embodied.policies.generative.flow import Flow
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NEVER = torch.zeros(2, dtype=torch.bool)
@@ -113,7 +115,7 @@ def test_execute_has_to_fit_the_chunk() -> None:
 def test_some_rows_deciding_equals_all_rows_deciding() -> None:
     """Rows out of step with each other play what each would play alone."""
     torch.manual_seed(0)
-    policy = Gaussian(GaussianConfig(chunk=4, hidden=(16,)), SPEC)
+    policy = Gaussian(gaussian.Config(chunk=4, hidden=(16,)), SPEC)
     together = Actor(policy, 3, execute=3)
     alone = [Actor(policy, 1, execute=3) for _ in range(3)]
     for t in range(30):
@@ -128,7 +130,7 @@ def test_some_rows_deciding_equals_all_rows_deciding() -> None:
 
 def test_a_restored_actor_goes_on_exactly() -> None:
     torch.manual_seed(0)
-    policy = Flow(FlowConfig(chunk=4, width=16), SPEC)
+    policy = Flow(flow.Config(chunk=4, width=16), SPEC)
     actor = Actor(policy, 2, execute=3)
     script = [({"state": torch.randn(2, 1)}, torch.rand(2) < 0.3) for _ in range(12)]
     actor(script[0][0], ~NEVER)

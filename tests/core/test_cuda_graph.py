@@ -60,13 +60,13 @@ SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 SMALL = {"chunk": 4, "width": 16}
 NODES = [
     node_of("policies.generative.flow.Flow", **SMALL),
-    node_of("policies.generative.flow.Shortcut", **SMALL),
-    node_of("policies.generative.flow.Consistency", **SMALL),
-    node_of("policies.generative.flow.MinimalIterative", **SMALL),
+    node_of("policies.generative.shortcut.Shortcut", **SMALL),
+    node_of("policies.generative.consistency.Consistency", **SMALL),
+    node_of("policies.generative.minimal_iterative.MinimalIterative", **SMALL),
     node_of("policies.generative.diffusion.Diffusion", **SMALL),
     node_of("policies.generative.act.Act", **SMALL, ensemble=True),
     node_of(
-        "policies.steering.Dsrl",
+        "policies.steering.dsrl.Dsrl",
         base=node_of("policies.generative.flow.Flow", width=16),
         inner=node_of("policies.gaussian.Gaussian", hidden=[16]),
     ),

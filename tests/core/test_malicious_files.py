@@ -19,7 +19,7 @@ from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node
 from embodied.envs.toy import two_gap
-from embodied.policies.gaussian import Gaussian, GaussianConfig
+from embodied.policies.gaussian import Config, Gaussian
 from embodied.policies.scripted.simple import CheckpointConfig as Trained
 from embodied.policies.scripted.simple import CheckpointDemonstrator
 from embodied.real_robot.policy import main
@@ -29,7 +29,7 @@ from tests.builders import node_of
 SPEC = two_gap.TwoGap(two_gap.Config(num_envs=1)).spec
 ENV = node_of("envs.toy.two_gap.TwoGap", num_envs=1)
 GAUSSIAN = node_of("policies.gaussian.Gaussian", hidden=[8])
-RANDOM = node_of("policies.encoded.Random")
+RANDOM = node_of("policies.random.Random")
 SAC = {"learner": node_of("learners.off_policy.sac.Sac"), "policy": GAUSSIAN}
 RESUMED = {**SAC, "data": {"regime": "off_policy"}}
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
@@ -73,7 +73,7 @@ def shell(marker: Path) -> list[str]:
 
 
 def untrained() -> Gaussian:
-    made = Gaussian(GaussianConfig(hidden=(8,)), SPEC)
+    made = Gaussian(Config(hidden=(8,)), SPEC)
     made.node = GAUSSIAN
     return made
 
@@ -206,7 +206,7 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
         f"hidden: !!python/object/apply:subprocess.check_output [[touch, '{m}']]\n"
     ),
     "an anchor that contains itself": lambda m: (
-        "&a {_target_: embodied.policies.encoded.Random, x: *a}"
+        "&a {_target_: embodied.policies.random.Random, x: *a}"
     ),
     "a text": lambda m: "embodied.policies.gaussian.Gaussian",
     "nothing": lambda m: "",

@@ -31,7 +31,7 @@ allow("tests")
 ROWS = 16  # of one process
 SAC = node_of("learners.off_policy.sac.Sac", hidden=[32], batch_size=ROWS)
 PPO = node_of("learners.on_policy.ppo.Ppo", horizon=8, epochs=1, advantage="raw")
-DIAGONAL = node_of("policies.gaussian.DiagonalGaussian")
+DIAGONAL = node_of("policies.diagonal_gaussian.DiagonalGaussian")
 
 
 class Told(Gaussian):

@@ -19,13 +19,13 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.schema import OURS, new_info, read_info
-from embodied.policies.steering import Dsrl
+from embodied.policies.steering.dsrl import Dsrl
 from embodied.policies.wrappers.best_of_n import BestOfN
 
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 64}
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
-DSRL = {"_target_": "embodied.policies.steering.Dsrl", "bound": 1.5}
+DSRL = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def changed(file: Path, **facts: Any) -> None:
 
 
 def test_what_a_newer_version_wrote_is_refused(tmp_path: Path) -> None:
-    policy = build({"_target_": "embodied.policies.encoded.Random"}, Policy, spec=SPEC)
+    policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC)
     folder = checkpoint.save(tmp_path / "00000001", policy, 1, loop={"step": torch.ones(1)})
     assert checkpoint.read_about(folder)["format"] == formats.CHECKPOINT
     assert checkpoint.load_state(folder, "loop")["step"] == 1

@@ -16,7 +16,8 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect, play
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from embodied.datasets.transitions import return_ends
-from embodied.policies.encoded import Random, RandomConfig
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 from embodied.policies.scripted.intervener import Intervener
 from tests.builders import node_of
 from tests.toy_envs import Config, Counter
@@ -26,7 +27,7 @@ allow("tests")
 
 def settings(folder: Path, **changes: object) -> CollectConfig:
     """Row 0 ends after 3 steps and succeeds, row 1 after 5 and does not."""
-    env, random = {"_target_": "tests.toy_envs.Counter"}, node_of("policies.encoded.Random")
+    env, random = {"_target_": "tests.toy_envs.Counter"}, node_of("policies.random.Random")
     return replace(CollectConfig(env, random, 4, str(folder), num_envs=2), **changes)
 
 

@@ -152,7 +152,7 @@ def test_structured_actions_and_their_mask(
     env = EnvPool(Config(name, 2, threads=1))
     assert env.spec.act.choices == classes
     assert (env.spec.obs["action_mask"].shape if mask else None) == mask
-    policy, act = make_policy("encoded.Random", env.spec), env._action
+    policy, act = make_policy("random.Random", env.spec), env._action
     seeds = [row_noise(0, row) for row in range(2)]
     raw = envpool.make(name, env_type="gymnasium", num_envs=2, num_threads=1, seed=seeds)
     raw.reset()

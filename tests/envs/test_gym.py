@@ -176,7 +176,7 @@ def test_what_ends_an_episode_decides_what_comes_after_it(
     """A task that has ended has no future, a clock cuts nothing off; the successor is the true
     last observation, also where a wrapper of Gymnasium begins episodes itself."""
     env = em.make_env(lambda: wrap(Ten(ends)), num_envs=2)
-    collector = Collector(env, make_policy("encoded.Random", env.spec), 0.9)
+    collector = Collector(env, make_policy("random.Random", env.spec), 0.9)
     rows = tensors.cat([collector.step()[0] for _ in range(25)])
     seen, after = (rows[key].flatten().tolist() for key in ("obs/state", "next_obs/state"))
     assert seen == [i % 10 for i in range(25) for _ in range(2)]

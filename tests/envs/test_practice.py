@@ -19,7 +19,8 @@ from embodied.core.tensors import Tensors
 from embodied.envs.reset_free import state_machine
 from embodied.envs.reset_free.state_machine import Facts, Mode, PracticeStates
 from embodied.envs.reset_free.wrapper import Config, ResetFreeWrapper
-from embodied.policies.encoded import Random, RandomConfig
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 from embodied.policies.scripted.intervener import Intervener
 from embodied.training.collector import Collector
 

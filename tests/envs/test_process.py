@@ -130,7 +130,7 @@ def test_structured_actions_and_their_mask(kind: str, tmp_path: Path) -> None:
     own = [Lock(SPACES[kind], "info") for _ in entropy]
     act = own[0].act
     assert env.native is not None and env.native.act == act
-    obs, policy = env.reset(seed=7), make_policy("encoded.Random", env.spec)
+    obs, policy = env.reset(seed=7), make_policy("random.Random", env.spec)
     for one, seed in zip(own, entropy, strict=True):
         one.reset(seed=int(seed))
     for _ in range(4):

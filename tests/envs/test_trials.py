@@ -140,7 +140,7 @@ INNER = {"_target_": "embodied.policies.categorical.Categorical", "hidden": [16]
 MEMORIES: dict[str, dict[str, Any]] = {
     "gru": {"_target_": "embodied.policies.recurrent.Recurrent", "width": 16, "inner": INNER},
     "transformer": {
-        "_target_": "embodied.policies.recurrent.Transformer",
+        "_target_": "embodied.policies.transformer.Transformer",
         "width": 16,
         "heads": 2,
         "layers": 1,

@@ -92,7 +92,7 @@ def test_all_three_estimate_a_better_and_a_worse_policy() -> None:
     recorded = Recorded(chain(600), config, 1)
     found = {}
     for action in (-0.5, 0.5):
-        policy = make_policy("gaussian.Deterministic", SPEC, hidden=[4], std=0.05)
+        policy = make_policy("deterministic.Deterministic", SPEC, hidden=[4], std=0.05)
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.zero_()

@@ -106,7 +106,7 @@ void tick(const float *place, const float *goal, int mode, int step, float *out)
 def policy(past: int = 32, **settings: Any) -> tuple[Any, Quadrotor]:
     env = Quadrotor(Config(num_envs=1, history=past, noise=0.0, **settings))
     how: dict[str, Any] = {"hidden": [64, 64], "activation": "tanh"}
-    made = make_policy("gaussian.Deterministic", env.spec, **how)
+    made = make_policy("deterministic.Deterministic", env.spec, **how)
     with torch.no_grad():
         for each in made.net.parameters():
             each *= 1.5  # far from doing nothing
@@ -238,7 +238,7 @@ def test_the_firmwares_pid_flies_until_it_is_asked_for(tmp_path: Path, level: st
 def test_who_is_not_of_rotor_speeds_is_refused(tmp_path: Path) -> None:
     spec = Quadrotor(Config(num_envs=1, history=2)).spec
     other = type(spec)({"state": spec.obs["state"]}, spec.act, dt=0.05)
-    made = make_policy("gaussian.Deterministic", other, hidden=[8])
+    made = make_policy("deterministic.Deterministic", other, hidden=[8])
     with pytest.raises(ConfigError, match="by radio"):
         write_crazyflie(Decision(made), {}, PAPER, tmp_path / "app")
     assert not (tmp_path / "app").exists()

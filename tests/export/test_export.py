@@ -60,7 +60,7 @@ def make(node: dict[str, Any], spec: Spec) -> Policy:
 
 
 def small(name: str, spec: Spec, **settings: object) -> Policy:
-    target = f"embodied.policies.gaussian.{name.capitalize()}"
+    target = f"embodied.policies.{name}.{name.capitalize()}"
     return make({"_target_": target, "hidden": [16], **settings}, spec)
 
 
@@ -146,7 +146,7 @@ def test_a_steered_policy_exports_where_it_has_no_memory(tmp_path: Path) -> None
     base = {"_target_": "embodied.policies.generative.flow.Flow", "width": 32}
     inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
     nodes = {"base": base, "inner": inner}
-    policy = make({"_target_": "embodied.policies.steering.Dsrl", **nodes}, SPECS["vectors"])
+    policy = make({"_target_": "embodied.policies.steering.dsrl.Dsrl", **nodes}, SPECS["vectors"])
     write_onnx(decision := Decision(policy), facts(decision), tmp_path / "policy.onnx")
     obs, noise = rows(policy, 3)
     feed = {k: v.numpy() for k, v in zip(decision.inputs, decision.example(3), strict=True)}
@@ -154,7 +154,9 @@ def test_a_steered_policy_exports_where_it_has_no_memory(tmp_path: Path) -> None
     found = open_session(tmp_path / "policy.onnx").run(None, feed | {"noise": noise.numpy()})[0]
     expected = policy.act(obs, policy.initial(3), noise)[0]
     torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
-    residual = make({"_target_": "embodied.policies.steering.Residual", **nodes}, SPECS["vectors"])
+    residual = make(
+        {"_target_": "embodied.policies.steering.residual.Residual", **nodes}, SPECS["vectors"]
+    )
     with pytest.raises(ConfigError, match="Residual carries plan, cursor"):
         Decision(residual)
 

@@ -173,12 +173,12 @@ def test_settings_inside_of_others_are_found() -> None:
     env = {"_target_": "embodied.envs.wrappers.stack.Wrapped", "env": sides(), "wrappers": []}
     changed = with_horizon({**env, "env": node_of("envs.toy.two_gap.TwoGap")}, 7)
     assert changed is not None and changed["env"]["horizon"] == 7
-    assert with_horizon(node_of("policies.encoded.Random"), 7) is None
+    assert with_horizon(node_of("policies.random.Random"), 7) is None
     spec = em.make_env("two_gap").spec
     flow = make_policy("generative.flow.Flow", spec, chunk=2, width=16)
     assert sampler_in(flow) == () and with_steps(flow, 10).steps == 10  # type: ignore[attr-defined]
     inner = node_of("policies.gaussian.Gaussian", hidden=[8])
-    steered = make_policy("steering.Dsrl", spec, base=flow.node, inner=inner)
+    steered = make_policy("steering.dsrl.Dsrl", spec, base=flow.node, inner=inner)
     assert sampler_in(steered) == ("base",) and with_steps(steered, 2).base.steps == 2  # type: ignore
     assert sampler_in(make_policy("gaussian.Gaussian", spec)) is None
 

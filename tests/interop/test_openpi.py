@@ -32,7 +32,7 @@ from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec  # noqa: E402
 from embodied.policies.remote.address import allow_typed, remote_policy  # noqa: E402
-from embodied.policies.steering import Dsrl  # noqa: E402
+from embodied.policies.steering.dsrl import Dsrl  # noqa: E402
 from embodied.serve import codec  # noqa: E402
 from embodied.serve.openpi_wrapper import Steerable  # noqa: E402
 from embodied.serve.policy_service import PolicyService  # noqa: E402
@@ -183,7 +183,7 @@ def served(policy: Any, metadata: dict[str, Any]) -> Iterator[str]:
 
 
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
-DSRL = {"_target_": "embodied.policies.steering.Dsrl"}
+DSRL = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
 
 
 def test_our_client_asks_an_openpi_server_and_learns_no_noise_through_it() -> None:

@@ -36,7 +36,7 @@ from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec, SpecMismatch  # noqa: E402
 from embodied.core.tensors import Tensors  # noqa: E402
 from embodied.policies.remote.connection import Connection  # noqa: E402
-from embodied.policies.steering import Dsrl  # noqa: E402
+from embodied.policies.steering.dsrl import Dsrl  # noqa: E402
 from embodied.serve.openpi_wrapper import weights_hash  # noqa: E402
 from embodied.serve.protocol import OURS  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
@@ -118,7 +118,7 @@ def test_it_is_lerobots_chunk(service: LeRobotService, remote: Policy) -> None:
 
 def test_noise_of_one_step_is_shared(remote: Policy) -> None:
     """32 numbers instead of 320; the chunk is that of the repeated noise."""
-    node = {"_target_": "embodied.policies.steering.Dsrl", "shared_noise": True}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "shared_noise": True}
     policy = Dsrl.wrap(remote, node, INNER)
     assert policy.inner.spec.act.size == 32
     u = torch.rand(2, 32)
@@ -172,7 +172,7 @@ def test_another_checkpoint_is_refused(smolvla: Path, tmp_path: Path) -> None:
     service = LeRobotService(*load(str(copied), "cpu"), dt=0.05, text=TASK, weights=hashes[0])
     allow("embodied.policies.remote")
     with Server(service, port=0) as running:
-        node = {"_target_": "embodied.policies.steering.Dsrl", "shared_noise": True}
+        node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "shared_noise": True}
         saved = checkpoint.save(tmp_path / "0", Dsrl.wrap(asked(running.url), node, INNER), 0)
         assert checkpoint.load_policy(saved).node["base"]["policy_hash"] == hashes[0]
     weights = load_file(copied / "model.safetensors")

@@ -182,7 +182,7 @@ def batch_of(n: int = 16, seed: int = 0) -> Tensors:
 
 
 def test_the_value_loss_of_iql_can_be_replaced() -> None:
-    learner, batch = make_hooks(Absolute, "gaussian.Deterministic"), batch_of()
+    learner, batch = make_hooks(Absolute, "deterministic.Deterministic"), batch_of()
     obs = under(batch, "obs")
     gap = learner.target(obs, batch["action"]).amin(0), learner.value(obs)
     assert torch.equal(learner._loss(batch)[0][0], learner.value_loss(*gap))
@@ -214,13 +214,13 @@ def test_a_prior_without_weight_is_plain_sac_and_with_weight_holds_the_policy() 
 def test_further_critic_terms_and_a_prior_of_td3() -> None:
     lows = []
     for low in (0.0, 5.0):
-        learner = make_hooks(LowTd3, "gaussian.Deterministic", critic_lr=1e-2)
+        learner = make_hooks(LowTd3, "deterministic.Deterministic", critic_lr=1e-2)
         learner.low, learner.near = low, 100.0
         for seed in range(60):
             learner.update(batch_of(seed=seed))
         lows.append(learner.critic(under(batch_of(), "obs"), batch_of()["action"]).mean().item())
     assert lows[1] < lows[0] - 0.5
-    learner = make_hooks(LowTd3, "gaussian.Deterministic", actor_lr=1e-2)
+    learner = make_hooks(LowTd3, "deterministic.Deterministic", actor_lr=1e-2)
     learner.near = 100.0
     for _ in range(200):
         learner._actor_step(batch_of())
@@ -234,7 +234,7 @@ def test_the_penalty_of_rebrac_can_be_another_distance() -> None:
     batch = batch_of() | {"obs/state": torch.zeros(16, 3), "action": side.expand(16, 2)}
     for kind, end in ((Rebrac, 0.0), (Elsewhere, 0.3)):
         settings = {"actor_bc": 100.0, "critic_bc": 0.0, "actor_lr": 1e-2}
-        learner = make_hooks(kind, "gaussian.Deterministic", **settings)
+        learner = make_hooks(kind, "deterministic.Deterministic", **settings)
         for _ in range(600):
             learner._actor_step(batch)
         assert (learner.policy(under(batch, "obs"))[0] - end).abs().max() < 0.1

@@ -16,7 +16,7 @@ from tests.builders import SPEC, make_learner, make_policy
 
 
 def make(chunk: int = 1, updates: int = 0, **settings: Any) -> Any:
-    policy = make_policy("gaussian.Deterministic", SPEC, hidden=[32], chunk=chunk)
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32], chunk=chunk)
     return make_learner("offline.cpl.Cpl", policy, RunPlan(updates), segment=4, **settings)
 
 

@@ -22,7 +22,7 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(kind: str, **settings: Any) -> Any:
-    policy = make_policy("gaussian.Deterministic", SPEC, hidden=[32])
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
     given = {"hidden": [64], **settings}
     return make_learner(f"offline.{kind}", policy, run=RunPlan(1000), **given)
 

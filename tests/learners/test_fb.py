@@ -126,7 +126,7 @@ def test_b_sees_the_chosen_elements() -> None:
     with pytest.raises(ConfigError, match='no element "y"'):
         policy_of(SPEC, elements=["y"])
     with pytest.raises(ConfigError, match="policy=prompted"):
-        make_learner("offline.fb.Fb", make_policy("gaussian.Deterministic", PLAIN))
+        make_learner("offline.fb.Fb", make_policy("deterministic.Deterministic", PLAIN))
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ STEP, GAMMA = 0.05, 0.95
 
 
 def rebrac(**settings: object) -> Rebrac:
-    policy = make_policy("gaussian.Deterministic", LINE, hidden=[32])
+    policy = make_policy("deterministic.Deterministic", LINE, hidden=[32])
     given = {"hidden": [32, 32], "atoms": 3, "values": [0.0, 1.0], "gamma": GAMMA, **settings}
     return make_learner("offline.rebrac.Rebrac", policy, **given)
 

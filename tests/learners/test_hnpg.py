@@ -17,7 +17,9 @@ from tests.learners.bandit import slopes
 
 
 def make(spec: Spec = SPEC, chunk: int = 1, mean: float = 0.0, **settings: Any) -> Any:
-    policy = make_policy("gaussian.DiagonalGaussian", spec, hidden=[16], log_std=-3.0, chunk=chunk)
+    policy = make_policy(
+        "diagonal_gaussian.DiagonalGaussian", spec, hidden=[16], log_std=-3.0, chunk=chunk
+    )
     policy.net[-1].bias.data.fill_(mean)
     given = {"horizon": 6, "batch_size": 8, "lr": 3e-3, "normalize": False, **settings}
     return make_learner("on_policy.hnpg.Hnpg", policy, **given)

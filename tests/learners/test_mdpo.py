@@ -31,7 +31,7 @@ def pair(target: str, spec: Spec, **settings: Any) -> tuple[Any, Any, Tensors]:
 
 
 def test_divergences_are_those_of_torch() -> None:
-    one, other, obs = pair("gaussian.DiagonalGaussian", LINE, head=1.0)
+    one, other, obs = pair("diagonal_gaussian.DiagonalGaussian", LINE, head=1.0)
     normal = [Normal(policy(obs), policy.log_std.exp()) for policy in (one, other)]
     torch.testing.assert_close(one.kl(obs, other), kl_divergence(*normal).sum(1))
     one, other, obs = pair("gaussian.Gaussian", LINE)
@@ -105,7 +105,7 @@ def test_steps_become_smaller() -> None:
 
 
 def test_a_policy_without_a_known_divergence_is_refused() -> None:
-    inner = {"_target_": "embodied.policies.gaussian.DiagonalGaussian"}
+    inner = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     policy = make_policy("recurrent.Recurrent", LINE, inner=inner)
     with pytest.raises(ConfigError, match="policy=diagonal_gaussian"):
         make_learner("on_policy.mdpo.Mdpo", policy)

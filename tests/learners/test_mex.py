@@ -17,7 +17,7 @@ LINE = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(target: str = "mex.Mex", **settings: Any) -> Any:
-    policy = make_policy("gaussian.Deterministic", LINE, hidden=[16])
+    policy = make_policy("deterministic.Deterministic", LINE, hidden=[16])
     given = {"hidden": [16], "batch_size": 16, **settings}
     return make_learner(f"off_policy.{target}", policy, **given)
 

@@ -24,9 +24,9 @@ from tests.tiers import usually
 TIMES, ENVS, OBS, ACT = 25, 8, 5, 3  # 200 decisions
 SMALL = {"hidden": [20, 20]}
 TANH, RELU = {"activation": "tanh"}, {"activation": "relu"}
-GAUSSIAN = "embodied.policies.gaussian.DiagonalGaussian"
+GAUSSIAN = "embodied.policies.diagonal_gaussian.DiagonalGaussian"
 PPO = "embodied.learners.on_policy.ppo.Ppo"
-DETERMINISTIC = "embodied.policies.gaussian.Deterministic"
+DETERMINISTIC = "embodied.policies.deterministic.Deterministic"
 TD3 = "embodied.learners.off_policy.td3.Td3"
 # Hundreds of steps of each: settings of the learner, and of the policy.
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -33,7 +33,7 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(**settings: object) -> Iql:
-    policy = make_policy("gaussian.Deterministic", SPEC, hidden=[32])
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
     given = {"hidden": [32], "batch_size": 4, **settings}
     return make_learner("offline.iql.Iql", policy, run=RunPlan(100), **given)
 
@@ -233,7 +233,7 @@ FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "dept
 
 def make_fql(chunk: int = 1, **settings: Any) -> Fql:
     policy = make_policy(
-        "generative.flow.OneStep", LINE_SPEC, flow=FLOW, hidden=[32, 32], chunk=chunk
+        "generative.one_step.OneStep", LINE_SPEC, flow=FLOW, hidden=[32, 32], chunk=chunk
     )
     given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
     return make_learner("offline.fql.Fql", policy, **given)
@@ -324,7 +324,7 @@ def test_chunks_that_do_not_fit_are_refused() -> None:
     wide = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
     critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
     with pytest.raises(ConfigError, match="as large as its chunk"):
-        node = node_of("policies.generative.flow.OneStep", flow={**wide, "critic": critic})
+        node = node_of("policies.generative.one_step.OneStep", flow={**wide, "critic": critic})
         build(node, Policy, spec=LINE_SPEC)
     with pytest.raises(ConfigError, match="hold 1 steps per decision"):
         make_qchunk(2)._actor_loss(two_modes(4))

@@ -40,7 +40,7 @@ SPECS = {
     "masked": Spec({**OBS, MASK: Leaf((5,), low=0.0, high=1.0)}, mixed_leaf((3, 0, 2)), dt=0.1),
 }
 NODES: dict[str, dict[str, Any]] = {
-    "normal": node_of("policies.gaussian.DiagonalGaussian", hidden=[8], head=1.0),
+    "normal": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8], head=1.0),
     "categorical": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
     "masked": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8], "head": 1.0},
 }
@@ -359,7 +359,7 @@ def test_deviation_that_does_not_learn() -> None:
 def test_only_the_played_part_of_a_chunk_counts() -> None:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = node_of("policies.gaussian.DiagonalGaussian", chunk=3, hidden=[4])
+    node = node_of("policies.diagonal_gaussian.DiagonalGaussian", chunk=3, hidden=[4])
     policy, given = build(node, Policy, spec=env.spec), {"horizon": 4, "batch_size": 4, "epochs": 1}
     learner = make_learner("on_policy.ppo.Ppo", policy, run=RunPlan(execute=2), **given)
     loop = OnPolicyLoop(Collector(env, learner.policy, learner.gamma, execute=2), learner)

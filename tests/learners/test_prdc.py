@@ -17,7 +17,7 @@ TD3_BC = {"layer_norm": False, "critic_bc": 0.0, "distance": "mean", "value": "f
 
 
 def make(kind: str, spec: Spec, **settings: Any) -> Any:
-    policy = make_policy("gaussian.Deterministic", spec, hidden=[32])
+    policy = make_policy("deterministic.Deterministic", spec, hidden=[32])
     return make_learner(f"offline.{kind}", policy, hidden=(), **TD3_BC, **settings)
 
 

@@ -91,7 +91,7 @@ def test_lambda_is_tuned_to_the_divergence() -> None:
 
 
 def ppo(**settings: Any) -> Any:
-    policy = make_policy("gaussian.DiagonalGaussian", SPEC, hidden=[16])
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", SPEC, hidden=[16])
     given = {"horizon": 6, "batch_size": 8, "lam": 0.0, "advantage": "raw", **settings}
     return make_learner("prior.PpoPrior", policy, **given)
 
@@ -123,6 +123,6 @@ def test_the_prior_of_a_run(tmp_path: Path) -> None:
     before = each(saved.state_dict(), torch.clone)
     assert all(torch.equal(prior.state_dict()[key], value) for key, value in before.items())
     assert not any(weight.requires_grad for weight in prior.parameters())
-    other = make_policy("gaussian.Deterministic", LINE)
+    other = make_policy("deterministic.Deterministic", LINE)
     with pytest.raises(ConfigError, match="have to be the same"):
         prior_of(PriorConfig(prior=str(tmp_path)), other, LINE)

@@ -27,7 +27,7 @@ SOFT = {"temperature_lr": 1e-2, "initial_temperature": 0.05, "target_entropy": -
     ("target", "policy", "settings", "updates"),
     [
         ("sac.Sac", "gaussian.Gaussian", SOFT, 600),
-        ("td3.Td3", "gaussian.Deterministic", {}, 600),
+        ("td3.Td3", "deterministic.Deterministic", {}, 600),
         ("dsac_t.DsacT", "gaussian.Gaussian", SOFT, 800),
     ],
 )
@@ -57,7 +57,7 @@ FAST = {**SMALL, "actor_lr": 1e-3, "critic_lr": 1e-3}
     ("target", "policy", "shape", "settings", "steps", "least"),
     [
         ("sac.Sac", "gaussian.Gaussian", SMALL, {**FAST, "initial_temperature": 0.1}, 700, -5.5),
-        ("td3.Td3", "gaussian.Deterministic", SMALL, FAST, 700, -5.5),
+        ("td3.Td3", "deterministic.Deterministic", SMALL, FAST, 700, -5.5),
         pytest.param(
             *("flashsac.Flashsac", "block_gaussian.BlockGaussian", {"width": 32}),
             {"width": 32, "actor_lr": 1e-3, "critic_lr": 1e-3, "temperature_lr": 1e-3},
@@ -98,16 +98,16 @@ def test_learns_to_reach(
 @pytest.mark.parametrize(
     ("target", "policy", "says"),
     [
-        ("off_policy.sac.Sac", "encoded.Random", "log-prob"),
-        ("off_policy.dsac_t.DsacT", "gaussian.Deterministic", "log-prob"),
+        ("off_policy.sac.Sac", "random.Random", "log-prob"),
+        ("off_policy.dsac_t.DsacT", "deterministic.Deterministic", "log-prob"),
         ("off_policy.td3.Td3", "gaussian.Gaussian", "policy=deterministic"),
         ("off_policy.flashsac.Flashsac", "gaussian.Gaussian", "block_gaussian"),
-        ("offline.iql.Iql", "encoded.Random", "needs a loss"),
+        ("offline.iql.Iql", "random.Random", "needs a loss"),
         ("offline.fql.Fql", "generative.flow.Flow", "policy=one_step"),
         ("offline.qchunking.QChunking", "generative.flow.Flow", "policy=best_of_n"),
         ("finetune.expo.Expo", "generative.flow.Flow", "policy=edit"),
         ("finetune.dsrl_na.DsrlNa", "gaussian.Gaussian", "finetune=dsrl_na"),
-        ("finetune.dppo.Dppo", "gaussian.DiagonalGaussian", "policy=noisy_diffusion"),
+        ("finetune.dppo.Dppo", "diagonal_gaussian.DiagonalGaussian", "policy=noisy_diffusion"),
         ("on_policy.ppo.Ppo", "generative.flow.Flow", "policy=diagonal_gaussian"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_recorded_update_needs_a_gpu() -> None:
             "gaussian.Gaussian",
             {"entropy_in_backup": False, "critics": 4, "layer_norm": True, "utd": 2},
         ),
-        ("td3.Td3", "gaussian.Deterministic", {"target_delay": 3, "critic_lr": 1e-3}),
+        ("td3.Td3", "deterministic.Deterministic", {"target_delay": 3, "critic_lr": 1e-3}),
     ],
 )
 def test_a_recorded_update_learns_like_a_plain_one(

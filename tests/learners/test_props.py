@@ -109,7 +109,7 @@ def test_the_data_of_a_fixed_policy_are_more_like_it() -> None:
 
 def test_it_is_adapted_every_k_decisions_to_all_that_is_kept(monkeypatch: Any) -> None:
     env = Counter(Config())
-    policy = make_policy("gaussian.DiagonalGaussian", env.spec, hidden=[4])
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", env.spec, hidden=[4])
     given = {"horizon": 6, "batch_size": 6, "epochs": 1, "every": 2, "behaviour_epochs": 1}
     learner = make_learner("on_policy.props.Props", policy, **given)
     seen: list[int] = []

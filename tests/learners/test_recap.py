@@ -13,14 +13,14 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import flags, with_steps
 from embodied.learners.imitation.recap import Recap
 from embodied.learners.learner import RunPlan
-from embodied.policies.wrappers.real_time_chunking import (
+from embodied.policies.wrappers.advantage_conditioned import (
     LABEL,
     NEGATIVE,
     NONE,
     POSITIVE,
     AdvantageConditioned,
-    sample,
 )
+from embodied.policies.wrappers.real_time_chunking import sample
 from tests.builders import make_learner, make_policy, node_of
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -29,7 +29,7 @@ FLOW = node_of("policies.generative.flow.Flow", width=32, depth=1)
 
 def conditioned(spec: Spec = SPEC, **settings: object) -> AdvantageConditioned:
     given = {"base": FLOW, "chunk": 2, **settings}
-    return make_policy("wrappers.real_time_chunking.AdvantageConditioned", spec, **given)
+    return make_policy("wrappers.advantage_conditioned.AdvantageConditioned", spec, **given)
 
 
 def make(policy: AdvantageConditioned | None = None, **settings: object) -> Recap:

@@ -20,7 +20,7 @@ from tests.learners.test_ppo import steps
 from tests.toy_envs import Tree, TreeConfig
 
 ARMS = Spec({"state": Leaf((3,))}, Leaf((), "int64", 0, 2), dt=0.1)
-POLICY = "categorical.StagedCategorical"
+POLICY = "staged_categorical.StagedCategorical"
 
 
 def make(spec: Spec = ARMS, stages: int = 2, **settings: Any) -> Sqirl:

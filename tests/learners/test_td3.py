@@ -23,7 +23,7 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, **settings: object) -> Td3:
-    policy = make_policy("gaussian.Deterministic", spec, hidden=[32])
+    policy = make_policy("deterministic.Deterministic", spec, hidden=[32])
     given = {"hidden": [32], "batch_size": 4, **settings}
     return make_learner("off_policy.td3.Td3", policy, **given)
 
@@ -205,7 +205,7 @@ def test_the_policy_climbs_the_smaller_mean() -> None:
 
 
 def test_every_episode_has_its_own_deviation() -> None:
-    node = {"_target_": "embodied.policies.gaussian.Deterministic", "hidden": [8]}
+    node = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
     policy = build({**node, "std_range": [0.1, 0.5]}, Policy, spec=SPEC)
     obs = {"state": torch.zeros(3, 3)}
     e = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -9.0]])
@@ -228,7 +228,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "learner"
 
 
 def make_rebrac(target: str = "offline.rebrac.Rebrac", **settings: object) -> Td3:
-    policy = make_policy("gaussian.Deterministic", SPEC, hidden=[32])
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
     return make_learner(target, policy, **{"hidden": [32], "batch_size": 4, **settings})
 
 

@@ -33,7 +33,7 @@ class Line(Dynamics):
 
 def policy_of(mean: float) -> Any:
     """A policy with one mean action everywhere."""
-    policy = make_policy("gaussian.DiagonalGaussian", LINE, hidden=[8], zero_head=True)
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", LINE, hidden=[8], zero_head=True)
     policy.net[-1].bias.data.fill_(mean)
     return policy
 
@@ -60,7 +60,7 @@ def test_the_gate_asks_for_more_than_noise() -> None:
 
 
 def make(updates: int, **settings: Any) -> Any:
-    policy = make_policy("gaussian.DiagonalGaussian", LINE, hidden=[16], log_std=-0.5)
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", LINE, hidden=[16], log_std=-0.5)
     given = {"batch_size": 128, "members": 2, "lr": 3e-3, "values": RATES, **settings}
     return make_learner("offline.uni_o4.UniO4", policy, run=RunPlan(updates), **given)
 

@@ -16,9 +16,11 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from embodied.models.dyna import Config, Dyna, OptimisticConfig, OptimisticDyna
+from embodied.models import optimistic
+from embodied.models.dyna import Config, Dyna
 from embodied.models.dynamics import Dynamics, Fit, Prediction, Progress
 from embodied.models.ensemble import MlpEnsemble, Rows
+from embodied.models.optimistic import OptimisticDyna
 from embodied.nn.optim import Adam
 from tests.builders import exit_of, make_policy, node_of
 from tests.linear_system import SPEC, WALL, step
@@ -120,7 +122,7 @@ class Likes:
 def made(networks: int = 1, critic: Any = None, **settings: Any) -> tuple[OptimisticDyna, Rows]:
     rows = recorded(64)
     sizes = {"networks": networks, "elites": 1, "hidden": [8], "most_updates": 100}
-    config = OptimisticConfig(node_of("models.ensemble.MlpEnsemble", **sizes), **settings)
+    config = optimistic.Config(node_of("models.ensemble.MlpEnsemble", **sizes), **settings)
     dyna = OptimisticDyna(config, *parts(rows), critic or Likes())
     assert isinstance(dyna.model, MlpEnsemble)
     found = dyna.model.rows(rows)

@@ -163,7 +163,7 @@ def test_a_folder_of_another_person_builds_models_only(folder: Path, tmp_path: P
     shutil.copytree(folder / "model", tmp_path / "model")
     file = tmp_path / "model" / "model.yaml"
     text = file.read_text()
-    file.write_text(yaml.safe_dump({"_target_": "embodied.policies.encoded.Random"}))
+    file.write_text(yaml.safe_dump({"_target_": "embodied.policies.random.Random"}))
     with pytest.raises(ConfigError, match="is no Dynamics"):
         dynamics.load(tmp_path / "model")
     file.write_text(text.replace("networks: 3", "networks: 4"))

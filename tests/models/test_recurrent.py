@@ -120,7 +120,7 @@ def test_a_policy_outside_filters_what_the_model_encodes(
     model = latent_policy.load_latent(given["model"])
     data = read_episodes(given["starts"])
     seen = latent_policy.encoded(model, data, "demos").steps[f"obs/{LATENT}"]
-    base = {"_target_": "embodied.policies.gaussian.DiagonalGaussian", "chunk": chunk}
+    base = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "chunk": chunk}
     policy = LatentPolicy.of(build(base, Policy, spec=model.spec), model).eval()
     number = int((data.length >= 13).nonzero()[0])
     rows = data.start[number] + torch.arange(13)
@@ -139,7 +139,9 @@ def test_saved_and_loaded_and_unwrapped(given: dict[str, str], tmp_path: Path) -
 
     model = latent_policy.load_latent(given["model"])
     base = build(
-        {"_target_": "embodied.policies.gaussian.DiagonalGaussian"}, Policy, spec=model.spec
+        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"},
+        Policy,
+        spec=model.spec,
     )
     policy = LatentPolicy.of(base, model)
     again = build(policy.node, Policy, spec=policy.spec)

@@ -13,14 +13,17 @@ from torch.distributions import Normal
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.policies.denoising_mdp import DenoisingMDP, NoisyDiffusion, NoisyFlow, PartialFinetune
+from embodied.policies.denoising_mdp.chain import DenoisingMDP
+from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
+from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
+from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 BASES: dict[str, dict[str, Any]] = {
     "flow": node_of("policies.generative.flow.Flow", chunk=3, steps=4, width=16),
     "one step": node_of("policies.generative.flow.Flow", chunk=3, steps=1, width=16),
-    "shortcut": node_of("policies.generative.flow.Shortcut", chunk=3, steps=2, width=16),
+    "shortcut": node_of("policies.generative.shortcut.Shortcut", chunk=3, steps=2, width=16),
     "diffusion": node_of("policies.generative.diffusion.Diffusion", chunk=3, width=16),
 }
 
@@ -36,7 +39,7 @@ def fitted(kind: str) -> Any:
 def noisy(kind: str, **settings: Any) -> DenoisingMDP:
     cls = NoisyDiffusion if kind == "diffusion" else NoisyFlow
     node = {
-        "_target_": f"embodied.policies.denoising_mdp.{cls.__name__}",
+        "_target_": f"{cls.__module__}.{cls.__name__}",
         "base": BASES["flow"],
         **settings,
     }
@@ -180,10 +183,10 @@ def test_bounds_of_the_noise_hold_and_fall() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("NoisyFlow", {"base": BASES["diffusion"]}, "not Diffusion"),
-        ("NoisyFlow", {"base": BASES["flow"], "low": 0.3}, "at most high=0.16"),
-        ("NoisyDiffusion", {"base": BASES["flow"]}, "not Flow"),
-        ("NoisyDiffusion", {"base": BASES["diffusion"], "last": 11}, "1..10"),
+        ("noisy_flow.NoisyFlow", {"base": BASES["diffusion"]}, "not Diffusion"),
+        ("noisy_flow.NoisyFlow", {"base": BASES["flow"], "low": 0.3}, "at most high=0.16"),
+        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["flow"]}, "not Flow"),
+        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["diffusion"], "last": 11}, "1..10"),
     ],
 )
 def test_mistakes_are_one_line(name: str, settings: dict[str, Any], says: str) -> None:

@@ -38,9 +38,9 @@ NETS: list[dict[str, Any]] = [
 POLICIES = [
     "generative.flow.Flow",
     "generative.diffusion.Diffusion",
-    "generative.flow.Shortcut",
-    "generative.flow.Consistency",
-    "generative.flow.MinimalIterative",
+    "generative.shortcut.Shortcut",
+    "generative.consistency.Consistency",
+    "generative.minimal_iterative.MinimalIterative",
 ]
 
 
@@ -273,7 +273,7 @@ def test_gradients_reach_every_parameter() -> None:
 MODES_SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 SHARE, ROWS = 0.3, 4096
 NODES = [("flow.Flow", (8,)), ("diffusion.Diffusion", (10,))]
-NODES += [("flow.Shortcut", (1, 8)), ("flow.Consistency", (1,))]
+NODES += [("shortcut.Shortcut", (1, 8)), ("consistency.Consistency", (1,))]
 
 
 @pytest.mark.parametrize(("kind", "steps"), usually(NODES[:1], NODES))

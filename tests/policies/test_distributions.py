@@ -24,16 +24,12 @@ from embodied.datasets.transitions import chunks
 from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import RunPlan
 from embodied.nn.optim import fit
+from embodied.policies import categorical, gaussian
 from embodied.policies.block_gaussian import BatchNorm, BlockGaussian, Blocks
-from embodied.policies.categorical import Categorical, CategoricalConfig
-from embodied.policies.gaussian import (
-    TRIES,
-    DiagonalBeta,
-    DiagonalGaussian,
-    Gaussian,
-    GaussianConfig,
-    gamma,
-)
+from embodied.policies.categorical import Categorical
+from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
+from embodied.policies.diagonal_gaussian import DiagonalGaussian
+from embodied.policies.gaussian import Gaussian
 from tests.builders import make_learner, make_policy, recorded
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -42,7 +38,7 @@ SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 @pytest.fixture
 def policy() -> Gaussian:
     torch.manual_seed(0)
-    return Gaussian(GaussianConfig(chunk=3, hidden=(32,)), SPEC)
+    return Gaussian(gaussian.Config(chunk=3, hidden=(32,)), SPEC)
 
 
 def theirs(policy: Gaussian, obs: dict[str, Tensor]) -> TransformedDistribution:
@@ -111,13 +107,13 @@ def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
 
 
 def test_a_head_of_zeros_starts_at_the_middle() -> None:
-    policy = Gaussian(GaussianConfig(zero_head=True), SPEC)
+    policy = Gaussian(gaussian.Config(zero_head=True), SPEC)
     actions, _ = policy.act({"state": torch.randn(3, 4)}, {}, policy.sample_noise(3))
     assert torch.equal(actions, torch.zeros(3, 1, 2))
 
 
 def test_hard_bounds_are_clamped() -> None:
-    policy = Gaussian(GaussianConfig(hidden=(), log_std=(-20.0, 2.0), soft=False), SPEC)
+    policy = Gaussian(gaussian.Config(hidden=(), log_std=(-20.0, 2.0), soft=False), SPEC)
     for parameter in policy.parameters():
         torch.nn.init.zeros_(parameter)
     assert policy({"state": torch.zeros(1, 4)})[1].tolist() == [[0.0, 0.0]]  # a deviation of 1
@@ -131,7 +127,7 @@ NORMAL_SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
 
 def make(**settings: Any) -> DiagonalGaussian:
     given = {"hidden": [8], **settings}
-    return make_policy("gaussian.DiagonalGaussian", NORMAL_SPEC, **given)
+    return make_policy("diagonal_gaussian.DiagonalGaussian", NORMAL_SPEC, **given)
 
 
 def require_theirs(policy: Any, obs: Tensors, action: Tensor, theirs: Any, near: float) -> None:
@@ -181,7 +177,7 @@ def test_it_begins_near_zero_and_orthogonal() -> None:
 
 
 def make_beta(**settings: Any) -> DiagonalBeta:
-    return make_policy("gaussian.DiagonalBeta", NORMAL_SPEC, **{"hidden": [8], **settings})
+    return make_policy("diagonal_beta.DiagonalBeta", NORMAL_SPEC, **{"hidden": [8], **settings})
 
 
 def beta_by_torch(policy: DiagonalBeta, obs: dict[str, Tensor]) -> torch.distributions.Distribution:
@@ -257,9 +253,9 @@ def test_actions_at_the_bounds_have_finite_densities() -> None:
 @pytest.mark.parametrize(
     ("target", "leaf", "match"),
     [
-        ("gaussian.DiagonalGaussian", Leaf((), "int64", 0, 3), "continuous"),
-        ("gaussian.DiagonalBeta", Leaf((2,), unit=NORMALIZED), "actions have bounds"),
-        ("gaussian.DiagonalBeta", Leaf((), "int64", 0, 3), "continuous actions"),
+        ("diagonal_gaussian.DiagonalGaussian", Leaf((), "int64", 0, 3), "continuous"),
+        ("diagonal_beta.DiagonalBeta", Leaf((2,), unit=NORMALIZED), "actions have bounds"),
+        ("diagonal_beta.DiagonalBeta", Leaf((), "int64", 0, 3), "continuous actions"),
         ("categorical.Categorical", ACT, "needs discrete actions"),
     ],
 )
@@ -287,7 +283,7 @@ def cells(n: int) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def discrete() -> Categorical:
     torch.manual_seed(0)
-    built = Categorical(CategoricalConfig(chunk=2, hidden=(16,)), CATEGORICAL_SPEC)
+    built = Categorical(categorical.Config(chunk=2, hidden=(16,)), CATEGORICAL_SPEC)
     head = built.net[-1]
     assert isinstance(head, nn.Linear)
     nn.init.normal_(head.weight)  # far from uniform
@@ -314,7 +310,7 @@ def test_gumbel_noise_draws_from_the_distribution(discrete: Categorical) -> None
 
 
 def test_who_is_sampled_draws_in_evaluation_too() -> None:
-    policy = Categorical(CategoricalConfig(hidden=(4,), sampled=True), CATEGORICAL_SPEC)
+    policy = Categorical(categorical.Config(hidden=(4,), sampled=True), CATEGORICAL_SPEC)
     assert policy.sample_noise(5).abs().min() > 0 and policy.sample_noise(5).shape == (5, 1, 5)
 
 
@@ -357,7 +353,7 @@ def test_loss_by_hand(discrete: Categorical) -> None:
 
 
 def test_equally_likely_at_the_start_if_asked() -> None:
-    policy = Categorical(CategoricalConfig(head=0.0), CATEGORICAL_SPEC)
+    policy = Categorical(categorical.Config(head=0.0), CATEGORICAL_SPEC)
     assert policy.entropy(cells(4)).tolist() == pytest.approx([math.log(5)] * 4)
 
 

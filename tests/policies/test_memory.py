@@ -14,21 +14,22 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
 from embodied.policies.networks import blocks
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.recurrent import CausalTransformer, Memory
+from embodied.policies.recurrent import Memory
+from embodied.policies.transformer import CausalTransformer
 from tests.builders import make_policy, node_of
 
 OBS = {"state": Leaf((3,))}
 ACTS = {"normal": Leaf((2,), low=-1.0, high=1.0), "categorical": Leaf((), "int64", 0, 3)}
 
 INNER = {
-    "normal": node_of("policies.gaussian.DiagonalGaussian", hidden=[5]),
+    "normal": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[5]),
     "categorical": node_of("policies.categorical.Categorical", hidden=[5]),
 }
 
 
 def make(kind: str, inner: str, **settings: Any) -> Any:
     spec = Spec(OBS, ACTS[inner], dt=0.1)
-    return make_policy(f"recurrent.{kind}", spec, inner=INNER[inner], **settings)
+    return make_policy(f"{kind.lower()}.{kind}", spec, inner=INNER[inner], **settings)
 
 
 def test_the_cell_is_torchs() -> None:

@@ -33,11 +33,11 @@ SMALL: dict[str, Any] = {"width": 16, "chunk": 6}
 DIFFUSION = node_of("policies.generative.diffusion.Diffusion", **SMALL)
 SAMPLERS: dict[str, dict[str, Any]] = {
     "flow": node_of("policies.generative.flow.Flow", **SMALL),
-    "shortcut": node_of("policies.generative.flow.Shortcut", steps=2, **SMALL),
-    "consistency": node_of("policies.generative.flow.Consistency", steps=3, **SMALL),
-    "minimal": node_of("policies.generative.flow.MinimalIterative", **SMALL),
+    "shortcut": node_of("policies.generative.shortcut.Shortcut", steps=2, **SMALL),
+    "consistency": node_of("policies.generative.consistency.Consistency", steps=3, **SMALL),
+    "minimal": node_of("policies.generative.minimal_iterative.MinimalIterative", **SMALL),
     "diffusion": DIFFUSION,
-    "relay": node_of("policies.denoising_mdp.PartialFinetune", base=DIFFUSION),
+    "relay": node_of("policies.denoising_mdp.partial_finetune.PartialFinetune", base=DIFFUSION),
 }
 FLOW = SAMPLERS["flow"]
 

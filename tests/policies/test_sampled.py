@@ -17,8 +17,9 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, take, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import past_observations
-from embodied.policies.denoising_mdp import NoisyDiffusion, NoisyFlow
-from tests.builders import make_policy, node_of
+from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
+from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
+from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -66,7 +67,7 @@ def test_actions_return_from_the_range_of_the_data() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 8])
 def test_acting_is_euler_told_its_step(steps: int) -> None:
-    policy = make("flow.Shortcut", steps=steps, finest=8)
+    policy = make("shortcut.Shortcut", steps=steps, finest=8)
     obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x, features = noise, policy.encoder(obs)
     level = {1: 0, 2: 1, 8: 3}[steps]
@@ -78,7 +79,7 @@ def test_acting_is_euler_told_its_step(steps: int) -> None:
 
 
 def test_a_long_step_is_two_of_half_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = make("flow.Shortcut", finest=4)
+    policy = make("shortcut.Shortcut", finest=4)
     x, t, level = torch.ones(2, 2), torch.tensor([0.0, 0.5]), torch.tensor([0, 1])
     none = torch.zeros(2, 2)
     assert not policy.longer(x, t, level, none).requires_grad
@@ -94,7 +95,7 @@ def test_a_long_step_is_two_of_half_its_length(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_flow_rows_and_the_finest_halves_share_one_step_size() -> None:
-    policy = make("flow.Shortcut", finest=8, bootstrap=4)
+    policy = make("shortcut.Shortcut", finest=8, bootstrap=4)
     calls: list[tuple[Tensor, Tensor]] = []
     velocity = policy.velocity
 
@@ -120,7 +121,7 @@ def test_flow_rows_and_the_finest_halves_share_one_step_size() -> None:
 
 def test_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """s = 3 level + 1 everywhere: a bootstrapped row is off by 3, a flow row by 7 - (a - x_0)."""
-    policy = make("flow.Shortcut", finest=4, bootstrap=2)
+    policy = make("shortcut.Shortcut", finest=4, bootstrap=2)
     monkeypatch.setattr(
         policy, "velocity", lambda x, t, level, f: (3.0 * level + 1)[:, None].expand(-1, 2)
     )
@@ -137,7 +138,7 @@ def test_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_sources_of_a_mixed_batch_train_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture alternates between replay and demonstrations."""
-    policy = make("flow.Shortcut", bootstrap=4)
+    policy = make("shortcut.Shortcut", bootstrap=4)
     longer = policy.longer
     found: list[Tensor] = []
 
@@ -154,10 +155,10 @@ def test_both_sources_of_a_mixed_batch_train_longer_steps(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("kind", "settings", "words"),
     [
-        ("flow.Shortcut", {"steps": 3}, "steps=3 must be a power of two"),
-        ("flow.Shortcut", {"finest": 12}, "finest=12 must be a power of two"),
-        ("flow.Shortcut", {"steps": 8, "finest": 4}, "steps=8 must be at most finest=4"),
-        ("flow.Consistency", {"steps": 9, "levels": 8}, "steps=9 must be at most levels=8"),
+        ("shortcut.Shortcut", {"steps": 3}, "steps=3 must be a power of two"),
+        ("shortcut.Shortcut", {"finest": 12}, "finest=12 must be a power of two"),
+        ("shortcut.Shortcut", {"steps": 8, "finest": 4}, "steps=8 must be at most finest=4"),
+        ("consistency.Consistency", {"steps": 9, "levels": 8}, "steps=9 must be at most levels=8"),
         ("diffusion.Diffusion", {"steps": 7}, "steps=7 must divide train_steps=100"),
     ],
 )
@@ -167,7 +168,7 @@ def test_steps_that_do_not_fit_are_refused(kind: str, settings: dict[str, int], 
 
 
 def test_one_step_is_noise_plus_network_and_the_data_its_own_image() -> None:
-    policy = make("flow.Consistency")
+    policy = make("consistency.Consistency")
     obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x = noise + policy.net(noise, torch.zeros(5), policy.encoder(obs))
     actions, _ = policy.act(obs, {}, noise)
@@ -176,7 +177,7 @@ def test_one_step_is_noise_plus_network_and_the_data_its_own_image() -> None:
 
 
 def test_further_steps_noise_again() -> None:
-    policy = make("flow.Consistency", steps=2)
+    policy = make("consistency.Consistency", steps=2)
     obs, noise = {"state": torch.randn(5, 2)}, policy.sample_noise(5)
     assert noise.shape == (5, 4)
     z, fresh = noise.split(2, 1)
@@ -189,7 +190,7 @@ def test_further_steps_noise_again() -> None:
 
 def test_consistency_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """net = b: f_t - f_s = (x_1 - z) (t - s) + b (s - t) = (b - (x_1 - z)) / N."""
-    policy = make("flow.Consistency", levels=5)
+    policy = make("consistency.Consistency", levels=5)
     monkeypatch.setattr(policy.net, "forward", lambda x, t, features: torch.full_like(x, 2.0))
     torch.manual_seed(5)
     loss = policy.loss(rows(50))
@@ -202,7 +203,7 @@ def test_consistency_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_the_noisier_side_learns() -> None:
     """Over one level, f(x_s, s) is the data itself and the gradient that of plain regression."""
-    policy = make("flow.Consistency")
+    policy = make("consistency.Consistency")
     policy.levels = 1
     batch = rows(8)
     torch.manual_seed(1)
@@ -218,7 +219,7 @@ def test_only_the_noisier_side_learns() -> None:
 
 
 def test_the_action_is_two_predictions_from_nothing() -> None:
-    policy = make("flow.MinimalIterative", time=0.8)
+    policy = make("minimal_iterative.MinimalIterative", time=0.8)
     obs, z = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5, explore=True)
     assert not policy.sample_noise(5).any()
     features, start = policy.encoder(obs), torch.zeros(5)
@@ -231,7 +232,7 @@ def test_the_action_is_two_predictions_from_nothing() -> None:
 
 def test_both_regressions_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network answers x + t, so the errors are 0 + 0 - a and t* a + (1 - t*) z + t* - a."""
-    policy = make("flow.MinimalIterative", time=0.75)
+    policy = make("minimal_iterative.MinimalIterative", time=0.75)
     times = torch.tensor([[0.0], [0.75]])
     monkeypatch.setattr(policy, "embedded", lambda: times)
     monkeypatch.setattr(policy.net, "at", lambda x, time, features: x + time)
@@ -294,10 +295,10 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyP
 
 KINDS = (
     "flow.Flow",
-    "flow.Shortcut",
-    "flow.Consistency",
+    "shortcut.Shortcut",
+    "consistency.Consistency",
     "diffusion.Diffusion",
-    "flow.MinimalIterative",
+    "minimal_iterative.MinimalIterative",
 )
 STEPS = 3
 
@@ -348,7 +349,7 @@ def test_features_are_those_of_each_step_side_by_side(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["flow.Flow", "diffusion.Diffusion"])
 def test_denoising_as_an_mdp_keeps_the_past(kind: str) -> None:
     base, cls = make(kind, obs_steps=STEPS), NoisyFlow if kind == "flow.Flow" else NoisyDiffusion
-    policy = cls.wrap(base, node_of(f"policies.denoising_mdp.{cls.__name__}"))
+    policy = cls.wrap(base, {"_target_": f"{cls.__module__}.{cls.__name__}"})
     obs, noise = {"state": torch.randn(4, 2)}, policy.sample_noise(4)
     carry = policy.initial(4)
     carry = carry | {"history/state": torch.randn(4, 2, 2), "fresh": torch.zeros(4).bool()}
@@ -367,4 +368,6 @@ def test_one_step_needs_no_memory_and_one_observation_is_the_least() -> None:
     obs = take({"state": torch.randn(4, 2)}, torch.arange(4))
     assert torch.equal(policy.features(obs), policy.encoder(obs))
     with pytest.raises(ConfigError, match=r"flow\.obs_steps=1"):
-        make_policy("generative.flow.OneStep", SPEC, flow=make("flow.Flow", obs_steps=STEPS).node)
+        make_policy(
+            "generative.one_step.OneStep", SPEC, flow=make("flow.Flow", obs_steps=STEPS).node
+        )

@@ -33,10 +33,10 @@ from tests.toy_envs import Reach
 TASKS = ("go left, then up", "go right")
 NUMBER, VECTOR = Leaf((), "int64", 0, 1, SYMBOL), Leaf((384,), unit=SENTENCE)
 UNIT = Leaf((2,), low=-1.0, high=1.0)
-INNER = node_of("policies.gaussian.DiagonalGaussian", hidden=[16])
+INNER = node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[16])
 FLOW = {"width": 16, "chunk": 3}
 POLICIES: dict[str, tuple[str, Leaf, dict[str, Any]]] = {
-    "plain": ("gaussian.Deterministic", UNIT, {}),
+    "plain": ("deterministic.Deterministic", UNIT, {}),
     "past": ("generative.flow.Flow", UNIT, {**FLOW, "obs_steps": 3}),
     "choices": ("categorical.Categorical", Leaf((), "int64", 0, 4), {}),
     "recurrent": ("recurrent.Recurrent", UNIT, {"inner": INNER}),
@@ -176,7 +176,7 @@ def test_an_agent_is_told_in_every_call_or_for_good(tmp_path: Path) -> None:
 def test_a_policy_without_tasks_is_not_told(tmp_path: Path) -> None:
     obs, said = {"state": Leaf((2,))}, "lift the cube"
     one, none = (
-        make_policy("gaussian.Deterministic", Spec(obs, UNIT, 0.1, text=text))
+        make_policy("deterministic.Deterministic", Spec(obs, UNIT, 0.1, text=text))
         for text in (said, "")
     )
     assert with_task(one, said) is one and with_task(none, None) is none

@@ -31,8 +31,9 @@ from embodied.evaluation.certificate import (
 from embodied.evaluation.evaluate import Evaluation
 from embodied.nn.networks import QFunction
 from embodied.nn.optim import fit
-from embodied.policies.steering import DsrlFeatures
-from embodied.policies.wrappers.best_of_n import BestOfN, Edit
+from embodied.policies.steering.dsrl_features import DsrlFeatures
+from embodied.policies.wrappers.best_of_n import BestOfN
+from embodied.policies.wrappers.edit import Edit
 from embodied.policies.wrappers.translated import PhysicalUnits
 from embodied.training.logger import read_metrics
 from tests.builders import make_policy, node_of, run_folder
@@ -51,7 +52,7 @@ def best(**settings: Any) -> BestOfN:
 
 def edit(**settings: Any) -> Edit:
     torch.manual_seed(0)
-    node = node_of("policies.wrappers.best_of_n.Edit", base=FLOW, critic=LINEAR, edit=GAUSSIAN)
+    node = node_of("policies.wrappers.edit.Edit", base=FLOW, critic=LINEAR, edit=GAUSSIAN)
     return build({**node, "n": 4, **settings}, Policy, spec=SPEC)
 
 
@@ -118,7 +119,7 @@ def test_any_base_and_what_its_critic_judges() -> None:
     """Around latent noise, a critic of the noise chooses; carries are those of the chosen."""
     torch.manual_seed(1)
     flow = build(FLOW, Policy, spec=SPEC)
-    latent = node_of("policies.steering.Dsrl", bound=2.0, base=FLOW, inner=GAUSSIAN)
+    latent = node_of("policies.steering.dsrl.Dsrl", bound=2.0, base=FLOW, inner=GAUSSIAN)
     steered = build(latent, Policy, spec=SPEC)
     steered.base.load_state_dict(flow.state_dict())
     policy = best(base=latent, n=5)
@@ -204,7 +205,7 @@ BASE = node_of(
 
 def made(**base: Any) -> DsrlFeatures:
     torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.steering.DsrlFeatures", "bound": 2.0}
+    node = {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures", "bound": 2.0}
     policy = DsrlFeatures.wrap(build(BASE | base, Policy, spec=FEATURED_SPEC), node, GAUSSIAN)
     assert isinstance(policy, DsrlFeatures)
     return policy
@@ -245,9 +246,9 @@ def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
 
 
 def test_a_base_without_an_encoder_is_refused() -> None:
-    base = build({"_target_": "embodied.policies.encoded.Random"}, Policy, spec=FEATURED_SPEC)
+    base = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=FEATURED_SPEC)
     with pytest.raises(ConfigError, match="no encoder"):
-        DsrlFeatures.wrap(base, node_of("policies.steering.DsrlFeatures"), GAUSSIAN)
+        DsrlFeatures.wrap(base, node_of("policies.steering.dsrl_features.DsrlFeatures"), GAUSSIAN)
 
 
 DEGREES = Leaf((2,), unit="deg", names=("shoulder", "elbow"))
@@ -332,14 +333,14 @@ def networks() -> list[dict]:
     return [
         node_of("policies.gaussian.Gaussian", **small),
         node_of("policies.gaussian.Gaussian", imitate="nll", **small),
-        node_of("policies.gaussian.DiagonalGaussian", **small),
-        node_of("policies.gaussian.Deterministic", **small),
+        node_of("policies.diagonal_gaussian.DiagonalGaussian", **small),
+        node_of("policies.deterministic.Deterministic", **small),
         base,
-        node_of("policies.generative.flow.Shortcut", **flow),
-        node_of("policies.generative.flow.Consistency", steps=2, **flow),
+        node_of("policies.generative.shortcut.Shortcut", **flow),
+        node_of("policies.generative.consistency.Consistency", steps=2, **flow),
         node_of("policies.generative.diffusion.Diffusion", **flow),
-        node_of("policies.generative.flow.MinimalIterative", **flow),
-        node_of("policies.generative.flow.OneStep", flow=base, **small),
+        node_of("policies.generative.minimal_iterative.MinimalIterative", **flow),
+        node_of("policies.generative.one_step.OneStep", flow=base, **small),
         node_of("policies.generative.act.Act", chunk=2, width=16, heads=2, style=4),
     ]
 

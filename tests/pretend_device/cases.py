@@ -60,7 +60,7 @@ def demonstrations(env: str, folder: Path) -> Path:
     made = compose("train", [f"env={env}", "policy=gaussian", "learner=sac", "size=debug"]).node
     short = {"horizon": 20} if "horizon" in made["env"] else {}
     settings = {"env": made["env"] | {"num_envs": 4} | short, "episodes": 4, "out": str(out)}
-    settings |= {"demonstrator": {"_target_": "embodied.policies.encoded.Random"}, "num_envs": 4}
+    settings |= {"demonstrator": {"_target_": "embodied.policies.random.Random"}, "num_envs": 4}
     settings |= {"success_only": False, "images": "png"}
     collect(parse(CollectConfig, settings, "collect"), lambda kept, played: None)
     return out

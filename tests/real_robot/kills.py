@@ -297,7 +297,7 @@ def policy(robot: str, place: Path) -> tuple[str, ...]:
     seen = tuple(f"q{i}" for i in range(1, len(names) + 1))
     act = Leaf((len(names),), low=-1.0, high=1.0, names=names)
     spec = Spec({"state": Leaf((len(names),), names=seen)}, act, dt=0.05)
-    made = make_policy("gaussian.Deterministic", spec)
+    made = make_policy("deterministic.Deterministic", spec)
     save(place / "run" / "checkpoints" / "00000000", made, 0)
     return (f"policy={place / 'run'}", *words)
 

@@ -65,7 +65,7 @@ def like_the_pilot() -> Any:
     rest = torch.zeros(18 + 4 * PAST)
     rest[3:12:4], rest[18:] = 1.0, hover
     env = Quadrotor(Config(num_envs=1, history=PAST))
-    policy = make_policy("gaussian.Deterministic", env.spec, hidden=[])
+    policy = make_policy("deterministic.Deterministic", env.spec, hidden=[])
     layer = policy.feedforward().net[0]
     with torch.no_grad():
         layer.weight[:] = weight / (1 - hover**2)
@@ -146,7 +146,7 @@ def test_a_policy_of_the_setpoint_world_fits(
     """Rate, actions, observations and parity: what it was trained in is what is flown."""
     spec = goto_env.QuadrotorGoto(goto_env.Config(num_envs=1)).spec
     run = tmp_path / "run"
-    policy = make_policy("gaussian.DiagonalGaussian", spec, hidden=[16])
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", spec, hidden=[16])
     save(run / "checkpoints" / "00000000", policy, 0)
     world = node_of("envs.quadrotor.goto_env.QuadrotorGoto", num_envs=4)
     (run / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))

@@ -257,7 +257,7 @@ def test_a_policy_of_both_arms_is_deployed(tmp_path: Path, folder: Path) -> None
     seen = tuple(f"q{i}" for i in range(1, 13))
     act = Leaf((12,), low=-1.0, high=1.0, names=names)
     spec = Spec({"state": Leaf((12,), names=seen)}, act, dt=0.05)
-    policy = make_policy("gaussian.Deterministic", spec)
+    policy = make_policy("deterministic.Deterministic", spec)
     save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
     words = ["robot=two_so101_sim", f"policy={tmp_path / 'run'}", "seconds=3"]
     node = "{_target_: embodied.embodiments.joint_position.JointPosition, arm: so101}"

@@ -240,7 +240,7 @@ def test_a_drawn_camera_is_named_as_it_is_typed(
 ) -> None:
     spec = Fr3(Fr3Config(task="lift", num_envs=1)).spec.with_obs(front=Leaf((32, 32, 3), "uint8"))
     run = tmp_path / "run" / "checkpoints" / "00000000"
-    checkpoint.save(run, make_policy("encoded.Random", spec), 0)
+    checkpoint.save(run, make_policy("random.Random", spec), 0)
     words = ("check", "robot=sim", f"policy={run}", "robot.driver.world.task=lift")
     code, text = command(capsys, *words)
     assert code == 1 and "FAIL cameras" in text, text

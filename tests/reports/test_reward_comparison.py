@@ -16,7 +16,8 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
 from embodied.datasets.transitions import transitions
-from embodied.policies.encoded import Random, RandomConfig
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 from embodied.reports.datasets import RECORDED, rows_of
 from embodied.reports.reward_comparison import collect_episodes
 from tests.builders import recorded

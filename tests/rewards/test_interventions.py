@@ -24,7 +24,7 @@ from tests.toy_envs import Counter
 
 NAMES = ("d_x", "d_y", "d_z")
 FAR = Spec({"state": Leaf((3,), names=NAMES)}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-HAND = {"_target_": "embodied.policies.encoded.Random"}
+HAND = {"_target_": "embodied.policies.random.Random"}
 FIRST = torch.tensor([True, True])
 
 
@@ -84,7 +84,7 @@ def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
     world = Plain(CounterConfig(ends=(3, 100)))
     scripted = Scripted(plan)
     env = InterventionWrapper(world, scripted, rewards_takeover=True)
-    policy = build({"_target_": "embodied.policies.encoded.Random"}, Policy, spec=env.spec)
+    policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=env.spec)
     rollout = Collector(env, policy, 0.9)
     rows = [rollout.step() for _ in range(4)]
     paid = torch.stack([made["reward"] for made, _ in rows])
@@ -108,7 +108,7 @@ def test_chunks_cannot_be_taken_over_from() -> None:
         Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), rewards_takeover=False
     )
     policy = build(
-        {"_target_": "embodied.policies.encoded.Random", "chunk": 2}, Policy, spec=env.spec
+        {"_target_": "embodied.policies.random.Random", "chunk": 2}, Policy, spec=env.spec
     )
     with pytest.raises(ConfigError, match="execute=1"):
         Collector(env, policy, 0.9).step()

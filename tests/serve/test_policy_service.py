@@ -134,7 +134,7 @@ def test_what_cannot_be_sent_is_refused(value: Any) -> None:
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPEC = Spec({"state": Leaf((3,)), "critic/mass": Leaf((1,))}, ACT, dt=0.1, text="go")
 FLOW = node_of("policies.generative.flow.Flow", chunk=4, width=16)
-INNER = node_of("policies.gaussian.DiagonalGaussian", hidden=[8])
+INNER = node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8])
 GRU = node_of("policies.recurrent.Recurrent", inner=INNER)
 GAUSSIAN = node_of("policies.gaussian.Gaussian", hidden=[8])
 

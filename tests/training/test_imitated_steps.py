@@ -144,7 +144,7 @@ def test_dagger_does_not_imitate_its_own_policy(tmp_path: Path, mixed: str) -> N
 
 def test_ppo_with_demonstrations_imitates_a_persons_steps(tmp_path: Path, mixed: str) -> None:
     learner = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "horizon": 8}
-    policy = {"_target_": "embodied.policies.gaussian.DiagonalGaussian"}
+    policy = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     built = made(tmp_path, "on_policy", learner=learner, policy=policy, demos=mixed).learner
     assert isinstance(built, PpoDemos)
     assert built.shown is not None and bool(
@@ -190,7 +190,7 @@ def given(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:
-    steered = {"_target_": "embodied.policies.steering.DsrlNa"}
+    steered = {"_target_": "embodied.policies.steering.dsrl_na.DsrlNa"}
     run(settings(tmp_path / "run", finetune=steered, **given) | {"learner": ALIASED})
     base = checkpoint.load_policy(given["init"])
     learned = checkpoint.load_policy(tmp_path / "run")
@@ -205,7 +205,7 @@ def test_corrections_take_demonstrations(
     given: dict[str, Any], tmp_path: Path, execute: int
 ) -> None:
     """What a run with corrections recorded is described as that run stored it."""
-    steered = node_of("policies.steering.Residual", scale=0.5, execute=execute)
+    steered = node_of("policies.steering.residual.Residual", scale=0.5, execute=execute)
     made = RunComponents(
         read_config(
             settings(tmp_path / "run", finetune=steered, **given) | {"learner": SAC | {"n_step": 3}}
@@ -243,7 +243,7 @@ def test_corrections_take_demonstrations(
 
 
 def test_a_run_of_corrections_with_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:
-    steered = node_of("policies.steering.Residual", scale=0.5, dims=[1])
+    steered = node_of("policies.steering.residual.Residual", scale=0.5, dims=[1])
     node = settings(tmp_path / "run", finetune=steered, **given) | {"learner": SAC}
     run(node)
     assert same(weights(run(node | {"out": str(tmp_path / "again")})), weights(tmp_path / "run"))
@@ -251,7 +251,7 @@ def test_a_run_of_corrections_with_demonstrations(given: dict[str, Any], tmp_pat
 
 def test_chosen_noise_does_not(given: dict[str, Any], tmp_path: Path) -> None:
     node = settings(
-        tmp_path / "run", finetune={"_target_": "embodied.policies.steering.Dsrl"}, **given
+        tmp_path / "run", finetune={"_target_": "embodied.policies.steering.dsrl.Dsrl"}, **given
     )
     with pytest.raises(ConfigError, match="cannot use demonstrations"):
         run(node | {"learner": SAC})

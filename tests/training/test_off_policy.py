@@ -109,7 +109,7 @@ def test_episodes_that_were_not_saved_do_not_go_on(kind: str, tmp_path: Path) ->
 
 def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
     node = settings(tmp_path / "run", **KINDS["prioritized"])
-    node["policy"] = {"_target_": "embodied.policies.gaussian.Deterministic", "hidden": [8]}
+    node["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
     node["learner"] = node_of("learners.off_policy.td3.Td3", hidden=[8], batch_size=8)
     with pytest.raises(ConfigError, match="no TD error"):
         run(node)
@@ -193,7 +193,7 @@ def test_an_intervention_marks_its_decision() -> None:
 
     for chunk, expected in ((2, [[True, False], [False, False]]), (1, None)):
         env = Watched(CounterConfig(ends=(100, 100)))
-        node = {"_target_": "embodied.policies.encoded.Random", "chunk": chunk}
+        node = {"_target_": "embodied.policies.random.Random", "chunk": chunk}
         rollout = Collector(env, build(node, Policy, spec=env.spec), 0.9)
         out = [rows for rows in (rollout.step()[0] for _ in range(4)) if rows]
         marks = [rows["intervened"].tolist() for rows in out]
@@ -314,7 +314,7 @@ def test_active_units_by_hand() -> None:
 
 
 def test_native_code_gives_way_to_the_probe() -> None:
-    learner = make_learner("off_policy.td3.Td3", make_policy("gaussian.Deterministic", SPEC))
+    learner = make_learner("off_policy.td3.Td3", make_policy("deterministic.Deterministic", SPEC))
     watch_active_units(learner)
     assert native_obstacle(learner) == "its active units are measured"
 

@@ -77,7 +77,7 @@ def listen(
 ) -> tuple[list[Tensors], OnPolicyLoop]:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = node_of("policies.gaussian.DiagonalGaussian", chunk=chunk, hidden=[4])
+    node = node_of("policies.diagonal_gaussian.DiagonalGaussian", chunk=chunk, hidden=[4])
     learner = Listener(build(node, Policy, spec=env.spec), horizon)
     collector = Collector(env, learner.policy, learner.gamma)
     loop = OnPolicyLoop(collector, learner, RewardPipeline(env, reward))
@@ -147,10 +147,10 @@ def test_the_batch_is_what_the_policy_did() -> None:
     assert again.abs().max() <= 1 and action.abs().max() > 1
 
 
-INNER = node_of("policies.gaussian.DiagonalGaussian", hidden=[])
+INNER = node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[])
 KINDS: list[dict[str, Any]] = [
-    node_of("policies.gaussian.DiagonalGaussian", hidden=[8]),
-    node_of("policies.gaussian.DiagonalGaussian", hidden=[8], chunk=3),
+    node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
+    node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8], chunk=3),
     node_of("policies.recurrent.Recurrent", width=8, inner=INNER),
 ]
 
@@ -165,7 +165,7 @@ def test_resume_is_exact(tmp_path: Path, policy: dict[str, Any]) -> None:
 
 def test_demonstrations_are_refused(tmp_path: Path) -> None:
     node = settings(tmp_path / "run", demos=random_demos(tmp_path / "demos", 4))
-    node["policy"] = {"_target_": "embodied.policies.gaussian.DiagonalGaussian"}
+    node["policy"] = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
     node["data"] = "on_policy"
     with pytest.raises(ConfigError, match="demos have no effect in on-policy"):
@@ -230,7 +230,7 @@ def on_policy(folder: Path, learner: str = f"{__name__}.Behaving", **more: Any) 
     made = settings(
         folder,
         "on_policy",
-        policy=node_of("policies.gaussian.DiagonalGaussian", hidden=[8]),
+        policy=node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
         learner={"_target_": learner, "horizon": 5, "batch_size": 20, "epochs": 2},
         **more,
     )
@@ -288,7 +288,7 @@ GAMMA = 0.5
 
 def rollout(chunk: int = 1, n_step: int = 1, rows: int = 2) -> Collector:
     env = Counter(Config(num_envs=rows))
-    policy = make_policy("encoded.Random", env.spec, seed=None, chunk=chunk)
+    policy = make_policy("random.Random", env.spec, seed=None, chunk=chunk)
     return Collector(env, policy, GAMMA, n_step)
 
 

@@ -37,7 +37,7 @@ def node(folder: Path, demos: Any, pairs: Any = None, **more: Any) -> Any:
         "_target_": "embodied.learners.offline.cpl.Cpl",
         **{"batch_size": 16, "segment": 5, "alpha": 1.0, "bias": 1.0, "clone": 0.0, "lr": 1e-2},
     }
-    made["policy"] = {"_target_": "embodied.policies.gaussian.Deterministic", "hidden": [8]}
+    made["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
     made["data"]["pairs"] = pairs or {"labeller": SIMULATED, "count": 60}
     return made
 

@@ -94,7 +94,7 @@ def test_a_reward_that_is_not_a_number_is_named(start: float, learner: str, tmp_
     node = settings(tmp_path / "run", reward={"_target_": f"{__name__}.Broken", "start": start})
     if learner == "on_policy":
         ppo = node_of("learners.on_policy.ppo.Ppo", horizon=8)
-        policy = node_of("policies.gaussian.DiagonalGaussian")
+        policy = node_of("policies.diagonal_gaussian.DiagonalGaussian")
         node |= {"learner": ppo, "policy": policy, "data": {"regime": "on_policy"}}
     with pytest.raises(NotFinite, match=r"the reward Broken: reward is not finite in transitions"):
         run(node)
@@ -246,7 +246,7 @@ class Parted(Reward):
 
 
 PPO: dict[str, Any] = {
-    "policy": {"_target_": "embodied.policies.gaussian.DiagonalGaussian", "hidden": [16]},
+    "policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]},
     "learner": {"_target_": "embodied.learners.on_policy.ppo.Ppo", "horizon": 10, "batch_size": 20},
 }
 

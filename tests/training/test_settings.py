@@ -26,13 +26,13 @@ LEARNERS: dict[str, dict[str, Any]] = {
 POLICIES = {
     "offline": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "off_policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
-    "on_policy": node_of("policies.gaussian.DiagonalGaussian", hidden=[8]),
+    "on_policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
 }
 REWARD = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor": -2.0}
 UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
 PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
 TOP = {"_target_": "embodied.buffers.weighted.Top"}
-RESIDUAL = node_of("policies.steering.Residual")
+RESIDUAL = node_of("policies.steering.residual.Residual")
 
 # Another value than the default of every setting that a regime can use, and how it is seen in the
 # components; `None` where the whole run shows it (`test_a_run_follows`).

@@ -48,7 +48,7 @@ NODE: dict[str, Any] = {
     "video": False,
 }
 PPO = {
-    "policy": {"_target_": "embodied.policies.gaussian.DiagonalGaussian", "hidden": [8]},
+    "policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
     "learner": node_of("learners.on_policy.ppo.Ppo", horizon=12, batch_size=16, epochs=1),
     "data": "on_policy",
 }

@@ -107,11 +107,11 @@ def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
 EXTENDED = {
     "sac": {},
     "td3": {
-        "policy": node_of("policies.gaussian.Deterministic", hidden=[32, 32]),
+        "policy": node_of("policies.deterministic.Deterministic", hidden=[32, 32]),
         "learner": node_of("learners.off_policy.td3.Td3", hidden=[32, 32], batch_size=32),
     },
     "ppo": {
-        "policy": node_of("policies.gaussian.DiagonalGaussian", hidden=[16]),
+        "policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[16]),
         "learner": node_of("learners.on_policy.ppo.Ppo", horizon=25, batch_size=50, epochs=2),
         "data": "on_policy",
     },
@@ -333,6 +333,6 @@ def test_a_policy_that_init_does_not_hold_is_refused(tmp_path: Path) -> None:
     wider["policy"] = {**same_policy["policy"], "hidden": [64, 64]}
     with pytest.raises(ConfigError, match=r"policy\.hidden=\(64, 64\) has no effect"):
         run(wider)
-    other = {**wider, "policy": {"_target_": "embodied.policies.gaussian.Deterministic"}}
+    other = {**wider, "policy": {"_target_": "embodied.policies.deterministic.Deterministic"}}
     with pytest.raises(ConfigError, match="init holds a Gaussian, not a Deterministic"):
         run(other)

@@ -34,7 +34,7 @@ CLIP = node_of("rewards.vision_language.clip.Clip", prompt="the hand is touching
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
 
 
-@pytest.mark.parametrize("kind", ["Dsrl", "DsrlNa"])
+@pytest.mark.parametrize("kind", ["dsrl.Dsrl", "dsrl_na.DsrlNa"])
 def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: str) -> None:
     session = open_session(run_with(tmp_path, REACH, steering(kind)))
     session.reset(1)
@@ -61,7 +61,7 @@ def steering(kind: str) -> dict[str, object]:
 
 
 def test_chosen_noise_is_drawn_in_the_page(tmp_path: Path) -> None:
-    with Viewer(open_session(run_with(tmp_path, REACH, steering("Dsrl"))), port=0) as viewer:
+    with Viewer(open_session(run_with(tmp_path, REACH, steering("dsrl.Dsrl"))), port=0) as viewer:
         mind = viewer.page.steering
         assert not mind.noise.visible
         viewer.step(5)

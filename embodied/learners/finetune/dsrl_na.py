@@ -47,8 +47,8 @@ from embodied.learners.actor_critic import (
 from embodied.learners.critics import Critic, CriticConfig, Support, cross_entropy, ensemble
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
-from embodied.policies import steering
 from embodied.policies.gaussian import Gaussian
+from embodied.policies.steering import dsrl_na
 
 STEERABLE = 1e-3  # minimum std of the base's actions over its noise, in units of half their range
 
@@ -79,13 +79,13 @@ class DsrlNa(ActorCritic):
 
     data = "off_policy"
     losses = ("_critic_loss", "_actor_loss", "_distil_loss")
-    policy: steering.DsrlNa  # pyright: ignore[reportIncompatibleVariableOverride]
+    policy: dsrl_na.DsrlNa  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic
     noise_critic: Critic
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan = UNPLANNED) -> None:
-        if not isinstance(policy, steering.DsrlNa) or not isinstance(policy.inner, Gaussian):
+        if not isinstance(policy, dsrl_na.DsrlNa) or not isinstance(policy.inner, Gaussian):
             raise ConfigError("this learner needs finetune=dsrl_na with policy=gaussian")
         execute = policy.chunk if run.execute is None else run.execute
         actor = policy.inner

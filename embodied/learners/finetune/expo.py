@@ -38,7 +38,8 @@ from embodied.learners.actor_critic import (
 from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import soft_update
 from embodied.nn.optim import Adam
-from embodied.policies.wrappers.best_of_n import Edit, select_by_q
+from embodied.policies.wrappers.best_of_n import select_by_q
+from embodied.policies.wrappers.edit import Edit
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """PpoOnChain: PPO on the denoising MDP of a generative policy; base class of DPPO and ReinFlow.
 
-The policy (embodied.policies.denoising_mdp) stores the denoising chain of each decision as
+The policy (embodied.policies.denoising_mdp.chain) stores the denoising chain of each decision as
 its action. States, rewards and advantages are those of whole decisions (action chunks).
 """
 
@@ -27,7 +27,7 @@ from embodied.learners.critics import Value, ValueConfig
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
 from embodied.nn.optim import Adam
-from embodied.policies.denoising_mdp import DenoisingMDP
+from embodied.policies.denoising_mdp.chain import DenoisingMDP
 
 WIDE = ValueConfig((256, 256), "mish")
 

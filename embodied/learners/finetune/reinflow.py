@@ -1,6 +1,6 @@
 """ReinFlow: PPO on the Euler steps of a flow policy with learned noise (Zhang et al., 2025).
 
-With learned noise on each of K Euler steps (embodied.policies.denoising_mdp), the chain
+With learned noise on each of K Euler steps (embodied.policies.denoising_mdp.noisy_flow), the chain
 x_0 .. x_K has an exact density. Each decision has one probability ratio, that of its whole chain:
 
     l     = (log N(x_0; 0, I) + sum_k log N(x_{k+1}; mean_k, std_k)) / ((K + 1) elements)
@@ -29,7 +29,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.finetune import ppo_on_chain
 from embodied.learners.learner import UNPLANNED, RunPlan
-from embodied.policies.denoising_mdp import NoisyFlow
+from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 
 FALL = 0.3  # of the way from the upper bound of the noise to the lower
 

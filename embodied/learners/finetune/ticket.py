@@ -30,7 +30,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, cat, each, state_to, take, under, where
 from embodied.learners.learner import UNPLANNED, Learner, RunPlan
-from embodied.policies.steering import Ticket
+from embodied.policies.steering.ticket import Ticket
 
 ITERATIONS = 20  # of expectation-maximisation
 LEAST = 1e-3  # variance of the returns; below it nothing is left to estimate

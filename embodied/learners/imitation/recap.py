@@ -39,7 +39,7 @@ from embodied.learners.learner import RunPlan
 from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam, Optimizer
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.wrappers.real_time_chunking import (
+from embodied.policies.wrappers.advantage_conditioned import (
     LABEL,
     NEGATIVE,
     POSITIVE,

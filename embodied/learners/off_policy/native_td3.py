@@ -21,7 +21,7 @@ from embodied.learners.critics import Critic
 from embodied.nn import native
 from embodied.nn.native import Network, members, moments, network, plain, plain_members
 from embodied.nn.optim import Adam
-from embodied.policies.gaussian import Deterministic
+from embodied.policies.deterministic import Deterministic
 from embodied.policies.networks.encoders import Encoder
 
 SOURCE = Path(__file__).with_name("td3.cpp")

@@ -32,7 +32,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
 from embodied.learners.critics import Critic, Support
 from embodied.learners.learner import frozen, soft_update
-from embodied.policies.gaussian import Deterministic
+from embodied.policies.deterministic import Deterministic
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
 from embodied.learners.critics import Critic, CriticConfig, ensemble
 from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import frozen, soft_update
-from embodied.policies.generative.flow import OneStep
+from embodied.policies.generative.one_step import OneStep
 
 
 @dataclass(frozen=True)

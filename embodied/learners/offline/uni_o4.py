@@ -50,7 +50,9 @@ from embodied.learners.on_policy.ppo_parts import clip_loss
 from embodied.models import dynamics
 from embodied.models.dynamics import Dynamics
 from embodied.nn.optim import Adam, Optimizer
-from embodied.policies.gaussian import Deterministic, DeterministicConfig, DiagonalGaussian
+from embodied.policies import deterministic
+from embodied.policies.deterministic import Deterministic
+from embodied.policies.diagonal_gaussian import DiagonalGaussian
 
 
 class ModelGate:
@@ -255,7 +257,7 @@ class UniO4(Learner):
 
 def make_small(spec: Spec) -> Deterministic:
     """A small policy of `spec`."""
-    return Deterministic(DeterministicConfig(hidden=(32,)), spec)
+    return Deterministic(deterministic.Config(hidden=(32,)), spec)
 
 
 def model_of(folder: str, spec: Spec) -> dynamics.Dynamics:

@@ -21,7 +21,7 @@ from embodied.learners.on_policy.ppo_parts import LearningRates
 from embodied.nn import native
 from embodied.nn.native import Moments, activation_of, dense, moments, parameter, plain
 from embodied.nn.optim import Adam
-from embodied.policies.gaussian import DiagonalGaussian
+from embodied.policies.diagonal_gaussian import DiagonalGaussian
 from embodied.policies.networks.encoders import Encoder
 
 SOURCE = Path(__file__).with_name("ppo.cpp")

@@ -30,7 +30,8 @@ from embodied.learners.learner import Learner
 from embodied.learners.on_policy.ppo_parts import clip_norm
 from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam, Optimizer
-from embodied.policies.categorical import FORBIDDEN, StagedCategorical
+from embodied.policies.categorical import FORBIDDEN
+from embodied.policies.staged_categorical import StagedCategorical
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def choices_for(env: VecEnv, run: Run | None) -> tuple[Choices, str]:
     script = script_for(env)
     if script is not None:
         found["demonstrator"] = lambda: Actor(build(script, Policy, spec=spec), 1)
-    random = {"_target_": "embodied.policies.encoded.Random"}
+    random = {"_target_": "embodied.policies.random.Random"}
     found["random"] = lambda: Actor(build(random, Policy, spec=spec), 1)
     found["zero"] = lambda: ZeroAction(spec)
     return found, next(iter(found)) if run is None else label(run.chosen)

@@ -16,7 +16,7 @@ from embodied.core.tensors import Tensors
 from embodied.learners.finetune.dsrl_na import DsrlNa, distil_loss
 from embodied.learners.finetune.expo import Expo
 from embodied.learners.learner import Learner, RunPlan
-from embodied.policies import steering
+from embodied.policies.steering import dsrl_na
 from tests.builders import make_learner, make_policy, node_of, still
 from tests.learners.bandit import slopes
 
@@ -36,7 +36,7 @@ def make(
 ) -> Expo:
     critic = {**CRITIC, "n": critics, "hidden": list(hidden)}
     parts = {"base": FLOW, "edit": EDIT, "critic": critic}
-    policy = make_policy("wrappers.best_of_n.Edit", SPEC, chunk=chunk, n=n, scale=scale, **parts)
+    policy = make_policy("wrappers.edit.Edit", SPEC, chunk=chunk, n=n, scale=scale, **parts)
     return make_learner("finetune.expo.Expo", policy, **{"batch_size": 16, **settings})
 
 
@@ -184,9 +184,9 @@ LEARNER = node_of("learners.finetune.dsrl_na.DsrlNa", batch_size=64, hidden=[32]
 
 def made(base: dict[str, Any] = BASE, **settings: Any) -> DsrlNa:
     torch.manual_seed(0)
-    policy = steering.DsrlNa.wrap(
+    policy = dsrl_na.DsrlNa.wrap(
         build(base, Policy, spec=ALIASED_SPEC),
-        {"_target_": "embodied.policies.steering.DsrlNa", "bound": 2.0},
+        {"_target_": "embodied.policies.steering.dsrl_na.DsrlNa", "bound": 2.0},
         INNER,
     )
     return build(LEARNER | settings, Learner, policy=policy)

@@ -22,7 +22,9 @@ from embodied.learners.finetune.ppo_on_chain import PpoOnChain
 from embodied.learners.finetune.reinflow import Reinflow, fallen
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo import EPS
-from embodied.policies.denoising_mdp import NoisyDiffusion, NoisyFlow, PartialFinetune
+from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
+from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
+from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 from embodied.training.logger import Log
 from embodied.training.train import train
 from tests.builders import make_learner, node_of
@@ -37,8 +39,10 @@ DIFFUSION: dict[str, Any] = node_of(
     "policies.generative.diffusion.Diffusion", chunk=3, steps=5, width=16
 )
 POLICIES: dict[str, dict[str, Any]] = {
-    "dppo": node_of("policies.denoising_mdp.NoisyDiffusion", base=DIFFUSION, last=3),
-    "reinflow": {"_target_": "embodied.policies.denoising_mdp.NoisyFlow", "base": FLOW},
+    "dppo": node_of(
+        "policies.denoising_mdp.noisy_diffusion.NoisyDiffusion", base=DIFFUSION, last=3
+    ),
+    "reinflow": {"_target_": "embodied.policies.denoising_mdp.noisy_flow.NoisyFlow", "base": FLOW},
 }
 LEARNERS = {
     "dppo": "embodied.learners.finetune.dppo.Dppo",

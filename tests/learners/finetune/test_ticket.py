@@ -21,7 +21,7 @@ from embodied.evaluation.evaluate import evaluate
 from embodied.export.decision import Decision
 from embodied.learners.finetune.ticket import posterior, principal
 from embodied.learners.learner import RunPlan
-from embodied.policies.steering import Ticket
+from embodied.policies.steering.ticket import Ticket
 from tests.builders import make_learner, node_of, run_folder
 from tests.training.test_train import resumed, run, settings
 
@@ -111,7 +111,7 @@ def search(folder: Path, per_context: bool, sides: bool, **more: Any) -> dict[st
     """A run that searches the noise of Echo."""
     env = {"_target_": f"{__name__}.Doors", "sides": sides}
     base = run_folder(folder / "base", env, ECHO, (0,))
-    ticket = node_of("policies.steering.Ticket", candidates=16, per_context=per_context)
+    ticket = node_of("policies.steering.ticket.Ticket", candidates=16, per_context=per_context)
     given = {"init": str(base), "finetune": ticket, "policy": None, "steps": 1200, **more}
     learner = node_of("learners.finetune.ticket.TicketSearch")
     return settings(folder / "run", "on_policy", learner=learner, env=env, **given)
@@ -151,7 +151,7 @@ def test_resume_is_exact(tmp_path: Path, per_context: bool) -> None:
 def searcher(per_context: bool = False, candidates: int = 4, decisions: int = 0) -> Any:
     torch.manual_seed(0)
     spec = Doors().spec
-    target = "embodied.policies.steering.Ticket"
+    target = "embodied.policies.steering.ticket.Ticket"
     node = {"_target_": target, "candidates": candidates, "per_context": per_context}
     policy = resolve(target, PolicyWrapper).wrap(echo(spec), node)
     return make_learner("finetune.ticket.TicketSearch", policy, RunPlan(decisions=decisions))
@@ -254,8 +254,8 @@ def test_one_vector_is_exported_and_a_choice_is_refused() -> None:
 
 def test_refusals() -> None:
     spec = Spec({"front": Leaf((8, 8, 3), "uint8")}, Leaf((1,), low=-1.0, high=1.0), 0.1)
-    ticket = resolve("embodied.policies.steering.Ticket", PolicyWrapper)
-    node = node_of("policies.steering.Ticket")
+    ticket = resolve("embodied.policies.steering.ticket.Ticket", PolicyWrapper)
+    node = node_of("policies.steering.ticket.Ticket")
     with pytest.raises(ConfigError, match=r"Echo offers no features .*per_context=false"):
         ticket.wrap(echo(spec), node)
     assert ticket.wrap(echo(spec), node | {"per_context": False}).chunk == 2

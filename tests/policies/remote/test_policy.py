@@ -23,7 +23,7 @@ from embodied.core.errors import RemoteError
 from embodied.core.policy import Policy
 from embodied.core.spec import SYMBOL, Leaf, Spec, SpecMismatch
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
-from embodied.policies.steering import Dsrl
+from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
 from tests.builders import node_of
@@ -46,8 +46,8 @@ NODES: dict[str, dict[str, Any]] = {
     "chunking": node_of(
         "policies.wrappers.real_time_chunking.RealTimeChunking", base=FLOW, delay=1
     ),
-    "residual": node_of("policies.steering.Residual", base=FLOW, inner=INNER),
-    "dsrl": {"_target_": "embodied.policies.steering.Dsrl", "base": FLOW, "inner": INNER},
+    "residual": node_of("policies.steering.residual.Residual", base=FLOW, inner=INNER),
+    "dsrl": {"_target_": "embodied.policies.steering.dsrl.Dsrl", "base": FLOW, "inner": INNER},
     "past": {**FLOW, "obs_steps": 3},
 }
 
@@ -158,7 +158,7 @@ def test_the_probe_accepts_a_server_that_follows_the_noise(flow: tuple[Policy, s
 def test_a_steered_checkpoint_is_small_and_names_the_policy_that_it_steers(
     flow: tuple[Policy, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = {"_target_": "embodied.policies.steering.Dsrl", "bound": 1.5}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
     steered = Dsrl.wrap(remote_policy(flow[1], SPEC), node, INNER)
     folder = checkpoint.save(tmp_path / "0", steered, 0)
     assert not any(name.startswith("base.") for name in steered.state_dict())
@@ -267,7 +267,7 @@ def test_a_stock_server_is_asked_row_by_row_and_offers_no_noise() -> None:
         assert set(policy.seen[-1]) == {"observation/state", "prompt"}
         asked = np.stack([each["observation/state"] for each in policy.seen[-20:]])
         np.testing.assert_array_equal(asked, obs["state"].numpy())
-        node = {"_target_": "embodied.policies.steering.Dsrl"}
+        node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
         with pytest.raises(ConfigError, match=r"does not offer the noise.*openpi_wrapper") as said:
             Dsrl.wrap(there, node, INNER)
         assert "\n" not in str(said.value)
@@ -283,7 +283,7 @@ def test_a_base_without_a_hash_is_known_by_its_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a VLA behind openpi's server: weights of 1.3 times the size are another policy."""
-    node, policy = {"_target_": "embodied.policies.steering.Dsrl"}, Stock(follows=True)
+    node, policy = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}, Stock(follows=True)
     with stock(policy, offering((6, 2))) as url:
         steered = Dsrl.wrap(remote_policy(url, SPEC, **STOCK), node, INNER)
         folder = checkpoint.save(tmp_path / "0", steered, 0)
@@ -333,7 +333,7 @@ def test_a_server_that_is_back_with_another_policy_is_refused(
 
 
 def test_a_server_that_promises_noise_and_ignores_it_is_found_out() -> None:
-    node = {"_target_": "embodied.policies.steering.Dsrl"}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
     with stock(Stock(), offering((6, 2))) as url:
         there = remote_policy(url, SPEC, **STOCK)
         with pytest.raises(ConfigError, match=r"ignores the noise.*openpi_wrapper.py"):

@@ -1,0 +1,1 @@
+"""Generative policies whose denoising steps are the actions of an MDP (DPPO, ReinFlow)."""

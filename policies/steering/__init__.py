@@ -1,0 +1,1 @@
+"""Policies that steer a frozen base policy: DSRL (latent noise), searched noise, residuals."""
