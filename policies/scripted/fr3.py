@@ -392,7 +392,7 @@ class ScriptedTasks(Scripted):
         self.mistakes = config.mistakes
         if ASKED not in spec.obs:
             raise ConfigError("this demonstrator is for env=fr3_tasks only; choose demonstrator=")
-        super().__init__(Config("tabletop", config.quality, 0, config.step), spec)
+        super().__init__(Config("tabletop", config.quality, sides=0, step=config.step), spec)
         self.asked = spec.obs[ASKED].names
 
     def plans(self) -> Mapping[str, Callable[[Seen], Sequence[Phase]]]:

@@ -182,6 +182,13 @@ def test_the_demonstrator_does_what_is_said() -> None:
     assert result.success is not None and result.success.float().mean() >= 0.9
 
 
+def test_the_demonstrator_moves_in_the_steps_of_its_settings() -> None:
+    env = made("press_button", rows=1)
+    script = ScriptedTasks(fr3.TasksConfig(quality=1.0, step=0.05), env.spec)
+    assert script.config.step == 0.05
+    assert script.config.hesitation == 0 and script.pause == 0
+
+
 def test_demonstrations_keep_the_sentence_of_every_episode(tmp_path) -> None:
     settings = {"tasks": ["open_drawer", "press_button"], "objects": "seen"}
     target = "embodied.envs.fr3.language.env.LanguageTasks"
