@@ -16,8 +16,7 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx
+from embodied.export.decision import Decision, facts, write_onnx
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner
 

@@ -19,7 +19,7 @@ from benchmarks.learners import filled, learner_for, updating
 from benchmarks.measure import Comparison, alone, write_json
 from embodied import configs
 from embodied.buffers.replay import ReplayBuffer
-from embodied.checks.teacher_envs import ROWS, STEPS, ready, teaching
+from embodied.checks.teacher import ROWS, STEPS, ready, teaching
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.fr3.env import Config as Fr3Config

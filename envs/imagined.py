@@ -29,7 +29,7 @@ from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.envs.batched import BatchedEnv
 from embodied.envs.row_rng import RowRng
-from embodied.models import dynamics, latents
+from embodied.models import dynamics, latent_policy
 from embodied.models.dynamics import Dynamics, LatentDynamics
 from embodied.models.latent_policy import LatentPolicy
 
@@ -131,5 +131,7 @@ def initial_states(config: Config, model: Dynamics) -> Tensors:
 def encoded(model: Dynamics, episodes: Episodes, where: str) -> Episodes:
     """`episodes` in the latents of a model that has some; else as they are."""
     return (
-        latents.encoded(model, episodes, where) if isinstance(model, LatentDynamics) else episodes
+        latent_policy.encoded(model, episodes, where)
+        if isinstance(model, LatentDynamics)
+        else episodes
     )

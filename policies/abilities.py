@@ -6,54 +6,13 @@ with its base.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-
-
-class Step(NamedTuple):
-    """Coefficients of one DDIM step from level `t`. `keep`, `remain`: sqrt(abar), sqrt(1 - abar)
-    at `t`; `next_keep`, `next_remain`, `sigma`: factors of x_0, e and z at the next level. For
-    samples at different levels they are tensors [n, 1] (`Step._make`)."""
-
-    t: int
-    keep: float
-    remain: float
-    next_keep: float
-    next_remain: float
-    sigma: float
-
-
-@runtime_checkable
-class Denoises(Protocol):
-    """A policy whose chunk is made of a sample x [n, size] by DDIM steps (DPPO trains the last)."""
-
-    size: int
-    """Elements of a sample."""
-
-    def ddim_steps(self, eta: float = 0.0) -> list[Step]:
-        """The sampler's steps."""
-        ...
-
-    def embedded(self) -> Tensor:
-        """The network's embeddings [K, time_dim] of their levels."""
-        ...
-
-    def features(self, obs: Tensors) -> Tensor:
-        """What the network is given of the observations, [n, feature_size]."""
-        ...
-
-    def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The predicted sample x_0, clipped, and the noise e, [n, size] each."""
-        ...
-
-    def to_actions(self, x: Tensor) -> Tensor:
-        """The actions [n, chunk, A] of samples."""
-        ...
 
 
 @runtime_checkable
@@ -71,7 +30,7 @@ class FiltersLatents(Protocol):
 
     @property
     def latent_policy(self) -> Policy:
-        """That policy, which acts in the model itself."""
+        """The policy inside, which acts in the model itself."""
         ...
 
 
@@ -86,22 +45,6 @@ class Corrects(Protocol):
     def described(self, base_action: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Somebody's `action` [n, A], where the base's is `base_action` [n, A], as the base's
         action [n, A] and the learner's [n, D] that make it."""
-        ...
-
-
-@runtime_checkable
-class HasVelocity(Protocol):
-    """A policy whose chunk is made of a sample by Euler steps of a flow (ReinFlow trains all)."""
-
-    size: int
-    steps: int
-
-    def embedded(self) -> Tensor:
-        """The network's embeddings [steps, time_dim] of the steps' times."""
-        ...
-
-    def velocity_at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """The velocity [n, size] of samples at embedded times [time_dim] or [n, time_dim]."""
         ...
 
 
@@ -139,7 +82,6 @@ class ProbesNoise(Protocol):
 
     def require_noise(self) -> None:
         """Raise ConfigError if noise that a caller chooses does not decide on the actions."""
-        ...
 
 
 @runtime_checkable
@@ -152,7 +94,6 @@ class TakesPrompts(Protocol):
 
     def prompt(self, u: Tensor) -> None:
         """Set the vector [d] that it follows from now on; its length does not matter."""
-        ...
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
 from embodied.policies.diagonal_gaussian import LOG_2PI, normal_kl
-from embodied.policies.encoded import MlpConfig, MlpPolicy
+from embodied.policies.encoded import DensityPolicy, MlpConfig
 
 FORBIDDEN = -1e9  # finite: a mask that allows nothing, at the end of an episode, gives no NaN
 
@@ -39,7 +39,7 @@ class Config(MlpConfig):
     log_std: Number = 0.0  # initial log std of numbers beside choices, of half the action range
 
 
-class Categorical(MlpPolicy):
+class Categorical(DensityPolicy):
     """Categorical policy of m choices of at most K classes, and c numbers beside them.
 
     Noise [n, chunk, m K + c]: standard Gumbel to explore (`sampled`: always), zero for the most
@@ -90,8 +90,8 @@ class Categorical(MlpPolicy):
         return self.choices.join(choice, u.clamp(-1, 1)), {**carry, "row/action": stored}
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats), [n] each, of actions [n], [n, k] or [n, k A] (the
-        first k of the chunk), whose numbers are not clipped."""
+        """As in DensityPolicy, of actions [n], [n, k] or [n, k A] (the first k of the chunk), whose
+        numbers are not clipped."""
         choice, number = self.choices.split(self._steps(action))
         logs, mean = (part[:, : choice.shape[1]] for part in self(obs))
         log_prob = _chosen(logs, choice).sum((1, 2))
@@ -113,10 +113,6 @@ class Categorical(MlpPolicy):
             return choices
         return choices + normal_kl(mean, self.log_std, other_mean, other.log_std).sum((1, 2))
 
-    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Log-probability [n] of given actions, as `evaluate_actions` takes them."""
-        return self.evaluate_actions(obs, action)[0]
-
     def entropy(self, obs: Tensors) -> Tensor:
         """Entropy [n] in nats, summed over the chunk, differentiable."""
         logs, _ = self(obs)
@@ -126,8 +122,7 @@ class Categorical(MlpPolicy):
         return entropy + (self.log_std + 0.5 * LOG_2PI + 0.5).sum()
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Cross-entropy of the choices and squared error of the numbers, per element, averaged over
-        the valid steps, [n]."""
+        """Cross-entropy of the choices plus squared error of the numbers, per element, [n]."""
         logs, mean = self(under(batch, "obs"))
         choice, number = self.choices.split(self._steps(batch["action"]))
         error = -_chosen(logs, choice)
@@ -136,7 +131,6 @@ class Categorical(MlpPolicy):
         return per_row(error, batch["valid"])
 
     def warmup_policy(self) -> Policy:
-        """A policy with uniform actions."""
         return self.uniform()
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from embodied.core.bounds import NonNegative
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import Feedforward, per_row
+from embodied.core.tensors import Tensors
+from embodied.nn.networks import Feedforward
 from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
 from embodied.policies.gaussian import require_squashed
 
@@ -75,11 +75,6 @@ class Deterministic(MlpPolicy):
         """The action without noise as plain layers; ConfigError if an observation is no vector."""
         require_squashed(self.spec.act)
         return Feedforward(self.encoder.only_vectors(), self.encoder.norm, self.layers())
-
-    def loss(self, batch: Tensors) -> Tensor:
-        """Squared error per action element, averaged over the valid steps, [n]."""
-        error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
-        return per_row(error, batch["valid"])
 
     def warmup_policy(self) -> Policy:
         """A policy with uniform actions, or this policy, as `warmup` says."""

@@ -26,7 +26,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
+from embodied.policies.encoded import DensityPolicy, MlpConfig, require_continuous
 
 TRIES = 6
 EDGE = 1e-6  # least distance of x to 0 and 1 at which densities are evaluated
@@ -41,7 +41,7 @@ class Config(MlpConfig):
     head: NonNegative = 0.01  # gain of the last layer; small: near alpha = beta = 1.69, a wide hump
 
 
-class DiagonalBeta(MlpPolicy):
+class DiagonalBeta(DensityPolicy):
     """Beta policy. Noise [n, chunk * A, 2, TRIES, 2]: of both Gamma variables the proposals, each a
     normal and a uniform number; zero for the mean action."""
 
@@ -74,10 +74,6 @@ class DiagonalBeta(MlpPolicy):
         return self.in_steps(2 * x - 1), carry
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats), [n] each, of actions [n, D] in [-1, 1].
-
-        D may be less than `size`, if only the first D elements were executed.
-        """
         both = self(obs)[:, : action.shape[1]]
         total = both.sum(2)
         x = ((action + 1) / 2).clamp(EDGE, 1 - EDGE)
@@ -87,10 +83,6 @@ class DiagonalBeta(MlpPolicy):
         mean_logs = both.digamma() - total.digamma()[..., None]
         entropy = scale - ((both - 1) * mean_logs).sum(2)
         return log_prob.sum(1), entropy.sum(1)
-
-    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Log-probability [n] of given actions [n, D], differentiable."""
-        return self.evaluate_actions(obs, action)[0]
 
     def loss(self, batch: Tensors) -> Tensor:
         """Squared error of the mean per action element, averaged over the valid steps, [n]."""

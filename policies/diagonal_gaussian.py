@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative, Number
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import per_row
-from embodied.policies.encoded import MlpConfig, MlpPolicy, require_continuous
+from embodied.core.tensors import Tensors
+from embodied.policies.encoded import DensityPolicy, MlpConfig, require_continuous
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -35,9 +34,8 @@ class Config(MlpConfig):
     zero_head: bool = False  # the initial mean is exactly 0
 
 
-class DiagonalGaussian(MlpPolicy):
-    """Diagonal Gaussian policy. Noise [n, chunk * A] is standard normal to explore, zero for the
-    mean action."""
+class DiagonalGaussian(DensityPolicy):
+    """Noise [n, chunk * A] is standard normal to explore, zero for the mean action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         require_continuous(spec)
@@ -58,10 +56,7 @@ class DiagonalGaussian(MlpPolicy):
         return self.in_steps(self.spec.act.bounded(u)), {**carry, "row/action": u}
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats), [n] each, of unclipped actions [n, D].
-
-        D may be less than `size`, if only the first D elements were executed.
-        """
+        """As in DensityPolicy, of unclipped actions."""
         mean, log_std = self(obs), self.log_std
         if (played := action.shape[1]) < self.size:
             mean, log_std = mean[:, :played], log_std[:played]
@@ -74,19 +69,10 @@ class DiagonalGaussian(MlpPolicy):
         """KL(self || other) of whole chunks at each observation, [n], in nats."""
         return normal_kl(self(obs), self.log_std, other(obs), other.log_std).sum(1)
 
-    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Log-probability [n] of given unclipped actions [n, D], differentiable."""
-        return self.evaluate_actions(obs, action)[0]
-
     def entropy(self, obs: Tensors) -> Tensor:
         """Entropy [n] in nats, the same for every observation."""
         n = next(iter(obs.values())).shape[0]
         return (self.log_std.sum() + 0.5 * self.size * (LOG_2PI + 1)).expand(n)
-
-    def loss(self, batch: Tensors) -> Tensor:
-        """Squared error of the mean per action element, averaged over the valid steps, [n]."""
-        error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
-        return per_row(error, batch["valid"])
 
 
 def normal_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:

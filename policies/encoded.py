@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
-from embodied.nn.networks import mlp, orthogonal, own_network
+from embodied.core.tensors import Tensors, under
+from embodied.nn.networks import mlp, orthogonal, own_network, per_row
 from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
@@ -40,8 +40,7 @@ class MlpConfig(EncodedConfig):
 
 
 class EncodedPolicy(Policy):
-    """Encodes observations; `size`: the numbers of a chunk. Noise [n, size] is standard normal to
-    explore, zero for the mean action."""
+    """Noise [n, size], the numbers of a chunk: standard normal to explore, zero for the mean."""
 
     config: Any
 
@@ -87,11 +86,34 @@ class MlpPolicy(EncodedPolicy):
         if self.config.net is None:
             orthogonal(self.net, last)
 
+    def loss(self, batch: Tensors) -> Tensor:
+        """Squared error of the output per action element, averaged over the valid steps, [n]."""
+        error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
+        return per_row(error, batch["valid"])
+
     def layers(self) -> nn.Sequential:
         """The layers of the MLP; ConfigError for what the user gave instead."""
         if self.config.net or self.config.extractor:
             raise ConfigError("it has a network of your own, and not an MLP's plain layers")
         return self.net
+
+
+class DensityPolicy(MlpPolicy):
+    """An MlpPolicy whose actions have a density."""
+
+    def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats), [n] each, of stored actions [n, D], differentiable. D
+        may be less than `size`, if only the first D elements were executed."""
+        raise NotImplementedError
+
+    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
+        """Log-probability [n] of stored actions [n, D], differentiable."""
+        return self.evaluate_actions(obs, action)[0]
+
+
+def build_with_chunk(node: Node, chunk: int | None, spec: Spec) -> Any:
+    """Build the policy `node` with `chunk` actions in a decision (None: as the node says)."""
+    return build({**node, **({} if chunk is None else {"chunk": chunk})}, Policy, spec=spec)
 
 
 def require_continuous(spec: Spec) -> None:

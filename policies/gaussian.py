@@ -34,8 +34,7 @@ class Config(MlpConfig):
 
 
 class Gaussian(MlpPolicy):
-    """Tanh-squashed Gaussian policy. Noise [n, chunk * A] is standard normal to explore, zero for
-    the mean action."""
+    """Noise [n, chunk * A] is standard normal to explore, zero for the mean action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         require_continuous(spec)
@@ -80,8 +79,7 @@ class Gaussian(MlpPolicy):
         return self.squash(u), self._density(u, noise, log_std).sum(1)
 
     def kl(self, obs: Tensors, other: Gaussian) -> Tensor:
-        """KL(self || other) of whole chunks at each observation, [n], in nats; squashing both does
-        not change it."""
+        """KL(self || other) of whole chunks, [n], in nats; squashing both does not change it."""
         return normal_kl(*self(obs), *other(obs)).sum(1)
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
@@ -95,8 +93,7 @@ class Gaussian(MlpPolicy):
         return self._density(action, (action - mean) * torch.exp(-log_std), log_std)
 
     def _density(self, u: Tensor, z: Tensor, log_std: Tensor) -> Tensor:
-        """log p of each element of the action of `u`, which is z standard deviations from its
-        mean."""
+        """log p of each action element, of `u` that is z standard deviations from its mean."""
         normal = 0.5 * z.square() + log_std + 0.5 * LOG_2PI
         if not self.squashes:
             return -normal
@@ -114,7 +111,6 @@ class Gaussian(MlpPolicy):
         return per_row(error.view_as(batch["action"]), batch["valid"])
 
     def warmup_policy(self) -> Policy:
-        """A policy with uniform actions."""
         return self.uniform()
 
 

@@ -1,4 +1,4 @@
-"""Random policy: uniform or clipped normal actions, independent of observations."""
+"""Random: uniform or clipped normal actions, independent of observations."""
 
 from __future__ import annotations
 

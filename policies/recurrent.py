@@ -20,7 +20,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import MASK, Leaf, Spec
 from embodied.core.tensors import Tensors, each
-from embodied.policies.networks import gru
+from embodied.policies.networks import blocks
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 
@@ -36,8 +36,7 @@ class Config:
 
 
 class Memory(nn.Module):
-    """An encoder and a GRU cell; sequences are evaluated with the same arithmetic as single
-    steps."""
+    """An encoder and a GRU cell; sequences have the same arithmetic as single steps."""
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         super().__init__()
@@ -56,19 +55,19 @@ class Memory(nn.Module):
 
     def forward(self, obs: Tensors, h: Tensor) -> Tensor:
         """One step: the next hidden state from observations [n, ...] and `h` [n, width]."""
-        return gru.cell(self._inputs(obs), h, self.cell.weight_hh, self.cell.bias_hh)
+        return blocks.gru_cell(self._inputs(obs), h, self.cell.weight_hh, self.cell.bias_hh)
 
     def along(self, obs: Tensors, h: Tensor, first: Tensor) -> Tensor:
         """Hidden states [T, B, width] after each of the observations [T, B, ...], from `h`
         [B, width]; reset before an observation that is the `first` [T, B] (bool) of an episode."""
         inputs = self._inputs(each(obs, lambda value: value.flatten(0, 1)))
         keep = (~first).to(h.dtype).unsqueeze(2)
-        unroll = gru.unroll_cpu if h.device.type == "cpu" else gru.unroll
+        unroll = blocks.unroll_gru_cpu if h.device.type == "cpu" else blocks.unroll_gru
         x = inputs.view(*first.shape, -1)
         return unroll(x, h, keep, self.cell.weight_hh, self.cell.bias_hh)
 
     def _inputs(self, obs: Tensors) -> Tensor:
-        x = gru.tanh(self.enter(self.encoder(obs)))
+        x = blocks.fast_tanh(self.enter(self.encoder(obs)))
         return functional.linear(x, self.cell.weight_ih, self.cell.bias_ih)
 
 
@@ -102,15 +101,13 @@ class Recurrent(Policy):
     def evaluate_sequence(
         self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of sequences of actions [T, B, ...], from the `carry`
-        [B, ...] before the first action."""
+        """Log-probability and entropy [T, B] of actions [T, B, ...] after the `carry` [B, ...]."""
         return self.evaluate_memory(self.memory.along(obs, carry["h"], first), obs, action)
 
     def evaluate_memory(
         self, memory: Tensor, obs: Tensors, action: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of actions [T, B, ...] taken at `obs` [T, B, ...] with
-        the hidden states `memory` [T, B, width]."""
+        """The same with the hidden states `memory` [T, B, width]."""
         return evaluate_inner(self.inner, memory, obs, action)
 
     def fit(self, rows: Tensors) -> None:
@@ -125,7 +122,7 @@ def build_inner(node: Node, chunk: int, width: int, spec: Spec) -> Policy:
     if not callable(getattr(inner, "evaluate_actions", None)):
         raise ConfigError(
             "the inner policy needs a density (log-probabilities): "
-            "embodied.policies.diagonal_gaussian or embodied.policies.categorical"
+            "embodied.policies.gaussian or embodied.policies.categorical"
         )
     return inner
 

@@ -67,14 +67,10 @@ class StagedCategorical(EncodedPolicy):
         x = self.encoder(obs).unsqueeze(1)
         last = len(self.net.weights) - 1
         for i in range(last + 1):
-            weight, bias = (part[i].index_select(0, place) for part in self._layers)
-            x = affine(x, weight, bias)
+            parts = (self.net.weights[i], self.net.biases[i])
+            x = affine(x, *(part.index_select(0, place) for part in parts))
             x = self.net.activate(x) if i < last else x
         return x.squeeze(1)
-
-    @property
-    def _layers(self) -> tuple[torch.nn.ParameterList, torch.nn.ParameterList]:
-        return self.net.weights, self.net.biases
 
     def allowed(self, obs: Tensors) -> Tensor:
         """Which actions may be chosen, [n or 1, actions] (bool)."""

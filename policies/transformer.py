@@ -1,9 +1,9 @@
 """Transformer: a causal transformer over the past, with an inner policy on its output.
 
-The carry holds keys and values of the last `window` steps, so that
-a decision costs one step of attention. The output is the observation `memory` of the inner
-policy, as in embodied.policies.recurrent, and the same learners train it. Keys that were cached
-before a batch are constants in it, as the first hidden state of a recurrent policy is.
+The carry holds keys and values of the last `window` steps, so that a decision costs one step of
+attention. The output is the observation `memory` of the inner policy, as in
+embodied.policies.recurrent, and the same learners train it. Keys that were cached before a batch
+are constants in it, as the first hidden state of a recurrent policy is.
 
 A step attends to itself and to at most `window` - 1 steps before it in the same episode (Vaswani et
 al., 2017). A learned bias per head and age takes the place of position embeddings, so keys do not
@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError, Node
+from embodied.core.build import Node
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
+from embodied.policies.networks import blocks
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 from embodied.policies.recurrent import build_inner, evaluate_inner, inner_obs
 
@@ -38,20 +39,16 @@ VALUES = "values"
 KNOWN = "known"
 
 
-class CausalAttention(nn.Module):
+class CausalAttention(blocks.Attention):
     """Multi-head attention of T steps to the `window` steps before them and to themselves; with
     `sink`, also to one learned key and value."""
 
     def __init__(self, width: int, heads: int, window: int, sink: bool = False) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
-        self.out = nn.Linear(width, width)
+        super().__init__(width, heads)
         self.bias = nn.Parameter(torch.zeros(heads, window))
         self.sink = nn.Parameter(torch.zeros(2, heads, 1, width // heads)) if sink else None
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The output [B, T, width], and the keys and values [B, W + T, width] with those of `x`.
@@ -72,9 +69,6 @@ class CausalAttention(nn.Module):
         found = functional.scaled_dot_product_attention(self._split(self.query(x)), k, v, mask)
         return self.out(found.transpose(1, 2).flatten(2)), keys, values
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
-
 
 class CausalLayer(nn.Module):
     """One pre-norm layer: causal attention, then an MLP on each step."""
@@ -84,9 +78,7 @@ class CausalLayer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.attention = CausalAttention(width, heads, window, sink)
         self.last_norm = nn.LayerNorm(width)
-        self.each = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.each = blocks.feedforward(width)
 
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
@@ -105,8 +97,6 @@ class CausalTransformer(nn.Module):
         self, width: int, heads: int, layers: int, window: int, sink: bool = False
     ) -> None:
         super().__init__()
-        if width % heads:
-            raise ConfigError(f"width={width} must be a multiple of heads={heads}")
         self.width = width
         self.window = window
         self.layers = nn.ModuleList(CausalLayer(width, heads, window, sink) for _ in range(layers))

@@ -36,7 +36,7 @@ action: {{low: [-{DEGREES}, -{DEGREES}], high: [{DEGREES}, {DEGREES}], elements:
 def foreign_two_gap(folder: Path, episodes: int, camera: bool = False) -> Path:
     """Demonstrations of env=two_gap in millimetres and degrees, without our key in info.json."""
     env = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 8}, VecEnv)
-    node = {"_target_": "embodied.policies.scripted.two_gap.TwoGapDemonstrator"}
+    node = {"_target_": "embodied.policies.scripted.simple.TwoGapDemonstrator"}
     demonstrator = build(node, Policy, spec=env.spec)
     top = {"top": Leaf((16, 24, 3), "uint8")} if camera else {}
     spec = SPEC.with_obs(**top)

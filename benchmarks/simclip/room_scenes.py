@@ -10,8 +10,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
 from embodied.envs.minigrid.describe import KIND
-from embodied.policies.scripted.minigrid import Config as Plan
-from embodied.policies.scripted.minigrid import Planner
+from embodied.policies.scripted.grids import Planner, PlannerConfig
 
 
 def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
@@ -27,7 +26,7 @@ def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
         VecEnv,
     )
     obs = env.reset(seed)
-    planner = Planner(Plan(0.0 if tracks else 0.5), env.spec)
+    planner = Planner(PlannerConfig(0.0 if tracks else 0.5), env.spec)
     last: dict[int, Tensor] = {}
 
     def leave(over: Tensor) -> None:

@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor
 
 from embodied.adopt.lerobot_config import (
+    SETTINGS,
     LeRobotConfig,
     Map,
     Normalization,
@@ -238,43 +239,35 @@ def policy_node(
         raise ConfigError(f"config.json is damaged: {error}") from error
 
 
+def _shared(config: LeRobotConfig) -> dict[str, Any]:
+    """The settings that have another name here only."""
+    node: dict[str, Any] = {}
+    for ours, theirs, kind, *default in SETTINGS[config.type]:
+        place = node
+        *groups, name = ours.split(".")
+        for group in groups:
+            place = place.setdefault(group, {})
+        given = config.settings
+        place[name] = kind(given.get(theirs, *default) if default else given[theirs])
+    return node
+
+
 def _diffusion(
     config: LeRobotConfig, weights: abc.Mapping[str, Tensor], chunk: int | None, steps: int | None
 ) -> Node:
-    given = config.settings
-    train_steps = int(given["num_train_timesteps"])
+    given, node = config.settings, _shared(config)
     resize, crop = given.get("resize_shape"), given.get("crop_shape")  # as LeRobot makes them
     if resize is not None:
         ratio = float(given.get("crop_ratio", 1.0))
         crop = [int(side * ratio) for side in resize] if ratio < 1 else None
     separate = any(name.startswith("diffusion.rgb_encoder.0.") for name in weights)
-    return {
+    return node | {
         "_target_": "embodied.policies.lerobot.diffusion.LeRobotDiffusion",
         "chunk": chunk or int(given["n_action_steps"]),
-        "horizon": int(given["horizon"]),
         "obs_steps": config.obs_steps,
-        "steps": steps or int(given.get("num_inference_steps") or train_steps),
-        "train_steps": train_steps,
-        "schedule": given["beta_schedule"],
-        "beta_start": float(given["beta_start"]),
-        "beta_end": float(given["beta_end"]),
-        "prediction": given["prediction_type"],
+        "steps": steps or int(given.get("num_inference_steps") or node["train_steps"]),
         "clip_sample": float(given["clip_sample_range"]) if given["clip_sample"] else None,
-        "unet": {
-            "channels": list(given["down_dims"]),
-            "kernel": int(given["kernel_size"]),
-            "groups": int(given["n_groups"]),
-            "time_dim": int(given["diffusion_step_embed_dim"]),
-            "scale": bool(given["use_film_scale_modulation"]),
-        },
-        "images": {
-            "backbone": given.get("vision_backbone", "resnet18"),
-            "resize": resize,
-            "crop": crop,
-            "groups": bool(given.get("use_group_norm", False)),
-            "keypoints": int(given.get("spatial_softmax_num_keypoints", 32)),
-            "separate": separate,
-        },
+        "images": node["images"] | {"resize": resize, "crop": crop, "separate": separate},
     }
 
 
@@ -285,22 +278,9 @@ def _act(config: LeRobotConfig, chunk: int | None) -> Node:
             "this ACT policy was run with temporal ensembling, which is not adopted: say how many "
             f"of its {given['chunk_size']} predicted steps are executed, such as chunk=20"
         )
-    return {
+    return _shared(config) | {
         "_target_": "embodied.policies.lerobot.act.LeRobotAct",
         "chunk": chunk or int(given["n_action_steps"]),
-        "horizon": int(given["chunk_size"]),
-        "latent": int(given["latent_dim"]),
-        "backbone": given.get("vision_backbone", "resnet18"),
-        "dilate": bool(given.get("replace_final_stride_with_dilation", False)),
-        "transformer": {
-            "width": int(given["dim_model"]),
-            "heads": int(given["n_heads"]),
-            "feedforward": int(given["dim_feedforward"]),
-            "activation": given["feedforward_activation"],
-            "encoder": int(given["n_encoder_layers"]),
-            "decoder": int(given["n_decoder_layers"]),
-            "before": bool(given["pre_norm"]),
-        },
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embodied.adopt.adopt import WEIGHTS
-from embodied.adopt.lerobot_config import EPS, KINDS, POST, PRE
+from embodied.adopt.lerobot_config import EPS, KINDS, POST, PRE, SETTINGS
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.policies.abilities import acts_as
@@ -30,8 +31,7 @@ TYPES = {kind: name for name, kind in KINDS.items()}
 
 
 def give_back(policy: Policy, folder: Path) -> None:
-    """Write the LeRobot checkpoint `folder` of `policy`; ConfigError for a policy that LeRobot has
-    no class for."""
+    """Write the LeRobot checkpoint `folder`; ConfigError if LeRobot has no class for `policy`."""
     policy = acts_as(policy.inference_policy())
     if isinstance(policy, LeRobotDiffusion):
         settings = _diffusion(policy)
@@ -72,60 +72,35 @@ def give_back(policy: Policy, folder: Path) -> None:
     _write_processor(folder / POST, after, stats)
 
 
+def _shared(policy: LeRobotDiffusion | LeRobotAct, kind: str) -> dict[str, Any]:
+    """The settings that have another name there only."""
+    found = {theirs: attrgetter(ours)(policy.config) for ours, theirs, *_ in SETTINGS[kind]}
+    return {"type": kind, **found}
+
+
 def _diffusion(policy: LeRobotDiffusion) -> dict[str, Any]:
     """The fields of config.json of a Diffusion policy, sampled as it is sampled here."""
-    config, unet, images = policy.config, policy.config.unet, policy.config.images
+    config, images = policy.config, policy.config.images
     crop, ratio = images.crop, 1.0
     if images.resize is not None and crop is not None:
         # LeRobot makes the crop of resized pictures itself: int(side * ratio) of each side.
         pairs = list(zip(crop, images.resize, strict=True))
         ratio = (max(a / b for a, b in pairs) + min((a + 1) / b for a, b in pairs)) / 2
-    return {
-        "type": "diffusion",
-        "horizon": config.horizon,
+    return _shared(policy, "diffusion") | {
         "noise_scheduler_type": "DDIM",
         "num_inference_steps": config.steps,
-        "num_train_timesteps": config.train_steps,
-        "beta_schedule": config.schedule,
-        "beta_start": config.beta_start,
-        "beta_end": config.beta_end,
-        "prediction_type": config.prediction,
         "clip_sample": config.clip_sample is not None,
         "clip_sample_range": 1.0 if config.clip_sample is None else config.clip_sample,
-        "down_dims": list(unet.channels),
-        "kernel_size": unet.kernel,
-        "n_groups": unet.groups,
-        "diffusion_step_embed_dim": unet.time_dim,
-        "use_film_scale_modulation": unet.scale,
-        "vision_backbone": images.backbone,
         "resize_shape": images.resize,
         "crop_shape": crop,
         "crop_ratio": ratio,
-        "use_group_norm": images.groups,
-        "spatial_softmax_num_keypoints": images.keypoints,
         "use_separate_rgb_encoder_per_camera": images.separate,
     }
 
 
 def _act(policy: LeRobotAct) -> dict[str, Any]:
     """The fields of config.json of an ACT policy, without the encoder of its latent."""
-    config, net = policy.config, policy.config.transformer
-    return {
-        "type": "act",
-        "chunk_size": config.horizon,
-        "use_vae": False,
-        "latent_dim": config.latent,
-        "vision_backbone": config.backbone,
-        "replace_final_stride_with_dilation": config.dilate,
-        "dim_model": net.width,
-        "n_heads": net.heads,
-        "dim_feedforward": net.feedforward,
-        "feedforward_activation": net.activation,
-        "n_encoder_layers": net.encoder,
-        "n_decoder_layers": net.decoder,
-        "pre_norm": net.before,
-        "temporal_ensemble_coeff": None,
-    }
+    return _shared(policy, "act") | {"use_vae": False, "temporal_ensemble_coeff": None}
 
 
 def _statistics(policy: LeRobotPolicy) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -41,6 +41,40 @@ FIELDS = {
 }
 
 
+SETTINGS: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "diffusion": (
+        ("horizon", "horizon", int),
+        ("train_steps", "num_train_timesteps", int),
+        ("schedule", "beta_schedule", str),
+        ("beta_start", "beta_start", float),
+        ("beta_end", "beta_end", float),
+        ("prediction", "prediction_type", str),
+        ("unet.channels", "down_dims", list),
+        ("unet.kernel", "kernel_size", int),
+        ("unet.groups", "n_groups", int),
+        ("unet.time_dim", "diffusion_step_embed_dim", int),
+        ("unet.scale", "use_film_scale_modulation", bool),
+        ("images.backbone", "vision_backbone", str, "resnet18"),
+        ("images.groups", "use_group_norm", bool, False),
+        ("images.keypoints", "spatial_softmax_num_keypoints", int, 32),
+    ),
+    "act": (
+        ("horizon", "chunk_size", int),
+        ("latent", "latent_dim", int),
+        ("backbone", "vision_backbone", str, "resnet18"),
+        ("dilate", "replace_final_stride_with_dilation", bool, False),
+        ("transformer.width", "dim_model", int),
+        ("transformer.heads", "n_heads", int),
+        ("transformer.feedforward", "dim_feedforward", int),
+        ("transformer.activation", "feedforward_activation", str),
+        ("transformer.encoder", "n_encoder_layers", int),
+        ("transformer.decoder", "n_decoder_layers", int),
+        ("transformer.before", "pre_norm", bool),
+    ),
+}
+"""Settings that are the same here and there: our name, LeRobot's, type, and the default if any."""
+
+
 @dataclass(frozen=True)
 class Feature:
     """A feature of the policy: `kind` is state, env or image; `shape` as LeRobot has it."""
@@ -65,8 +99,7 @@ class LeRobotConfig:
 
 
 def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
-    """Read FOLDER/config.json; ConfigError for one that cannot be adopted. `ignore`: unknown fields
-    that do not matter."""
+    """Read FOLDER/config.json; ConfigError. `ignore`: unknown fields that do not matter."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give one with config.json, model.safetensors")
     node = read_settings(folder / "config.json")

@@ -39,7 +39,7 @@ from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
 from embodied.nn.sentences import require_task
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
-from embodied.policies.wrappers.told import with_task
+from embodied.policies.wrappers.translated import with_task
 from embodied.training.logger import newest, read_metrics
 from embodied.training.trainer import Callback
 

@@ -18,7 +18,7 @@ from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Spec
 from embodied.improvement import diagnosis, pages
 from embodied.improvement.advice import Diagnosis
-from embodied.policies.wrappers.told import with_task
+from embodied.policies.wrappers.translated import with_task
 
 if TYPE_CHECKING:
     from embodied.improvement.improve import Improvement

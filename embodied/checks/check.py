@@ -52,9 +52,20 @@ def from_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether nested states are the same, their tensors to the bit; NaN is as NaN."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, torch.Tensor):
+        same = one.dtype == other.dtype
+        return same and torch.equal(one.nan_to_num(7e7), other.nan_to_num(7e7))
+    return one == other or (one != one and other != other)
+
+
 def checks_of(module: str) -> tuple[Check, ...]:
-    """The checks that a module has defined so far, in order: its functions of a `subject` alone
-    that return nothing."""
+    """The checks of a module: its functions of a `subject` alone that return nothing, in order."""
     functions = [f for f in vars(sys.modules[module]).values() if inspect.isfunction(f)]
     signatures = {f: inspect.signature(f) for f in functions if f.__module__ == module}
     return tuple(

@@ -33,8 +33,7 @@ MASKED_STEPS = 30
 
 @dataclass
 class EnvSubject:
-    """The node of an environment, which is built once; `most_steps` and `most_seconds` are spent on
-    waiting for the end of an episode."""
+    """An environment's node; the other two are spent on waiting for the end of an episode."""
 
     node: Node
     most_steps: int = 2_000

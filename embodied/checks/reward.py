@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from embodied.checks.check import checks_of, from_file, require, skip
+from embodied.checks.check import alike, checks_of, from_file, require, skip
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import Node
@@ -79,17 +79,6 @@ def play(parts: RunComponents, steps: int = 3) -> Tensors:
     return tt.cat(kept)
 
 
-def flat(value: Any) -> Any:
-    """Nested state with tensors as bytes, so that == compares it bit for bit."""
-    if isinstance(value, torch.Tensor):
-        return (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes())
-    if isinstance(value, dict):
-        return {key: flat(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [flat(item) for item in value]
-    return value
-
-
 def it_can_be_built(subject: RewardSubject) -> None:
     """A run with it can be built; it says whether it is frozen; what policies need is stored."""
     with parts_of(subject) as (parts, reward):
@@ -120,7 +109,7 @@ def it_answers_with_one_number_per_transition(subject: RewardSubject) -> None:
             for key, value in reward.update(rows).items():
                 fine = value.ndim == 0 and not value.requires_grad and torch.isfinite(value)
                 require(fine, f"metric {key} should be a finite number: .mean().detach()")
-        require(flat(before) == flat(rows), "it changes the transitions that it is given")
+        require(alike(before, rows), "it changes the transitions that it is given")
         if isinstance(reward, HasComponents):
             for key, value in reward.components(rows).items():
                 fine = value.shape == given.shape and torch.isfinite(value).all()
@@ -140,7 +129,7 @@ def its_state_answers_as_before(subject: RewardSubject) -> None:
             other.set_state(from_file(reward.get_state()))
             same = torch.equal(reward(rows), other(rows))  # type: ignore[operator]
             require(same, "it gives other rewards after get_state and set_state")
-            require(flat(reward.get_state()) == flat(other.get_state()), "its state is not kept")
+            require(alike(reward.get_state(), other.get_state()), "its state is not kept")
 
 
 def a_run_with_it_resumes_exactly(subject: RewardSubject) -> None:
@@ -160,13 +149,13 @@ def a_run_with_it_resumes_exactly(subject: RewardSubject) -> None:
         run("half", WHOLE, resume=str(folder / "half"))
         half = checkpoint.load_state(folder / "half", "loop")
         for key in whole["loop"]:
-            fine = flat(whole["loop"][key]) == flat(half["loop"][key])
+            fine = alike(whole["loop"][key], half["loop"][key])
             require(fine, f"a resumed run differs in its {key}")
         one, other = (
             load_file(checkpoint.find(folder / each) / "policy.safetensors")
             for each in ("whole", "half")
         )
-        require(flat(one) == flat(other), "a resumed run ends with another policy")
+        require(alike(one, other), "a resumed run ends with another policy")
 
 
 CHECKS = checks_of(__name__)

@@ -16,8 +16,7 @@ from embodied.checks.env import EnvSubject
 from embodied.checks.learner import LearnerSubject
 from embodied.checks.policy import SPECS, PolicySubject
 from embodied.checks.reward import RewardSubject, small_run
-from embodied.checks.teacher import TeacherSubject
-from embodied.checks.teacher_envs import GAME, need
+from embodied.checks.teacher import GAME, TeacherSubject, need
 from embodied.compose import compose, options, search_folders
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.env import VecEnv

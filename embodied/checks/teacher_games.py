@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.check import checks_of, from_file, require
-from embodied.checks.teacher import TeacherSubject, alike, require_own_randomness
+from embodied.checks.check import alike, checks_of, from_file, require
+from embodied.checks.teacher import TeacherSubject, require_own_randomness
 from embodied.core.build import build
 from embodied.core.env import Step
 from embodied.core.remembered import pack, unpack

@@ -387,7 +387,7 @@ def _summarize(session: Session, output: Path, problem: str, pace: float) -> Non
         print(f"next: embodied demos info {session.deployment.recording}")
 
 
-SCRIPT: Node = {"_target_": "embodied.policies.scripted.still.Still"}
+SCRIPT: Node = {"_target_": "embodied.policies.scripted.simple.Still"}
 FILMED = (240, 320)  # height and width of recorded pictures, unless robot.filmed says another
 TERMINAL_KEY = "embodied.real_robot.teleop.hold_to_run.TerminalKey"
 

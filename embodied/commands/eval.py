@@ -41,8 +41,7 @@ from embodied.evaluation.task_grid import Config as SearchConfig
 from embodied.learners.learner import load_learner
 from embodied.policies.abilities import Smooths
 from embodied.policies.remote.address import allow_typed, is_address, remote_node, with_mapping
-from embodied.policies.wrappers.mapped import joined
-from embodied.policies.wrappers.told import with_task
+from embodied.policies.wrappers.translated import joined, with_task
 from embodied.reports import run_report
 from embodied.training.logger import read_metrics
 from embodied.training.warning_signs import parted

@@ -16,9 +16,8 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.export.c_header import write_header
 from embodied.export.crazyflie import trained_on, write_crazyflie
-from embodied.export.decision import Decision, Export, facts
-from embodied.export.onnx import write_onnx, write_torchscript
-from embodied.policies.wrappers.told import with_task
+from embodied.export.decision import Decision, Export, facts, write_onnx, write_torchscript
+from embodied.policies.wrappers.translated import with_task
 
 
 def adopt_command(args: argparse.Namespace) -> None:

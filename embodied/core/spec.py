@@ -52,7 +52,7 @@ class Leaf:
     as UTF-8 bytes, zero after its end (`core.text`). "points": float32 [N, 3 or 6], a cloud of x,
     y, z in m, then optionally red, green, blue in [0, 1], whose order means nothing. "depth":
     float32 [H, W, 1], distances in m, 0 where none was measured. "normalized": values that a
-    wrapper normalised (`policies.wrappers.physical_units`), most in [-1, 1]; they are neither
+    wrapper normalised (`policies.wrappers.translated`), most in [-1, 1]; they are neither
     normalised again nor clamped, and `low` and `high` tell how far the data reach.
     """
 

@@ -23,7 +23,7 @@ from embodied.embodiments.controller import Controller
 from embodied.embodiments.joint_position import JointPosition
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.abilities import HasDataRanges, without_reflex
-from embodied.policies.wrappers.mapped import Mapped
+from embodied.policies.wrappers.translated import Mapped
 from embodied.real_robot.assemble import (
     build_chain,
     build_driver,

@@ -22,8 +22,7 @@ from embodied.embodiments.controller import Controller
 from embodied.embodiments.joint_position import JointPosition
 from embodied.embodiments.named_controllers import arm_of_kinematics
 from embodied.policies.remote.address import PACKAGE, is_address, remote_policy
-from embodied.policies.wrappers.mapped import Mapped
-from embodied.policies.wrappers.told import with_task
+from embodied.policies.wrappers.translated import Mapped, with_task
 from embodied.real_robot.deployment import (
     TARGET,
     Deployment,

@@ -48,9 +48,8 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.learner import soft_update
-from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, fit
 from embodied.policies.networks.encoders import Encoder
 
 ROWS = 2048  # decisions of one call of a policy

@@ -32,8 +32,7 @@ SEEN = (
 def write_crazyflie(
     decision: Decision, about: dict[str, Any], vehicle: Vehicle, folder: Path
 ) -> Export:
-    """Write the app to `folder`; `vehicle`: parameters of the training simulation. ConfigError if
-    the policy's actions are not rotor speeds."""
+    """Write the app; `vehicle`: of the training simulation. ConfigError if no rotor speeds."""
     past = history(decision)
     source = folder / "src"
     source.mkdir(parents=True, exist_ok=True)
@@ -65,8 +64,7 @@ def trained_on(run: Path) -> Vehicle:
 
 
 def history(decision: Decision) -> int:
-    """Number of past actions in the policy's observation; ConfigError if its actions are not rotor
-    speeds."""
+    """Past actions in the policy's observation; ConfigError if its actions are no rotor speeds."""
     spec = decision.policy.spec
     names = spec.obs["state"].names if list(decision.leaves) == ["state"] else ()
     past = (len(names) - len(SEEN)) // len(MOTORS)

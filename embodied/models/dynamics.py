@@ -70,8 +70,7 @@ class OutputError:
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of a fit: errors of every output on held-out transitions, the error over updates
-    as (updates, error), and facts to print."""
+    """Errors of every output on held-out transitions, (updates, error) over time, and facts."""
 
     outputs: Sequence[OutputError]
     history: Sequence[tuple[int, float]]
@@ -102,8 +101,7 @@ class Dynamics(nn.Module, ABC):
         are held out. Randomness comes from torch's default generator."""
 
     def texts(self) -> dict[str, str]:
-        """Further files of the model's folder, for people and other programs: their text by name.
-        Those named *.txt are printed after a fit."""
+        """Further files of the folder, by name; those named *.txt are printed after a fit."""
         return {}
 
     @abstractmethod

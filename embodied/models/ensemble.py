@@ -11,7 +11,7 @@ least error on held-out transitions are used; each step draws one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -95,16 +95,10 @@ class VectorDynamics(Dynamics):
         return Rows(x, y, (transitions["discount"] == 0).float())
 
     def output_errors(self, found: Tensor, rows: Rows) -> list[OutputError]:
-        """Errors of the predictions `found` [n, size + 2] of the changes of the observations, the
-        reward and the termination of `rows`."""
+        """Errors of predictions [n, size + 2]: changes of observations, reward and termination."""
         true = torch.cat([rows.y, rows.ended[:, None]], 1)
-        error = (found - true).square().mean(0).sqrt().tolist()
-        spread = true.std(0, correction=0).tolist()
-        named = [*output_names(self.spec), ("reward", ""), ("terminated", "")]
-        return [
-            OutputError(name, unit, e, s)
-            for (name, unit), e, s in zip(named, error, spread, strict=True)
-        ]
+        labels = [*output_names(self.spec), ("reward", ""), ("terminated", "")]
+        return errors_of(labels, found - true, true)
 
 
 class MlpEnsemble(VectorDynamics):
@@ -128,22 +122,11 @@ class MlpEnsemble(VectorDynamics):
         self.noise_size = 1 + self.outputs + 1  # the network, the outputs, the termination
         inputs = self.size + self.choices.width
         self.normalizer = MeanStdNormalizer(inputs)
-        self.net = Ensemble(
-            config.networks,
-            inputs,
-            config.hidden,
-            2 * self.outputs,
-            activation=config.activation,
-        )
+        sizes = config.networks, inputs, config.hidden
+        self.net = Ensemble(*sizes, 2 * self.outputs, activation=config.activation)
         # Networks of their own: the likelihood of nearly exact outputs has gradients that are
         # thousands of times as large, and a shared network would learn no terminations.
-        self.end_net = Ensemble(
-            config.networks,
-            inputs,
-            config.hidden,
-            1,
-            activation=config.activation,
-        )
+        self.end_net = Ensemble(*sizes, 1, activation=config.activation)
         ends = torch.ones(config.networks, 1, self.outputs)
         self.min_log_var, self.max_log_var = nn.Parameter(-10 * ends), nn.Parameter(0.5 * ends)
         self.register_buffer("shift", torch.zeros(self.outputs))
@@ -273,16 +256,29 @@ class Rows:
 
     def thinned(self, most: int) -> Rows:
         """At most `most` of them, evenly spread."""
-        spread = torch.linspace(0, len(self) - 1, min(most, len(self)), device=self.x.device)
-        return self.take(spread.round().long())
+        return self.take(evenly(len(self), most, self.x.device))
 
     def standardized(self, model: MlpEnsemble) -> Rows:
         return replace(self, y=(self.y - model.shift) / model.scale)
 
 
+def evenly(count: int, most: int, device: torch.device) -> Tensor:
+    """At most `most` of the numbers below `count`, evenly spread."""
+    return torch.linspace(0, count - 1, min(most, count), device=device).round().long()
+
+
+def errors_of(
+    labels: Sequence[tuple[str, str]], error: Tensor, output: Tensor
+) -> list[OutputError]:
+    """The errors [n, k] of the `output` [n, k], by the names and units of its columns."""
+    sizes = error.square().mean(0).sqrt().tolist()
+    spreads = output.std(0, correction=0).tolist()
+    columns = zip(labels, sizes, spreads, strict=True)
+    return [OutputError(name, unit, size, spread) for (name, unit), size, spread in columns]
+
+
 def gaussian_loss(mean: Tensor, log_var: Tensor, target: Tensor) -> Tensor:
-    """Twice the Gaussian negative log-likelihood, without its constant: the mean [E] over the
-    outputs and transitions of [E, n, outputs]."""
+    """Twice the Gaussian negative log-likelihood without its constant, the mean [E]."""
     return ((target - mean).square() * (-log_var).exp() + log_var).mean((1, 2))
 
 
@@ -307,8 +303,7 @@ def held_out(episode: Tensor | None, count: int, share: float) -> Tensor:
 
 
 def predicted(spec: Spec, names: tuple[str, ...] | None) -> dict[str, Leaf]:
-    """The observations of `spec` that a model predicts. ConfigError for one that does not exist or
-    is no vector of numbers."""
+    """The observations of `spec` that a model predicts. ConfigError for one that is no vector."""
     for name in names or ():
         if name not in spec.obs:
             raise ConfigError(

@@ -1,18 +1,77 @@
-"""LatentPolicy: a policy of a model's latents as a policy of what the model was fitted to."""
+"""LatentPolicy: a policy of a model's latents as a policy of what the model was fitted to; recorded
+episodes in these latents.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec
-from embodied.core.tensors import FRESH, HISTORY, Tensors, history_steps, is_history, nest, under
+from embodied.core.spec import Spec, require_same
+from embodied.core.tensors import HISTORY, Tensors, history_steps, is_history, nest, under
+from embodied.datasets.lerobot.pictures import load
+from embodied.datasets.lerobot.reader import Episodes
 from embodied.models.dynamics import LATENT, LatentDynamics
+from embodied.models.dynamics import load as load_model
+from embodied.policies.generative.chunk_sampler import empty_history
+
+
+def load_latent(folder: Path | str) -> LatentDynamics:
+    """The latent model in `folder`; ConfigError for one without latents."""
+    model = load_model(folder)
+    if not isinstance(model, LatentDynamics):
+        raise ConfigError(
+            f"the model {folder} has no latents; fit one that has: "
+            "embodied model train model=recurrent demos=DIR out=DIR"
+        )
+    return model
+
+
+@torch.no_grad()
+def encoded(model: LatentDynamics, episodes: Episodes, where: str) -> Episodes:
+    """`episodes`, of the dataset `where`, with the observation `latent` in place of all others.
+
+    Each is filtered from its first observation on. SpecMismatch if they are not of the model's
+    environment.
+    """
+    require_same(model.data_spec, episodes.spec, "the model", f"dataset {where}")
+    device = next(model.parameters()).device
+    size = model.spec.obs[LATENT].size
+    count, total = len(episodes), int(episodes.length.sum())
+    steps, final = torch.zeros(total, size), torch.zeros(count, size)
+    frames = {
+        name: torch.cat([episodes.steps[f"obs/{name}"], episodes.final[name]])
+        for name in model.names
+    }
+    action = model.choices.one_hot(episodes.steps["action"].to(device))
+    latent = torch.zeros(count, size, device=device)
+    for t in range(int(episodes.length.max()) + 1):
+        here = (episodes.length >= t).nonzero().flatten()
+        at = episodes.start[here] + t
+        last = episodes.length[here] == t
+        rows = torch.where(last, total + here, at)
+        obs = tt.to(load(tt.take(frames, rows)), device)
+        done = action[at - 1] if t else torch.zeros_like(action[at.clamp(max=total - 1)])
+        filtered = model.filtered(latent[here.to(device)], done, obs)
+        latent[here.to(device)] = filtered
+        now = filtered.cpu()
+        steps[at[~last]] = now[~last]
+        final[here[last]] = now[last]
+    others = {key: value for key, value in episodes.steps.items() if not key.startswith("obs/")}
+    return replace(
+        episodes,
+        spec=replace(model.spec, text=episodes.spec.text, tasks=episodes.spec.tasks),
+        steps={**others, f"obs/{LATENT}": steps},
+        final={LATENT: final},
+    )
+
 
 LAST, PLAN = "last_latent", "last_plan"
 
@@ -73,13 +132,8 @@ class LatentPolicy(Policy):
             PLAN: plan,
             "executed_steps": torch.zeros(n, dtype=torch.int64, device=device),
         }
-        if self.chunk == 1:
-            return carry
-        carry[FRESH] = torch.ones(n, dtype=torch.bool, device=device)
-        for name in self.model.names:
-            leaf = self.spec.obs[name]
-            zeros = leaf.zeros(n, device)[:, None]
-            carry[HISTORY + name] = zeros.repeat(1, self.chunk - 1, *[1] * len(leaf.shape))
+        if self.chunk > 1:
+            carry |= empty_history(self.spec, self.model.names, self.chunk - 1, n, device)
         return carry
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

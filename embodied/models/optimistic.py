@@ -21,6 +21,7 @@ from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.models import dyna
+from embodied.models.dyna import Dyna
 from embodied.models.ensemble import MlpEnsemble, Rows
 
 
@@ -31,7 +32,7 @@ class Config(dyna.Config):
     kappa: NonNegative = 1e-3  # weight of the optimism beside the model's likelihood; 0: Dyna
 
 
-class OptimisticDyna(dyna.Dyna):
+class OptimisticDyna(Dyna):
     """As Dyna. `critic`: of observations [N, ...] and actions [N, A], Q-values [n, N]."""
 
     config: Config

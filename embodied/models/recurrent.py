@@ -16,7 +16,7 @@ step of the model draws z from the prior; `filtered` takes the most likely z of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated
@@ -33,7 +33,7 @@ from embodied.core.spec import NORMALIZED, Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.models.dynamics import LATENT, Fit, LatentDynamics, OutputError, Prediction, Progress
-from embodied.models.ensemble import held_out, output_names
+from embodied.models.ensemble import errors_of, evenly, held_out, output_names
 from embodied.nn.networks import mlp
 from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder, ImageConfig
@@ -52,9 +52,7 @@ class Config:
     groups: Count = 16  # categorical variables of a latent
     classes: Annotated[int, Bound(2)] = 16  # of each variable
     hidden: tuple[Count, ...] = (256,)  # units of the hidden layers of every network
-    images: ImageConfig = field(
-        default_factory=ImageConfig
-    )  # encoder of images; decoders mirror it
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder; decoders mirror it
     obs: tuple[str, ...] | None = None  # observations that are read; null: all vectors and images
     length: Count = 16  # steps of a sequence
     batch_size: Count = 32  # sequences per update
@@ -219,8 +217,7 @@ class RecurrentModel(LatentDynamics):
         count = tt.length(transitions)
         held = held_out(transitions["episode"], count, self.config.held_out).to(device)
         train, test = (~held).nonzero().flatten(), held.nonzero().flatten()
-        spread = torch.linspace(0, len(test) - 1, min(MOST_HELD_OUT, len(test)), device=device)
-        test = test[spread.round().long()]
+        test = test[evenly(len(test), MOST_HELD_OUT, device)]
         self._standardize(transitions, train)
         data = Data(self, transitions)
         history = [*self._optimize(data, train, test, progress)]
@@ -301,16 +298,6 @@ class RecurrentModel(LatentDynamics):
         return errors
 
 
-def errors_of(
-    labels: Sequence[tuple[str, str]], error: Tensor, output: Tensor
-) -> list[OutputError]:
-    """The errors [n, k] of the `output` [n, k], by the names and units of its columns."""
-    sizes = error.square().mean(0).sqrt().tolist()
-    spreads = output.std(0, correction=0).tolist()
-    rows = zip(labels, sizes, spreads, strict=True)
-    return [OutputError(name, unit, size, spread) for (name, unit), size, spread in rows]
-
-
 @dataclass(frozen=True)
 class Sequences:
     """Sequences of T steps: observations [T + 1, n, ...]; `action` [T, n, width], `reward` and
@@ -327,12 +314,8 @@ class Data:
     """Transitions in the order of time, from which sequences are read."""
 
     def __init__(self, model: RecurrentModel, transitions: Tensors) -> None:
-        kinds = ("obs", "next_obs")
-        self.rows = {
-            f"{kind}/{name}": transitions[f"{kind}/{name}"]
-            for kind in kinds
-            for name in model.names
-        }
+        names = [f"{kind}/{name}" for kind in ("obs", "next_obs") for name in model.names]
+        self.rows = {name: transitions[name] for name in names}
         self.action = model.choices.one_hot(transitions["action"])
         self.reward = transitions["reward"].float()
         self.ended = (transitions["discount"] == 0).float()
@@ -379,16 +362,14 @@ class PictureDecoder(nn.Module):
 
 
 def straight_through(logits: Tensor) -> Tensor:
-    """One-hot samples of categorical variables [n, groups, classes], with the gradient of their
-    probabilities."""
+    """One-hot samples [n, groups, classes], with the gradient of their probabilities."""
     p = logits.softmax(2)
     drawn = torch.multinomial(p.flatten(0, 1), 1).view(p.shape[:2])
     return functional.one_hot(drawn, p.shape[2]).to(p.dtype) + p - p.detach()
 
 
 def balanced_kl(posterior: Tensor, prior: Tensor, balance: float) -> Tensor:
-    """b KL(sg(q) || p) + (1 - b) KL(q || sg(p)) of logits [..., groups, classes], summed over the
-    groups."""
+    """b KL(sg(q) || p) + (1 - b) KL(q || sg(p)) of logits, summed over the groups."""
 
     def divergence(q: Tensor, p: Tensor) -> Tensor:
         log_q, log_p = q.log_softmax(-1), p.log_softmax(-1)

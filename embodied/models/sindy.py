@@ -36,7 +36,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.models.dynamics import Fit, Prediction, Progress
-from embodied.models.ensemble import Rows, VectorDynamics, held_out, output_names
+from embodied.models.ensemble import Rows, VectorDynamics, evenly, held_out, output_names
 
 ROUNDS = 20  # of STLSQ at most
 STARTS = 64  # rollouts that judge the members
@@ -217,8 +217,7 @@ class Sindy(VectorDynamics):
         start = (inside & (number[: count - steps + 1] == number[steps - 1 :])).nonzero().flatten()
         if count < steps or not len(start):
             return None
-        spread_out = torch.linspace(0, len(start) - 1, min(STARTS, len(start)))
-        start = start[spread_out.round().long().to(start.device)]
+        start = start[evenly(len(start), STARTS, start.device)]
         each = torch.cat([self.changes, self.agreed(self.changes)[None]])
         x = rows.x[start, : self.size].expand(len(each), -1, -1)
         for k in range(steps):

@@ -56,8 +56,7 @@ def require_new(out: str) -> None:
 
 
 def read(folders: Sequence[str], limit: int | None = None) -> Episodes:
-    """The first `limit` episodes (None: all) of each dataset, joined; SpecMismatch if the datasets
-    are of different environments."""
+    """The first `limit` episodes (None: all) of each dataset, joined; SpecMismatch."""
     parts: list[Episodes] = []
     for folder in folders:
         part = read_episodes(local_folder(folder), limit)

@@ -28,8 +28,7 @@ MOST_SHOWN = 20  # tasks in a message
 
 
 def require_task(spec: Spec, task: str | None, setting: str = "task") -> None:
-    """ConfigError for a `task` that a policy of `spec` never saw, or None where it has to be told.
-    `setting` is where the task was given."""
+    """ConfigError for a `task`, given as `setting`, that the policy never saw, or for none."""
     known = spec.tasks or ((spec.text,) if spec.text else ())
     shown = [repr(each) for each in known[:MOST_SHOWN]]
     if task is None and spec.listens:

@@ -19,8 +19,7 @@ from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.mapping import Mapping, Statistics, measured, reach
 from embodied.policies.remote.address import is_address, remote_policy
-from embodied.policies.wrappers.mapped import load_mapped
-from embodied.policies.wrappers.physical_units import PhysicalUnits
+from embodied.policies.wrappers.translated import PhysicalUnits, load_mapped
 from embodied.training.config import Offline, RunConfig
 from embodied.training.demonstrations import is_same
 

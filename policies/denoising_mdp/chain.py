@@ -71,8 +71,7 @@ class DenoisingMDP(PolicyWrapper):
         raise NotImplementedError
 
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
-        """Return x_0 [n, size] of the chain, made of noise `x` by the frozen denoising steps if
-        any."""
+        """x_0 [n, size] of the chain, made of noise `x` by the frozen denoising steps, if any."""
         return x
 
     def times(self) -> Tensor:
@@ -132,8 +131,7 @@ class DenoisingMDP(PolicyWrapper):
         return self.inner.to_actions(x), {**carry, "row/action": torch.stack(chain, 1)}
 
     def log_prob(self, obs: Tensors, x: Tensor, following: Tensor, k: Tensor) -> Tensor:
-        """Log-density [n, size] of each element of `following`, the result of link `k` [n] on
-        `x`."""
+        """Log-density [n, size] of `following`, the result of link `k` [n] on `x`, by element."""
         return log_normal(following, *self.link(x, k, self.times()[k], self.features(obs)))
 
     def evaluate_actions(

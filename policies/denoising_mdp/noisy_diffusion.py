@@ -21,9 +21,10 @@ from embodied.core.build import Node, build, resolve
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.abilities import Step
 from embodied.policies.denoising_mdp import chain
+from embodied.policies.denoising_mdp.chain import DenoisingMDP
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
+from embodied.policies.generative.diffusion import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,31 +33,24 @@ class Config(chain.Config):
 
     last: Count = 4  # trainable denoising steps K'
     steps: Levels | None = None  # all denoising steps (null: the base's; fewer are noisier)
-    floor: Positive = 0.1  # smallest std of exploration
-    density_floor: Positive | None = None  # smallest std in densities (null: the same as `floor`)
+    floor: Positive = 0.1  # smallest std of a step
 
 
-class NoisyDiffusion(chain.DenoisingMDP):
+class NoisyDiffusion(DenoisingMDP):
     """Diffusion policy whose last denoising steps are links; the earlier ones are frozen."""
 
     inner: PartialFinetune
     numbers: Tensor
-    explored: Tensor
-    density: Tensor
+    deviation: Tensor
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
-        least = config.floor if config.density_floor is None else config.density_floor
         self.links = config.last
         self.calm = self.inner.grid[-self.links :]
         self.noisy = self.inner.base.ddim_steps(eta=1.0)[-self.links :]
         sigma = torch.tensor([step.sigma for step in self.noisy])
-        for name, value in {
-            "numbers": torch.tensor(self.noisy),
-            "explored": sigma.clamp(min=config.floor),
-            "density": sigma.clamp(min=least),
-        }.items():
-            self.register_buffer(name, value, persistent=False)
+        self.register_buffer("numbers", torch.tensor(self.noisy), persistent=False)
+        self.register_buffer("deviation", sigma.clamp(min=config.floor), persistent=False)
 
     def inside(self, config: Config, base: Node) -> Policy:
         denoises = hasattr(resolve(base["_target_"], Policy), "ddim_steps")  # others are refused
@@ -81,19 +75,13 @@ class NoisyDiffusion(chain.DenoisingMDP):
     def link(
         self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if not isinstance(k, int):
-            return self._mean_and_std(x, k, time, seen)
+        if not isinstance(k, int):  # another step for each sample
+            each = Step._make(self.numbers[k][..., None].unbind(1))
+            x0, e = self.inner.tuned.split(x, each, time, seen)
+            return each.next_keep * x0 + each.next_remain * e, self.deviation[k][:, None]
         step = self.noisy[k]
         x0, e = self.inner.tuned.split(x, step, time, seen)
         remain = step.next_remain
         if explores is not None:
             remain = torch.where(explores, remain, self.calm[k].next_remain)
-        return step.next_keep * x0 + remain * e, self.explored[k]
-
-    def _mean_and_std(
-        self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """As `link`, with a different step `k` [n] per sample, and the std of densities."""
-        each = Step._make(self.numbers[k][..., None].unbind(1))
-        x0, e = self.inner.tuned.split(x, each, time, seen)
-        return each.next_keep * x0 + each.next_remain * e, self.density[k][:, None]
+        return step.next_keep * x0 + remain * e, self.deviation[k]

@@ -21,8 +21,9 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.nn.networks import mlp
-from embodied.policies.abilities import HasVelocity
 from embodied.policies.denoising_mdp import chain
+from embodied.policies.denoising_mdp.chain import DenoisingMDP
+from embodied.policies.generative.flow import Flow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Config(chain.Config):
     clip: Positive = 3.0  # bound of the means while exploring (of the last one: [-1, 1])
 
 
-class NoisyFlow(chain.DenoisingMDP):
+class NoisyFlow(DenoisingMDP):
     """Flow policy whose Euler steps are all trainable links with learned noise."""
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -59,7 +60,7 @@ class NoisyFlow(chain.DenoisingMDP):
 
     def inside(self, config: Config, base: Node) -> Policy:
         inner = build(base, Policy, spec=self.spec)
-        if not isinstance(inner, HasVelocity):
+        if not isinstance(inner, Flow):
             raise ConfigError(
                 "policy=noisy_flow needs a flow or shortcut base policy (init=RUN), not "
                 f"{type(inner).__name__}; finetune=dppo trains diffusion policies"

@@ -18,7 +18,6 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.abilities import Denoises
 from embodied.policies.generative.chunk_sampler import ObservesHistory
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
@@ -35,13 +34,14 @@ class Config:
 class PartialFinetune(ObservesHistory):
     """Partially fine-tuned diffusion policy. Noise [n, size] is the initial sample."""
 
-    base: Any  # Policy, Denoises; also `past` and `names`
+    base: Any  # a Policy with `ddim_steps`, `embedded`, `split`, `past` and `names`
     tuned: Any  # the same
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        base, tuned = (build(config.base, Policy, spec=spec) for _ in range(2))
-        if not isinstance(base, Denoises):
+        base: Any = build(config.base, Policy, spec=spec)
+        tuned = build(config.base, Policy, spec=spec)
+        if not hasattr(base, "ddim_steps"):
             raise ConfigError(
                 "only the denoising steps of a diffusion policy (init=RUN, trained with env=) can "
                 f"be fine-tuned, not {type(base).__name__}"
@@ -61,7 +61,6 @@ class PartialFinetune(ObservesHistory):
 
     @property
     def encoder(self) -> Encoder | None:
-        """The encoder of the fine-tuned copy; None if it has one of its own kind."""
         return getattr(self.tuned, "encoder", None)
 
     @property
@@ -87,8 +86,7 @@ class PartialFinetune(ObservesHistory):
         return self.to_actions(x), carry
 
     def acts_as(self) -> Policy:
-        """The fine-tuned copy, where it makes all denoising steps; ConfigError if the base makes
-        the first ones."""
+        """The fine-tuned copy; ConfigError if the base makes the first denoising steps."""
         if self.last < len(self.grid):
             raise ConfigError(
                 f"the base makes the first {len(self.grid) - self.last} of {len(self.grid)} "
@@ -105,7 +103,6 @@ class PartialFinetune(ObservesHistory):
         return x
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The initial sample and the sampler's steps, for guidance."""
         parts = [(self.base, slice(None, -self.last)), (self.tuned, slice(-self.last, None))]
         strides: list[SamplerStep] = []
         for policy, some in parts:
@@ -119,14 +116,12 @@ class PartialFinetune(ObservesHistory):
 
     @property
     def range(self) -> Callable[[Tensor], Tensor]:
-        """The base's map from actions to the network's."""
         return self.base.range
 
     def goal(self, plan: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return self.base.goal(plan, weight)
 
     def to_actions(self, x: Tensor) -> Tensor:
-        """Map samples [n, size] to actions [n, chunk, A] in [-1, 1]."""
         return self.base.to_actions(x)
 
     def fit(self, rows: Tensors) -> None:

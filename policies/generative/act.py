@@ -25,7 +25,7 @@ from embodied.core.tensors import Tensors, each, under
 from embodied.nn.networks import per_row
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.encoded import require_continuous
-from embodied.policies.networks.attention import Layer
+from embodied.policies.networks.blocks import AttentionLayer
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 
@@ -175,4 +175,4 @@ def place(count: int, width: int) -> nn.Parameter:
 
 def layers(config: Config, count: int, cross: bool = False) -> nn.ModuleList:
     """Transformer layers of the configured width."""
-    return nn.ModuleList(Layer(config.width, config.heads, cross) for _ in range(count))
+    return nn.ModuleList(AttentionLayer(config.width, config.heads, cross) for _ in range(count))

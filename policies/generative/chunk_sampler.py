@@ -32,11 +32,11 @@ from torch.nn import functional
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.spec import Spec
-from embodied.core.tensors import FRESH, HISTORY, Tensors, each, with_history
-from embodied.nn.networks import Denoiser, own_network, sinusoid
+from embodied.core.tensors import FRESH, HISTORY, Tensors, each, under, with_history
+from embodied.nn.networks import own_network, per_row, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.encoded import require_continuous
-from embodied.policies.networks.attention import Attention
+from embodied.policies.networks.blocks import Attention, feedforward
 from embodied.policies.networks.encoders import ImageConfig, PointConfig, make_encoder
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler
 
@@ -45,20 +45,21 @@ Net = Node | str | None  # another network, or the name of one that Python gave
 
 def denoiser(
     net: Net, chunk: int, action: int, features: int, width: int, depth: int, time_dim: int
-) -> Denoiser | Timed:
+) -> Denoiser:
     """Build the network `net`; if None, a residual MLP of `width`, `depth` and `time_dim`. A name
     is an own network from [n, chunk * action + time_dim + features] to [n, chunk * action]."""
     if isinstance(net, str):
         return OwnDenoiser(net, chunk * action, features, time_dim)
     if net is None:
-        return Denoiser(chunk * action, features, width, depth, time_dim)
+        return ResidualMlp(chunk * action, features, width, depth, time_dim)
     return build(net, Timed, chunk=chunk, action=action, features=features)
 
 
-class Timed(nn.Module):
-    """Base class of denoisers: time embedding, and a condition [n, width] from it."""
+class Denoiser(nn.Module):
+    """Base class of networks from (noisy chunk [n, D], time [n] in [0, 1], features [n, F]) to
+    [n, D]. Diffusion and flow policies define the meaning of the output."""
 
-    def __init__(self, time_dim: int, features: int, width: int) -> None:
+    def __init__(self, time_dim: int) -> None:
         super().__init__()
         if time_dim < 2 or time_dim % 2:
             raise ConfigError(f"time_dim={time_dim} must be even: half sines, half cosines")
@@ -66,28 +67,60 @@ class Timed(nn.Module):
         self.time = nn.Sequential(
             nn.Linear(time_dim, 2 * time_dim), nn.Mish(), nn.Linear(2 * time_dim, time_dim)
         )
-        self.condition = nn.Sequential(nn.Linear(time_dim + features, width), nn.Mish())
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         return self.at(x, self.embed(t), features)
 
     def embed(self, t: Tensor) -> Tensor:
-        """Features [n, time_dim] of times [n] in [0, 1]."""
+        """Time embeddings [n, time_dim] of times [n]; samplers compute all steps' at once."""
         return self.time(sinusoid(t, self.time_dim))
 
-    def conditioned(self, time: Tensor, features: Tensor) -> Tensor:
-        """Condition c [n, width] from embedded times ([time_dim] for all samples, or
-        [n, time_dim]) and features."""
-        return self.condition(torch.cat([time.expand(features.shape[0], -1), features], 1))
-
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """The output [n, D] for a noisy chunk [n, D]."""
+        """`forward` with embedded times: [time_dim] for all samples, or [n, time_dim]."""
         raise NotImplementedError(f"{type(self).__name__} has no output")
 
 
+class ResidualMlp(Denoiser):
+    """A residual MLP of the noisy chunk, the embedded time and the features."""
+
+    def __init__(self, size: int, features: int, width: int, depth: int, time_dim: int) -> None:
+        super().__init__(time_dim)
+        self.enter = nn.Linear(size + time_dim + features, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.leave = nn.Linear(width, size)
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        h = self.enter(torch.cat([x, time.expand(x.shape[0], -1), features], 1))
+        for block in self.blocks:
+            h = block(h)
+        return self.leave(functional.mish(h))
+
+
+class Block(nn.Module):
+    """h + W2 mish(W1 mish(h))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.two(functional.mish(self.one(functional.mish(h))))
+
+
+class Timed(Denoiser):
+    """Base class of denoisers with a condition [n, width] of time and features."""
+
+    def __init__(self, time_dim: int, features: int, width: int) -> None:
+        super().__init__(time_dim)
+        self.condition = nn.Sequential(nn.Linear(time_dim + features, width), nn.Mish())
+
+    def conditioned(self, time: Tensor, features: Tensor) -> Tensor:
+        """Condition c [n, width] from embedded times ([time_dim] or [n, time_dim]) and features."""
+        return self.condition(torch.cat([time.expand(features.shape[0], -1), features], 1))
+
+
 class OwnDenoiser(Timed):
-    """The network that `name` stands for, of the noisy chunk, the embedded time and the features
-    side by side."""
+    """The network `name`, of the noisy chunk, the embedded time and the features."""
 
     def __init__(self, name: str, size: int, features: int, time_dim: int) -> None:
         super().__init__(time_dim, features, time_dim)
@@ -137,9 +170,7 @@ class Modulated(nn.Module):
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.modulate = nn.Linear(width, 4 * width)
         self.own = Attention(width, heads)
-        self.each = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.each = feedforward(width)
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
         """Return the next tokens [n, L, width] of `h` [n, L, width] and `condition` [n, width]."""
@@ -219,6 +250,19 @@ class Film(nn.Module):
         return self.short(h) + functional.mish(self.last(self.two(inner)))
 
 
+def empty_history(
+    spec: Spec, names: Sequence[str], steps: int, n: int, device: torch.device
+) -> Tensors:
+    """The carry of `n` episodes that begin: no past observations `names` of `steps` steps yet."""
+    carry: Tensors = {FRESH: torch.ones(n, dtype=torch.bool, device=device)}
+    for name in names:
+        leaf = spec.obs[name]
+        carry[HISTORY + name] = leaf.zeros(n, device)[:, None].repeat(
+            1, steps, *[1] * len(leaf.shape)
+        )
+    return carry
+
+
 class ObservesHistory(GuidedSampler):
     """A sampler whose decisions use the `past` observations `names` before the present one; they
     are in the carry (`core.history`). Diffusion Policy (Chi et al., 2023) uses 2 steps, DPPO,
@@ -228,15 +272,8 @@ class ObservesHistory(GuidedSampler):
     names: Sequence[str] = ()
 
     def initial(self, n: int) -> Tensors:
-        if not self.past:
-            return {}
         device = next(self.parameters()).device
-        carry: Tensors = {FRESH: torch.ones(n, dtype=torch.bool, device=device)}
-        for name in self.names:
-            leaf = self.spec.obs[name]
-            zeros = leaf.zeros(n, device)[:, None]
-            carry[HISTORY + name] = zeros.repeat(1, self.past, *[1] * len(leaf.shape))
-        return carry
+        return empty_history(self.spec, self.names, self.past, n, device) if self.past else {}
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
         return with_history(obs, carry), carry
@@ -264,7 +301,7 @@ class Config:
 class ChunkSampler(ObservesHistory):
     """Base class of sampled policies. Noise [n, chunk * A] is the initial sample.
 
-    A subclass sets `waves` with `set_times`, and has `act`, `strides` and `loss`.
+    A subclass sets `waves` with `set_times`, and has `act`, `strides` and `errors`.
     """
 
     waves: Tensor
@@ -324,6 +361,16 @@ class ChunkSampler(ObservesHistory):
         bounded = self.spec.act.bounded
         x = bounded(x).view(-1, self.chunk, *self.spec.act.shape)
         return bounded(self.range.inverse(x))
+
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared errors [n, size] for normalised chunks `target` [n, size]."""
+        raise NotImplementedError
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """The mean of `errors` over the valid steps, [n]."""
+        features = self.features(under(batch, "obs"))
+        error = self.errors(features, self.range(batch["action"]).flatten(1))
+        return per_row(error.view_as(batch["action"]), batch["valid"])
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)

@@ -27,9 +27,9 @@ from torch import Tensor
 from embodied.core.bounds import Bound, Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import per_row
+from embodied.core.tensors import Tensors
 from embodied.policies.generative import flow
+from embodied.policies.generative.flow import Flow
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
 
 
@@ -41,9 +41,8 @@ class Config(flow.Config):
     levels: Annotated[int, Bound(2)] = 80  # training times (more: sharper, slower)
 
 
-class Consistency(flow.Flow):
-    """Consistency policy. Noise [n, steps * chunk * A]: the initial sample, then the noise that is
-    added before each further step."""
+class Consistency(Flow):
+    """Noise [n, steps * chunk * A]: the initial sample, then what is added at each further step."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         if config.steps > config.levels:
@@ -78,10 +77,7 @@ class Consistency(flow.Flow):
         """Return f(x, t, o) [n, D] at times `t` [n], the predicted chunk."""
         return x + (1 - t)[:, None] * self.net(x, t, features)
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Consistency loss over the valid steps, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
         z = torch.randn_like(target)
         level = torch.randint(self.levels, (len(z),), device=z.device)
         t = level / self.levels
@@ -89,8 +85,7 @@ class Consistency(flow.Flow):
         with torch.no_grad():
             goal = self.clean(torch.lerp(z, target, s[:, None]), s, features)
         found = self.clean(torch.lerp(z, target, t[:, None]), t, features)
-        error = (found - goal).square() / (1.05 - t)[:, None]
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (found - goal).square() / (1.05 - t)[:, None]
 
 
 def renoise(noise: Tensor, share: float, act: Leaf) -> Callable[[Tensor, Tensor], Tensor]:

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Fraction, Levels
+from embodied.core.bounds import Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import per_row
-from embodied.policies.abilities import Step
+from embodied.core.tensors import Tensors
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
@@ -35,38 +33,41 @@ class Config(chunk_sampler.Config):
 
     train_steps: Levels = 100  # noise levels T
     steps: Levels = 10  # DDIM sampling steps, a divisor of T
-    eta: Fraction = 0.0  # 0: the initial noise decides the chunk; 1: new noise at every step
+
+
+class Step(NamedTuple):
+    """Coefficients of one DDIM step from level `t`. `keep`, `remain`: sqrt(abar), sqrt(1 - abar)
+    at `t`; `next_keep`, `next_remain`, `sigma`: factors of x_0, e and z at the next level. For
+    samples at different levels they are tensors [n, 1] (`Step._make`)."""
+
+    t: int
+    keep: float
+    remain: float
+    next_keep: float
+    next_remain: float
+    sigma: float
 
 
 class Diffusion(ChunkSampler):
-    """Diffusion policy. Noise [n, chunk * A] is the initial sample; with eta > 0,
-    [n, steps * chunk * A]: also the noise of later steps."""
+    """Diffusion policy. Noise [n, chunk * A] is the initial sample; eta is 0."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
         self.config = config
-        if config.eta > 0:
-            self.noise_steps = 0
         self.forward_process, self.sampler = schedulers(config)
-        self.grid = self.ddim_steps(config.eta)
+        self.grid = self.ddim_steps()
         self.set_times(torch.tensor([step.t for step in self.grid]) / config.train_steps)
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        parts = 1 if self.config.eta == 0 else self.config.steps
-        return torch.randn(n, parts * self.size, device=self.range.radius.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         features = self.features(obs)
-        x, *fresh = noise.split(self.size, 1)
-        for i, (step, time) in enumerate(zip(self.grid, self.embedded().unbind(), strict=True)):
+        x = noise
+        for step, time in zip(self.grid, self.embedded().unbind(), strict=True):
             x0, e = self.split(x, step, time, features)
             x = step.next_keep * x0 + step.next_remain * e
-            if i < len(fresh):
-                x = x + step.sigma * fresh[i]
         return self.to_actions(x), carry
 
     def ddim_steps(self, eta: float = 0.0) -> list[Step]:
-        """The sampler's steps."""
+        """The sampler's steps; DPPO trains the last ones of policies that have this method."""
         abar = self.sampler.alphas_cumprod.tolist()
         return steps(abar, self.sampler.timesteps.tolist(), eta)
 
@@ -88,20 +89,11 @@ class Diffusion(ChunkSampler):
         return x0 if step.next_remain == 0 else x0.clamp(act.low, act.high)  # pyright: ignore
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The initial sample and the sampler's steps, for guidance."""
         features = self.features(obs)
-        x, *fresh = noise.split(self.size, 1)
-        times = self.embedded().unbind()
-        return x, [
-            self.stride(step, times[i], features, fresh[i] if i < len(fresh) else None)
-            for i, step in enumerate(self.grid)
-        ]
+        steps = zip(self.grid, self.embedded().unbind(), strict=True)
+        return noise, [self.stride(step, time, features) for step, time in steps]
 
-    def stride(
-        self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None = None
-    ) -> SamplerStep:
-        """One sampler step, for guidance."""
-
+    def stride(self, step: Step, time: Tensor, features: Tensor) -> SamplerStep:
         def clean(x: Tensor) -> Tensor:
             e = self.net.at(x, time, features)
             return torch.add(x, e, alpha=-step.remain) / step.keep
@@ -109,8 +101,7 @@ class Diffusion(ChunkSampler):
         def onward(x: Tensor, x0: Tensor) -> Tensor:
             x0 = self.clip(x0, step)
             e = torch.add(x, x0, alpha=-step.keep) / step.remain
-            there = step.next_keep * x0 + step.next_remain * e
-            return there if fresh is None else there + step.sigma * fresh
+            return step.next_keep * x0 + step.next_remain * e
 
         return SamplerStep(step.keep, step.remain, clean, onward)
 
@@ -118,15 +109,12 @@ class Diffusion(ChunkSampler):
         """Time embeddings of noise levels [n] (int64)."""
         return self.net.embed(level / self.config.train_steps)
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Mean squared error of the predicted noise over the valid steps, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared errors of the predicted noise."""
         e = torch.randn_like(target)
         level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
         x = self.forward_process.add_noise(target, e, level)
-        error = (self.net.at(x, self.embed(level), features) - e).square()
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (self.net.at(x, self.embed(level), features) - e).square()
 
 
 def schedulers(config: Config) -> tuple[Any, Any]:

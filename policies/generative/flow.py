@@ -14,8 +14,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Levels
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import per_row
+from embodied.core.tensors import Tensors
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
@@ -48,11 +47,9 @@ class Flow(ChunkSampler):
         return self.to_actions(x), carry
 
     def velocity_at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """The velocity [n, size] of samples at embedded times [time_dim] or [n, time_dim]."""
         return self.net.at(x, time, features)
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The initial sample and the sampler's steps, for guidance."""
         features = self.features(obs)
 
         def stride(i: int, time: Tensor) -> SamplerStep:
@@ -66,12 +63,9 @@ class Flow(ChunkSampler):
 
         return noise, [stride(i, time) for i, time in enumerate(self.embedded().unbind())]
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Mean squared error of the velocity over the valid steps, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared errors of the velocity."""
         x0 = torch.randn_like(target)
         t = torch.rand(len(target), device=target.device)
         x = torch.lerp(x0, target, t[:, None])
-        error = (self.net(x, t, features) - (target - x0)).square()
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (self.net(x, t, features) - (target - x0)).square()

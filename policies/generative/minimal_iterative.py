@@ -21,8 +21,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Bound
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import per_row
+from embodied.core.tensors import Tensors
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
@@ -55,7 +54,6 @@ class MinimalIterative(ChunkSampler):
         return self.to_actions(x), carry
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """Nothing and both steps, for guidance."""
         features = self.features(obs)
         first, second = self.embedded().unbind()
         return torch.zeros_like(noise), [
@@ -73,13 +71,10 @@ class MinimalIterative(ChunkSampler):
             ),
         ]
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Squared errors of both steps over the valid steps of the chunk, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
+        """Squared errors of both steps."""
         first, second = self.embedded().unbind()
         noisy = torch.lerp(torch.randn_like(target), target, self.time)
         once = self.net.at(torch.zeros_like(target), first, features)
         twice = self.net.at(noisy, second, features)
-        error = (once - target).square() + (twice - target).square()
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (once - target).square() + (twice - target).square()

@@ -23,7 +23,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, per_row
-from embodied.policies.encoded import require_continuous
+from embodied.policies.encoded import build_with_chunk, require_continuous
 from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 
@@ -48,8 +48,7 @@ class OneStep(PolicyWrapper):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         require_continuous(spec)
-        chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.flow = build({**config.flow, **chunk}, Policy, spec=spec)
+        self.flow = build_with_chunk(config.flow, config.chunk, spec)
         self.spec = spec
         self.chunk = self.flow.chunk
         self.size = self.chunk * spec.act.size

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from embodied.core.bounds import Bound, Levels
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import per_row
 from embodied.policies.generative import flow
+from embodied.policies.generative.flow import Flow
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Config(flow.Config):
     bootstrap: Annotated[int, Bound(2)] = 4  # one in so many samples of a batch trains longer steps
 
 
-class Shortcut(flow.Flow):
+class Shortcut(Flow):
     """Shortcut policy. Noise [n, chunk * A] is the initial sample x_0."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -60,10 +59,7 @@ class Shortcut(flow.Flow):
         """Return s [n, D] at times [n] for steps of 2^-level [n] (int64)."""
         return self.net.at(x, self.net.embed(t) + self.sizes(level), features)
 
-    def loss(self, batch: Tensors) -> Tensor:
-        """Mean squared error of the velocity over the valid steps, [n]."""
-        features = self.features(under(batch, "obs"))
-        target = self.range(batch["action"]).flatten(1)
+    def errors(self, features: Tensor, target: Tensor) -> Tensor:
         x0 = torch.randn_like(target)
         t = torch.rand(len(target), device=target.device)
         level = torch.full_like(t, self.finest_level, dtype=torch.int64)
@@ -76,8 +72,7 @@ class Shortcut(flow.Flow):
         x = torch.lerp(x0, target, t[:, None])
         goal = target - x0
         goal[some] = self.longer(x[some], t[some], level[some], features[some])
-        error = (self.velocity(x, t, level, features) - goal).square()
-        return per_row(error.view_as(batch["action"]), batch["valid"])
+        return (self.velocity(x, t, level, features) - goal).square()
 
     @torch.no_grad()
     def longer(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:

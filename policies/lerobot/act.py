@@ -23,7 +23,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
 from embodied.policies.lerobot.policy import Input, LeRobotPolicy
-from embodied.policies.networks.resnet import FrozenBatchNorm, channels_of, resnet
+from embodied.policies.networks.blocks import FrozenBatchNorm, channels_of, resnet
 
 
 @dataclass(frozen=True)

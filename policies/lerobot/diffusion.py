@@ -27,10 +27,9 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from embodied.policies.abilities import Step
-from embodied.policies.generative.diffusion import steps
+from embodied.policies.generative.diffusion import Step, steps
 from embodied.policies.lerobot.policy import Input, LeRobotPolicy
-from embodied.policies.networks.resnet import channels_of, group_norm, resnet
+from embodied.policies.networks.blocks import channels_of, group_norm, resnet
 from embodied.policies.wrappers.real_time_chunking import SamplerStep
 
 

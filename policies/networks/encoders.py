@@ -61,11 +61,7 @@ class Camera(nn.Module):
         height, width, channels = leaf.shape
         layers: list[nn.Module] = []
         for i, out in enumerate(config.channels):
-            layers += (
-                strided(channels, out)
-                if config.body == "strided"
-                else residual(channels, out, stem=i == 0)
-            )
+            layers += halving(channels, out, config.body, first=i == 0)
             channels = out
             height = -(-height // 2)
             width = -(-width // 2)
@@ -96,16 +92,12 @@ def cameras(leaves: list[Leaf], config: ImageConfig) -> list[Camera]:
     return [Camera(leaves[0], config)] * len(leaves)
 
 
-def strided(channels: int, out: int) -> list[nn.Module]:
-    """A convolution of stride 2."""
-    return [nn.Conv2d(channels, out, 3, stride=2, padding=1), nn.ReLU()]
-
-
-def residual(channels: int, out: int, stem: bool) -> list[nn.Module]:
-    """Layers that halve the size: a plain convolution (`stem`), or residual blocks."""
-    if not stem:
+def halving(channels: int, out: int, body: str, first: bool) -> list[nn.Module]:
+    """Layers that halve the size: a convolution, or in a ResNet after the first ones a block."""
+    if body == "resnet" and not first:
         return [Residual(channels, out)]
-    return [nn.Conv2d(channels, out, 3, stride=2, padding=1), norm(out), nn.ReLU()]
+    plain = nn.Conv2d(channels, out, 3, stride=2, padding=1)
+    return [plain, norm(out), nn.ReLU()] if body == "resnet" else [plain, nn.ReLU()]
 
 
 def norm(channels: int) -> nn.GroupNorm:
@@ -229,7 +221,11 @@ class Encoder(nn.Module):
         super().__init__()
         seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
         named = {name: leaf for name, leaf in seen.items() if leaf.is_symbol}
-        self.vectors = [k for k, v in seen.items() if _is_vector(v)]
+        self.vectors = [
+            name
+            for name, leaf in seen.items()
+            if not (leaf.is_picture or leaf.is_symbol or leaf.is_points or leaf.is_text)
+        ]
         self.images = [name for name, leaf in seen.items() if leaf.is_picture]
         self.names = [name for name, leaf in seen.items() if not leaf.is_text]
         flat = sum(seen[name].size for name in self.vectors)
@@ -252,8 +248,8 @@ class Encoder(nn.Module):
     def flat(self, obs: Tensors) -> Tensor:
         """The vector observations concatenated, [n, flat], in their own units."""
         if len(self.vectors) == 1:
-            return _flat_vectors(obs[self.vectors[0]])
-        return torch.cat([_flat_vectors(obs[name]) for name in self.vectors], 1)
+            return _rows(obs[self.vectors[0]]).float()
+        return torch.cat([_rows(obs[name]).float() for name in self.vectors], 1)
 
     def only_vectors(self) -> tuple[str, ...]:
         """The names of the vectors in order; ConfigError if there are other observations too."""
@@ -268,8 +264,7 @@ class Encoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def parts(self, obs: Tensors) -> list[Tensor]:
-        """The parts that `forward` concatenates, [n, size] for each of `sizes`: all vectors, each
-        camera, all symbols, each point set."""
+        """What `forward` concatenates, [n, size] each: vectors, cameras, symbols, point sets."""
         parts = [self.norm(self.flat(obs))] if self.vectors else []
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
         if self.symbols is not None:
@@ -283,7 +278,7 @@ class Encoder(nn.Module):
             values = {name: rows[f"obs/{name}"] for name in self.vectors}
             self.norm.fit(self.flat(values))
             # Vectors that a wrapper normalised stay as they are.
-            widths = [_flat_vectors(values[name]).shape[1] for name in self.vectors]
+            widths = [_rows(values[name]).shape[1] for name in self.vectors]
             if any(self.normalized):
                 given = torch.tensor(self.normalized).repeat_interleave(torch.tensor(widths))
                 given = given.to(self.norm.mean.device)
@@ -295,8 +290,7 @@ class Encoder(nn.Module):
 
 
 def make_encoder(spec: Spec, config: Any) -> Encoder:
-    """The encoder of a policy's observations: an Encoder, or its subclass `config.extractor`, which
-    defines `forward` and sets `size`."""
+    """An Encoder, or its subclass `config.extractor`, which defines `forward` and sets `size`."""
     kind = Encoder if config.extractor is None else resolve(config.extractor, Encoder)
     return kind(spec.obs, config.images, points=config.points)
 
@@ -322,14 +316,6 @@ class OneHot(nn.Module):
         column = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)) + self.start
         zeros = torch.zeros(column.shape[0], self.size, device=column.device)
         return zeros.scatter_(1, column, 1.0)
-
-
-def _is_vector(leaf: Leaf) -> bool:
-    return not (leaf.is_picture or leaf.is_symbol or leaf.is_points or leaf.is_text)
-
-
-def _flat_vectors(values: Tensor) -> Tensor:
-    return _rows(values).float()
 
 
 def _rows(values: Tensor) -> Tensor:

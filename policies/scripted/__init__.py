@@ -1,1 +1,1 @@
-"""Scripted demonstrators, one module per environment, and checkpoints as demonstrators."""
+"""Scripted demonstrators, and checkpoints as demonstrators."""

@@ -34,8 +34,7 @@ class Intervener(Protocol):
         ...
 
     def executed(self, action: Tensor) -> None:
-        """Called after each step with the actions [n, A] that were executed, whoever chose them.
-        By default it does nothing."""
+        """Called after each step with the actions [n, A] that were executed, whoever chose them."""
 
     def close(self) -> None:
         """Release what was opened; called at the end. By default this does nothing."""

@@ -10,7 +10,7 @@ with the cube, whose side the fixed jaw approaches:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments import so101
 from embodied.policies.scripted import fr3
-from embodied.policies.scripted.fr3 import CLOSED, Plan, Scripted, Seen
+from embodied.policies.scripted.fr3 import CLOSED, Phase, Scripted, Seen
 
 HALF_OPEN = 0.5  # of the hand while it approaches
 ABOVE, DOWN, CLOSE, UP = range(4)  # phases
@@ -53,7 +53,7 @@ class ScriptedPick(Scripted):
         self.middle = (low + high) / 2
         self.reach = (high - low) / 2
 
-    def plans(self) -> Mapping[str, Callable[[Seen], Plan]]:
+    def plans(self) -> Mapping[str, Callable[[Seen], Sequence[Phase]]]:
         return {"pick": pick}
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -75,8 +75,7 @@ class ScriptedPick(Scripted):
 
 
 def heading(seen: Seen) -> Tensor:
-    """The heading [n] (rad) in which the jaws open: that side of the cube that is nearest to the
-    one that needs no roll."""
+    """The heading [n] (rad) of the jaws: the side of the cube that needs the least roll."""
     cube = seen.point("cube")
     yaw = torch.atan2(seen.state["cube_sin_4yaw"], seen.state["cube_cos_4yaw"]) / 4
     pan = torch.atan2(cube[:, 1], cube[:, 0])
@@ -84,8 +83,8 @@ def heading(seen: Seen) -> Tensor:
     return yaw + quarter * ((pan + quarter - yaw) / quarter).round()
 
 
-def pick(seen: Seen) -> Plan:
-    """The plan, of tool points: the fixed jaw is at the tool, so the cube is beside it."""
+def pick(seen: Seen) -> list[Phase]:
+    """Of tool points: the fixed jaw is at the tool, so the cube is beside it."""
     cube = seen.point("cube")
     tool = seen.point("tool")
     angle = heading(seen)
@@ -98,13 +97,9 @@ def pick(seen: Seen) -> Plan:
     raised = tool.clone()
     raised[:, 2] = raised[:, 2].clamp(min=GRASP) + 0.25
     dropped = (tool - cube).norm(dim=1) > 0.045
-    never = torch.zeros_like(dropped)
-    hand = [HALF_OPEN, HALF_OPEN, CLOSED, CLOSED]
-    return Plan(
-        place=torch.stack([above, low, tool, raised], 1),
-        hand=cube.new_tensor(hand).expand(len(cube), -1),
-        close=cube.new_tensor([0.012, 0.005, 1.0, 0.0]),
-        least=torch.tensor([0, 0, 8, 0]),
-        most=torch.tensor([50, 25, 8, 999]),
-        lost=torch.stack([never, never, never, dropped], 1),
-    )
+    return [
+        Phase(above, HALF_OPEN, 0.012, 0, 50),
+        Phase(low, HALF_OPEN, 0.005, 0, 25),
+        Phase(tool, CLOSED, 1.0, 8, 8),
+        Phase(raised, CLOSED, 0.0, 0, 999, dropped),
+    ]

@@ -1,6 +1,6 @@
-"""DSRL: reinforcement learning in the latent noise of a frozen diffusion or flow policy.
+"""Dsrl: reinforcement learning in the latent noise of a frozen diffusion or flow policy.
 
-DSRL (Wagenmaker et al., 2025). The inner policy's action is u in [-1, 1]^d; the base maps it to an
+DSRL (Wagenmaker et al., 2025). The inner policy's action is u in [-1, 1]^d; the base maps it to a
 chunk: a = base(o, w = bound * u). `bound` is the trust region: if too small, the inner policy
 cannot leave a bad mode of the base; if too large, the noise is out of the base's training
 distribution. The base must be deterministic given its noise.
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Positive
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
 from embodied.core.device import forked
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.abilities import ProbesNoise
 from embodied.policies.steering import steered
+from embodied.policies.steering.steered import Steered
 
 PROBES = 8  # noise samples of the test for an effect
 LEAST = 1e-6  # the least effect
@@ -40,7 +41,7 @@ class Config(steered.Config):
     shared_noise: bool = False  # choose one step's noise, repeated over the base's chunk
 
 
-class Dsrl(steered.Steered):
+class Dsrl(Steered):
     """DSRL: a base policy whose noise the inner policy chooses; the learner's action is u."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -87,7 +88,10 @@ class Dsrl(steered.Steered):
 
     def warmup_policy(self) -> Policy:
         """The base policy with normal noise, clipped to the bound."""
-        return self.with_inner({"_target_": "embodied.policies.random.Random", "clip": self.bound})
+        inner = {"_target_": "embodied.policies.random.Random", "clip": self.bound}
+        other = build({**self.node, "inner": inner}, type(self), spec=self.spec)
+        other.base = self.base
+        return other
 
 
 def shared_steps(base: Policy) -> int:

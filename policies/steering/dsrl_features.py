@@ -7,24 +7,18 @@ so no images are stored or encoded in updates (as DSRL does on large policies; W
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, nest, under, with_history
-from embodied.policies.steering import dsrl
+from embodied.policies.steering.dsrl import Config, Dsrl
 
 
-@dataclass(frozen=True)
-class Config(dsrl.Config):
-    """Settings as in `embodied.policies.steering.dsrl`."""
-
-
-class DsrlFeatures(dsrl.Dsrl):
-    """DSRL on the observation `features`; the carry passes the observations from `observe` to
-    `act`."""
+class DsrlFeatures(Dsrl):
+    """The carry passes the observations from `observe` to `act`."""
 
     def inner_spec(self, config: Config, spec: Spec) -> Spec:
         size = self.base.feature_size
@@ -38,9 +32,5 @@ class DsrlFeatures(dsrl.Dsrl):
         obs = with_history(obs, under(carry, "base"))
         return {"features": self.base.features(obs), **kept}, {**carry, **nest(obs, "sight")}
 
-    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        sight = under(carry, "sight")
-        carry = {key: value for key, value in carry.items() if not key.startswith("sight/")}
-        u = self.inner.act(obs, {}, noise)[0].squeeze(1)
-        actions, carry = self.base_act(sight, carry, self.base_noise(u))
-        return actions, {**carry, "row/action": u}
+    def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        return super().base_act(under(carry, "sight"), carry, noise)

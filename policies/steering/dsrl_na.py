@@ -1,13 +1,10 @@
-"""DSRL-NA: noise-aliased DSRL, whose stored actions are the executed chunks.
+"""DsrlNa: noise-aliased DSRL, whose stored actions are the executed chunks.
 
-Noise-aliased DSRL (Wagenmaker et al., 2025). Many noise vectors lead to the same action, so the
-critic is trained on executed actions. Transitions hold no noise, so demonstrations and other
-policies' data can be used too.
+Many noise vectors lead to the same action, so the critic is trained on executed actions.
+Transitions hold no noise, so demonstrations and other policies' data can be used too.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -15,16 +12,11 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, is_history, under, with_history
-from embodied.policies.steering import dsrl
+from embodied.policies.steering.dsrl import Config, Dsrl
 from embodied.policies.steering.steered import Steered
 
 
-@dataclass(frozen=True)
-class Config(dsrl.Config):
-    """Settings as in `embodied.policies.steering.dsrl`."""
-
-
-class DsrlNa(dsrl.Dsrl):
+class DsrlNa(Dsrl):
     """Acts as `Dsrl`; the learner gets the whole policy and executed chunks as actions."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -58,7 +50,6 @@ class DsrlNa(dsrl.Dsrl):
         return self.base
 
     def trainable(self) -> Policy:
-        """The whole policy, as the learner needs the base too."""
         return self
 
     def with_trained(self, trained: Policy) -> Policy:

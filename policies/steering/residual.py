@@ -23,6 +23,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
 from embodied.policies.encoded import require_continuous
 from embodied.policies.steering import steered
+from embodied.policies.steering.steered import Steered
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Config(steered.Config):
     dims: tuple[CountOrZero, ...] | None = None  # action elements that are corrected (null: all)
 
 
-class Residual(steered.Steered):
+class Residual(Steered):
     """Residual policy. The carry holds the base's plan and cursor; the learner's action is u."""
 
     chunk = 1
@@ -99,8 +100,7 @@ class Residual(steered.Steered):
         return self.scale * u if self.picked is None else (self.scale * u) @ self.picked.to(u)
 
     def described(self, base_action: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Somebody's `action` [n, A], where the base's is `base_action` [n, A], as the base's
-        action [n, A] and the inner policy's [n, D] that make it."""
+        """See `policies.abilities.Corrects`."""
         u = (action - base_action) / self.scale
         u = (u if self.picked is None else u @ self.picked.T.to(u)).clamp(-1, 1)
         return action - self.correction(u), u

@@ -26,20 +26,35 @@ class Config:
     inner: Node  # node of the policy that steers
 
 
-class Steered(PolicyWrapper):
-    """A frozen `base` policy (its carry is under `base/`) and a trainable `inner` policy."""
+class Frozen(PolicyWrapper):
+    """A frozen `base` policy, whose carry is under `base/`."""
 
-    def __init__(self, config: Config, spec: Spec) -> None:
+    def __init__(self, config: Any, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
         self.base = build(config.base, Policy, spec=spec).requires_grad_(False)
+
+    def initial(self, n: int) -> Tensors:
+        return nest(self.base.initial(n), "base")
+
+    def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        """One decision of `base`: its chunk [n, H, A] and its carry under `base/`."""
+        seen, kept = self.base.observe(obs, under(carry, "base"), noise)
+        actions, kept = self.base.act(seen, kept, noise)
+        return actions, nest(kept, "base")
+
+
+class Steered(Frozen):
+    """A frozen `base` policy and a trainable `inner` policy."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__(config, spec)
         self.inner = build(config.inner, Policy, spec=self.inner_spec(config, spec))
 
     @classmethod
     def wrap(
         cls, base: Policy, node: Mapping[str, Any], inner: Mapping[str, Any] | None = None
     ) -> Self:
-        """Build `node` around the frozen `base`, with a new inner policy `inner`."""
         if inner is None:
             raise ConfigError(
                 f"{cls.__name__} needs a small inner policy to train: policy=gaussian"
@@ -53,31 +68,8 @@ class Steered(PolicyWrapper):
         raise NotImplementedError
 
     def trainable(self) -> Policy:
-        """The inner policy."""
         return self.inner
 
     def with_trained(self, trained: Policy) -> Policy:
-        """This policy with `trained` as its inner policy."""
         self.inner = trained
         return self
-
-    def with_inner(self, node: Node) -> Self:
-        """This policy with another inner policy, built from `node` (for warm-up)."""
-        other = build({**self.node, "inner": node}, type(self), spec=self.spec)
-        other.base = self.base
-        return other
-
-    def initial(self, n: int) -> Tensors:
-        return nest(self.base.initial(n), "base")
-
-    def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """As `decide`, with this policy's base."""
-        return decide(self.base, obs, carry, noise)
-
-
-def decide(base: Policy, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-    """One decision of `base`: its chunk [n, H, A] and its carry under `base/`."""
-    kept = under(carry, "base")
-    seen, kept = base.observe(obs, kept, noise)
-    actions, kept = base.act(seen, kept, noise)
-    return actions, nest(kept, "base")

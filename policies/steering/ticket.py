@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.build import ConfigError, Node
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
-from embodied.core.tensors import Tensors, nest
+from embodied.core.tensors import Tensors
 from embodied.policies.steering.dsrl import require_steerable
-from embodied.policies.steering.steered import decide
+from embodied.policies.steering.steered import Frozen
 
 WIDTH = 32  # most elements of x beside the 1
 
@@ -40,12 +40,11 @@ class Config:
     per_context: bool = True  # choose by the first observation of an episode, not one for all
 
 
-class Ticket(PolicyWrapper):
+class Ticket(Frozen):
     """Noise [n, K] is z. The carry holds the number of the episode's vector [n] (int64; -1: none
     yet); `row/candidate` is the same, for the learner. A vector for all episodes has to be
     remembered for exploration only."""
 
-    base: Policy
     vectors: Tensor
     center: Tensor
     project: Tensor
@@ -53,9 +52,7 @@ class Ticket(PolicyWrapper):
     spread: Tensor
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.base = build(config.base, Policy, spec=spec).requires_grad_(False)
+        super().__init__(config, spec)
         self.chunk = self.base.chunk
         self.per_context = config.per_context
         self.memory = "candidate" if config.per_context else "explore/candidate"
@@ -103,8 +100,7 @@ class Ticket(PolicyWrapper):
 
     def initial(self, n: int) -> Tensors:
         none = torch.full((n,), -1, device=self.value.device)
-        carry = nest(self.base.initial(n), "base")
-        return {**carry, self.memory: none, "row/candidate": none}
+        return {**super().initial(n), self.memory: none, "row/candidate": none}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         z = torch.zeros(n, len(self.vectors), device=self.value.device)
@@ -116,7 +112,7 @@ class Ticket(PolicyWrapper):
             chosen = self.choose(obs, noise)
         elif (chosen < 0).any():
             chosen = torch.where(chosen < 0, self.choose(obs, noise), chosen)
-        actions, kept = decide(self.base, obs, carry, self.vectors[chosen])
+        actions, kept = self.base_act(obs, carry, self.vectors[chosen])
         return actions, {**kept, self.memory: chosen, "row/candidate": chosen}
 
     def choose(self, obs: Tensors, noise: Tensor) -> Tensor:

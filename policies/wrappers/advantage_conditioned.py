@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, Fraction, NonNegative
-from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError, Node
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.encoded import require_continuous
+from embodied.policies.encoded import build_with_chunk, require_continuous
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler, SamplerStep, sample
 
 LABEL = "advantage_label"
@@ -51,10 +50,9 @@ class AdvantageConditioned(GuidedSampler):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         require_continuous(spec)
-        chunk = {} if config.chunk is None else {"chunk": config.chunk}
         label = Leaf((), "int64", 0, POSITIVE, SYMBOL)
         seen = spec.with_obs(**{LABEL: label})
-        self.base = build({**config.base, **chunk}, Policy, spec=seen)
+        self.base = build_with_chunk(config.base, config.chunk, seen)
         if not hasattr(self.base, "strides"):
             raise ConfigError(
                 "base should be a policy whose sampler can be guided: a flow or diffusion policy"

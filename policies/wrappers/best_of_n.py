@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, take
 from embodied.nn.networks import QFunction
-from embodied.policies.encoded import require_continuous
+from embodied.policies.encoded import build_with_chunk, require_continuous
 
 Judge = Callable[[Tensors, Tensor], Tensor]
 
@@ -36,12 +36,10 @@ class Config:
     critic: Node  # node of a QFunction
     n: Count = 8  # candidates per decision
     chunk: Count | None = None  # actions of one decision (null: the base's)
-    value: Literal["mean", "min"] = "mean"  # how the critic's networks are aggregated
 
 
 class BestOfN(PolicyWrapper):
-    """Best-of-N policy. Noise [n, N * base noise]: the first candidate uses the base's inference
-    noise, the others its exploration noise."""
+    """Noise [n, N * base noise]: the base's inference noise, then its exploration noise."""
 
     requires_critic = True
     for_evaluation = True
@@ -53,9 +51,7 @@ class BestOfN(PolicyWrapper):
         require_continuous(spec)
         self.spec = spec
         self.n = config.n
-        self.value = config.value
-        chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.base = build({**config.base, **chunk}, Policy, spec=spec)
+        self.base = build_with_chunk(config.base, config.chunk, spec)
         self.chunk = self.base.chunk
         self.size = self.chunk * spec.act.size
         self.noise_shape = self.base.sample_noise(1).shape[1:]
@@ -115,16 +111,13 @@ class BestOfN(PolicyWrapper):
         return chunks.flatten(1).unflatten(0, (-1, self.n))
 
     def judge(self, obs: Tensors, candidates: Tensor) -> Tensor:
-        """Q-values [n, N], aggregated over the critic's networks."""
-        q = self.critic.each(obs, candidates)
-        return q.mean(0) if self.value == "mean" else q.amin(0)
+        """Q-values [n, N], the mean of the critic's networks."""
+        return self.critic.each(obs, candidates).mean(0)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """The base's imitation loss."""
         return self.base.loss(batch)
 
     def warmup_policy(self) -> Policy:
-        """The base's warm-up policy."""
         return self.base.warmup_policy()
 
     def fit(self, rows: Tensors) -> None:

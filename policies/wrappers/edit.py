@@ -22,6 +22,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.wrappers import best_of_n
+from embodied.policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Config(best_of_n.Config):
     scale: Positive = 0.1  # largest edit in units of the action range (the authors: 0.05 to 0.7)
 
 
-class Edit(best_of_n.BestOfN):
+class Edit(BestOfN):
     """Noise [n, N * base noise + N * chunk * A]: the base's, then the edit policy's."""
 
     for_evaluation = False
@@ -57,7 +58,7 @@ class Edit(best_of_n.BestOfN):
         base, edits = self._split(noise)
         chunks, carry = self.candidates(obs, carry, base)
         both = self._with_edits(obs, chunks.flatten(1), edits)
-        chosen, index = best_of_n.select_by_q(self.judge, obs, both)
+        chosen, index = select_by_q(self.judge, obs, both)
         rows = torch.arange(noise.shape[0], device=index.device) * self.n + index % self.n
         chosen = chosen.view(-1, self.chunk, *self.spec.act.shape)
         return chosen, {key: leaf.index_select(0, rows) for key, leaf in carry.items()}
@@ -68,7 +69,7 @@ class Edit(best_of_n.BestOfN):
         return self._with_edits(obs, super().proposals(obs, base).flatten(0, 1), edits)
 
     def _with_edits(self, obs: Tensors, actions: Tensor, noise: Tensor) -> Tensor:
-        seen = {**best_of_n.repeat(obs, self.n), "base_action": actions}
+        seen = {**repeat(obs, self.n), "base_action": actions}
         u = self.edit.act(seen, {}, noise.reshape(-1, self.size))[0].flatten(1)
         edited = (actions + self.scale * u).clamp(-1, 1)
         both = [part.unflatten(0, (-1, self.n)) for part in (actions, edited)]

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import ConfigError, Node
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
-from embodied.policies.encoded import require_continuous
+from embodied.policies.encoded import build_with_chunk, require_continuous
 
 
 class SamplerStep(NamedTuple):
@@ -97,8 +97,7 @@ class RealTimeChunking(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.base = build({**config.base, **chunk}, Policy, spec=spec)
+        self.base = build_with_chunk(config.base, config.chunk, spec)
         self.spec = spec
         self.chunk = self.base.chunk
         self.config = config
@@ -161,8 +160,7 @@ class RealTimeChunking(PolicyWrapper):
             return self.base.to_actions(sample(x, guided))
 
     def executed_plan(self, plan: Tensor, past: PreviousPlan) -> Tensor:
-        """Plans [n, H, A] as executed: the first `delay` steps are those of the previous plan
-        (mode=wait: zero actions)."""
+        """Plans [n, H, A] that begin with `delay` steps of the previous plan (mode=wait: zeros)."""
         steps = torch.arange(self.chunk, device=plan.device)
         begins = past.delay
         instead = past.plan

@@ -31,11 +31,7 @@ from embodied.policies.networks.encoders import Encoder
 from embodied.policies.wrappers.reflex_rule import reflexing
 
 RANDOM = "embodied.policies.random.Random"
-UNKNOWN = (
-    -2.0
-)  # initial logit of the safety critic (safe), so that the reflex does not start active
-
-
+UNKNOWN = -2.0  # initial logit of the safety critic: safe, so that no reflex is active at first
 Share = Annotated[float, Bound(above=0.0, below=1.0)]
 Stiffness = Annotated[float, Bound(-1.0, 1.0)]
 Rate = Literal["control", "decision"]
@@ -154,8 +150,7 @@ class ReflexOverride(PolicyWrapper):
         self.node = {**self.node, "base": other.base.node}
 
     def warmup_policy(self) -> Policy:
-        """A policy with uniform decisions, held for the same number of steps; the task policy where
-        it is trained already."""
+        """Uniform decisions, held for as many steps; this policy where the task is trained."""
         if self.trained_task:
             return self
         node = {**self.node, "base": {"_target_": RANDOM}}

@@ -110,8 +110,7 @@ class Smoothed(PolicyWrapper):
     def _gradient(
         self, obs: Tensors, carry: Tensors, noise: Tensor, delta: Tensor, usual: Tensor
     ) -> Tensor:
-        """The direction [n, width] in which the action moves away from `usual` fastest; that of
-        `delta` where it does not move."""
+        """The direction [n, width] that changes the action fastest; `delta` where none does."""
         with torch.enable_grad():
             delta = delta.detach().requires_grad_()
             action = self._acted(self.shifted(obs, delta), carry, noise)

@@ -219,11 +219,18 @@ def described(target: str) -> list[str]:
     file = ROOT / source(target)
     if not target or not file.exists():
         return []
-    tree = ast.parse(file.read_text())
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    parts = [tree, *(node for node in classes if node.name == target.rpartition(".")[2])]
-    text = "\n\n".join(filter(None, map(ast.get_docstring, parts)))
+    text = about_class(file, target.rpartition(".")[2])
     return [re.sub(r"(?<!`)(\[[^\]\n]*\])(?=[\[(])", r"`\1`", text)]
+
+
+def about_class(file: Path, name: str) -> str:
+    """What a module's docstring says about one of its classes: the part that begins with `NAME: `
+    up to that of the next class; all of it where there is no such part."""
+    tree = ast.parse(file.read_text())
+    text = ast.get_docstring(tree) or ""
+    names = "|".join(part.name for part in tree.body if isinstance(part, ast.ClassDef))
+    parts = re.split(rf"(?m)^(?=(?:{names}): )", text) if names else []
+    return next((part for part in parts if part.startswith(f"{name}: ")), text).strip()
 
 
 def measured(group: str, name: str) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.envs.fr3.language import INSTRUCTIONS, Config, LanguageTasks
-from embodied.policies.scripted import fr3_tasks
+from embodied.policies.scripted import fr3
 
 WIDTH = 240
 HEIGHT = 180
@@ -24,7 +24,7 @@ COLUMNS = 5
 def finished(name: str, seed: int) -> Tensor:
     """The image [HEIGHT, WIDTH, 3] (uint8) in which the demonstrator has just finished a task."""
     env = LanguageTasks(Config(tasks=(name,), num_envs=1))
-    actor = Actor(fr3_tasks.ScriptedTasks(fr3_tasks.Config(mistakes=0.0), env.spec), 1)
+    actor = Actor(fr3.ScriptedTasks(fr3.TasksConfig(mistakes=0.0), env.spec), 1)
     images: list[Tensor] = []
     env.add_pre_reset_hook(lambda rows: images.append(env.render(0, WIDTH, HEIGHT)))
     with torch.no_grad():

@@ -48,15 +48,21 @@ def resized(
     return copied
 
 
-def random_weights(folder: Path) -> Path:
-    """Write random weights into a checkpoint folder."""
+def untrained(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the network of a checkpoint folder, by name, as they are initialised."""
     config = read_config(folder)
     names = {name: short(name) for name in config.inputs}
-    node = policy_node(config, {"diffusion.rgb_encoder.0.": torch.zeros(())}, names, None, None)
+    separate = {"diffusion.rgb_encoder.0.": torch.zeros(())}
+    shared = config.settings.get("use_separate_rgb_encoder_per_camera") is False
+    node = policy_node(config, {} if shared else separate, names, None, None)
     torch.manual_seed(0)
     own = build(node, Policy, spec=own_spec(config, {}, 10.0, "")).state_dict()
-    state = {k: v for k, v in own.items() if k.startswith(("diffusion.", "model."))}
-    save_file(state, folder / "model.safetensors")
+    return {k: v for k, v in own.items() if k.startswith(("diffusion.", "model."))}
+
+
+def random_weights(folder: Path) -> Path:
+    """Write random weights into a checkpoint folder."""
+    save_file(untrained(folder), folder / "model.safetensors")
     return folder
 
 

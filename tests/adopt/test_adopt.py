@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from embodied import cli
-from embodied.adopt.adopt import UNUSED, Names, Options, adopt, own_spec, policy_node, scaled_inputs
+from embodied.adopt.adopt import UNUSED, Names, Options, adopt, scaled_inputs
 from embodied.adopt.lerobot_config import (
     Feature,
     LeRobotConfig,
@@ -27,14 +27,13 @@ from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.affine import Affine
-from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.saved_file import file_hash
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping, Source, short
 from embodied.export.decision import Decision
-from embodied.policies.wrappers.mapped import Mapped
+from embodied.policies.wrappers.translated import Mapped
 from tests.adopt.checkpoints import (
     DATA,
     ENV,
@@ -45,6 +44,7 @@ from tests.adopt.checkpoints import (
     resized,
     two_gap_checkpoint,
     two_gap_mapping,
+    untrained,
 )
 from tests.adopt.formula_weights import weights
 from tests.tiers import usually
@@ -320,15 +320,10 @@ TOLERANCE = 1e-6  # of the largest action; an unclipped sampler with random weig
 def with_weights(case: str, folder: Path) -> Path:
     """A copy of the checkpoint of `case` with its weights."""
     copied = Path(shutil.copytree(DATA / case, folder / case))
-    config = read_config(copied)
-    names = {name: short(name) for name in config.inputs}
-    separate = {"diffusion.rgb_encoder.0.": torch.zeros(())}
-    shared = config.settings.get("use_separate_rgb_encoder_per_camera") is False
-    node = policy_node(config, {} if shared else separate, names, None, None)
-    own = build(node, Policy, spec=own_spec(config, {}, 10.0, "")).state_dict()
-    state = {k: v for k, v in own.items() if k.startswith(("diffusion.", "model."))}
+    state = untrained(copied)
     made = weights({name: tuple(value.shape) for name, value in state.items()})
-    unused = {f"{name}.layers.0.linear1.weight": torch.ones(2) for name in UNUSED[config.type]}
+    kind = read_config(copied).type
+    unused = {f"{name}.layers.0.linear1.weight": torch.ones(2) for name in UNUSED[kind]}
     found = {k: torch.from_numpy(v) for k, v in made.items()}
     save_file({**state, **found, **unused}, copied / "model.safetensors")
     return copied

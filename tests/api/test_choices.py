@@ -23,8 +23,7 @@ from embodied.core.errors import ContractError, NotApplicable
 from embodied.core.spec import MASK, Leaf, Spec, mixed_leaf
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.envs.gym_object import register
-from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx
+from embodied.export.decision import Decision, facts, write_onnx
 from tests.builders import make_policy, node_of, python, recorded
 from tests.tiers import only_all, usually
 from tests.toy_envs import Forbidden, Lock, batched

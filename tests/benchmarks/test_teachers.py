@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from benchmarks import teachers
-from embodied.checks import teacher_envs
+from embodied.checks.teacher import ROWS, ready, teaching
 from embodied.core.spec import Spec
 from embodied.teachers.students.meta_acl import records
 from tests.teachers.place import made
@@ -21,8 +21,8 @@ from tests.tiers import only_all
 
 def small(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
     """`node` as the bench builds it; an autoencoder of levels is fitted in seconds."""
-    ready = teacher_envs.ready(node, spec, folder)
-    return {**ready, "autoencoder": SMALL} if "autoencoder" in ready else ready
+    made = ready(node, spec, folder)
+    return {**made, "autoencoder": SMALL} if "autoencoder" in made else made
 
 
 @only_all
@@ -46,13 +46,13 @@ def test_an_episode_of_a_run_costs_something() -> None:
 
 def test_a_block_is_as_many_episodes_as_it_says() -> None:
     teacher = made("tasks.uniform.Uniform")
-    block = teacher_envs.teaching(teacher, 30)
+    block = teaching(teacher, 30)
     assert [block(), block()] == [30, 30]
-    assert teacher.issued == teacher_envs.ROWS + 60 and len(teacher.pending) == teacher_envs.ROWS
+    assert teacher.issued == ROWS + 60 and len(teacher.pending) == ROWS
 
 
 def test_a_classroom_is_made_where_one_is_read(tmp_path: Path) -> None:
     node = yaml.safe_load(Path("configs/teacher/meta_acl.yaml").read_text())
-    ready = teacher_envs.ready(node, teachers.SPEC, tmp_path)
-    assert sorted(records(Path(ready["archive"]))) == ["seed-1", "seed-2"]
-    assert teacher_envs.ready({"_target_": "x"}, teachers.SPEC, tmp_path) == {"_target_": "x"}
+    room = ready(node, teachers.SPEC, tmp_path)
+    assert sorted(records(Path(room["archive"]))) == ["seed-1", "seed-2"]
+    assert ready({"_target_": "x"}, teachers.SPEC, tmp_path) == {"_target_": "x"}

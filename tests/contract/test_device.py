@@ -69,7 +69,7 @@ def case(group: str, name: str) -> tuple[str, ...]:
 
 CHOSEN = {choices(file).get("policy") for file in EXPERIMENTS}
 RUNS = {case(group, name) for group in ("learner", "finetune") for name in names(group)}
-# Of every policy, it_stays_on_the_device is checked in tests/contract/test_policy.py.
+# Of every policy, it_stays_on_the_device is checked in tests/contract/test_parts.py.
 ALSO = {case("policy", name) for name in names("policy") if name in CHOSEN} - RUNS
 
 

@@ -11,13 +11,13 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build, resolve
+from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 from embodied.policies.steering.steered import Steered
-from tests.builders import make_policy, transitions
+from tests.builders import make_policy, node_of, transitions
 
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
 NODES: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
@@ -25,6 +25,7 @@ WITH_INNER = [n for n in NODES if issubclass(resolve(NODES[n]["_target_"], Polic
 WITHOUT_INNER = [n for n in NODES if n not in WITH_INNER]
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16], "zero_head": True}
+MOVING = INNER | {"zero_head": False}
 
 
 def make_base(kind: str = "flow.Flow") -> Policy:
@@ -48,13 +49,6 @@ def steered(request: pytest.FixtureRequest) -> PolicyWrapper:
 @pytest.fixture(params=NODES)
 def wrapped(request: pytest.FixtureRequest) -> PolicyWrapper:
     return make(request.param)
-
-
-def test_all_ways_to_finetune_are_in_one_group() -> None:
-    names = {"dsrl", "dsrl_na", "dsrl_features", "residual", "dppo", "reinflow", "expo"} | {
-        "ticket"
-    }
-    assert names <= set(NODES)
 
 
 def test_the_trained_part_is_put_back(wrapped: PolicyWrapper) -> None:
@@ -128,11 +122,15 @@ def test_actions_stay_in_the_box_and_follow_the_inner_policy(steered: Policy) ->
     assert not torch.allclose(calm, moved)
 
 
+def wrapping(kind: str, base: Policy, inner: Node, **settings: Any) -> Any:
+    node = node_of(f"policies.steering.{kind}", **settings)
+    return resolve(node["_target_"], PolicyWrapper).wrap(base, node, inner)
+
+
 def test_a_residual_begins_as_its_base() -> None:
     """Same noise, no correction: the base's own chunk, step by step, bit for bit."""
     base = make_base()
-    node = {"_target_": "embodied.policies.steering.residual.Residual", "scale": 0.1}
-    residual = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER)
+    residual = wrapping("residual.Residual", base, INNER, scale=0.1)
     obs = {"state": torch.randn(2, 5)}
     noise = residual.sample_noise(2)
     carry = residual.initial(2)
@@ -143,21 +141,8 @@ def test_a_residual_begins_as_its_base() -> None:
         assert torch.equal(action[:, 0], plan[:, step])
 
 
-def test_latent_is_the_base_at_the_chosen_noise() -> None:
-    base = make_base()
-    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
-    latent = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER | {"zero_head": False})
-    obs = {"state": torch.randn(2, 5)}
-    actions, carry = latent.act(obs, latent.initial(2), latent.sample_noise(2, explore=True))
-    expected, _ = base.act(obs, {}, 1.5 * carry["row/action"])
-    assert torch.equal(actions, expected)
-
-
 def corrected(**settings: Any) -> Any:
-    node = {"_target_": "embodied.policies.steering.residual.Residual", "scale": 0.1, **settings}
-    return resolve(node["_target_"], PolicyWrapper).wrap(
-        make_base(), node, INNER | {"zero_head": False}
-    )
+    return wrapping("residual.Residual", make_base(), MOVING, scale=0.1, **settings)
 
 
 def test_a_correction_of_some_elements_leaves_the_others_alone() -> None:

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from embodied import envs
-from embodied.checks.teacher_envs import need
+from embodied.checks.teacher import need
 from embodied.core import tensors as tt
 from embodied.core.build import build, resolve
 from embodied.core.env import NotSavable, StateRoles, VecEnv
@@ -34,9 +34,9 @@ from embodied.teachers.resets.reset_distribution import (
 )
 from embodied.teachers.teacher import Curriculum
 from tests.contract.environments import APART, FILES, WIRED
-from tests.contract.test_teacher import FILES as TEACHER_FILES
+from tests.contract.test_parts import TEACHERS
 
-NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHER_FILES}
+NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHERS}
 TEACHERS = [name for name, node in NODES.items() if need(node["_target_"]) == "states"]
 PLAYER = {"_target_": "embodied.policies.random.Random"}
 ALL = {*Path("configs/env").glob("*.yaml")}

@@ -21,9 +21,10 @@ from embodied.core.cuda_graph import decision, inputs, outputs
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.policies.gaussian import Config as GaussianConfig
+from embodied.policies import gaussian
 from embodied.policies.gaussian import Gaussian
-from embodied.policies.generative.flow import Config, Flow
+from embodied.policies.generative import flow
+from embodied.policies.generative.flow import Flow
 from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -126,7 +127,7 @@ def test_execute_has_to_fit_the_chunk() -> None:
 def test_some_rows_deciding_equals_all_rows_deciding() -> None:
     """Rows out of step with each other play what each would play alone."""
     torch.manual_seed(0)
-    policy = Gaussian(GaussianConfig(chunk=4, hidden=(16,)), SPEC)
+    policy = Gaussian(gaussian.Config(chunk=4, hidden=(16,)), SPEC)
     together = Actor(policy, 3, execute=3)
     alone = [Actor(policy, 1, execute=3) for _ in range(3)]
     for t in range(30):
@@ -141,7 +142,7 @@ def test_some_rows_deciding_equals_all_rows_deciding() -> None:
 
 def test_a_restored_actor_goes_on_exactly() -> None:
     torch.manual_seed(0)
-    policy = Flow(Config(chunk=4, width=16), SPEC)
+    policy = Flow(flow.Config(chunk=4, width=16), SPEC)
     actor = Actor(policy, 2, execute=3)
     script = [({"state": torch.randn(2, 1)}, torch.rand(2) < 0.3) for _ in range(12)]
     actor(script[0][0], ~NEVER)
@@ -210,7 +211,7 @@ NODES = [
     node_of("policies.generative.shortcut.Shortcut", **SMALL),
     node_of("policies.generative.consistency.Consistency", **SMALL),
     node_of("policies.generative.minimal_iterative.MinimalIterative", **SMALL),
-    node_of("policies.generative.diffusion.Diffusion", **SMALL, eta=1.0),
+    node_of("policies.generative.diffusion.Diffusion", **SMALL),
     node_of("policies.generative.act.Act", **SMALL, ensemble=True),
     node_of(
         "policies.steering.dsrl.Dsrl",

@@ -20,8 +20,9 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node
 from embodied.envs.toy import two_gap
 from embodied.policies.gaussian import Config, Gaussian
-from embodied.policies.scripted.checkpoint import CheckpointDemonstrator
-from embodied.policies.scripted.checkpoint import Config as Trained
+from embodied.policies.scripted.simple import CheckpointConfig as Trained
+from embodied.policies.scripted.simple import CheckpointDemonstrator
+from embodied.policies.scripted.simple import Config as Trained
 from embodied.real_robot.policy import decider
 from embodied.viewer.launch import open_session
 from tests.attacks.child import STARTS, WIRES
@@ -356,7 +357,7 @@ def test_a_reference_leads_to_the_same_check(
         (tmp_path / "other").mkdir(exist_ok=True)
         run = run_of(
             tmp_path / "run",
-            node_of("policies.scripted.checkpoint.CheckpointDemonstrator", run=str(path)),
+            node_of("policies.scripted.simple.CheckpointDemonstrator", run=str(path)),
         )
         DOORS["load"](run)
         assert not watched

@@ -279,7 +279,7 @@ def test_words_say_what_is_where() -> None:
 def test_a_demonstrator_reaches_the_goal_which_ends_the_episode() -> None:
     env = Crafter(Config(num_envs=2, workers=0, length=400, goal="make_wood_pickaxe"))
     policy = build(
-        {"_target_": "embodied.policies.scripted.crafter.Woodcutter", "unsteady": 0.0},
+        {"_target_": "embodied.policies.scripted.grids.Woodcutter", "unsteady": 0.0},
         Policy,
         spec=env.spec,
     )
@@ -381,7 +381,7 @@ def test_on_the_way_to_a_pickaxe() -> None:
     """A scripted player's messages: wood before the table, the table before the pickaxe."""
     env = Crafter(Config(num_envs=4, workers=0, length=400, goal="make_wood_pickaxe"))
     player = build(
-        {"_target_": "embodied.policies.scripted.crafter.Woodcutter"}, Policy, spec=env.spec
+        {"_target_": "embodied.policies.scripted.grids.Woodcutter"}, Policy, spec=env.spec
     )
     obs, said = env.reset(0), [[] for _ in range(4)]
     carry, over = player.initial(4), torch.zeros(4, dtype=torch.bool)

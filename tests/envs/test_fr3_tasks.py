@@ -24,8 +24,8 @@ from embodied.envs.fr3.language import (
     tokens,
 )
 from embodied.evaluation.evaluate import evaluate
-from embodied.policies.scripted import fr3_tasks
-from embodied.policies.scripted.fr3_tasks import ScriptedTasks
+from embodied.policies.scripted import fr3
+from embodied.policies.scripted.fr3 import ScriptedTasks
 
 
 @pytest.fixture(autouse=True)
@@ -173,20 +173,27 @@ def test_settings_that_cannot_be_are_one_line() -> None:
     with pytest.raises(ConfigError, match=r"for env=fr3_tasks only"):
         from embodied.envs.fr3 import env as fr3_env
 
-        ScriptedTasks(fr3_tasks.Config(), fr3_env.Fr3(fr3_env.Config(num_envs=1)).spec)
+        ScriptedTasks(fr3.TasksConfig(), fr3_env.Fr3(fr3_env.Config(num_envs=1)).spec)
 
 
 def test_the_demonstrator_does_what_is_said() -> None:
     env = LanguageTasks(Config(num_envs=20))
-    policy = ScriptedTasks(fr3_tasks.Config(), env.spec)
+    policy = ScriptedTasks(fr3.TasksConfig(), env.spec)
     result = evaluate(policy, env, 20, seed=0)
     assert result.success is not None and result.success.float().mean() >= 0.9
+
+
+def test_the_demonstrator_moves_in_the_steps_of_its_settings() -> None:
+    env = made("press_button", rows=1)
+    script = ScriptedTasks(fr3.TasksConfig(quality=1.0, step=0.05), env.spec)
+    assert script.config.step == 0.05
+    assert script.config.hesitation == 0 and script.pause == 0
 
 
 def test_demonstrations_keep_the_sentence_of_every_episode(tmp_path) -> None:
     settings = {"tasks": ["open_drawer", "press_button"], "objects": "seen"}
     target = "embodied.envs.fr3.language.LanguageTasks"
-    script = {"_target_": "embodied.policies.scripted.fr3_tasks.ScriptedTasks"}
+    script = {"_target_": "embodied.policies.scripted.fr3.ScriptedTasks"}
     node = {"_target_": target, **settings}
     config = CollectConfig(node, script, episodes=6, out=str(tmp_path / "demos"), num_envs=3)
     assert collect(config, lambda kept, played: None)[0] == 6

@@ -26,8 +26,7 @@ from embodied.envs.maniskill.factory import NoDriver, require_driver
 from embodied.evaluation.evaluate import evaluate
 from embodied.importers import Bounds
 from embodied.importers import maniskill as importer
-from embodied.policies.scripted.maniskill import Config as ScriptConfig
-from embodied.policies.scripted.maniskill import PickCube
+from embodied.policies.scripted.simulators import PickCube, PickCubeConfig
 from tests.tiers import only_all
 
 try:
@@ -319,5 +318,5 @@ def test_without_a_driver_one_line_says_what_to_install() -> None:
 @only_all
 def test_the_script_picks_the_cube(made: Maker) -> None:
     env = made(replace(PICK, horizon=50))
-    won = evaluate(PickCube(ScriptConfig(), env.spec), env, 2, seed=1).success
+    won = evaluate(PickCube(PickCubeConfig(), env.spec), env, 2, seed=1).success
     assert won is not None and won.all()

@@ -12,8 +12,8 @@ pytest.importorskip("minigrid")
 from embodied.core.tensors import Tensors, under
 from embodied.envs.minigrid.env import Config, MiniGrid
 from embodied.envs.minigrid.subgoals import parsed, possible, reached, told_by_planner
-from embodied.policies.scripted.minigrid import Config as PlannerConfig
-from embodied.policies.scripted.minigrid import Planner, State, search
+from embodied.policies.scripted.grids import Config as PlannerConfig
+from embodied.policies.scripted.grids import Planner, PlannerConfig, State, search
 
 ID = "embodied.envs.minigrid.levels:Levels-v0"
 NAMES = ("size", "walls", "lava", "door", "distance", "layout")
@@ -225,8 +225,8 @@ def test_what_is_possible() -> None:
 def test_an_episode_of_doorkey_passes_its_subgoals_in_order() -> None:
     """Played by the planner: key, door, goal, each exactly once."""
     pytest.importorskip("minigrid")
-    from embodied.policies.scripted.minigrid import Config as PlannerConfig
-    from embodied.policies.scripted.minigrid import Planner
+    from embodied.policies.scripted.grids import Config as PlannerConfig
+    from embodied.policies.scripted.grids import Planner
 
     level = "MiniGrid-DoorKey-6x6-v0"
     env = MiniGrid(Config(level, "gymnasium", num_envs=3, privileged=True))

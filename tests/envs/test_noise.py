@@ -15,9 +15,7 @@ from embodied.envs.fr3.env import Fr3
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
 from embodied.envs.wrappers.observations import Config, ObservationNoise, Partial, PartialConfig
-from embodied.policies.scripted.fr3 import TRAITS, WORDS
-from embodied.policies.scripted.fr3_delayed import Config as PatientConfig
-from embodied.policies.scripted.fr3_delayed import DelayedLift
+from embodied.policies.scripted.fr3 import TRAITS, WORDS, DelayedConfig, DelayedLift
 
 ROWS = 400
 
@@ -72,7 +70,7 @@ def test_wrong_settings_are_one_line(settings: dict[str, Any], reason: str) -> N
 def test_the_script_raises_once_the_hand_holds() -> None:
     """A cube of 4 cm that is turned by 0.2 rad is 4 (cos 0.2 + sin 0.2) = 4.715 cm wide."""
     env = Fr3(Fr3Config(num_envs=1, threads=1))
-    script = DelayedLift(PatientConfig(quality=1.0, sides=0, slack=0.006), env.spec)
+    script = DelayedLift(DelayedConfig(quality=1.0, sides=0, slack=0.006), env.spec)
     names = env.spec.obs["state"].names
     row = torch.zeros(1, len(names))
     for name, value in {

@@ -374,7 +374,7 @@ def test_the_slow_lap_is_one() -> None:
     env = race(4, par=300)
     spec = env.spec
     actor = Actor(
-        build({"_target_": "embodied.policies.scripted.race_car.Lap"}, Policy, spec=spec), 4
+        build({"_target_": "embodied.policies.scripted.simple.Lap"}, Policy, spec=spec), 4
     )
     torch.manual_seed(0)
     obs, first = env.reset(1), torch.ones(4, dtype=torch.bool)

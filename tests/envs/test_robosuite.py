@@ -13,7 +13,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.process.env import Robosuite, RobosuiteConfig, interpreter
-from embodied.policies.scripted.robosuite import angle, frame, wrapped
+from embodied.policies.scripted.simulators import angle, frame, wrapped
 
 QUARTER = torch.tensor([[0.0, 0.0, 0.5**0.5, 0.5**0.5]])  # about z, x y z w
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import save
 from embodied.embodiments.crazyflie import LIBRARY, PAPER, Vehicle
@@ -21,7 +20,7 @@ from embodied.envs.quadrotor.hover_env import STATE, Config, Quadrotor
 from embodied.export.c_header import FLAGS
 from embodied.export.crazyflie import SEEN, history, trained_on, write_crazyflie
 from embodied.export.decision import Decision, facts
-from tests.builders import make_policy
+from tests.builders import exit_of, make_policy
 
 CC = shutil.which("cc")
 needs_cc = pytest.mark.skipif(CC is None, reason="there is no C compiler (cc) on this machine")
@@ -121,17 +120,18 @@ def app(folder: Path, made: Any, vehicle: Vehicle = PAPER) -> Path:
     return folder / "src"
 
 
-def compiled(folder: Path, main: str, level: str = "-O2") -> ctypes.CDLL:
+def compiled(folder: Path, main: str, level: str = "-O2", compiler: str = str(CC)) -> ctypes.CDLL:
     """`main`, compiled in `folder`, with the project's warnings on."""
     (folder / "main.c").write_text(main)
+    made = folder / f"{Path(compiler).name}{level}.so"
     flags = [*(each for each in FLAGS if each != "-pedantic"), level]
-    words = [str(CC), *flags, "-Wno-missing-prototypes", "-fPIC", "-c", "main.c", "-o", "main.o"]
+    words = [compiler, *flags, "-Wno-missing-prototypes", "-fPIC", "-c", "main.c", "-o", "main.o"]
     # Linked without the level: -Ofast would turn subnormal numbers off in the whole test process.
-    link = [str(CC), "-shared", "main.o", "-lm", "-o", f"it{level}.so"]
+    link = [compiler, "-shared", "main.o", "-lm", "-o", str(made)]
     for step in (words, link):
         done = subprocess.run(step, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(folder / f"it{level}.so"))
+    return ctypes.CDLL(str(made))
 
 
 def floats(values: Any) -> Any:
@@ -250,9 +250,7 @@ def test_as_a_user_types_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     save(run / "checkpoints" / "00000000", made, 0)
     (run / "run.yaml").write_text(json.dumps({"env": {"vehicle": "library"}, "execute": 1}))
     assert trained_on(run) == LIBRARY
-    with pytest.raises(SystemExit) as left:
-        main(["export", str(run), "--to", str(tmp_path / "app"), "--crazyflie"])
-    assert left.value.code == 0
+    assert exit_of("export", run, "--to", tmp_path / "app", "--crazyflie") == 0
     assert "largest difference to PyTorch" in capsys.readouterr().out
     about = json.loads((run / "checkpoints" / "00000000" / "about.json").read_text())
     source = (tmp_path / "app" / "src" / "policy_controller.c").read_text()

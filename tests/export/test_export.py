@@ -25,8 +25,9 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, is_history, nest
 from embodied.export.c_header import FLAGS, number, write_header
-from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx, write_torchscript
+from embodied.export.decision import Decision, facts, write_onnx, write_torchscript
+from tests.builders import exit_of
+from tests.export.test_crazyflie import compiled, needs_cc
 from tests.tiers import once_per_class, usually
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
@@ -79,7 +80,7 @@ def of_world(node: dict[str, Any], world: str) -> Policy:
     if "degrees" in world:  # as training on a dataset makes it
         units = {"state": Affine((-90.0,) * 4, (90.0,) * 4).to_json()}
         action = Affine((-90.0, 0.1), (60.0, 0.2)).to_json()
-        target = "embodied.policies.wrappers.physical_units.PhysicalUnits"
+        target = "embodied.policies.wrappers.translated.PhysicalUnits"
         node = {"_target_": target, "base": node, "action": action, "obs": units, "reach": 1.5}
     return make(node, SPECS[world])
 
@@ -180,7 +181,6 @@ def test_a_file_that_acts_differently_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 MAIN = """
 #define POLICY_SELF_TEST
 #include <stdio.h>
@@ -196,6 +196,12 @@ int main(void)
     }
 }
 """
+
+
+def header_of(policy: Policy, folder: Path) -> Path:
+    decision = Decision(policy)
+    write_header(decision, facts(decision), folder / "policy.h")
+    return folder / "policy.h"
 
 
 def run_c(path: Path, obs: Tensor) -> tuple[float, Tensor]:
@@ -245,14 +251,7 @@ def library(header: Path, compiler: str, level: str) -> ctypes.CDLL:
     main = '#define POLICY_SELF_TEST\n#include "policy.h"\nbool act(const float *, float *);\n'
     main += "bool act(const float *o, float *a) { return policy_evaluate(o, a); }\n"
     main += "float test(void); float test(void) { return policy_self_test(); }\n"
-    (header.parent / "lib.c").write_text(main)
-    out = header.parent / f"{compiler}{level}.so"
-    words = [compiler, "-std=c99", "-Wall", "-Werror", level, "-fPIC", "-c", "lib.c", "-o", "lib.o"]
-    subprocess.run(words, cwd=header.parent, check=True)
-    # Linked without the level: -Ofast would turn subnormal numbers off in the whole test process.
-    link = [compiler, "-shared", "lib.o", "-lm", "-o", str(out)]
-    subprocess.run(link, cwd=header.parent, check=True)
-    made = ctypes.CDLL(str(out))
+    made = compiled(header.parent, main, level, compiler)
     made.act.restype, made.test.restype = ctypes.c_bool, ctypes.c_float
     made.act.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return made
@@ -304,8 +303,7 @@ def test_a_result_that_is_not_a_number_is_refused(level: str, tmp_path: Path) ->
     with torch.no_grad():
         policy.net[0].weight.copy_(torch.tensor([[100.0, -100.0]]))
         policy.encoder.norm.limit.fill_(math.inf)
-    decision = Decision(policy)
-    write_header(decision, facts(decision), tmp_path / "policy.h")
+    header_of(policy, tmp_path)
     header = library(tmp_path / "policy.h", COMPILERS[0], level)
     obs, action = torch.tensor([3e38, 3e38]), torch.full((1,), 7.0)
     assert policy.act({"x": obs[None]}, {}, torch.zeros(1, 1))[0].isnan().all()
@@ -322,8 +320,7 @@ def test_one_neuron_by_hand(tmp_path: Path) -> None:
         policy.encoder.norm.std.fill_(2.0)
         policy.net[0].weight.fill_(0.03)
         policy.net[0].bias.fill_(0.5)
-    decision = Decision(policy)
-    write_header(decision, facts(decision), tmp_path / "policy.h")
+    header_of(policy, tmp_path)
     _, found = run_c(tmp_path / "policy.h", torch.tensor([[2.0], [1000.0]]))
     assert found[0].item() == pytest.approx(math.tanh(0.03 * 0.5 + 0.5), abs=1e-6)
     assert found[1].item() == pytest.approx(math.tanh(0.03 * 10 + 0.5), abs=1e-6)
@@ -335,9 +332,7 @@ def test_the_header_documents_and_does_not_obey(tmp_path: Path) -> None:
     names = ("x*/", "y\n#error", "vx", "vy")
     obs = {**OBS, "state": Leaf((4,), unit=evil, names=names)}
     policy = small("deterministic", Spec(obs, ACT, dt=0.05, text=f"fly there {evil}"))
-    decision = Decision(policy)
-    write_header(decision, facts(decision), tmp_path / "policy.h")  # compiles with -Werror
-    text = (tmp_path / "policy.h").read_text()
+    text = header_of(policy, tmp_path).read_text()  # compiles with -Werror
     about, code = text.split("*/", 1)
     assert "fly there" in about and "obs[0..0] angle (rad)" in about and "obs[1..4] state" in about
     assert "3=vx, 4=vy" in about and "0=left, 1=right" in about
@@ -352,11 +347,11 @@ def test_headers_are_for_plain_layers(tmp_path: Path) -> None:
         (small("deterministic", SPECS["images"]), "sees images, symbols or points"),
     ):
         with pytest.raises(ConfigError, match=words):
-            write_header(Decision(policy), facts(Decision(policy)), tmp_path / "policy.h")
+            header_of(policy, tmp_path)
     broken = small("deterministic", SPECS["vectors"])
     next(broken.parameters()).data.fill_(float("nan"))
     with pytest.raises(ConfigError, match="not finite"):
-        write_header(Decision(broken), facts(Decision(broken)), tmp_path / "policy.h")
+        header_of(broken, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -368,19 +363,14 @@ def test_numbers_read_back_exactly() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from embodied.cli import main
-
     policy = small("deterministic", SPECS["vectors"])
     checkpoint.save(tmp_path / "run" / "checkpoints" / "00000007", policy, 7)
     (tmp_path / "run" / "run.yaml").write_text("execute: null\n")
-    words = ["export", str(tmp_path / "run"), "--to", str(tmp_path / "to")]
-    with pytest.raises(SystemExit, match="0"):
-        main(words)
+    assert exit_of("export", tmp_path / "run", "--to", tmp_path / "to") == 0
     out = capsys.readouterr().out
     assert "obs/angle float32[n], obs/state float32[n, 4], noise float32[n, 2]" in out
     assert "largest difference to PyTorch" in out
     props = {p.key: p.value for p in onnx.load(tmp_path / "to" / "policy.onnx").metadata_props}
     assert props["step"] == "7" and props["execute"] == "1"
-    with pytest.raises(SystemExit, match="2"):
-        main([*words[:2], "--to", str(tmp_path / "run" / "run.yaml")])
+    assert exit_of("export", tmp_path / "run", "--to", tmp_path / "run" / "run.yaml") == 2
     assert "is a file" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def two_gap() -> VecEnv:
 @pytest.fixture(scope="module")
 def episodes() -> list[Tensors]:
     env = two_gap()
-    demonstrator = node_of("policies.scripted.two_gap.TwoGapDemonstrator")
+    demonstrator = node_of("policies.scripted.simple.TwoGapDemonstrator")
     played = play(build(demonstrator, Policy, spec=env.spec), env, 0)
     return [episode for episode, _ in islice(played, EPISODES)]
 

@@ -15,7 +15,7 @@ from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.bresa import Bresa, Held, risk_target
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
-from embodied.policies.gaussian import Config as GaussianConfig
+from embodied.policies import gaussian
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.policies.wrappers.reflex_rule import reflexing
@@ -81,7 +81,7 @@ def test_violations_are_remembered_the_newest_of_them() -> None:
 
 def test_held_for_one_tick_it_is_sac() -> None:
     torch.manual_seed(0)
-    policy = Gaussian(GaussianConfig(hidden=(16,)), SPEC)
+    policy = Gaussian(gaussian.Config(hidden=(16,)), SPEC)
     sac = Sac(SacConfig(hidden=(16,)), policy, SPEC)
     held = Held(SacConfig(hidden=(16,)), policy, SPEC)
     held.critic, held.target, held.log_alpha = sac.critic, sac.target, sac.log_alpha

@@ -15,7 +15,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.models import dynamics, latents
+from embodied.models import dynamics, latent_policy
 from embodied.models.dynamics import LATENT, LatentDynamics
 from embodied.models.latent_policy import LatentPolicy
 from embodied.models.recurrent import RecurrentModel, balanced_kl
@@ -117,9 +117,9 @@ def test_a_policy_outside_filters_what_the_model_encodes(
 ) -> None:
     """Played from the recorded observations, with the recorded actions as its plans, it decides
     from the latents of the encoded recording."""
-    model = latents.load_latent(given["model"])
+    model = latent_policy.load_latent(given["model"])
     data = read_episodes(given["starts"])
-    seen = latents.encoded(model, data, "demos").steps[f"obs/{LATENT}"]
+    seen = latent_policy.encoded(model, data, "demos").steps[f"obs/{LATENT}"]
     base = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "chunk": chunk}
     policy = LatentPolicy.of(build(base, Policy, spec=model.spec), model).eval()
     number = int((data.length >= 13).nonzero()[0])
@@ -135,9 +135,9 @@ def test_a_policy_outside_filters_what_the_model_encodes(
 
 
 def test_saved_and_loaded_and_unwrapped(given: dict[str, str], tmp_path: Path) -> None:
-    from embodied.policies.wrappers.mapped import joined
+    from embodied.policies.wrappers.translated import joined
 
-    model = latents.load_latent(given["model"])
+    model = latent_policy.load_latent(given["model"])
     base = build(
         {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"},
         Policy,

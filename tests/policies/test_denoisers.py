@@ -17,10 +17,15 @@ from embodied.improvement.ways import with_steps
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.imitation.behavior_cloning import Config as ModesConfig
 from embodied.learners.learner import RunPlan
-from embodied.nn.networks import Denoiser
 from embodied.policies.generative.act import Act, Config, ensembled, kl
-from embodied.policies.generative.chunk_sampler import Film, Modulated, Timed, UNetConfig
-from embodied.policies.networks.attention import Attention, Layer
+from embodied.policies.generative.chunk_sampler import (
+    Film,
+    Modulated,
+    ResidualMlp,
+    Timed,
+    UNetConfig,
+)
+from embodied.policies.networks.blocks import Attention, AttentionLayer
 from embodied.policies.networks.encoders import Encoder
 from tests.builders import make_policy, node_of
 from tests.tiers import usually
@@ -91,7 +96,7 @@ def test_the_default_network_is_what_it_was(policy: str) -> None:
     made = make_policy(policy, SPEC, seed=3, chunk=2, width=16)
     torch.manual_seed(3)
     Encoder(SPEC.obs)
-    net = Denoiser(6, 4, 16, 2, 16)
+    net = ResidualMlp(6, 4, 16, 2, 16)
     assert list(made.net.state_dict()) == list(net.state_dict())
     for ours, theirs in zip(made.net.parameters(), net.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -240,7 +245,7 @@ def test_attention_is_that_of_torch() -> None:
 
 def test_a_layer_is_the_sum_of_its_parts() -> None:
     torch.manual_seed(0)
-    layer = Layer(8, 2, cross=True)
+    layer = AttentionLayer(8, 2, cross=True)
     x, memory = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
     own = layer.norm(x)
     h = x + layer.own(own, own)

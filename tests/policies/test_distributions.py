@@ -1,7 +1,10 @@
-"""Gaussian, diagonal, beta and categorical policies: densities and samples by hand and by torch."""
+"""Gaussian, diagonal, beta and categorical policies: densities and samples by hand and by torch;
+normalised blocks and held noise.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -15,16 +18,18 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.spec import MASK, NORMALIZED, Leaf, Spec, mixed_leaf
+from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.transitions import chunks
 from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import RunPlan
-from embodied.nn.fit import fit
+from embodied.nn.optim import fit
+from embodied.policies import categorical, gaussian
+from embodied.policies.block_gaussian import BatchNorm, BlockGaussian, Blocks
 from embodied.policies.categorical import Categorical
-from embodied.policies.categorical import Config as CategoricalConfig
 from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
-from embodied.policies.gaussian import Config, Gaussian
+from embodied.policies.gaussian import Gaussian
 from tests.builders import make_learner, make_policy, recorded
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -33,7 +38,7 @@ SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 @pytest.fixture
 def policy() -> Gaussian:
     torch.manual_seed(0)
-    return Gaussian(Config(chunk=3, hidden=(32,)), SPEC)
+    return Gaussian(gaussian.Config(chunk=3, hidden=(32,)), SPEC)
 
 
 def theirs(policy: Gaussian, obs: dict[str, Tensor]) -> TransformedDistribution:
@@ -102,13 +107,13 @@ def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
 
 
 def test_a_head_of_zeros_starts_at_the_middle() -> None:
-    policy = Gaussian(Config(zero_head=True), SPEC)
+    policy = Gaussian(gaussian.Config(zero_head=True), SPEC)
     actions, _ = policy.act({"state": torch.randn(3, 4)}, {}, policy.sample_noise(3))
     assert torch.equal(actions, torch.zeros(3, 1, 2))
 
 
 def test_hard_bounds_are_clamped() -> None:
-    policy = Gaussian(Config(hidden=(), log_std=(-20.0, 2.0), soft=False), SPEC)
+    policy = Gaussian(gaussian.Config(hidden=(), log_std=(-20.0, 2.0), soft=False), SPEC)
     for parameter in policy.parameters():
         torch.nn.init.zeros_(parameter)
     assert policy({"state": torch.zeros(1, 4)})[1].tolist() == [[0.0, 0.0]]  # a deviation of 1
@@ -125,20 +130,23 @@ def make(**settings: Any) -> DiagonalGaussian:
     return make_policy("diagonal_gaussian.DiagonalGaussian", NORMAL_SPEC, **given)
 
 
-def test_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
-    torch.manual_seed(0)
-    policy = make(head=1.0)
-    obs = {"state": torch.randn(7, len(policy.encoder.norm.mean))}
-    action, weight = torch.randn(7, policy.size), torch.randn(7)
-    found: list[list[torch.Tensor]] = []
-    normal = torch.distributions.Normal(policy(obs), policy.log_std.exp())
-    theirs = (normal.log_prob(action).sum(1), normal.entropy().sum(1))
+def require_theirs(policy: Any, obs: Tensors, action: Tensor, theirs: Any, near: float) -> None:
+    """Density and entropy are `theirs`, and so are their gradients."""
+    weight = torch.randn(len(action))
+    found: list[list[Tensor]] = []
     for density, entropy in (policy.evaluate_actions(obs, action), theirs):
         loss = (density * weight).sum() + 3 * entropy.mean()
         gradients = torch.autograd.grad(loss, list(policy.parameters()))
         found.append([density, entropy, *gradients])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*found, atol=near, rtol=near)
+
+
+def test_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
+    policy = make(head=1.0)
+    obs, action = {"state": torch.randn(7, 3)}, torch.randn(7, policy.size)
+    normal = Normal(policy(obs), policy.log_std.exp())
+    theirs = (normal.log_prob(action).sum(1), normal.entropy().sum(1))
+    require_theirs(policy, obs, action, theirs, 1e-5)
     torch.testing.assert_close(policy.entropy(obs), theirs[1])
 
 
@@ -147,7 +155,7 @@ def test_part_of_a_chunk() -> None:
     obs, action = {"state": torch.randn(5, 3)}, torch.randn(5, 6)
     some, _ = policy.evaluate_actions(obs, action[:, :2])
     mean = policy(obs)[:, :2]
-    expected = torch.distributions.Normal(mean, 1.0).log_prob(action[:, :2]).sum(1)
+    expected = Normal(mean, 1.0).log_prob(action[:, :2]).sum(1)
     torch.testing.assert_close(some, expected)
 
 
@@ -182,18 +190,11 @@ def beta_by_torch(policy: DiagonalBeta, obs: dict[str, Tensor]) -> torch.distrib
 
 def test_beta_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
     policy = make_beta(head=2.0)
-    obs = {"state": torch.randn(7, 3)}
-    action, weight = 1.9 * torch.rand(7, 2) - 0.95, torch.randn(7)
+    obs, action = {"state": torch.randn(7, 3)}, 1.9 * torch.rand(7, 2) - 0.95
     alpha, beta = policy(obs).unbind(2)
     entropy = torch.distributions.Beta(alpha, beta).entropy().sum(1) + 2 * math.log(2)
-    found: list[list[Tensor]] = []
     density = beta_by_torch(policy, obs).log_prob(action).sum(1)
-    for one, other in (policy.evaluate_actions(obs, action), (density, entropy)):
-        loss = (one * weight).sum() + 3 * other.mean()
-        gradients = torch.autograd.grad(loss, list(policy.parameters()))
-        found.append([one, other, *gradients])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    require_theirs(policy, obs, action, (density, entropy), 1e-4)
 
 
 @pytest.mark.parametrize("shape", [1.0, 1.7, 6.0, 200.0])
@@ -282,7 +283,7 @@ def cells(n: int) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def discrete() -> Categorical:
     torch.manual_seed(0)
-    built = Categorical(CategoricalConfig(chunk=2, hidden=(16,)), CATEGORICAL_SPEC)
+    built = Categorical(categorical.Config(chunk=2, hidden=(16,)), CATEGORICAL_SPEC)
     head = built.net[-1]
     assert isinstance(head, nn.Linear)
     nn.init.normal_(head.weight)  # far from uniform
@@ -309,7 +310,7 @@ def test_gumbel_noise_draws_from_the_distribution(discrete: Categorical) -> None
 
 
 def test_who_is_sampled_draws_in_evaluation_too() -> None:
-    policy = Categorical(CategoricalConfig(hidden=(4,), sampled=True), CATEGORICAL_SPEC)
+    policy = Categorical(categorical.Config(hidden=(4,), sampled=True), CATEGORICAL_SPEC)
     assert policy.sample_noise(5).abs().min() > 0 and policy.sample_noise(5).shape == (5, 1, 5)
 
 
@@ -352,7 +353,7 @@ def test_loss_by_hand(discrete: Categorical) -> None:
 
 
 def test_equally_likely_at_the_start_if_asked() -> None:
-    policy = Categorical(CategoricalConfig(head=0.0), CATEGORICAL_SPEC)
+    policy = Categorical(categorical.Config(head=0.0), CATEGORICAL_SPEC)
     assert policy.entropy(cells(4)).tolist() == pytest.approx([math.log(5)] * 4)
 
 
@@ -366,3 +367,125 @@ def test_discrete_demonstrations_go_to_disk_and_back(tmp_path: Path) -> None:
     assert torch.equal(episodes.steps["action"], torch.cat([action, action]))
     assert episodes.steps["obs/cells"].dtype == torch.uint8
     assert chunks(episodes, 1)["action"].shape == (80, 1)
+
+
+BLOCK_SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+
+
+def make_blocks(**settings: object) -> BlockGaussian:
+    return make_policy("block_gaussian.BlockGaussian", BLOCK_SPEC, **{"width": 16, **settings})
+
+
+def test_blocks_are_the_equation() -> None:
+    """One network, written out with torch's own functions; each of several is its own."""
+    torch.manual_seed(0)
+    blocks = Blocks(2, 5, 6, 2, 3, expansion=2)
+    for parameter in blocks.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(8, 5)
+    found = blocks(x, fresh=True)
+    for i in range(2):
+
+        def norm(v: torch.Tensor, layer: BatchNorm) -> torch.Tensor:
+            scale, shift = layer.scale[i, 0], layer.shift[i, 0]  # noqa: B023
+            return torch.nn.functional.batch_norm(v, None, None, scale, shift, training=True)
+
+        w = [weight[i] for weight in blocks.weights]
+        n = list(blocks.norms)
+        h = norm(x, n[0]) @ w[0]
+        for a, b in ((1, 2), (3, 4)):
+            inner = torch.relu(norm(h @ w[a], n[a]))
+            h = h + torch.relu(norm(inner @ w[b], n[b]))
+        h = h / h.square().mean(1, keepdim=True).sqrt() * blocks.scale[i]
+        torch.testing.assert_close(found[i], h @ blocks.head[i] + blocks.bias[i])
+
+
+def test_running_statistics_by_hand() -> None:
+    norm = BatchNorm(1, 1, momentum=0.1)
+    x = torch.tensor([[[1.0], [3.0]]])  # mean 2, variance 1 (2 where it is estimated from both)
+    torch.testing.assert_close(norm(x, True), torch.tensor([[[-1.0], [1.0]]]), atol=1e-4, rtol=0)
+    assert norm.mean.item() == pytest.approx(0.2)
+    assert norm.var.item() == pytest.approx(0.9 * 1 + 0.1 * 2)
+    expected = (x - 0.2) / math.sqrt(1.1)
+    torch.testing.assert_close(norm(x, False), expected, atol=1e-3, rtol=0)
+    assert norm.mean.item() == pytest.approx(0.2)  # looking does not move it
+
+
+def test_projection_brings_the_norms_back() -> None:
+    blocks = Blocks(2, 5, 6, 1, 3)
+    for parameter in blocks.parameters():
+        torch.nn.init.normal_(parameter)
+    heading = copy.deepcopy(blocks.weights[1].detach())
+    blocks.project()
+    for weight in [*blocks.weights, blocks.head]:
+        torch.testing.assert_close(weight.norm(dim=1), torch.ones(2, weight.shape[2]))
+    torch.testing.assert_close(blocks.weights[1], heading / heading.norm(dim=1, keepdim=True))
+    torch.testing.assert_close(blocks.scale.square().mean(-1), torch.ones(2, 1))
+    for norm in blocks.norms:
+        whole = norm.scale.square().mean(-1) + norm.shift.square().mean(-1)
+        torch.testing.assert_close(whole, torch.ones(2, 1))
+
+
+def test_statistics_are_fresh_only_while_learning() -> None:
+    policy, obs = make_blocks(), {"state": 5 + torch.randn(16, 3)}
+    before = copy.deepcopy(policy.state_dict())
+    with torch.no_grad():
+        policy.sample(obs, policy.sample_noise(16, True))
+    policy.eval().sample(obs, policy.sample_noise(16, True))
+    assert all(torch.equal(before[k], v) for k, v in policy.state_dict().items())
+    policy.train().sample(obs, policy.sample_noise(16, True))
+    norm = policy.net.norms[0]
+    torch.testing.assert_close(norm.mean[0, 0], 0.01 * obs["state"].mean(0))
+
+
+def test_noise_is_held_for_as_long_as_was_drawn() -> None:
+    policy = make_blocks(hold=3)
+    # P(1), P(2), P(3) are 36/49, 9/49, 4/49: bounds 0.735 and 0.918, at 0.63 and 1.39 deviations
+    lasts = policy.lasts(torch.tensor([-3.0, 0.0, 0.62, 0.64, 1.38, 1.40, 9.0]))
+    assert lasts.tolist() == [1, 1, 1, 2, 2, 3, 3]
+    carry, used = policy.initial(2), []
+    longs = [(2.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    for step, (one, other) in enumerate(longs):
+        fresh = torch.full((2, 2), float(step))
+        noise = torch.cat([fresh, torch.tensor([[one], [other]])], 1)
+        with torch.no_grad():
+            _, carry = policy.act({"state": torch.zeros(2, 3)}, carry, noise)
+        used.append(carry["explore/noise"][:, 0].tolist())
+    # row 0 draws for 3 decisions at once; row 1 for 1, then for 2
+    assert used == [[0, 0], [0, 1], [0, 1], [3, 3], [4, 4]]
+
+
+def test_an_episode_begins_with_its_own_noise() -> None:
+    policy = make_blocks(hold=16)
+    actor = Actor(policy, 2, explore=True)
+    obs = {"state": torch.zeros(2, 3)}
+    actor(obs, torch.tensor([True, True]))
+    actor.carry["explore/left"] = torch.tensor([9.0, 9.0])
+    before = actor.carry["explore/noise"].clone()
+    actor(obs, torch.tensor([False, True]))
+    assert torch.equal(actor.carry["explore/noise"][0], before[0])
+    assert not torch.equal(actor.carry["explore/noise"][1], before[1])
+    assert actor.extras == {}  # nothing of it is stored
+
+
+def test_density_by_hand_and_noise_is_used_as_given_without_a_carry() -> None:
+    policy, obs = make_blocks(), {"state": torch.randn(1, 3)}
+    noise = torch.tensor([[0.5, -1.0, 0.3]])
+    with torch.no_grad():
+        action, log_prob = policy.sample(obs, noise)
+        acted, carry = policy.act(obs, {}, noise)
+        mean, log_std = policy(obs)
+    expected = 0.0
+    for i, e in enumerate((0.5, -1.0)):
+        u = mean[0, i].item() + math.exp(log_std[0, i].item()) * e
+        expected += -0.5 * e * e - log_std[0, i].item() - 0.5 * math.log(2 * math.pi)
+        expected -= math.log(1 - math.tanh(u) ** 2)
+        assert action[0, i].item() == pytest.approx(math.tanh(u), rel=1e-5)
+    assert log_prob.item() == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(acted[:, 0], torch.tanh(mean + log_std.exp() * noise[:, :2]))
+    assert carry == {}
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="plain layers"):
+        make_blocks().feedforward()

@@ -13,8 +13,7 @@ from embodied.core.build import ConfigError, build, parse
 from embodied.core.policy import Policy
 from embodied.core.spec import DEPTH, Leaf, Spec
 from embodied.core.text import encode, text_leaf
-from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx, write_torchscript
+from embodied.export.decision import Decision, facts, write_onnx, write_torchscript
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.networks.encoders import (
     Camera,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,31 +9,27 @@ import torch
 from torch import Tensor
 
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors
-from embodied.policies.networks import gru
+from embodied.core.tensors import Tensors, where
+from embodied.policies.networks import blocks
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.recurrent import Memory, Recurrent
-from embodied.policies.transformer import CausalTransformer, Transformer
-from tests.builders import node_of
+from embodied.policies.recurrent import Memory
+from embodied.policies.transformer import CausalTransformer
+from tests.builders import make_policy, node_of
 
 OBS = {"state": Leaf((3,))}
 ACTS = {"normal": Leaf((2,), low=-1.0, high=1.0), "categorical": Leaf((), "int64", 0, 3)}
 
-TARGETS = {
-    "normal": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-    "categorical": "embodied.policies.categorical.Categorical",
+INNER = {
+    "normal": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[5]),
+    "categorical": node_of("policies.categorical.Categorical", hidden=[5]),
 }
 
 
-def make(inner: str) -> Recurrent:
-    torch.manual_seed(0)
-    node: dict[str, Any] = node_of(
-        "policies.recurrent.Recurrent", width=6, inner={"_target_": TARGETS[inner], "hidden": [5]}
-    )
-    return build(node, Policy, spec=Spec(OBS, ACTS[inner], dt=0.1))
+def make(kind: str, inner: str, **settings: Any) -> Any:
+    spec = Spec(OBS, ACTS[inner], dt=0.1)
+    return make_policy(f"{kind.lower()}.{kind}", spec, inner=INNER[inner], **settings)
 
 
 def test_the_cell_is_torchs() -> None:
@@ -48,27 +43,36 @@ def test_the_cell_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("inner", ACTS)
-def test_living_through_it_again_is_what_acting_was(inner: str) -> None:
+@pytest.mark.parametrize("kind", ["Recurrent", "Transformer"])
+def test_living_through_it_again_is_what_acting_was(kind: str, inner: str) -> None:
     """Step by step through the actor, with episodes that begin at any time and in any row."""
-    policy = make(inner)
+    sizes = {"width": 6} if kind == "Recurrent" else {"width": 8, "heads": 2, "window": 4}
+    policy = make(kind, inner, **sizes)
     actor = Actor(policy, 4, explore=True)
+    for t in range(3):
+        actor({"state": torch.randn(4, 3)}, torch.full((4,), t == 0))
+    carry = {key: value.clone() for key, value in actor.carry.items()}
     obs, first = torch.randn(9, 4, 3), torch.rand(9, 4) < 0.3
     first[0] = torch.tensor([True, True, False, False])
-    actor.carry["h"] = torch.randn(4, 6)
-    carry = {"h": actor.carry["h"].clone()}
     actions, densities = [], []
-    for t in range(9):
-        actor({"state": obs[t]}, first[t])
-        inside = {"memory": actor.carry["h"]}
+    for seen, begins in zip(obs, first, strict=True):
+        kept = where(begins, policy.initial(4), actor.carry)
+        if kind == "Recurrent":
+            memory = policy.memory({"state": seen}, kept["h"])
+        else:
+            memory, _ = policy.past.step(policy.enter(policy.encoder({"state": seen})), kept)
+        actor({"state": seen}, begins)
         actions.append(actor.stored_action)
+        inside = {"memory": memory}
         densities.append(policy.inner.evaluate_actions(inside, actor.stored_action)[0])
     log_prob, entropy = policy.evaluate_sequence({"state": obs}, torch.stack(actions), carry, first)
-    torch.testing.assert_close(log_prob, torch.stack(densities), atol=1e-6, rtol=1e-5)
+    near = 1e-6 if kind == "Recurrent" else 1e-5
+    torch.testing.assert_close(log_prob, torch.stack(densities), atol=near, rtol=1e-5)
     assert entropy.shape == (9, 4)
 
 
 def test_the_past_matters_until_an_episode_begins() -> None:
-    policy = make("normal")
+    policy = make("Recurrent", "normal", width=6)
     obs = {"state": torch.randn(3, 2, 3)}
     changed = {"state": obs["state"].clone()}
     changed["state"][0] += 1
@@ -95,13 +99,6 @@ def network(window: int = 4) -> CausalTransformer:
     return net
 
 
-def make_transformer(inner: str) -> Transformer:
-    torch.manual_seed(0)
-    node: dict[str, Any] = {"inner": {"_target_": TARGETS[inner], "hidden": [5]}}
-    node |= node_of("policies.transformer.Transformer", width=8, heads=2, window=4)
-    return build(node, Policy, spec=Spec(OBS, ACTS[inner], dt=0.1))
-
-
 @pytest.mark.parametrize("cut", [1, 4, 9])
 def test_steps_with_the_cache_are_the_parallel_forward(cut: int) -> None:
     """Nine steps at once, in two parts, and one by one, with episodes that begin anywhere."""
@@ -119,13 +116,7 @@ def test_steps_with_the_cache_are_the_parallel_forward(cut: int) -> None:
     assert torch.equal(between["known"], last["known"])
     cache = net.empty(5)
     for t in range(9):
-        fresh = first[:, t]
-        begun = net.empty(5)
-        cache = {
-            key: torch.where(fresh.view(-1, *[1] * (value.ndim - 1)), begun[key], value)
-            for key, value in cache.items()
-        }
-        found, cache = net.step(x[:, t], cache)
+        found, cache = net.step(x[:, t], where(first[:, t], net.empty(5), cache))
         torch.testing.assert_close(found, whole[:, t], atol=1e-5, rtol=1e-5)
 
 
@@ -143,37 +134,6 @@ def test_what_a_step_depends_on() -> None:
     assert grad[0].any(1).tolist() == [False, False, False, False, False, True, True, False]
 
 
-@pytest.mark.parametrize("inner", ACTS)
-def test_transformer_living_through_it_again_is_what_acting_was(inner: str) -> None:
-    """Step by step through the actor, with episodes that begin at any time and in any row."""
-    policy = make_transformer(inner)
-    actor = Actor(policy, 4, explore=True)
-    before = torch.randn(3, 4, 3)
-    for t in range(3):
-        actor({"state": before[t]}, torch.full((4,), t == 0))
-    carry = {key: value.clone() for key, value in actor.carry.items()}
-    obs = torch.randn(9, 4, 3)
-    first = torch.rand(9, 4) < 0.3
-    first[0] = torch.tensor([True, True, False, False])
-    actions, densities = [], []
-    for t in range(9):
-        kept = {
-            key: torch.where(
-                first[t].view(-1, *[1] * (value.ndim - 1)), policy.initial(4)[key], value
-            )
-            for key, value in actor.carry.items()
-            if not key.startswith("row/")
-        }
-        memory, _ = policy.past.step(policy.enter(policy.encoder({"state": obs[t]})), kept)
-        actor({"state": obs[t]}, first[t])
-        actions.append(actor.stored_action)
-        inside = {"memory": memory}
-        densities.append(policy.inner.evaluate_actions(inside, actor.stored_action)[0])
-    log_prob, entropy = policy.evaluate_sequence({"state": obs}, torch.stack(actions), carry, first)
-    torch.testing.assert_close(log_prob, torch.stack(densities), atol=1e-5, rtol=1e-5)
-    assert entropy.shape == (9, 4)
-
-
 T, B, W = 7, 5, 6
 
 
@@ -186,32 +146,26 @@ def _inputs() -> list[Tensor]:
     return [x, h, keep, weight, bias]
 
 
-def _grads(unroll: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    out = unroll(*inputs)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    wanted = [value for value in inputs if value.requires_grad]
-    return [out, *torch.autograd.grad((out * weights).sum(), wanted)]
-
-
 def test_both_agree() -> None:
-    inputs = _inputs()
-    for one, other in zip(_grads(gru.unroll, inputs), _grads(gru.unroll_cpu, inputs), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-10)
+    """In their results and all gradients."""
+    found: list[list[Tensor]] = []
+    for unroll in (blocks.unroll_gru, blocks.unroll_gru_cpu):
+        inputs = _inputs()
+        out = unroll(*inputs)
+        weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        wanted = [value for value in inputs if value.requires_grad]
+        found.append([out, *torch.autograd.grad((out * weights).sum(), wanted)])
+    torch.testing.assert_close(*found, atol=1e-12, rtol=1e-10)
 
 
 def test_tanh() -> None:
     x = torch.linspace(-20, 20, 10_001)
-    torch.testing.assert_close(gru.tanh(x), torch.tanh(x), atol=2e-7, rtol=0)
+    torch.testing.assert_close(blocks.fast_tanh(x), torch.tanh(x), atol=2e-7, rtol=0)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    flow, normal = node_of("policies.generative.flow.Flow"), {"_target_": TARGETS["normal"]}
-    for node, match in (
-        (node_of("policies.recurrent.Recurrent", inner=flow), "density"),
-        (
-            node_of("policies.transformer.Transformer", width=10, heads=4, inner=normal),
-            "width=10 must be a multiple of heads=4",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            build(node, Policy, spec=Spec(OBS, ACTS["normal"], dt=0.1))
+    flow = node_of("policies.generative.flow.Flow")
+    with pytest.raises(ConfigError, match="density"):
+        make_policy("recurrent.Recurrent", Spec(OBS, ACTS["normal"], dt=0.1), inner=flow)
+    with pytest.raises(ConfigError, match="width=10 must be a multiple of heads=4"):
+        make("Transformer", "normal", width=10, heads=4)

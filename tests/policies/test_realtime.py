@@ -37,7 +37,6 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "consistency": node_of("policies.generative.consistency.Consistency", steps=3, **SMALL),
     "minimal": node_of("policies.generative.minimal_iterative.MinimalIterative", **SMALL),
     "diffusion": DIFFUSION,
-    "stochastic": {**DIFFUSION, "eta": 1.0},
     "relay": node_of("policies.denoising_mdp.partial_finetune.PartialFinetune", base=DIFFUSION),
 }
 FLOW = SAMPLERS["flow"]

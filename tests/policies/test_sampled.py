@@ -19,22 +19,22 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import past_observations
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
-from embodied.policies.generative.consistency import Config as ConsistencyConfig
-from embodied.policies.generative.consistency import Consistency
-from embodied.policies.generative.diffusion import Config as DiffusionConfig
-from embodied.policies.generative.diffusion import Diffusion
-from embodied.policies.generative.flow import Config, Flow
-from embodied.policies.generative.minimal_iterative import MinimalIterative
-from embodied.policies.generative.shortcut import Config as ShortcutConfig
-from embodied.policies.generative.shortcut import Shortcut
 from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 
+def make(kind: str, **settings: Any) -> Any:
+    return make_policy(f"generative.{kind}", SPEC, **{"chunk": 2, "width": 16, **settings})
+
+
+def rows(n: int) -> dict[str, Tensor]:
+    valid = torch.ones(n, 2, dtype=torch.bool)
+    return {"obs/state": torch.zeros(n, 2), "action": torch.full((n, 2, 1), 0.4), "valid": valid}
+
+
 def test_acting_is_euler_on_the_left_grid() -> None:
-    torch.manual_seed(0)
-    policy = Flow(Config(chunk=2, steps=4, width=16), SPEC)
+    policy = make("flow.Flow", steps=4)
     obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x, features = noise, policy.encoder(obs)
     for t in (0.0, 0.25, 0.5, 0.75):
@@ -45,7 +45,7 @@ def test_acting_is_euler_on_the_left_grid() -> None:
 
 def test_the_right_velocity_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """With data at one point c, the velocity (c - x) / (1 - t) is exact."""
-    policy = Flow(Config(chunk=2), SPEC)
+    policy = make("flow.Flow")
 
     def exact(x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         return (0.4 - x) / (1 - t[:, None])
@@ -55,7 +55,7 @@ def test_the_right_velocity_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_actions_return_from_the_range_of_the_data() -> None:
-    policy = Flow(Config(chunk=2), SPEC)
+    policy = make("flow.Flow")
     action = torch.tensor([[[0.1], [0.3]], [[0.2], [0.5]]])
     policy.fit({"obs/state": torch.randn(2, 2), "action": action})
     # 0.1 .. 0.5 onto -1 .. 1: middle 0.3, radius 0.2.
@@ -65,19 +65,9 @@ def test_actions_return_from_the_range_of_the_data() -> None:
     assert extremes.min() >= 0.1 - 1e-6 and extremes.max() <= 0.5 + 1e-6
 
 
-def make(**settings: Any) -> Shortcut:
-    torch.manual_seed(0)
-    return Shortcut(ShortcutConfig(**{"chunk": 2, "width": 16, **settings}), SPEC)
-
-
-def rows(n: int) -> dict[str, Tensor]:
-    valid = torch.ones(n, 2, dtype=torch.bool)
-    return {"obs/state": torch.zeros(n, 2), "action": torch.full((n, 2, 1), 0.4), "valid": valid}
-
-
 @pytest.mark.parametrize("steps", [1, 2, 8])
 def test_acting_is_euler_told_its_step(steps: int) -> None:
-    policy = make(steps=steps, finest=8)
+    policy = make("shortcut.Shortcut", steps=steps, finest=8)
     obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x, features = noise, policy.encoder(obs)
     level = {1: 0, 2: 1, 8: 3}[steps]
@@ -89,7 +79,7 @@ def test_acting_is_euler_told_its_step(steps: int) -> None:
 
 
 def test_a_long_step_is_two_of_half_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = make(finest=4)
+    policy = make("shortcut.Shortcut", finest=4)
     x, t, level = torch.ones(2, 2), torch.tensor([0.0, 0.5]), torch.tensor([0, 1])
     none = torch.zeros(2, 2)
     assert not policy.longer(x, t, level, none).requires_grad
@@ -105,7 +95,7 @@ def test_a_long_step_is_two_of_half_its_length(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_flow_rows_and_the_finest_halves_share_one_step_size() -> None:
-    policy = make(finest=8, bootstrap=4)
+    policy = make("shortcut.Shortcut", finest=8, bootstrap=4)
     calls: list[tuple[Tensor, Tensor]] = []
     velocity = policy.velocity
 
@@ -131,7 +121,7 @@ def test_flow_rows_and_the_finest_halves_share_one_step_size() -> None:
 
 def test_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """s = 3 level + 1 everywhere: a bootstrapped row is off by 3, a flow row by 7 - (a - x_0)."""
-    policy = make(finest=4, bootstrap=2)
+    policy = make("shortcut.Shortcut", finest=4, bootstrap=2)
     monkeypatch.setattr(
         policy, "velocity", lambda x, t, level, f: (3.0 * level + 1)[:, None].expand(-1, 2)
     )
@@ -148,7 +138,7 @@ def test_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_sources_of_a_mixed_batch_train_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture alternates between replay and demonstrations."""
-    policy = make(bootstrap=4)
+    policy = make("shortcut.Shortcut", bootstrap=4)
     longer = policy.longer
     found: list[Tensor] = []
 
@@ -174,16 +164,11 @@ def test_both_sources_of_a_mixed_batch_train_longer_steps(monkeypatch: pytest.Mo
 )
 def test_steps_that_do_not_fit_are_refused(kind: str, settings: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make_policy(f"generative.{kind}", SPEC, **settings)
-
-
-def make_consistency(**settings: Any) -> Consistency:
-    torch.manual_seed(0)
-    return Consistency(ConsistencyConfig(**{"chunk": 2, "width": 16, **settings}), SPEC)
+        make(kind, **settings)
 
 
 def test_one_step_is_noise_plus_network_and_the_data_its_own_image() -> None:
-    policy = make_consistency()
+    policy = make("consistency.Consistency")
     obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x = noise + policy.net(noise, torch.zeros(5), policy.encoder(obs))
     actions, _ = policy.act(obs, {}, noise)
@@ -192,7 +177,7 @@ def test_one_step_is_noise_plus_network_and_the_data_its_own_image() -> None:
 
 
 def test_further_steps_noise_again() -> None:
-    policy = make_consistency(steps=2)
+    policy = make("consistency.Consistency", steps=2)
     obs, noise = {"state": torch.randn(5, 2)}, policy.sample_noise(5)
     assert noise.shape == (5, 4)
     z, fresh = noise.split(2, 1)
@@ -205,7 +190,7 @@ def test_further_steps_noise_again() -> None:
 
 def test_consistency_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """net = b: f_t - f_s = (x_1 - z) (t - s) + b (s - t) = (b - (x_1 - z)) / N."""
-    policy = make_consistency(levels=5)
+    policy = make("consistency.Consistency", levels=5)
     monkeypatch.setattr(policy.net, "forward", lambda x, t, features: torch.full_like(x, 2.0))
     torch.manual_seed(5)
     loss = policy.loss(rows(50))
@@ -218,7 +203,8 @@ def test_consistency_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_the_noisier_side_learns() -> None:
     """Over one level, f(x_s, s) is the data itself and the gradient that of plain regression."""
-    policy = make_consistency(levels=1)
+    policy = make("consistency.Consistency")
+    policy.levels = 1
     batch = rows(8)
     torch.manual_seed(1)
     policy.loss(batch).sum().backward()
@@ -232,13 +218,8 @@ def test_only_the_noisier_side_learns() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def make_minimal(**settings: Any) -> MinimalIterative:
-    given = {"chunk": 2, "width": 16, **settings}
-    return make_policy("generative.minimal_iterative.MinimalIterative", SPEC, **given)
-
-
 def test_the_action_is_two_predictions_from_nothing() -> None:
-    policy = make_minimal(time=0.8)
+    policy = make("minimal_iterative.MinimalIterative", time=0.8)
     obs, z = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5, explore=True)
     assert not policy.sample_noise(5).any()
     features, start = policy.encoder(obs), torch.zeros(5)
@@ -251,7 +232,7 @@ def test_the_action_is_two_predictions_from_nothing() -> None:
 
 def test_both_regressions_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network answers x + t, so the errors are 0 + 0 - a and t* a + (1 - t*) z + t* - a."""
-    policy = make_minimal(time=0.75)
+    policy = make("minimal_iterative.MinimalIterative", time=0.75)
     times = torch.tensor([[0.0], [0.75]])
     monkeypatch.setattr(policy, "embedded", lambda: times)
     monkeypatch.setattr(policy.net, "at", lambda x, time, features: x + time)
@@ -263,33 +244,22 @@ def test_both_regressions_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(loss, error.mean(1))
 
 
-def make_diffusion(**settings: float) -> Diffusion:
-    given = {"chunk": 3, "width": 16, **settings}
-    return make_policy("generative.diffusion.Diffusion", SPEC, **given)
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("count", [4, 10, 100])
 @torch.no_grad()
-def test_steps_are_those_of_the_scheduler(eta: float, count: int) -> None:
-    policy = make_diffusion(steps=count, eta=eta)
-    obs, noise = {"state": torch.randn(5, 2)}, policy.sample_noise(5)
-    assert noise.shape == (5, 3 if eta == 0 else 3 * count)
-    features, (x, *fresh) = policy.encoder(obs), noise.split(3, 1)
-    for i, t in enumerate(policy.sampler.timesteps):
+def test_steps_are_those_of_the_scheduler(count: int) -> None:
+    policy = make("diffusion.Diffusion", chunk=3, steps=count)
+    obs, x = {"state": torch.randn(5, 2)}, policy.sample_noise(5)
+    noise, features = x, policy.encoder(obs)
+    for t in policy.sampler.timesteps:
         predicted = policy.net(x, torch.full((5,), float(t) / 100), features)
-        given = {"variance_noise": fresh[i]} if i < len(fresh) else {}
-        # The last step adds no noise in either, whatever it is given.
-        last = {"variance_noise": torch.zeros(5, 3)} if eta and not given else {}
-        x = policy.sampler.step(
-            predicted, t, x, eta=eta, use_clipped_model_output=True, **given, **last
-        ).prev_sample
+        made = policy.sampler.step(predicted, t, x, eta=0.0, use_clipped_model_output=True)
+        x = made.prev_sample
     actions, _ = policy.act(obs, {}, noise)
     torch.testing.assert_close(actions[:, :, 0], x.clamp(-1, 1), atol=1e-5, rtol=0)
 
 
 def test_the_schedule_is_the_squared_cosine() -> None:
-    policy = make_diffusion(train_steps=20, steps=5)
+    policy = make("diffusion.Diffusion", chunk=3, train_steps=20, steps=5)
 
     def level(t: float) -> float:
         return math.cos((t / 20 + 0.008) / 1.008 * math.pi / 2) ** 2
@@ -303,7 +273,7 @@ def test_the_schedule_is_the_squared_cosine() -> None:
 
 def test_a_network_that_knows_the_noise_finds_the_action(monkeypatch: pytest.MonkeyPatch) -> None:
     """With data at one point c, e = (x - keep c) / remain is exact, and acting ends at c."""
-    policy = make_diffusion()
+    policy = make("diffusion.Diffusion", chunk=3)
     keep = {step.t / 100: (step.keep, step.remain) for step in policy.grid}
     levels = torch.tensor([[step.t / 100] for step in policy.grid])
     monkeypatch.setattr(policy, "embedded", lambda: levels)
@@ -320,7 +290,7 @@ def test_a_network_that_knows_the_noise_finds_the_action(monkeypatch: pytest.Mon
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "diffusers.schedulers.scheduling_ddim", None)
     with pytest.raises(ConfigError, match=r'pip install "embodied-rl\[diffusion\]"'):
-        Diffusion(DiffusionConfig(), SPEC)
+        make("diffusion.Diffusion")
 
 
 KINDS = (
@@ -331,11 +301,6 @@ KINDS = (
     "minimal_iterative.MinimalIterative",
 )
 STEPS = 3
-
-
-def make_sampler(kind: str, **settings: Any) -> Any:
-    given = {"chunk": 2, "width": 16, "obs_steps": STEPS, **settings}
-    return make_policy(f"generative.{kind}", SPEC, **given)
 
 
 def episode(policy: Policy, states: Tensor, execute: int) -> tuple[list[Tensors], list[int]]:
@@ -352,7 +317,7 @@ def episode(policy: Policy, states: Tensor, execute: int) -> tuple[list[Tensors]
 @pytest.mark.parametrize("execute", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_and_a_dataset_have_the_same_past(kind: str, execute: int) -> None:
-    policy, states = make_sampler(kind), torch.randn(6, 2)
+    policy, states = make(kind, obs_steps=STEPS), torch.randn(6, 2)
     seen, at = episode(policy, states, execute)
     steps: Tensors = {"obs/state": states, "action": torch.zeros(6, 1), "reward": torch.zeros(6)}
     ends = {"state": torch.zeros(1, 2)}
@@ -366,7 +331,7 @@ def test_a_run_and_a_dataset_have_the_same_past(kind: str, execute: int) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_features_are_those_of_each_step_side_by_side(kind: str) -> None:
-    policy, states = make_sampler(kind), torch.randn(5, STEPS, 2)
+    policy, states = make(kind, obs_steps=STEPS), torch.randn(5, STEPS, 2)
     obs = {"state": states[:, -1], "history/state": states[:, :-1]}
     each = [policy.encoder({"state": states[:, i]}) for i in range(STEPS)]
     torch.testing.assert_close(policy.features(obs), torch.cat(each, 1))
@@ -383,11 +348,8 @@ def test_features_are_those_of_each_step_side_by_side(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["flow.Flow", "diffusion.Diffusion"])
 def test_denoising_as_an_mdp_keeps_the_past(kind: str) -> None:
-    base, cls = make_sampler(kind), NoisyFlow if kind == "flow.Flow" else NoisyDiffusion
-    name = "noisy_flow.NoisyFlow" if kind == "flow.Flow" else "noisy_diffusion.NoisyDiffusion"
-    policy = cls.wrap(
-        base, {"_target_": f"embodied.policies.denoising_mdp.{name}", "base": base.node}
-    )
+    base, cls = make(kind, obs_steps=STEPS), NoisyFlow if kind == "flow.Flow" else NoisyDiffusion
+    policy = cls.wrap(base, {"_target_": f"{cls.__module__}.{cls.__name__}"})
     obs, noise = {"state": torch.randn(4, 2)}, policy.sample_noise(4)
     carry = policy.initial(4)
     carry = carry | {"history/state": torch.randn(4, 2, 2), "fresh": torch.zeros(4).bool()}
@@ -401,9 +363,11 @@ def test_denoising_as_an_mdp_keeps_the_past(kind: str) -> None:
 
 
 def test_one_step_needs_no_memory_and_one_observation_is_the_least() -> None:
-    policy = make_sampler("flow.Flow", obs_steps=1)
+    policy = make("flow.Flow")
     assert policy.initial(3) == {} and not policy.augments
     obs = take({"state": torch.randn(4, 2)}, torch.arange(4))
     assert torch.equal(policy.features(obs), policy.encoder(obs))
     with pytest.raises(ConfigError, match=r"flow\.obs_steps=1"):
-        make_policy("generative.one_step.OneStep", SPEC, flow=make_sampler("flow.Flow").node)
+        make_policy(
+            "generative.one_step.OneStep", SPEC, flow=make("flow.Flow", obs_steps=STEPS).node
+        )

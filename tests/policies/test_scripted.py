@@ -16,19 +16,19 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
-from embodied.policies.scripted.checkpoint import CheckpointDemonstrator
-from embodied.policies.scripted.minigrid import (
+from embodied.policies.scripted.grids import (
     DROP,
     FORWARD,
     PICK,
     RIGHT,
     TOGGLE,
     WAIT,
-    Config,
     Planner,
+    PlannerConfig,
     State,
 )
-from embodied.policies.scripted.minigrid import search as find
+from embodied.policies.scripted.grids import search as find
+from embodied.policies.scripted.simple import CheckpointDemonstrator
 from tests.builders import node_of
 from tests.tiers import usually
 from tests.toy_envs import Reach
@@ -58,7 +58,7 @@ def test_it_solves_its_task(file: Path) -> None:
 
 def test_a_puck_that_is_lost_is_reached_for_again() -> None:
     spec = Spec({"state": Leaf((39,))}, Leaf((4,), low=-1.0, high=1.0), 0.0125)
-    node = node_of("policies.scripted.metaworld.Scripted", task="push", unsteady=0.0)
+    node = node_of("policies.scripted.simulators.MetaWorld", task="push", unsteady=0.0)
     policy = build(node, Policy, spec=spec)
     state = torch.zeros(2, 39)
     state[:, 4:7] = torch.tensor([0.0, 0.6, 0.02])  # the puck
@@ -112,16 +112,16 @@ def test_things_in_the_way_are_put_aside() -> None:
 
 
 def test_it_waits_where_there_is_no_way_and_refuses_other_missions() -> None:
-    planner = Planner(Config(), SPEC)
+    planner = Planner(PlannerConfig(), SPEC)
     assert planner.best(start("######", "#A#.G#", "######")) == WAIT
     with pytest.raises(ValueError, match="no goal cell"):
         planner.best(start("######", "#A...#", "######"))
     with pytest.raises(ConfigError, match=r"set env\.privileged=true"):
-        Planner(Config(), Spec({"x": Leaf((1,))}, SPEC.act, 1.0))
+        Planner(PlannerConfig(), Spec({"x": Leaf((1,))}, SPEC.act, 1.0))
 
 
 def test_mistakes_are_turns_or_safe_steps() -> None:
-    planner = Planner(Config(mistakes=1.0), SPEC)
+    planner = Planner(PlannerConfig(mistakes=1.0), SPEC)
     state = start("######", "#A~.G#", "######")
     grid = torch.from_numpy(np.frombuffer(state.grid, np.uint8).reshape(1, 6, 3, 3).copy())
     obs = {
@@ -147,7 +147,7 @@ def test_it_wins_in_the_packages_levels(level: str) -> None:
 
     name = f"MiniGrid-{level}-v0"
     env = MiniGrid(WorldConfig(name, "gymnasium", num_envs=3, privileged=True))
-    planner = Planner(Config(), env.spec)
+    planner = Planner(PlannerConfig(), env.spec)
     obs, over, count = env.reset(0), torch.zeros(3, dtype=torch.bool), 0
     while not over.all():
         step = env.step(planner.act(obs, {}, planner.sample_noise(3))[0][:, 0])
@@ -156,7 +156,7 @@ def test_it_wins_in_the_packages_levels(level: str) -> None:
         assert count < 100
 
 
-TRAINED = "policies.scripted.checkpoint.CheckpointDemonstrator"
+TRAINED = "policies.scripted.simple.CheckpointDemonstrator"
 TRAINED_SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 

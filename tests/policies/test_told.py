@@ -23,11 +23,10 @@ from embodied.core.spec import INSTRUCTION, SENTENCE, SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.text import encode, text_leaf
 from embodied.evaluation.evaluate import evaluate
-from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx
+from embodied.export.decision import Decision, facts, write_onnx
 from embodied.nn import sentences
 from embodied.nn.sentences import instruction
-from embodied.policies.wrappers.told import with_task
+from embodied.policies.wrappers.translated import with_task
 from tests.builders import exit_of, make_policy, node_of
 from tests.toy_envs import Reach
 

@@ -142,7 +142,7 @@ def cloned(folder: Path, spec: Spec = THERE) -> Path:
     base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
     action = Affine((-20.0, -20.0, -20.0, 0.0), (20.0, 20.0, 20.0, 1.0)).to_json()
     how: dict[str, Any] = {"base": base, "action": action, "reach": 2.0}
-    policy = make_policy("wrappers.physical_units.PhysicalUnits", spec, **how)
+    policy = make_policy("wrappers.translated.PhysicalUnits", spec, **how)
     checkpoint.save(folder / "run" / "checkpoints" / "00000001", policy, 1)
     (folder / "run" / "run.yaml").write_text("env: null\ndemos: their_arm\n")
     return folder / "run"
@@ -218,7 +218,7 @@ def servo_run(
     around = Affine(low, high).to_json()
     base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
     how: dict[str, Any] = {"base": base, "action": around, "obs": {"state": around}, "reach": 1.0}
-    policy = make_policy("wrappers.physical_units.PhysicalUnits", spec, **how)
+    policy = make_policy("wrappers.translated.PhysicalUnits", spec, **how)
     checkpoint.save(folder / "run" / "checkpoints" / "00000001", policy, 1)
     (folder / "run" / "run.yaml").write_text("env: null\ndemos: their_arm\n")
     return folder / "run"

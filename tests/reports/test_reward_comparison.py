@@ -16,7 +16,8 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
 from embodied.datasets.transitions import transitions
-from embodied.policies.random import Config, Random
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 from embodied.reports.datasets import RECORDED, rows_of
 from embodied.reports.reward_comparison import collect_episodes
 from tests.builders import recorded
@@ -34,7 +35,7 @@ def command(*words: str) -> None:
 def test_coverage_is_whole_episodes_with_their_true_ends() -> None:
     """Row 0 ends after 3 steps (a success), row 1 after 5 (the clock): as many of each."""
     env = Counter(CounterConfig())
-    random = Random(Config(), env.spec)
+    random = Random(RandomConfig(), env.spec)
     cover = collect_episodes(env, [random, random], episodes=4, gamma=0.9, seed=0)
     assert len(cover) == 8
     first = cover.split(cover.rows["next_obs/state"])

@@ -14,8 +14,7 @@ from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors, nest
 from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.env import Config, MiniGrid
-from embodied.policies.scripted.minigrid import Config as PlannerConfig
-from embodied.policies.scripted.minigrid import Planner
+from embodied.policies.scripted.grids import Planner, PlannerConfig
 from embodied.rewards.language.annotate import (
     CONTRADICTED,
     Annotate,

@@ -17,8 +17,7 @@ from embodied.core.reward import Reward
 from embodied.core.tensors import nest
 from embodied.envs.minigrid.env import Config, MiniGrid
 from embodied.llm.chat import Answer, ChatError
-from embodied.policies.scripted.minigrid import Config as PlannerConfig
-from embodied.policies.scripted.minigrid import Planner
+from embodied.policies.scripted.grids import Planner, PlannerConfig
 from embodied.rewards.language.subgoal_bonus import BONUS, SubgoalBonus, SubgoalBonusWrapper
 
 RECORDED = Path(__file__).parents[2] / "benchmarks/studies/recorded/beacons_scripted.jsonl"

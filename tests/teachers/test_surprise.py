@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.checks.teacher_envs import TwoAgents
+from embodied.checks.teacher import TwoAgents
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors

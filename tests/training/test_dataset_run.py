@@ -192,7 +192,7 @@ def test_the_run_is_a_base_for_reinforcement_learning(
     words = ("experiment=two_gap_dsrl", f"init={cloned}", f"mapping={mapping}", "size=debug")
     folder = train([*words, f"out={tmp_path / 'run'}"])
     policy = checkpoint.load_policy(folder)
-    assert policy.node["base"]["_target_"] == "embodied.policies.wrappers.mapped.Mapped"
+    assert policy.node["base"]["_target_"] == "embodied.policies.wrappers.translated.Mapped"
     assert policy.spec.act.high == 1.0
     with pytest.raises(SpecMismatch, match="mapping=FILE"):
         train(["experiment=two_gap_dsrl", f"init={cloned}", f"out={tmp_path / 'no'}"])

@@ -50,7 +50,6 @@ from embodied.learners.on_policy.ppo_parts import clip_loss
 from embodied.models import dynamics
 from embodied.models.dynamics import Dynamics
 from embodied.nn.optim import Adam, Optimizer
-from embodied.policies.deterministic import Config as DeterministicConfig
 from embodied.policies.deterministic import Deterministic
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
 

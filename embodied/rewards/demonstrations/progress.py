@@ -48,8 +48,8 @@ from embodied.core.device import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
+from embodied.nn.optim import fit
 from embodied.policies.networks.encoders import Encoder, ImageConfig
 from embodied.rewards.fitted import (
     SHAPINGS,

@@ -52,9 +52,9 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import observations
-from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import MeanStdNormalizer
+from embodied.nn.optim import fit
 from embodied.policies.networks.encoders import Encoder
 from embodied.rewards.fitted import SHAPINGS, FittedReward, Frames
 from embodied.rewards.wrappers.added_observations import ObservationWrapper

@@ -54,8 +54,7 @@ from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool
 from embodied.llm.chat import Answer, Chat, Message, object_schema
 from embodied.llm.client import open_chat
-from embodied.nn.fit import gradient_step
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, gradient_step
 from embodied.rewards.wrappers.added_observations import (
     CAPTION,
     TIMES,

@@ -25,10 +25,9 @@ from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.fit import gradient_step
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import RunningMeanStd
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, gradient_step
 from embodied.rewards.handcrafted.factors import Factor
 from embodied.rewards.intrinsic.features import ObservationFeatures
 

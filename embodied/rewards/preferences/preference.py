@@ -48,10 +48,9 @@ from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.nn.fit import gradient_step
 from embodied.nn.networks import Ensemble
 from embodied.nn.normalizers import MeanStdNormalizer
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, gradient_step
 from embodied.rewards.preferences.labellers import (
     Labeller,
     Labels,

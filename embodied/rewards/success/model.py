@@ -40,9 +40,9 @@ from embodied.core.saved_file import fitting, load_tensors
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
-from embodied.models.latents import encoded, load_latent
-from embodied.nn.fit import fit, held_out
+from embodied.models.latent_policy import encoded, load_latent
 from embodied.nn.networks import mlp
+from embodied.nn.optim import fit, held_out
 from embodied.policies.networks.encoders import Encoder, ImageConfig
 from embodied.rewards.fitted import (
     all_frames,

@@ -13,9 +13,15 @@ from torch.nn import functional as F
 
 from embodied.core.bounds import Bound, Count, NonNegative, Positive, PositiveFraction
 from embodied.core.spec import Spec
-from embodied.nn.fit import gradient_step
-from embodied.nn.optim import Adam, Optimizer
-from embodied.teachers.levels.regret import Config, Grammar, RegretTeacher, Words, normal, surrogate
+from embodied.nn.optim import Adam, Optimizer, gradient_step
+from embodied.teachers.levels.regret import (
+    Config,
+    Grammar,
+    RegretTeacher,
+    Words,
+    normal,
+    surrogate,
+)
 from embodied.teachers.teacher import Floats, LevelSpace
 from embodied.teachers.torch_teacher import embedding, gru, linear, tensor
 

@@ -25,8 +25,7 @@ from embodied.core.bounds import Count, Fraction, NonNegative, Positive, Positiv
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
-from embodied.nn.fit import gradient_step
-from embodied.nn.optim import Optimizer
+from embodied.nn.optim import Optimizer, gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.teacher import (
     EpisodeLog,

@@ -277,7 +277,7 @@ class ResetStateWrapper(EpisodeWrapper):
         return self.env.set_state(restored(state, rows_placed, saved, index[placed], roles))
 
 
-TRAINED = "embodied.policies.scripted.checkpoint.CheckpointDemonstrator"
+TRAINED = "embodied.policies.scripted.simple.CheckpointDemonstrator"
 GAMMA = 0.99
 """Discount of the return that followed a state."""
 

@@ -19,7 +19,7 @@ from embodied.core.bounds import (
 )
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.nn.fit import gradient_step
+from embodied.nn.optim import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.teacher import Floats, named_task
 from embodied.teachers.torch_teacher import TorchTeacher, mlp, points, tensor

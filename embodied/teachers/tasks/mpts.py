@@ -19,8 +19,7 @@ from embodied.core.bounds import (
     PositiveFraction,
 )
 from embodied.core.spec import Spec
-from embodied.nn.fit import gradient_step
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.teacher import Floats
 from embodied.teachers.torch_teacher import TorchTeacher, mlp, tensor
