@@ -46,7 +46,7 @@ def walk() -> dict[str, int]:
         if event != "call" or not own(frame.f_code.co_filename):
             return
         entered.add(frame.f_code.co_filename)
-        if frame.f_code.co_qualname == "Adam.step":
+        if frame.f_code.co_qualname in ("Adam.step", "Adam.advance"):  # PyTorch's, native
             at: FrameType | None = frame
             while at is not None:
                 if own(at.f_code.co_filename):

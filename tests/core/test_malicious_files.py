@@ -22,7 +22,6 @@ from embodied.envs.toy import two_gap
 from embodied.policies.gaussian import Config, Gaussian
 from embodied.policies.scripted.simple import CheckpointConfig as Trained
 from embodied.policies.scripted.simple import CheckpointDemonstrator
-from embodied.policies.scripted.simple import Config as Trained
 from embodied.real_robot.policy import decider
 from embodied.viewer.launch import open_session
 from tests.attacks.child import STARTS, WIRES

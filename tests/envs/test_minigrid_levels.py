@@ -12,7 +12,6 @@ pytest.importorskip("minigrid")
 from embodied.core.tensors import Tensors, under
 from embodied.envs.minigrid.env import Config, MiniGrid
 from embodied.envs.minigrid.subgoals import parsed, possible, reached, told_by_planner
-from embodied.policies.scripted.grids import Config as PlannerConfig
 from embodied.policies.scripted.grids import Planner, PlannerConfig, State, search
 
 ID = "embodied.envs.minigrid.levels:Levels-v0"
@@ -225,7 +224,6 @@ def test_what_is_possible() -> None:
 def test_an_episode_of_doorkey_passes_its_subgoals_in_order() -> None:
     """Played by the planner: key, door, goal, each exactly once."""
     pytest.importorskip("minigrid")
-    from embodied.policies.scripted.grids import Config as PlannerConfig
     from embodied.policies.scripted.grids import Planner
 
     level = "MiniGrid-DoorKey-6x6-v0"

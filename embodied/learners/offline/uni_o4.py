@@ -50,6 +50,7 @@ from embodied.learners.on_policy.ppo_parts import clip_loss
 from embodied.models import dynamics
 from embodied.models.dynamics import Dynamics
 from embodied.nn.optim import Adam, Optimizer
+from embodied.policies import deterministic
 from embodied.policies.deterministic import Deterministic
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
 
@@ -126,7 +127,7 @@ class UniO4(Learner):
         self.total = run.updates
         self.cloned = round(config.clone * run.updates)
         plan = replace(run, updates=self.cloned)
-        unused = Deterministic(DeterministicConfig(hidden=(32,)), policy.spec)  # IQL's own policy
+        unused = Deterministic(deterministic.Config(hidden=(32,)), policy.spec)  # IQL's own policy
         self.values = Iql(config.values, unused, spec, plan)
         self.gamma = config.values.gamma
         self.n_step = config.values.n_step
