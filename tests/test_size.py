@@ -12,10 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 123_900,  # lines of embodied, envs, policies, real_robot
-    "tests": 84_300,  # lines
-    "frames": 9,  # of our own functions, from the command line to SAC's optimiser step
-    "files": 83,  # of ours that are entered before that step
+    "product": 118_500,  # lines of embodied, envs, policies, real_robot
+    "tests": 83_500,  # lines
+    "frames": 8,  # of our own functions, from the command line to SAC's optimiser step
+    "files": 86,  # of ours that are entered before that step
 }
 
 

@@ -20,7 +20,6 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
-from embodied.datasets.transitions import return_ends
 
 if TYPE_CHECKING:
     from embodied.datasets.lerobot.reader import Episodes
@@ -124,6 +123,8 @@ def columns_of_episodes(
     episodes: Episodes, rows: Tensors, columns: Sequence[str], gamma: float, width: int
 ) -> Tensors:
     """`columns` of the transitions of `episodes`: one per step, each spanning `width` steps."""
+    from embodied.datasets.transitions import return_ends
+
     made: Tensors = {}
     if "returns" in columns:
         discount = gamma * (~return_ends(episodes)).float()

@@ -18,7 +18,6 @@ from embodied.compose import compose, options, read_override, search_folders
 from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node, nearest, parse
 from embodied.core.saved_node import python_names, read_run_settings
-from embodied.policies.remote.address import PACKAGE, allow_typed, is_address
 
 if TYPE_CHECKING:
     from embodied.models.dynamics import Fit
@@ -78,6 +77,8 @@ def session(
     else:
         node, step = fresh(words, folders, given), 0
     if any(word.startswith("init=") for word in words):
+        from embodied.policies.remote.address import allow_typed
+
         allow_typed(words)
     from embodied.core import distributed
 
@@ -253,6 +254,8 @@ def described(node: Node) -> str:
 
 def allow_word(folder: Path) -> str:
     """The word that the run in `folder` needs: a file that names a server is not believed."""
+    from embodied.policies.remote.address import PACKAGE, is_address
+
     named = is_address(read_run_settings(folder / "run.yaml").get("init"))
     return f' "allow=[{PACKAGE}]"' if named else ""
 

@@ -19,11 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import distributed
-from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
-from embodied.learners.off_policy.sac import Sac
-from embodied.learners.off_policy.td3 import Td3
-from embodied.learners.on_policy.ppo import Ppo
 from embodied.nn import native
 from embodied.nn.native.networks import (
     Moments,
@@ -40,9 +36,6 @@ from embodied.nn.native.networks import (
     plain_members,
     transitions,
 )
-from embodied.policies.deterministic import Deterministic
-from embodied.policies.diagonal_gaussian import DiagonalGaussian
-from embodied.policies.gaussian import Gaussian
 
 FOLDER = Path(__file__).parent
 PPO = FOLDER / "on_policy" / "ppo.cpp"
@@ -58,17 +51,22 @@ INPUTS = (
 )
 OPTIMIZERS = ("critic", "actor", "temperature")
 """By their places in native code, and in `rate` of parameters."""
+KINDS = {
+    "Ppo": ("embodied.policies.diagonal_gaussian.DiagonalGaussian", PPO),
+    "Sac": ("embodied.policies.gaussian.Gaussian", SAC),
+    "Td3": ("embodied.policies.deterministic.Deterministic", TD3),
+}
+"""The policy and the source by the class of the learner; names, as a run needs one of them."""
 
 
-def obstacle(learner: Ppo | Sac | Td3) -> str | None:
-    """Why `learner` cannot be trained by native code; None if it can."""
-    policy: Any = learner.policy
-    config: Any = learner.config
-    ppo = isinstance(learner, Ppo)
-    kind: type[Policy] = DiagonalGaussian if ppo else Deterministic
-    kind = Gaussian if isinstance(learner, Sac) else kind
-    if type(policy) is not kind:
-        return f"the policy is {type(policy).__name__}, not {kind.__name__}"
+def obstacle(learner: Any) -> str | None:
+    """Why `learner`, of one of KINDS, cannot be trained by native code; None if it can."""
+    policy, config = learner.policy, learner.config
+    name = type(learner).__name__
+    wanted, source = KINDS[name]
+    ppo, kind = name == "Ppo", type(policy)
+    if f"{kind.__module__}.{kind.__qualname__}" != wanted:
+        return f"the policy is {kind.__name__}, not {wanted.rpartition('.')[2]}"
     if distributed.world() > 1 or torch.get_num_threads() > 1:
         return "it runs in one process on one thread"
     if policy.config.net or policy.config.extractor:
@@ -90,22 +88,22 @@ def obstacle(learner: Ppo | Sac | Td3) -> str | None:
         return "a network is not trained"
     if not ppo and critic.ensemble.active is not None:
         return "its active units are measured"
-    if isinstance(learner, Td3) and config.atoms:
+    if name == "Td3" and config.atoms:
         return "atoms is set"
     try:
-        native.load(PPO if ppo else TD3 if isinstance(learner, Td3) else SAC)
+        native.load(source)
     except native.NativeError as error:
         return str(error)
     return None
 
 
-def use(learner: Ppo | Sac | Td3) -> None:
+def use(learner: Any) -> None:
     """Let native code do the updates of `learner`, in place of one of its methods."""
-    if isinstance(learner, Ppo):
-        learner._epochs = partial(NativePpo, learner)  # pyright: ignore[reportPrivateUsage]
+    name = type(learner).__name__
+    if name == "Ppo":
+        learner._epochs = partial(NativePpo, learner)
     else:
-        kind = NativeTd3 if isinstance(learner, Td3) else NativeSac
-        learner._step = kind(learner)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        learner._step = (NativeTd3 if name == "Td3" else NativeSac)(learner)
 
 
 class PpoTable(ctypes.Structure):

@@ -480,11 +480,11 @@ def build_off_policy(parts: RunParts) -> OffPolicyLoop:
 
 def _demonstrations(parts: RunParts, rewards: RewardPipeline) -> Demonstrations | None:
     """The learner's normalizers are fitted to them."""
+    if parts.episodes is None:
+        return None
     from embodied.datasets.transitions import flags
     from embodied.training.demonstrations import rows_for
 
-    if parts.episodes is None:
-        return None
     config, policy, learner = parts.config, parts.policy, parts.learner
     episodes = rewards.augment_demonstrations(parts.episodes)
     transitions = rows_for(episodes, policy, learner, config.execute)
