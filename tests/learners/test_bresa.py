@@ -140,6 +140,18 @@ def test_violations_weigh_as_much_as_their_share() -> None:
     assert torch.allclose(weight[64:], torch.tensor(16 / 23))
 
 
+def test_the_task_hears_of_violations_only_where_they_cost_something() -> None:
+    """Rewards are 0 and the world ends: the critic's error is Q^2 without a penalty."""
+    losses = []
+    for penalty in (0.0, 10.0):
+        learner = made(violation_penalty=penalty)
+        for parameter in learner.task.critic.parameters():
+            parameter.data.zero_()
+        bad = torch.arange(64) < 16
+        losses.append(learner.update(rows(64, violated=bad))["critic_loss"].item())
+    assert losses == [0.0, 2 * 0.25 * 10.0**2]
+
+
 def test_two_thresholds_and_a_least_duration() -> None:
     """Begins above 0.3, ends at 0.2 or below, lasts for three ticks at least."""
     acting, age, seen = False, 0, []

@@ -37,7 +37,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Number, PositiveFraction
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Number,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
@@ -79,6 +87,7 @@ class Config:
     violation_fraction: Between0And1 = 0.1  # of the safety critic's batch, from the violations
     violation_buffer: Annotated[int, Bound(NEWEST)] = 2048  # newest violations that are kept
     calibrated: bool = False  # train the risk, and so `threshold`, to be a probability
+    violation_penalty: NonNegative = 0.0  # taken from the task's reward at a violation
     hidden: tuple[Count, ...] = (128, 128)  # units of the safety critic and the recovery policy
     task: SacConfig = field(default_factory=SacConfig)  # SAC; n_step 1, or >= decision_steps
     task_run: str | None = None  # run whose task policy is used as it is; null: train it too
@@ -128,10 +137,12 @@ class Bresa(Learner):
         self.task = Held(task, self.policy.base, self.policy.base.spec)
         self.n_step = task.n_step
         self.keep_single = task.n_step > 1
-        if self.keep_single and (task.n_step < self.held_steps or config.rate == "decision"):
+        if self.keep_single and (
+            task.n_step < self.held_steps or config.rate == "decision" or config.violation_penalty
+        ):
             raise ConfigError(
                 f"task.n_step={task.n_step} should be 1, or at least decision_steps="
-                f"{config.decision_steps} with rate=control"
+                f"{config.decision_steps} with rate=control and without violation_penalty"
             )
         self.task.held_steps = 1 if self.keep_single else self.held_steps
         self.target = copy.deepcopy(self.policy.risks).requires_grad_(False)
@@ -161,7 +172,9 @@ class Bresa(Learner):
         metrics: Tensors = {}
         if self.config.task_run is None:
             chosen = batch["action"][:, : self.policy.base.spec.act.size]
-            metrics = self.task.update({**batch, "action": chosen})
+            cost = self.config.violation_penalty * batch["violated"]
+            task = {**batch, "action": chosen, "reward": batch["reward"] - cost}
+            metrics = self.task.update(task)
         transitions = self._risk_transitions(self._single(batch))
         self._remember(transitions)
         slots = (torch.rand(self.extra, device=self.seen.device) * self.stored).long()
