@@ -102,9 +102,9 @@ class BatchedEnv(VecEnv):
         """The result of a step that led to the observations `following`; ended envs begin again."""
         self.obs = following
         ended = terminated | truncated
-        if ended.any():
+        rows = ended.nonzero().flatten()  # the one wait of a step, on a GPU
+        if len(rows):
             self._notify_before_reset(ended)
-            rows = ended.nonzero().flatten()
             self.begin(rows)
             self.obs = self.begun(following, rows)
         return Step(self.obs, following, reward, terminated, truncated, log)

@@ -18,7 +18,7 @@ from embodied.core import distributed
 from embodied.core.build import allow, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.gaussian import Gaussian
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -76,7 +76,7 @@ def ppo(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
     policy = build(DIAGONAL, Policy, spec=contract.SPEC)
     size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
-    return build(PPO | size, Learner, policy=policy, spec=contract.SPEC)
+    return build(PPO | size, Learner, policy=policy, spec=contract.SPEC, run=RunPlan())
 
 
 # How to make it, and the dimension of a batch in which its rows are.
