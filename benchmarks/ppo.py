@@ -14,6 +14,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.acceleration import accelerate, native_obstacle
+from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
@@ -152,7 +153,7 @@ def flagged(flag: str, repeats: int) -> Comparison:
 
 def learner_for(spec: Spec, **settings: object) -> Ppo:
     policy = build(POLICY, Policy, spec=spec)
-    return build({**LEARNER, **settings}, Ppo, policy=policy, spec=spec)
+    return build({**LEARNER, **settings}, Ppo, policy=policy, spec=spec, run=RunPlan())
 
 
 def world() -> Spec:
