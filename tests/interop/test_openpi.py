@@ -33,7 +33,7 @@ from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec  # noqa: E402
 from embodied.policies.remote.address import allow_typed, remote_policy  # noqa: E402
 from embodied.policies.steering.dsrl import Dsrl  # noqa: E402
-from embodied.serve import codec  # noqa: E402
+from embodied.serve import protocol  # noqa: E402
 from embodied.serve.openpi_wrapper import Steerable  # noqa: E402
 from embodied.serve.policy_service import PolicyService  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
@@ -66,8 +66,8 @@ def observation() -> dict[str, Any]:
 def test_arrays_are_packed_as_openpi_packs_them() -> None:
     message = {**observation(), "prompt": "pick", "deep": {"x": np.float32(1.5), "y": [1, None]}}
     for there in (
-        msgpack_numpy.unpackb(codec.encode(message)),
-        codec.decode(msgpack_numpy.packb(message)),
+        msgpack_numpy.unpackb(protocol.encode(message)),
+        protocol.decode(msgpack_numpy.packb(message)),
     ):
         np.testing.assert_array_equal(there["state"], message["state"])
         np.testing.assert_array_equal(there["image"], message["image"])
