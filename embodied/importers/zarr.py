@@ -203,11 +203,11 @@ class Array:
         chunks = about["chunks"]
         fill = about.get("fill_value") or 0
         self.require_room((end - begin, *self.shape[1:]))
-        made = np.full((end - begin, *self.shape[1:]), fill, np.dtype(about["dtype"]))
         spans = [range(begin // chunks[0], -(-end // chunks[0]))]
         spans += [range(-(-n // c)) for n, c in zip(self.shape[1:], chunks[1:], strict=True)]
         if math.prod(map(len, spans)) > MOST_CHUNKS:
             raise DatasetError(f"{self.store.path}: {self.name} has more than {MOST_CHUNKS} chunks")
+        made = np.full((end - begin, *self.shape[1:]), fill, np.dtype(about["dtype"]))
         for index in itertools.product(*spans):
             key = about.get("dimension_separator", ".").join(map(str, index))
             data = self.store.get(f"{self.name}/{key}")

@@ -1,5 +1,5 @@
 """Files of somebody who means harm, at the doors where they come in: no code runs, nothing outside
-of out= is written, memory stays below 2 GB, and one line says what is wrong."""
+of out= is written, less than 2 GB are taken, and one line says what is wrong."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def require_refused(attack: Attack, outcome: Outcome) -> None:
     assert answer is not None, f"the process ended: {outcome.ended}"
     assert not outcome.changed
     assert not answer["started"]
-    assert answer["peak"] < MOST, f"{answer['peak'] / 1e9:.2f} GB"
+    assert answer["taken"] < MOST, f"{answer['taken'] / 1e9:.2f} GB"
     line = answer["line"]
     if attack.says is None and line is None:
         return
