@@ -19,6 +19,9 @@ except ModuleNotFoundError as error:
 
 ruckig: Any = package  # the package has no types
 SOLVED = (ruckig.Result.Working, ruckig.Result.Finished)
+NO_MOTION = (ruckig.RuckigError, ValueError)
+"""What the planner raises. ValueError: a result that its binding has no name for, such as that of a
+motion of more than 7,600 s."""
 OFFSETS = (0.0, 1e-9, 1e-7, 1e-5)
 """Distances (rad, m) before a target at which a plan is tried, one after the other."""
 SAMPLES = 8
@@ -220,7 +223,7 @@ class Limiter:
         self._state.target_acceleration = self._zeros
         try:
             result = self._planner.update(self._state, self._next)
-        except ruckig.RuckigError:
+        except NO_MOTION:
             return False
         if result not in SOLVED:
             return False
@@ -235,7 +238,7 @@ class Limiter:
         try:
             if self._planner.calculate(self._state, self._stop) not in SOLVED:
                 return False
-        except ruckig.RuckigError:
+        except NO_MOTION:
             return False
         duration = float(self._stop.duration)
         last = len(self._rest) - 1

@@ -294,6 +294,23 @@ def test_it_says_where_the_tools_limit_made_it_slower() -> None:
     assert not limiter.slowed
 
 
+def test_a_target_too_far_for_a_plan_makes_it_brake() -> None:
+    """10 rad at 20 microrad/s, for the sake of a slow tool: ruckig plans no more than 7,600 s, and
+    its binding has no name for that result."""
+    wide = replace(LIMITS, low=(-10.0, -10.0), high=(10.0, 10.0), velocity=(0.02, 0.02))
+    limiter = Limiter(wide, DT)
+    limiter.begin(np.zeros(2))
+    far = np.array([9.0, 9.0])
+    assert speeds(limiter, 20)[-1] > 0
+    limiter.forward, limiter.tool_speed = lambda q: 1e6 * lever(q), 1.0
+    for _ in range(100):
+        limiter(far)
+    assert limiter.resting and limiter.slowed
+    limiter.forward = None
+    before = limiter.q.copy()
+    assert (limiter(far) > before).all()
+
+
 def test_the_work_of_a_tick_is_bounded() -> None:
     """Whatever is asked: three plans of four tries each, three motions to rest, and a brake. Guards
     see only a motion that is slow enough, at nine places."""
