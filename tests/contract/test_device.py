@@ -250,6 +250,7 @@ WAITS_OF_UPDATES = {"ppo": 1, "ppo_shared": 1, "ppo_demos": 1, "reinflow": 1, "d
     "props": 1,
     "sqirl": 2,
     "ppo_rapid": 7,
+    "exp3": 8,  # its weights are on the CPU
     "ticket": 12,  # its search is on the CPU
 }
 """Waits of one update where there are any; of a whole on-policy batch, not of its minibatches."""

@@ -98,23 +98,10 @@ class TicketSearch(Learner):
         self.started = self.started + torch.bincount(
             rows["candidate"][begun], minlength=len(self.open)
         )
-        for t in range(len(begun)):
-            self._step({name: value[t] for name, value in rows.items()}, begun[t], context[t])
-
-    def _step(self, now: Tensors, begun: Tensor, context: Tensor) -> None:
-        """Add one decision of each parallel environment [B]."""
-        zeros = torch.zeros_like(now["reward"])
-        new = {"context": context, "candidate": now["candidate"], "returns": zeros}
-        new["discount"] = torch.ones_like(zeros)
-        run = where(begun, new, self.running or new)
-        valid = now["valid"]
-        run["returns"] = run["returns"] + valid * run["discount"] * now["reward"]
-        run["discount"] = torch.where(valid, run["discount"] * now["discount"], run["discount"])
-        self.running = run
-        ended = (valid & now["ended"]).nonzero().flatten()
-        if len(ended):
-            finished = take({key: run[key] for key in ("context", "candidate", "returns")}, ended)
-            self.episodes = cat([self.episodes, finished]) if self.episodes else finished
+        known = {"context": context, "candidate": rows["candidate"]}
+        self.running, finished = finished_episodes(self.running, rows, known)
+        for ended in finished:
+            self.episodes = cat([self.episodes, ended]) if self.episodes else ended
 
     def _halve(self) -> None:
         """Close the worse vectors if a round is over, and have those played that were least."""
@@ -161,6 +148,32 @@ class TicketSearch(Learner):
     def set_state(self, state: dict[str, object]) -> None:
         here = {name: state_to(state[name], "cpu") for name in self.counters}
         super().set_state({**state, **here})
+
+
+def finished_episodes(
+    running: Tensors, batch: Tensors, known: Tensors
+) -> tuple[Tensors, list[Tensors]]:
+    """Follow episodes through decisions [T, B] of `batch` (`valid`, `first`, `ended`, `reward`,
+    `discount`), on the CPU. `known` [T, B, ...] is kept as it was at an episode's first decision.
+    Returns the episodes [B] that go on (what is known of them, `returns`, `discount`), and of each
+    step those that ended [N]: what is known of them, and their discounted `returns`."""
+    names = ("valid", "first", "ended", "reward", "discount")
+    rows = {name: batch[name].cpu() for name in names}
+    finished: list[Tensors] = []
+    for t in range(len(rows["first"])):
+        now = {name: value[t] for name, value in rows.items()}
+        valid, reward = now["valid"], now["reward"]
+        zeros = torch.zeros_like(reward)
+        new = {name: value[t] for name, value in known.items()} | {"returns": zeros}
+        new["discount"] = torch.ones_like(zeros)
+        running = where(now["first"] & valid, new, running or new)
+        running["returns"] = running["returns"] + valid * running["discount"] * reward
+        passed = running["discount"] * now["discount"]
+        running["discount"] = torch.where(valid, passed, running["discount"])
+        ended = (valid & now["ended"]).nonzero().flatten()
+        if len(ended):
+            finished.append(take({key: running[key] for key in (*known, "returns")}, ended))
+    return running, finished
 
 
 def principal(context: Tensor, width: int) -> Tensor:
