@@ -112,7 +112,7 @@ def test_one_member_acts_in_an_episode_as_often_as_its_probability_says() -> Non
 
 
 def test_what_is_lost_to_the_best_member_is_within_the_bound_of_exp3() -> None:
-    """Bernoulli returns of three members; sqrt(2 K ln K / T) is the bound, a uniform mix loses 0.5."""
+    """Bernoulli returns of three members; sqrt(2 K ln K / T) bounds it; a uniform mix loses 0.5."""
 
     def regret(rate: float) -> float:
         torch.manual_seed(0)
