@@ -47,7 +47,7 @@ OPERATIONS = (
 LEADS_ON = (Command.RESET, Command.RELEASE, Command.RELEASE_SUPPORTED)
 STILL = (Mode.IDLE, Mode.ARMED)
 RESTS = 1.5  # s that braking takes at most, within the limits of any configuration
-YIELDS = 4.0  # s after which a stopped arm yields no more
+YIELDS = 4.0  # s after which a stopped arm that is measured and obeys yields no more
 EXACT = 1e-9
 INSIDE = 1e-6  # rad, m: a person leads the arm up to here before its limits
 KEPT: list[tempfile.TemporaryDirectory[str]] = []
@@ -91,6 +91,8 @@ class Modes:
         self.on = {"daemon": True, "hand": True, "policy": True}
         self.heard = dict.fromkeys(self.on, self.now)
         self.mode, self.since, self.pressed = Mode.IDLE, self.now, False
+        self.failed = -np.inf
+        """When (s) the arm was last not measured, or did not obey."""
         self.sent: Floats = self.control.chain.limiter.q.copy()
         self.oracle = Oracle(self.made, self.sent)
         self.random, self.ticks = np.random.default_rng(0), 0
@@ -141,6 +143,8 @@ class Modes:
             self.there.deadman.send()
         for name in self.on:
             self.heard[name] = self.now if self.on[name] else self.heard[name]
+        if self.arm.broken or self.arm.deaf or self.arm.lying:
+            self.failed = self.now
         self._speak()
         request = self.there.request.fields
         if command is not None:
@@ -218,7 +222,7 @@ class Modes:
         """`moved`: by how much (rad, m) the set-point did."""
         if before in STILL and mode in STILL:
             assert moved <= EXACT, f"{moved} in {mode.name}"
-        if mode == Mode.ESTOP and self.now - self.since > YIELDS:
+        if mode == Mode.ESTOP and self.now - max(self.since, self.failed) > YIELDS:
             assert moved <= EXACT, f"{moved} after a stop"
         if mode == before and mode in (Mode.RUNNING, Mode.HOMING):
             hand, daemon = (self.now - self.heard[name] for name in ("hand", "daemon"))
