@@ -300,6 +300,13 @@ class RenderScene:
             getattr(model, name)[model.geom(geom).id] = value[0]
         return model, data
 
+    def at(self, param: Params, state: Floats) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """As `shaped`, in the physics state (mjSTATE_INTEGRATION) of one env."""
+        model, data = self.shaped(param)
+        mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION.value)
+        mujoco.mj_forward(model, data)
+        return model, data
+
 
 def addresses(model: mujoco.MjModel, task: Task) -> dict[str, int]:
     """The index in qpos at which the position of each free body of `task` begins."""

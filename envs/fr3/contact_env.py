@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +26,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.joint_position import JointDelta, JointDeltaConfig
-from embodied.envs.fr3.base import TaskInstance, compile_scene, mocaps, write_joints
+from embodied.envs.fr3.base import RenderScene, TaskInstance, compile_scene, mocaps, write_joints
 from embodied.envs.fr3.task_env import TaskEnv
 from embodied.envs.fr3.tasks.goal import path_length
 from embodied.envs.fr3.tasks.task import View
@@ -116,6 +117,7 @@ class Fr3Contact(TaskEnv):
             seed=config.seed,
             name=f"fr3_{config.task}",
         )
+        self._drawn = RenderScene(self.what)
         self._markers = mocaps(model, self.what)
         self._servos = np.array([model.actuator(name).id for name in fr3.JOINTS])
         self._touch = [int(model.sensor(name).adr[0]) for name in self.what.touch]
@@ -204,6 +206,9 @@ class Fr3Contact(TaskEnv):
         self.memory["when"][rows] = np.floor(when * self.horizon)
         self.memory["push"][rows] = aim * ((0.5 + 0.5 * size) * self.config.push)[:, :, None]
         self.memory["path"][rows] = path_length(self.view(rows))
+
+    def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        return self._drawn.at(self.native(np.array([row])), self.batch.state[row])
 
     def view(self, rows: Rows) -> View:
         """The `View` of `rows` for rewards, observations and descriptions."""
