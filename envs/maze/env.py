@@ -192,6 +192,7 @@ class Config:
     side: Annotated[int, Bound(5)] = 9  # cells per side
     blocks: CountOrZero = 28  # most walls in a sampled level
     view: Annotated[int, Bound(3)] = 5  # cells in view per side, ahead and across (odd)
+    observe: Literal["view", "cell"] = "view"  # what is in view, or where the agent is (at most 16)
     horizon: Count = 100  # steps of an episode
     held_out: Literal["mixed", "zero_shot", "long"] = "mixed"  # evaluation mazes
     shortest: CountOrZero = 0  # smallest shortest path of a sampled level, in cells
@@ -202,8 +203,9 @@ class Config:
 
 class Maze(BatchedEnv):
     """Observation: `view` [V, V] symbols (empty, wall, goal) with the agent in the middle of the
-    lowest row, facing up (walls do not occlude), and `facing` [1]. Reaching the goal ends the
-    episode with success. `held_out` [N, D] are the task vectors of evaluation mazes.
+    lowest row, facing up (walls do not occlude), and `facing` [1]; with `observe=cell` the number
+    of its `cell` [1] in place of the view. Reaching the goal ends the episode with success.
+    `held_out` [N, D] are the task vectors of evaluation mazes.
     """
 
     name = "maze"
@@ -211,6 +213,8 @@ class Maze(BatchedEnv):
     def __init__(self, config: Config) -> None:
         if config.view % 2 == 0:
             raise ValueError(f"maze: view={config.view} must be odd")
+        if config.observe == "cell" and config.side > 16:
+            raise ConfigError("env.observe=cell: env.side is at most 16")
         self.config = config
         self.num_envs = config.num_envs
         self.device = torch.device(config.device)
@@ -222,8 +226,10 @@ class Maze(BatchedEnv):
         self.held_out_names = self.levels.held_out_names
         view = self.config.view
         levels = self.levels
+        look = Leaf((view, view), "uint8", low=0, high=GOAL, unit=SYMBOL)
+        cell = Leaf((1,), "uint8", low=0, high=config.side**2 - 1, unit=SYMBOL)
         obs = {
-            "view": Leaf((view, view), "uint8", low=0, high=GOAL, unit=SYMBOL),
+            **({"view": look} if config.observe == "view" else {"cell": cell}),
             "facing": Leaf((1,), "uint8", low=0, high=3, unit=SYMBOL),
         }
         task = Leaf((levels.size,), low=0.0, high=1.0, unit="level", names=levels.names)
@@ -298,10 +304,15 @@ class Maze(BatchedEnv):
         return (row + self.pad) * self.width + column + self.pad
 
     def observe(self, rows: Tensor) -> Tensors:
-        view = self.config.view
+        view, side = self.config.view, self.config.side
         facing = self.facing[rows]
+        turned = facing.to(torch.uint8)[:, None]
+        if self.config.observe == "cell":
+            place = self.place[rows]
+            row, column = place // self.width - self.pad, place % self.width - self.pad
+            return {"cell": (row * side + column).to(torch.uint8)[:, None], "facing": turned}
         seen = self.cells[rows].gather(1, self.place[rows][:, None] + self.looks[facing])
-        return {"view": seen.view(-1, view, view), "facing": facing.to(torch.uint8)[:, None]}
+        return {"view": seen.view(-1, view, view), "facing": turned}
 
     @property
     def state_roles(self) -> StateRoles:

@@ -31,7 +31,10 @@ __all__ = ["on_device"]
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEVICE = "pretend"
 OF_DEMONSTRATIONS = ("pretrain_steps", "demo_fraction", "demo_episodes")
-CHEAP = ("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions")
+CHEAP = (
+    *("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions"),
+    "maze_trials",
+)
 
 
 def names(group: str) -> list[str]:
