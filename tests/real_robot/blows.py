@@ -383,11 +383,7 @@ BRIDGE = (
         "the policy posts 3 numbers where the robot takes 4", say(size=3), TURN, "3", mend=go_on
     ),
     brakes(
-        "the policy's times are no numbers (NaN)",
-        say(start=np.nan, seen=np.nan),
-        TURN,
-        "",
-        go_on,
+        "the policy's times are no numbers (NaN)", say(start=np.nan, seen=np.nan), TURN, "", go_on
     ),
     brakes(
         "a part of the control process raises in every tick (its controller)",

@@ -188,10 +188,7 @@ SERVOS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_ro
 NAMES = tuple(f"{joint}.pos" for joint in SERVOS)
 POSE = (20.0, 26.0, 36.0, 30.0, -20.0, 80.0)  # LeRobot's degrees, and 0 to 100
 FIRST = (5, 0, 1, 2, 3, 4)  # the gripper first
-LEROBOT = [
-    "robot.driver.port=x",
-    "robot.driver.settings={id: a, calibration_dir: /nowhere}",
-]
+LEROBOT = ["robot.driver.port=x", "robot.driver.settings={id: a, calibration_dir: /nowhere}"]
 
 
 def settings(robot: str = "so101_sim") -> dict[str, Any]:

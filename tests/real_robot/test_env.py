@@ -369,11 +369,7 @@ def test_rewards_look_through_the_same_device(eyes: RealEnv) -> None:
     eyes.images.images.age = 30.0
 
 
-PUSHER = {
-    "_target_": "embodied.policies.scripted.fr3.Scripted",
-    "task": "push",
-    "quality": 1.0,
-}
+PUSHER = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
 
 
 @pytest.fixture
