@@ -28,28 +28,10 @@ from embodied.core.tensors import Tensors
 from embodied.embodiments import fr3
 from embodied.policies.scripted.intervener import Intervener
 from embodied.real_robot.emulators.servos.bus import FakeBus
-from embodied.real_robot.teleop.devices import (
-    Gamepad,
-    GamepadConfig,
-    Keyboard,
-    Leader,
-    LeaderConfig,
-    SpaceMouse,
-    SpaceMouseConfig,
-    TerminalKeyboard,
-    TerminalKeyboardConfig,
-    held_keys,
-    sticks,
-)
+from embodied.real_robot.teleop import devices
+from embodied.real_robot.teleop.devices import TerminalKeyboard, TerminalKeyboardConfig
 from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, TerminalKey, TerminalKeyConfig
-from embodied.real_robot.teleop.teleop import (
-    NO_INPUT,
-    Config,
-    Device,
-    Held,
-    Teleoperator,
-    TeleopIntervener,
-)
+from embodied.real_robot.teleop.teleop import NO_INPUT, Config, Device, Held, Teleoperator
 from embodied.rewards.success.interventions import InterventionWrapper
 from embodied.training.logger import read_metrics
 from tests.builders import node_of
@@ -86,6 +68,11 @@ class Script(Device):
         """Nothing is open."""
 
 
+def held(*motion: float, grip: float = 0.0) -> Held:
+    """A device that is touched; what of the six motions is not named is 0."""
+    return Held((*motion, *[0.0] * (6 - len(motion))), grip, True)  # pyright: ignore[reportArgumentType]
+
+
 NODE = {"_target_": f"{__name__}.Script"}
 
 
@@ -98,7 +85,7 @@ def now() -> list[float]:
 def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[float]) -> None:
     person = Teleoperator(Config(NODE, linger=0.3, speed=0.5), SPEC, clock=lambda: now[0])
     actor = Actor(person, 1)
-    Script.says += [NO_INPUT, Held((1.0, -0.2, 0.0, 0.9, 0.0, 0.3), -1.0, True)]
+    Script.says += [NO_INPUT, held(1.0, -0.2, 0.0, 0.9, 0.0, 0.3, grip=-1.0)]
     assert actor(OBS, FIRST)[0].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0], "an open hand"
     assert not actor.extras["intervened"].item()
     moved = actor(OBS, ~FIRST)[0].tolist()
@@ -113,14 +100,16 @@ def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[f
     assert not actor.extras["intervened"].item()
 
 
+def person(now: list[float], **settings: Any) -> Intervener:
+    """Who takes over from a policy, by the script."""
+    node = node_of("real_robot.teleop.teleop.TeleopIntervener", device=NODE, **settings)
+    return build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
+
+
 def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
-    node = node_of("real_robot.teleop.teleop.TeleopIntervener", device=NODE)
-    hand = build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
-    assert isinstance(hand, TeleopIntervener)
-    Script.says += [NO_INPUT, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
-    assert hand.over(OBS, FIRST).tolist() == [False]
-    assert hand.over(OBS, ~FIRST).tolist() == [True]
-    Script.says += [Held((0.0, 0.7, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
+    hand = person(now)
+    Script.says += [NO_INPUT, held(0.0, 1.0), held(0.0, 0.7)]
+    assert [hand.over(OBS, first).item() for first in (FIRST, ~FIRST)] == [False, True]
     assert hand.act(OBS, ~FIRST)[0].tolist() == pytest.approx([0, 0.7, 0, 0, 1.0])
 
 
@@ -143,12 +132,10 @@ class Hand(VecEnv):
 
 def test_taking_over_in_training_leaves_the_hand_as_it_was(now: list[float]) -> None:
     """The policy holds something; the person lifts it, opens the hand, and gives the arm back."""
-    node = node_of("real_robot.teleop.teleop.TeleopIntervener", device=NODE, linger=0.0)
-    person = build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
     arm = Hand()
-    env = InterventionWrapper(arm, person, rewards_takeover=False)
+    env = InterventionWrapper(arm, person(now, linger=0.0), rewards_takeover=False)
     closed = torch.tensor([[0.0, 0.0, -1.0, 0.0, -1.0]])
-    lift, opens = (Held((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), grip, True) for grip in (0.0, 1.0))
+    lift, opens = held(0.0, 0.0, 1.0), held(0.0, 0.0, 1.0, grip=1.0)
 
     def step(*says: Held) -> list[float]:
         """What was executed, with the device as it `says`, now and for the next step."""
@@ -180,12 +167,12 @@ def test_what_no_hand_can_move_is_refused(now: list[float]) -> None:
 
 
 def test_keys_and_sticks() -> None:
-    held = held_keys({"w", "d", "x", "j"})
-    assert held == Held((1.0, -1.0, 0.0, 0.0, 0.0, 1.0), 1.0, True)
-    assert held_keys({"w", "s", "z", "x"}) == Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)
-    assert held_keys(set()) == NO_INPUT
-    held = sticks([0.5, -1.0, 0.05, 0.2], -1.0)
-    assert held == Held((1.0, -0.5, -0.2, 0.0, 0.0, 0.0), -1.0, True), "0.05 is let go"
+    keys = devices.held_keys
+    assert keys({"w", "d", "x", "j"}) == held(1.0, -1.0, 0.0, 0.0, 0.0, 1.0, grip=1.0)
+    assert keys({"w", "s", "z", "x"}) == held()
+    assert keys(set()) == NO_INPUT
+    stick = devices.sticks([0.5, -1.0, 0.05, 0.2], -1.0)
+    assert stick == held(1.0, -0.5, -0.2, grip=-1.0), "0.05 is let go"
 
 
 def test_a_keyboard_without_its_window_in_front_moves_nothing(
@@ -193,39 +180,41 @@ def test_a_keyboard_without_its_window_in_front_moves_nothing(
 ) -> None:
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    board = Keyboard()
+    board = devices.Keyboard()
     assert board.read(None) == NO_INPUT
     monkeypatch.setattr(board.pygame.key, "get_focused", lambda: True)
     down = dict.fromkeys(board.codes.values(), False) | {board.codes["r"]: True}
     monkeypatch.setattr(board.pygame.key, "get_pressed", lambda: down)
-    assert board.read(None) == Held((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), 0.0, True)
+    assert board.read(None) == held(0.0, 0.0, 1.0)
     board.close()
     with pytest.raises(ConfigError, match="no gamepad 7"):
-        Gamepad(GamepadConfig(number=7))
+        devices.Gamepad(devices.GamepadConfig(number=7))
 
 
 @pytest.fixture
-def pipe(tmp_path: Path) -> Iterator[tuple[SpaceMouse, int]]:
+def pipe(tmp_path: Path) -> Iterator[tuple[devices.SpaceMouse, int]]:
     path = tmp_path / "hidraw0"
     os.mkfifo(path)
-    mouse = SpaceMouse(SpaceMouseConfig(str(path)))
+    mouse = devices.SpaceMouse(devices.SpaceMouseConfig(str(path)))
     writer = os.open(path, os.O_WRONLY)
     yield mouse, writer
     mouse.close()
 
 
-def test_a_spacemouse_by_its_reports(pipe: tuple[SpaceMouse, int]) -> None:
+def test_a_spacemouse_by_its_reports(pipe: tuple[devices.SpaceMouse, int]) -> None:
     mouse, writer = pipe
-    assert mouse.read(None) == NO_INPUT
-    os.write(writer, bytes([1]) + struct.pack("<3h", 0, -350, 175))
-    assert mouse.read(None) == Held((1.0, 0.0, -0.5, 0.0, 0.0, 0.0), 0.0, True)
-    assert mouse.read(None).motion[0] == 1.0, "as long as nothing else is said"
-    os.write(writer, bytes([2]) + struct.pack("<3h", 0, 0, 700))
-    assert mouse.read(None).motion[5] == -1.0, "no more than all of it"
-    os.write(writer, bytes([1]) + struct.pack("<6h", 0, 0, 0, 0, 20, 0))
-    assert mouse.read(None) == NO_INPUT, "a little is nothing"
-    os.write(writer, bytes([3, 1, 0]))
-    assert mouse.read(None) == Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), -1.0, True)
+
+    def after(*report: int, kind: int = 1) -> Held:
+        """What it says after a report of that kind, if there is one."""
+        os.write(writer, struct.pack(f"<B{len(report)}h", kind, *report) if report else b"")
+        return mouse.read(None)
+
+    assert after() == NO_INPUT
+    assert after(0, -350, 175) == held(1.0, 0.0, -0.5)
+    assert after().motion[0] == 1.0, "as long as nothing else is said"
+    assert after(0, 0, 700, kind=2).motion[5] == -1.0, "no more than all of it"
+    assert after(0, 0, 0, 0, 20, 0) == NO_INPUT, "a little is nothing"
+    assert after(1, kind=3) == held(grip=-1.0)
     os.close(writer)
     assert mouse.read(None) == NO_INPUT, "unplugged is let go"
     random = np.random.default_rng(0)
@@ -233,22 +222,22 @@ def test_a_spacemouse_by_its_reports(pipe: tuple[SpaceMouse, int]) -> None:
         mouse.hear(bytes(random.integers(0, 256, int(random.integers(1, 20)), dtype=np.uint8)))
         assert np.isfinite(mouse.axes).all() and len(mouse.axes) == 6
     with pytest.raises(ConfigError, match="cannot be read"):
-        SpaceMouse(SpaceMouseConfig("/dev/nothing-here"))
+        devices.SpaceMouse(devices.SpaceMouseConfig("/dev/nothing-here"))
 
 
 def test_a_leader_is_read_and_never_held() -> None:
     with FakeBus("feetech", (ZEROS + fr3.HOME * TICK).tolist()) as bus:
         arm = servos(bus.path, "feetech", timeout=0.5)
         now = [0.0]
-        settings = LeaderConfig(arm=arm, kinematics="embodied.embodiments.fr3.forward")
-        leader = Leader(settings, lambda: now[0])
+        settings = devices.LeaderConfig(arm=arm, kinematics="embodied.embodiments.fr3.forward")
+        leader = devices.Leader(settings, lambda: now[0])
         home = tuple(fr3.forward(fr3.HOME[None])[0][0])
         assert leader.read(home) == NO_INPUT, "nobody has moved it"
         bus.servos[1].at += 100  # somebody turns its first joint by 9 degrees
-        held = leader.read(home)
-        assert held.touched
+        moved = leader.read(home)
+        assert moved.touched
         turned = home[0] * np.array([np.cos(100 / TICK) - 1, np.sin(100 / TICK), 0.0]) / 0.025
-        assert held.motion[:3] == pytest.approx(turned, abs=0.05)
+        assert moved.motion[:3] == pytest.approx(turned, abs=0.05)
         now[0] += 0.6
         assert leader.read(home) == NO_INPUT, "it rests: let go"
         assert not any(servo.table[servo.TORQUE] for servo in bus.servos.values())
@@ -319,13 +308,15 @@ def test_without_a_terminal_it_is_one_line(tmp_path: Path) -> None:
             parse(TerminalKeyboardConfig, {"hold": hold}, "device")
 
 
-TRAIN = ["env=robot", "robot@env.robot=sim", "policy=gaussian", "policy.hidden=[8]"]
-TRAIN += ["learner=sac", "learner.hidden=[8]", "learner.batch_size=8", "reward=corrected_by_person"]
-TRAIN += ["data.actors=1", "data.when_behind=skip", "data.warmup_steps=20", "data.utd_ratio=0.2"]
-# Of a busy machine that also runs tests.
-TRAIN += ["env.robot.fresh.hold=2", "env.robot.fresh.stop=6", "env.robot.fresh.state=4"]
-TRAIN += ["steps=90", "log_every=10", "eval_every=0", "save_every=0", "eval.num_envs=1"]
-TRAIN += ["eval.episodes=1", "env.horizon=40", "video=false"]
+TRAIN = (
+    *("env=robot", "robot@env.robot=sim", "env.horizon=40", "policy=gaussian", "policy.hidden=[8]"),
+    *("learner=sac", "learner.hidden=[8]", "learner.batch_size=8", "reward=corrected_by_person"),
+    *("data.actors=1", "data.warmup_steps=20", "data.utd_ratio=0.2", "data.when_behind=skip"),
+    # Of a busy machine that also runs tests.
+    *("env.robot.fresh.hold=2", "env.robot.fresh.stop=6", "env.robot.fresh.state=4"),
+    *("steps=90", "log_every=10", "eval_every=0", "save_every=0", "video=false"),
+    *("eval.num_envs=1", "eval.episodes=1"),
+)
 
 
 @only_all
@@ -355,5 +346,4 @@ def test_a_person_takes_over_in_an_actor_process(tmp_path: Path) -> None:
 
 def taken(folder: Path) -> int:
     """Lines of the log in which a person chose steps."""
-    rows = read_metrics(folder)
-    return sum(row.get("train/intervened", 0.0) > 0 for row in rows)
+    return sum(line.get("train/intervened", 0.0) > 0 for line in read_metrics(folder))
