@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from embodied.real_robot.emulators.servos.bus import Config, ServoArm
 from embodied.real_robot.emulators.ur.controller import Config as UrConfig
 from embodied.real_robot.emulators.ur.controller import UrArm
 from embodied.real_robot.kernel.driver import DriverError
-from tests.builders import wait_until
+from tests.builders import spawn, wait_until
 from tests.training.actors.helper import alive
 
 
@@ -94,8 +93,8 @@ def test_who_is_killed_with_its_emulator_leaves_nothing_for_long(tmp_path: Path)
     )
 
     def started() -> tuple[subprocess.Popen[str], Path, int]:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        starter = subprocess.Popen([sys.executable, "-c", code], **pipes)  # type: ignore[call-overload]
+        starter = spawn("-c", code, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert starter.stdout is not None
         folder, pid = starter.stdout.readline().split()
         return starter, Path(folder), int(pid)
 
