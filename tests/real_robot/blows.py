@@ -6,8 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,8 @@ from embodied.real_robot.deployment import FILE
 from embodied.real_robot.emulators.servos.bus import Faults
 from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
-from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
+from tests.builders import python
+from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings, on
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, PATIENT, raw, until
 from tests.real_robot.test_decide import SPEC
@@ -82,14 +81,16 @@ def press(scene: Scene) -> float:
 
 def fill_disk(scene: Scene) -> float:
     """Nothing that is longer than 1,000 bytes can be written any more."""
-    most = resource.prlimit(scene.bridge.process.pid, resource.RLIMIT_FSIZE)[1]
-    resource.prlimit(scene.bridge.process.pid, resource.RLIMIT_FSIZE, (1000, most))
+    pid = scene.bridge.process.pid
+    most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1000, most))
     return press(scene)
 
 
 def empty_disk(scene: Scene) -> None:
-    most = resource.prlimit(scene.bridge.process.pid, resource.RLIMIT_FSIZE)[1]
-    resource.prlimit(scene.bridge.process.pid, resource.RLIMIT_FSIZE, (most, most))
+    pid = scene.bridge.process.pid
+    most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
     assert "could not be saved" in str(scene.bridge.status["notes"])
     assert not list(scene.folder.glob("records/.*.part")), "nothing half written"
 
@@ -138,7 +139,7 @@ def brakes(
 ) -> Blow:
     """After at most `wait` s the control process brakes the arm, and latches."""
     bounds = (wait + BRAKE, wait + TURN)
-    return Blow(done, BRAKES, strike, lambda s: bounds, "latched", reason, mend=mend, **more)
+    return Blow(done, BRAKES, strike, lambda s: bounds, reason, mend=mend, **more)
 
 
 def silences(done: str, strike: Strike, stops: str = HOLDS, more: float = 0.0) -> Blow:
@@ -148,7 +149,6 @@ def silences(done: str, strike: Strike, stops: str = HOLDS, more: float = 0.0) -
         stops,
         strike,
         lambda s: ((1 + more) * s.fresh.hold + BRAKE, more * s.fresh.hold + s.fresh.stop + TURN),
-        "latched",
         "the policy's last observation is",
     )
 
@@ -177,7 +177,6 @@ ARM = (
         "the arm's own servo loops, then control brakes",
         lambda scene: scene.pause("control"),
         lambda s: (s.paused + BRAKE, s.paused + TURN),
-        "latched",
         "the control process paused for",
     ),
     silences("the policy's camera gives no more pictures", darken),
@@ -215,22 +214,22 @@ ARM = (
         "control: brakes, then ends; the arm is held",
         end_daemon,
         lambda s: (2 * TURN + BRAKE, 2 * TURN),
-        "lost",
         "its daemon is gone",
+        "lost",
         saved=False,
         mend=lambda scene: scene.bridge.start(),
     ),
 )
 """On the simulated arm, in this order."""
 
-BUS = (
+BUS = on(
+    "bus",
     Blow(
         "noise on a servo bus: 1% of frames flipped, 1% lost",
         "nothing has to: it goes on",
         noisy(0.01, 0.01),
         lambda s: (0.0, 0.0),
-        "goes on",
-        on="bus",
+        ends="goes on",
         mend=noisy(),
     ),
     Blow(
@@ -238,9 +237,7 @@ BUS = (
         "control: brakes the others within the limits; it holds its last goal",
         mute,
         lambda s: (asked(s) + TURN + BRAKE, asked(s) + TURN),
-        "latched",
         "fr3_joint4",
-        on="bus",
         mend=heard,
     ),
     Blow(
@@ -248,18 +245,15 @@ BUS = (
         WATCHDOG,
         lambda scene: scene.send("control", signal.SIGKILL),
         lambda s: (s.watchdog + SETTLE, SAY),
-        "lost",
         "the control process died (SIGKILL)",
-        on="bus",
+        "lost",
     ),
     Blow(
         "noise on a servo bus: a bit of every frame is flipped",
         WATCHDOG,
         noisy(flip=1.0),
         lambda s: (s.watchdog + SETTLE + asked(s), asked(s) + TURN),
-        "latched",
         "fr3_joint",
-        on="bus",
         mend=noisy(),
     ),
     Blow(
@@ -267,9 +261,7 @@ BUS = (
         WATCHDOG,
         unplug,
         lambda s: (s.watchdog + SETTLE, TURN),
-        "latched",
         "is gone",
-        on="bus",
     ),
 )
 """On servos, in this order: nothing comes after a pulled cable."""
@@ -281,9 +273,9 @@ ANSWER = 0.2  # s that a stop without the daemon may take
 
 def hang(scene: Scene) -> None:
     """The daemon is there and does nothing; then it goes on."""
-    os.kill(scene.bridge.process.pid, signal.SIGSTOP)
+    scene.bridge.process.send_signal(signal.SIGSTOP)
     time.sleep(scene.settings.hung)
-    os.kill(scene.bridge.process.pid, signal.SIGCONT)
+    scene.bridge.process.send_signal(signal.SIGCONT)
 
 
 def press_beside(scene: Scene) -> float:
@@ -325,12 +317,10 @@ def attacked(scene: Scene) -> Path:
     run a shell command."""
     evil, proof = scene.folder / "evil", scene.folder / "ran"
     shutil.copytree(scene.deployment.policy, evil)
-    words = ["demos", "collect", "env=contact_maze", "demonstrator=random"]
-    words += [
-        "demonstrator._target_=subprocess.Popen",
-        f"+demonstrator.args=[sh,-c,'id > {proof}']",
-    ]
-    words += ["allow=[subprocess]", f"out={scene.folder / 'evil_demos'}"]
+    words = ["demos", "collect", "env=contact_maze", "demonstrator=random", "allow=[subprocess]"]
+    words.append("demonstrator._target_=subprocess.Popen")
+    words.append(f"+demonstrator.args=[sh,-c,'id > {proof}']")
+    words.append(f"out={scene.folder / 'evil_demos'}")
     node = {"_target_": "embodied.cli.main", "argv": words}
     (evil / "policy.yaml").write_text(yaml.safe_dump(node))
     checkpoint.seal(evil, checkpoint.read_about(evil))  # as an attacker would
@@ -351,12 +341,7 @@ def deploy_again(scene: Scene) -> None:
     before = file.read_bytes()
     words = ["robot=sim", "demonstrator=reach", "yes=true", f"folder={scene.folder}"]
     words += [f"out={scene.folder / 'second'}", "record=false"]
-    done = subprocess.run(
-        [sys.executable, "-m", "embodied.cli", "deploy", *words],
-        capture_output=True,
-        text=True,
-        timeout=PATIENT,
-    )
+    done = python("-m", "embodied.cli", "deploy", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert file.read_bytes() == before, f"the second deploy changed {FILE}"
     scene.said = done.stderr.strip().splitlines()[-1].removeprefix("embodied: ")
@@ -368,7 +353,6 @@ BRIDGE = (
         "control: holds, then latches",
         hang,
         lambda s: (s.beat.hold + POLL + BRAKE, s.beat.stop + POLL + TURN),
-        "latched",
         "the daemon has not answered for",
     ),
     Blow(
@@ -376,7 +360,6 @@ BRIDGE = (
         BRAKES,
         press_beside,
         lambda s: (ANSWER + BRAKE, ANSWER),
-        "latched",
         PRESSED,
     ),
     brakes(
@@ -400,16 +383,16 @@ REFUSED = (
         "nothing has to: it is refused, the policy before goes on",
         load_attack,
         lambda s: (0.0, 0.0),
-        "goes on",
         "embodied.cli has no class main",
+        "goes on",
     ),
     Blow(
         "a second `embodied deploy` in the same folder",
         "nothing has to: it is refused and touches nothing",
         deploy_again,
         lambda s: (0.0, 0.0),
-        "goes on",
         "already",
+        "goes on",
     ),
 )
 """What is refused in one line, while the arm goes on."""
