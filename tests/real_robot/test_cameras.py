@@ -205,7 +205,7 @@ def test_a_device_clock_is_mapped_by_the_shortest_delay() -> None:
     stamps = np.arange(4) / FPS
     came = offset + stamps + [0.030, 0.008, 0.050, 0.012]
     taken = list(map(clock, stamps.tolist(), came.tolist()))
-    assert taken - offset - stamps == pytest.approx([0.030, 0.008, 0.008, 0.008])
+    assert np.array(taken) - offset - stamps == pytest.approx([0.030, 0.008, 0.008, 0.008])
     assert clock(0.5, offset + 90.0) == pytest.approx(offset + 90.0), "it began anew"
 
 
@@ -275,7 +275,7 @@ def test_frames_have_the_time_when_they_were_taken(connected: list[Any], domain:
         if k == 0 and domain == HARDWARE:
             assert began <= taken[0] <= time.monotonic()
     if domain == GLOBAL:
-        assert taken - stamps == pytest.approx(time.monotonic() - time.time(), abs=0.01)
+        assert np.array(taken) - stamps == pytest.approx(time.monotonic() - time.time(), abs=0.01)
     camera.close()
     camera.close()
 
