@@ -21,13 +21,10 @@ from embodied.cli import main
 from embodied.core.build import build
 from embodied.core.checkpoint import save
 from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy import site
 from embodied.deploy.session import Session
 from embodied.embodiments import fr3, so101
-from embodied.envs.fr3.env import Config as Fr3Config
-from embodied.envs.fr3.env import Fr3
 from embodied.envs.hardware_sim.fr3_task import Config as TaskWorldConfig
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.real_robot.drivers.sim import Config as SimConfig
@@ -35,6 +32,7 @@ from embodied.real_robot.drivers.sim import Sim
 from tests.builders import exit_of, make_policy, node_of, spawn
 from tests.interop.limits_watch import LimitsWatch
 from tests.real_robot.test_daemon import PATIENT, gone, in_mode, until
+from tests.real_robot.test_decide import SPEC
 from tests.tiers import only_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,9 +123,8 @@ def test_the_servo_arm_over_its_wire(
         assert after is not None and after["policy"]["pid"] not in (0, before["policy"]["pid"])
         assert after["mode"] == "RUNNING" and not after["fault"], "the loop was never dropped"
         assert after["control"]["pid"] == before["control"]["pid"]
-        spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
-        node = node_of("policies.scripted.fr3.Scripted", task="reach")
-        stranger = save(tmp_path / "stranger", build(node, Policy, spec=spec), 0)
+        other = make_policy("scripted.fr3.Scripted", SPEC, task="reach")
+        stranger = save(tmp_path / "stranger", other, 0)
         code, text = robot(capsys, "load", str(stranger), here)
         assert code == 2 and "the one before goes on" in text and "q6" in text, text
         same = status(capsys, folder)

@@ -19,7 +19,6 @@ from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, SYMBOL, Leaf, Spec
-from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy.site import fitted, told_checkpoint, trained_with
 from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.env import Config as Fr3Config
@@ -29,6 +28,7 @@ from embodied.real_robot.deployment import Deployment, controller_settings, with
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.policy.observer import observer, require_actions, require_rate
 from tests.builders import make_policy, node_of, python, write_files
+from tests.real_robot.test_decide import SPEC
 from tests.real_robot.test_deploy import ends, said, start
 from tests.real_robot.test_deploy import robot as command
 from tests.tiers import only_all
@@ -68,13 +68,9 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(core_build, name, [*getattr(core_build, name)])
     monkeypatch.syspath_prepend(tmp_path)
     core_build.allow("my_lab")
-    policy = core_build.build({"_target_": "my_lab.lift.Lift"}, Policy, spec=spec())
+    policy = core_build.build({"_target_": "my_lab.lift.Lift"}, Policy, spec=SPEC)
     save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
     return tmp_path
-
-
-def spec() -> Spec:
-    return Fr3(Fr3Config(task="reach", num_envs=1)).spec
 
 
 def exported(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -382,19 +378,3 @@ def test_a_drawn_camera_is_named_as_it_is_typed(
     word = text.split("to draw it: '")[1].split("'")[0]
     code, text = command(capsys, *words, word)
     assert code == 0 and "ok   cameras       front (32 x 32)" in text, text
-
-
-@only_all
-def test_the_simulated_arm_goes_where_it_says(tmp_path: Path, folder: Path) -> None:
-    run = servo_run(tmp_path, FIRST)
-    words = ("robot=so101_sim", f"policy={run}", "seconds=5", "robot.driver.timeout=0.3")
-    deploy = start(tmp_path, folder, *words, "robot.workspace=null")
-    text = said(deploy)
-    assert deploy.returncode == 0 and "FAIL" not in text, text
-    episodes = read_episodes(tmp_path / "out" / "recording")
-    wanted = outside_of(settings()["driver"]).positions(np.array(POSE))[:5]
-    sent = episodes.steps["action/sent"][-1].numpy()
-    np.testing.assert_allclose(sent, wanted, atol=np.radians(2.0))
-    names, last = episodes.spec.obs["state"].names, episodes.steps["obs/state"][-1]
-    seen = [float(last[names.index(name)]) for name in NAMES]
-    assert seen == pytest.approx(POSE, abs=4.0), "what the policy sees has these units"

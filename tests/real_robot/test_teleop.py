@@ -1,12 +1,15 @@
 """People's hands, by what their devices say: reports on a pipe, held keys, a leader on a bus, typed
-keys on a pseudo-terminal."""
+keys on a pseudo-terminal; and the commands that they lead: `embodied robot teleop` and `record`."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
+import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -20,22 +23,30 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.commands.deploy import filming
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, allow, build, parse
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
+from embodied.datasets.lerobot.schema import DatasetError
 from embodied.embodiments import fr3
 from embodied.policies.scripted.intervener import Intervener
 from embodied.real_robot.emulators.servos.bus import FakeBus
 from embodied.real_robot.teleop import devices
 from embodied.real_robot.teleop.devices import TerminalKeyboard, TerminalKeyboardConfig
-from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, TerminalKey, TerminalKeyConfig
+from embodied.real_robot.teleop.hold_to_run import EpisodeKeys, TerminalKey, TerminalKeyConfig, keys
 from embodied.real_robot.teleop.teleop import NO_INPUT, Config, Device, Held, Teleoperator
 from embodied.rewards.success.interventions import InterventionWrapper
 from embodied.training.logger import read_metrics
-from tests.builders import node_of
+from tests.builders import node_of, recorded, spawn
 from tests.real_robot.chaos import TICK, ZEROS, servos
+from tests.real_robot.operators import Hand as SixAxes
+from tests.real_robot.operators import Operator
+from tests.real_robot.test_daemon import PATIENT, in_mode, until
+from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, robot, said
+from tests.real_robot.test_record import files
 from tests.tiers import only_all
 
 NAMES = ("tool_x", "tool_y", "tool_z")
@@ -167,10 +178,10 @@ def test_what_no_hand_can_move_is_refused(now: list[float]) -> None:
 
 
 def test_keys_and_sticks() -> None:
-    keys = devices.held_keys
-    assert keys({"w", "d", "x", "j"}) == held(1.0, -1.0, 0.0, 0.0, 0.0, 1.0, grip=1.0)
-    assert keys({"w", "s", "z", "x"}) == held()
-    assert keys(set()) == NO_INPUT
+    letters = devices.held_keys
+    assert letters({"w", "d", "x", "j"}) == held(1.0, -1.0, 0.0, 0.0, 0.0, 1.0, grip=1.0)
+    assert letters({"w", "s", "z", "x"}) == held()
+    assert letters(set()) == NO_INPUT
     stick = devices.sticks([0.5, -1.0, 0.05, 0.2], -1.0)
     assert stick == held(1.0, -0.5, -0.2, grip=-1.0), "0.05 is let go"
 
@@ -347,3 +358,181 @@ def test_a_person_takes_over_in_an_actor_process(tmp_path: Path) -> None:
 def taken(folder: Path) -> int:
     """Lines of the log in which a person chose steps."""
     return sum(line.get("train/intervened", 0.0) > 0 for line in read_metrics(folder))
+
+
+RIGHT, LEFT, ESCAPE = b"\x1b[C", b"\x1b[D", b"\x1b"
+
+
+@pytest.fixture
+def hand(tmp_path: Path) -> Iterator[SixAxes]:
+    made = SixAxes(tmp_path / "hidraw0")
+    yield made
+    os.close(made.pipe)
+
+
+def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
+    tmp_path: Path, folder: Path, hand: SixAxes, request: pytest.FixtureRequest
+) -> None:
+    camera = json.dumps(files(tmp_path / "pictures")).replace('"', "")
+    words = ["record", "robot=sim", "robot.driver.world.task=reach", CROWDED, *hand.words]
+    words += [f"robot.cameras.side={camera}", "robot.picture=4.0", "task=push up"]
+    words += [f"out={tmp_path / 'demos'}"]
+    more = ("episodes=2", f"logs={tmp_path / 'o'}", "yes=true")
+    operator = Operator(tmp_path, folder, "robot", *words, *more)
+
+    def height() -> float:
+        """Of the tool, m."""
+        return float(fr3.forward(np.array([operator.mode("RUNNING")["q"]]))[0][0, 2])
+
+    try:
+        operator.says("episode 1 of 2")
+        began = height()
+        hand.push(0, 0, -350)
+        for key in (LEFT, RIGHT):
+            until(lambda: height() > began + 0.05, "it is led up")
+            operator.types(RIGHT)
+            operator.says("put the scene back", times=1 if key == LEFT else 2)
+            operator.types(key)
+            if key == LEFT:
+                operator.says("discarded\r\n")
+                operator.types(RIGHT)
+                operator.says("episode 1 of 2", times=2)
+        operator.says("episode 2 of 2")
+        operator.mode("RUNNING")
+        operator.types(LEFT)  # while it runs
+        operator.says("put the scene back", times=3)
+        operator.types(RIGHT)
+        operator.says("episode 2 of 2", times=2)
+        operator.mode("RUNNING")
+        operator.types(ESCAPE)
+        assert operator.process.wait(PATIENT) == 0, operator.text.decode()
+    finally:
+        operator.close()
+    episodes = read_episodes(tmp_path / "demos")
+    assert len(episodes) == 2 and set(episodes.texts) == {"push up"}
+    first = episodes.episode(0)
+    assert first["intervened"].all(), "LeRobot's `intervention`"
+    assert (first["action"][:, 2] == 1.0).all() and first["action"].shape[1] == 4
+    assert first["obs/side"].shape[1:] == (240, 320, 3)
+    info = json.loads((tmp_path / "demos" / "meta" / "info.json").read_text())
+    assert info["features"]["observation.images.side"]["dtype"] == "video"
+    assert "discarded" in operator.text.decode()
+    if request.config.getoption("--all"):
+        goes_on_in_the_same_folder(tmp_path, folder, words, request.getfixturevalue("capsys"))
+
+
+def goes_on_in_the_same_folder(
+    where: Path, folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third one, and Ctrl-C in the fourth."""
+    short = ("episodes=2", "seconds=1", "reset_seconds=0", "yes=true", f"logs={where / 'enough'}")
+    code, text = robot(capsys, *words, *short)
+    assert code == 2 and "has 2 episodes already; for ten more: episodes=12" in text
+    more = ("episodes=4", "seconds=600", "yes=true")
+    operator = Operator(where, folder, "robot", *words, *more)
+    try:
+        for number, key in ((3, RIGHT), (4, b"\x03")):
+            operator.says(f"episode {number} of 4")
+            led_on(operator, 100)
+            operator.types(key)
+            if key == RIGHT:
+                operator.says("put the scene back")
+                operator.types(RIGHT)
+        assert operator.process.wait(PATIENT) == 0, operator.text.decode()
+        operator.says("not recorded: discarded")
+    finally:
+        operator.close()
+    episodes = read_episodes(where / "demos")
+    assert len(episodes) == 3, "what was interrupted is not kept"
+    assert len(episodes.episode(2)["action"]) > 10
+
+
+def led_on(operator: Operator, ticks: int) -> None:
+    """Wait for so many ticks of a running arm."""
+    began = operator.mode("RUNNING")["control"]["tick"]
+    until(lambda: operator.mode("RUNNING")["control"]["tick"] > began + ticks, "some steps")
+
+
+@only_all
+def test_teleop_drives_an_arm_of_servos(tmp_path: Path, folder: Path, hand: SixAxes) -> None:
+    """Over the emulated bus. Nothing is recorded; Ctrl-C ends it."""
+    words = ("teleop", "robot=so101_sim", "robot.driver.timeout=0.3", *hand.words, *PATIENTLY)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    told = (*words, "yes=true", f"folder={folder}", f"out={tmp_path / 'o'}")
+    teleop = spawn("-m", "embodied.cli", "robot", *told, cwd=tmp_path, env=ENV, **pipes)
+    try:
+        began = until(lambda: in_mode(folder, "RUNNING"), "it runs")
+        assert began["intervened"] and "recorder" not in began
+        hand.push(0, -350, 0)
+
+        def away() -> float:
+            now = in_mode(folder, "RUNNING")
+            return 0.0 if now is None else float(np.abs(np.subtract(now["q"], began["q"])).max())
+
+        until(lambda: away() > 0.1, "it is led away")
+        teleop.send_signal(signal.SIGINT)
+        text = said(teleop)
+    finally:
+        teleop.kill()
+    assert teleop.returncode == 0 and "SpaceMouse: it moves the arm from here on" in text, text
+    assert not (tmp_path / "o" / "recording").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("record robot=sim out=x policy=outputs/RUN", "embodied deploy policy=RUN"),
+        ("teleop robot=sim teleop=null yes=true", "teleop=NAME should name the device"),
+        ("teleop robot=sim teleop=joystick", "joystick"),
+        ("record robot=sim episodes=3 yes=true", "out"),
+        ("teleop robot=sim", "no terminal to confirm on"),
+        ("record robot=sim robot.driver.world.task=reach out=x yes=true HAND", "reset_seconds=5"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    tmp_path: Path,
+    hand: SixAxes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        code, text = robot(capsys, *words.replace("HAND", " ".join(hand.words)).split())
+    assert code == 2 and reason in text, text
+
+
+def test_keys() -> None:
+    for typed, heard in (
+        *((RIGHT, "next"), (b"\x1bOC", "next"), (LEFT, "discard"), (ESCAPE, "stop"), (b"x", "")),
+        *((other, "") for other in (b"\x1b[A", b"\x1b[3~", b"\x1b[1;5B", b"\x1bOP", b"")),
+        (b"x" + LEFT + RIGHT + b"\n", "next"),  # the newest
+    ):
+        assert keys(typed) == heard, typed
+    read, write = os.pipe()
+    with EpisodeKeys(read) as none:
+        os.write(write, RIGHT)
+        assert none.pressed() == "", "a pipe is no terminal"
+
+
+def test_all_cameras_are_filmed() -> None:
+    node = {"cameras": {"front": {}, "wrist": {}}, "filmed": {"wrist": [96, 96]}}
+    made = filming(node)
+    assert made["filmed"] == {"front": [240, 320], "wrist": [96, 96]} and made["images"] == "mp4"
+    assert filming({"images": "png"}) == {"images": "png", "filmed": {}}
+
+
+def test_the_newest_episode_is_removed(tmp_path: Path) -> None:
+    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+    with EpisodeWriter(tmp_path, spec) as writer:
+        for value in (1.0, 2.0, 3.0):
+            writer.add(recorded({"state": torch.full((4, 1), value)}, torch.zeros(3, 1)))
+            if value == 2.0:
+                writer.drop_newest()
+        assert len(writer) == 2
+    assert read_episodes(tmp_path).steps["obs/state"][:, 0].tolist() == [1, 1, 1, 3, 3, 3]
+    again = EpisodeWriter(tmp_path, spec)
+    with again, pytest.raises(DatasetError, match=r"embodied demos drop .* episodes=1"):
+        again.drop_newest()
