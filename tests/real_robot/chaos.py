@@ -213,15 +213,13 @@ def place() -> Iterator[Path]:
 
 
 @contextmanager
-def scene(
-    settings: Settings, bus: bool = False, kind: type[Scene] | None = None
-) -> Iterator[Scene]:
+def scene(settings: Settings, bus: bool = False, kind: type[Scene] = Scene) -> Iterator[Scene]:
     """Of an arm (`kind`), or of servos on a `bus`."""
     ticks = (ZEROS + fr3.HOME * TICK).tolist()
     with (
         place() as folder,
         FakeBus("dynamixel", ticks) if bus else nullcontext() as servos,
-        closing((kind or Scene)(folder, settings, servos)) as made,
+        closing(kind(folder, settings, servos)) as made,
     ):
         yield made
 

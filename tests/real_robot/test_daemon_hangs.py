@@ -294,11 +294,15 @@ def test_estop_says_what_it_did(bridge: Bridge, capsys: pytest.CaptureFixture[st
     code, text = estop(bridge.folder)
     assert code == 0 and "latched after" in text, "it stays latched"
     bridge.done(Verb.RESET)
-    os.kill(bridge.idle()["control"]["pid"], signal.SIGKILL)
-    bridge.mode("DISCONNECTED")
+    pid = bridge.idle()["control"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    assert bridge.mode("DISCONNECTED")["fault"] == "the control process died (SIGKILL)"
     code, text = estop(bridge.folder)
     assert code == 2 and "the control process died (SIGKILL)" in text
     assert "the robot's own stop" in text and len(text.strip().splitlines()) == 1
+    assert bridge.status["control"]["pid"] == 0, "only a reset starts it"
+    bridge.done(Verb.RESET)
+    assert bridge.running()["control"]["pid"] not in (0, pid)
     code, text = estop(bridge.folder / "nobody")
     assert code == 2 and "no daemon runs" in text
 

@@ -230,16 +230,20 @@ def test_a_check_says_what_fits_and_what_does_not(
     its_own = trained(tmp_path / "small", _target_="embodied.envs.so101.So101", num_envs=4)
     code, text = check("robot=so101_sim", f"policy={its_own}")
     assert code == 0 and "ok   parity" in text and "not of the arm: goal_x" in text, text
-    wide = "robot.limits.high=[1.9, 1.7, 2.4, 1.6, 2.7]"
+    mine = ["robot=so101_sim", "demonstrator=reach"]
+    joints = yaml.safe_load((ROOT / "configs/robot/so101_sim.yaml").read_text())["driver"]["joints"]
+    joints[4] |= {"low": 0, "high": 4095}
+    whole_turn = f"robot.driver.joints={json.dumps(joints)}".replace('"', "").replace(" ", "")
     for words, *says in (
         (["robot=sim", "robot.step=0.1"], "FAIL rate", "every 0.05 s"),
         (["robot=sim", "robot.controller.turning=yaw"], "FAIL actions"),
         (["robot=sim", "robot.driver.world=null"], "FAIL observations", "goal_x"),
         (["robot=so101_sim"], "q6"),  # another robot's policy
         (["robot=sim", "robot.fresh.hold=0.06"], "FAIL freshness"),
-        (["robot=so101_sim", "demonstrator=reach", wide], "FAIL range", "elbow_flex"),
+        ([*mine, "robot.limits.high=[1.9, 1.7, 2.4, 1.6, 2.7]"], "FAIL range", "elbow_flex"),
+        ([*mine, whole_turn], "FAIL range", "calibrated range of wrist_roll is a whole turn"),
     ):
-        code, text = check(*words, *([] if wide in words else [f"policy={run}"]))
+        code, text = check(*words, *([] if words[:2] == mine else [f"policy={run}"]))
         assert code == 1 and all(each in text for each in says), text
     weights = run / "checkpoints" / "00000000" / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\1\0")

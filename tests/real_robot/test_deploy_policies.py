@@ -357,15 +357,6 @@ def test_data_beyond_the_limits_are_refused(
     assert deploy.returncode == 2 and not out.exists()
 
 
-def test_a_whole_turn_is_no_calibrated_range(capsys: pytest.CaptureFixture[str]) -> None:
-    joints = [dict(joint) for joint in settings()["driver"]["joints"]]
-    joints[4] |= {"low": 0, "high": 4095}
-    words = f"robot.driver.joints={json.dumps(joints)}".replace('"', "").replace(" ", "")
-    code, text = command(capsys, "check", "robot=so101_sim", "demonstrator=reach", words)
-    assert code == 1 and "FAIL range" in text, text
-    assert "the calibrated range of wrist_roll is a whole turn" in text
-
-
 def test_a_drawn_camera_is_named_as_it_is_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,9 +67,6 @@ class Afar(Bridge):
     def call(self, verb: Verb, timeout: float = PATIENT, name: str = "client") -> Reply:
         return call_remote(self.host, self.keys, verb, timeout, name=name)
 
-    def did(self, verb: Verb) -> None:
-        until(lambda: self.call(verb).ok, f"{verb} was done")
-
     def caller(self, own: Pair | None = None, server: Path | None = None) -> RemoteClient:
         key = public_of((server or self.keys) / "server.key")
         return RemoteClient(self.host, own or self.own, key, PATIENT)
@@ -103,17 +100,11 @@ def test_it_listens_on_loopback_unless_an_address_is_given(tmp_path: Path) -> No
         relay.close()
 
 
-def test_an_operator_with_a_key_moves_and_stops_the_arm(afar: Afar) -> None:
+def test_an_operator_with_a_key_moves_the_arm(afar: Afar) -> None:
     afar.idle()
-    assert afar.call(Verb.STATUS).status["mode"] == "IDLE"
-    refused = afar.call(Verb.START)
-    assert not refused.ok and "it is IDLE" in refused.reason
-    afar.did(Verb.ARM)
-    afar.did(Verb.START)
+    for verb in (Verb.ARM, Verb.START):
+        until(lambda verb=verb: afar.call(verb).ok, f"{verb} was done")
     afar.mode("RUNNING")
-    assert afar.call(Verb.ESTOP).ok
-    assert afar.mode("ESTOP")["fault"] == "an operator pressed stop"
-    afar.did(Verb.RESET)
     afar.logged("is admitted (key client)")
 
 
@@ -204,7 +195,7 @@ def test_estop_works_while_the_daemon_hangs(afar: Afar) -> None:
         "an operator pressed stop",
         "the daemon has not answered for 2.0 s",  # a busy machine
     )
-    afar.did(Verb.RESET)
+    until(lambda: afar.call(Verb.RESET).ok, "it is reset")
     afar.idle()
 
 
