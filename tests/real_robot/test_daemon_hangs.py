@@ -210,7 +210,8 @@ class KilledAtTheStart(Session):
 def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
     tmp_path: Path, folder: Path, plain: Deployment, unheard: bool
 ) -> None:
-    with KilledAtTheStart(folder, plain, tmp_path, quiet) as session:
+    made = replace(plain, recording=str(tmp_path / "recording"))
+    with KilledAtTheStart(folder, made, tmp_path, quiet) as session:
         session.unheard = unheard
         session.ready()
         with pytest.raises(Stopped, match="the daemon died") as stopped:
@@ -218,7 +219,11 @@ def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
         session.stop()
     (episode,) = session.summary()["episodes"]
     assert episode["end"] == str(stopped.value) and not episode["recorded"]
-    assert "whether it was recorded" in episode["unkept"]
+    why = "the daemon ended before it said whether it was recorded"
+    assert episode["unkept"] == why and session.unrecorded == (
+        f"1 of 1 episodes are not (completely) recorded, the first is episode 1 ({why}); "
+        f"0 are complete in {made.recording}"
+    )
 
 
 def asked(folder: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 from collections.abc import Generator
@@ -23,7 +22,6 @@ from embodied.core.checkpoint import save
 from embodied.core.env import VecEnv
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy import site
-from embodied.deploy.session import Session
 from embodied.embodiments import fr3, so101
 from embodied.envs.hardware_sim.fr3_task import Config as TaskWorldConfig
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
@@ -142,34 +140,6 @@ def test_the_servo_arm_over_its_wire(
     sent = episodes.steps["action/sent"].numpy()
     assert np.ptp(sent, axis=0).max() > 0.05, "it moved towards where it never came"
     assert ((sent >= so101.LOWER) & (sent <= so101.UPPER)).all()
-
-
-@only_all  # the recorder says it: test_record.py
-def test_a_disk_that_is_full_while_recording_is_no_success(
-    tmp_path: Path,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The arm is unaffected; one line says what was kept."""
-    play, out = Session._play, tmp_path / "out"
-
-    def played(self: Session, seconds: float | None) -> None:
-        if self.episodes:  # nothing larger can be written any more
-            pid = self.status["recorder"]["pid"]
-            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, hard))
-        play(self, seconds)
-
-    monkeypatch.setattr(Session, "_play", played)
-    words = ["robot=so101_sim", "demonstrator=reach", "episodes=2", "yes=true", "seconds=2"]
-    assert exit_of("deploy", *words, *PATIENTLY, FAR, f"folder={folder}", f"out={out}") == 2
-    said = capsys.readouterr()
-    (line,) = [each for each in said.err.splitlines() if each.startswith("embodied:")]
-    assert "1 of 2 episodes are not" in line and "episode 2 (could not write" in line
-    assert f"1 are complete in {out / 'recording'}" in line
-    assert "episode 2: " in said.out and "time, not recorded" in said.out, "it went on"
-    assert len(read_episodes(out / "recording")) == 1
 
 
 def test_an_operators_stop_ends_the_session(
