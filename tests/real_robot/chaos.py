@@ -62,26 +62,26 @@ class Settings:
 
 @dataclass(frozen=True)
 class Blow:
-    """`done` says what `strike` does, and `stops` what stops the arm. `strike` returns the time
-    from which that counts, if that is not when it was called.
+    """`done` (in the scene `on`) says what `strike` does, and `stops` what stops the arm. `strike`
+    returns the time from which that counts, if that is not when it was called.
 
     The arm then ends `latched`, or at rest and free to be started again (`rests`), or `goes on`, or
     nobody of ours is left to move it (`lost`)."""
 
-    done: str
     stops: str
     strike: Callable[[Scene], float | None]
     within: Callable[[Settings], tuple[float, float]]  # s until it is at rest, and latched
     reason: str | tuple[str, ...] = ""  # a part of what is logged, or several: chance decides
     ends: Literal["latched", "rests", "goes on", "lost"] = "latched"
-    on: Literal["arm", "terminal", "bus", "drone"] = "arm"
     saved: bool = True  # whether a black box has to hold it
     mend: Callable[[Scene], object] = lambda scene: scene.trouble.end()
+    done: str = ""
+    on: str = "arm"
 
 
-def on(place: Literal["arm", "terminal", "bus", "drone"], *blows: Blow) -> tuple[Blow, ...]:
-    """Those blows, in the scene of that name."""
-    return tuple(replace(blow, on=place) for blow in blows)
+def on(place: str, blows: dict[str, Blow]) -> tuple[Blow, ...]:
+    """Those blows, by what is done, in the scene of that name and in this order."""
+    return tuple(replace(blow, done=done, on=place) for done, blow in blows.items())
 
 
 @dataclass(frozen=True)

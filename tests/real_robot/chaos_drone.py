@@ -127,24 +127,20 @@ def spoken(scene: Scene) -> None:
 
 LANDS = "control: hovers, then the planner on board lands it"
 FALLS = "its own watchdog: level, then motors off, and it falls"
-DRONE = on(
-    "drone",
-    Blow(
-        "a drone: the policy says NaN",
+HURT_IN_THE_AIR = {
+    "a drone: the policy says NaN": Blow(
         LANDS,
         hurt("wild"),
         lambda s: (3 * 0.05 + s.hover + LANDING, 3 * 0.05 + TURN),
         "a command is not a finite number",
     ),
-    Blow(
-        "a drone: the policy process is killed",
+    "a drone: the policy process is killed": Blow(
         LANDS,
         lambda scene: scene.send("policy", signal.SIGKILL),
         lambda s: (s.fresh.stop + s.hover + LANDING, s.fresh.stop + TURN),
         "the policy's last observation is",
     ),
-    Blow(
-        "a drone: the daemon is killed",
+    "a drone: the daemon is killed": Blow(
         "control: comes to rest, lands it, disarms it, then ends",
         end_daemon,
         lambda s: (BRAKE + LANDING, 2 * TURN),
@@ -153,8 +149,7 @@ DRONE = on(
         saved=False,
         mend=lambda scene: scene.bridge.start(),
     ),
-    Blow(
-        "a drone: the control process is killed",
+    "a drone: the control process is killed": Blow(
         FALLS,
         lambda scene: scene.send("control", signal.SIGKILL),
         lambda s: (LOCK_AFTER + FALL, SAY),
@@ -162,13 +157,13 @@ DRONE = on(
         "lost",
         mend=spoken,
     ),
-    Blow(
-        "a drone: nothing goes over the air any more",
+    "a drone: nothing goes over the air any more": Blow(
         FALLS,
         mute,
         lambda s: (LOCK_AFTER + FALL, s.silence + TURN),
         "nothing heard for more than",
         mend=spoken,
     ),
-)
+}
+DRONE = on("drone", HURT_IN_THE_AIR)
 """In the air, in this order."""

@@ -26,7 +26,7 @@ from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.messages import Mode
-from tests.real_robot.blows import BRAKE, SAY, TURN, press
+from tests.real_robot.blows import BRAKE, PRESSED, SAY, TURN, press
 from tests.real_robot.chaos import Blow, Outcome, Scene, Settings, Watch, latch, on, scene
 from tests.real_robot.jaws import SENSED as FELT
 from tests.real_robot.plate import SENSED
@@ -34,33 +34,28 @@ from tests.real_robot.test_daemon import PATIENT, Bridge, until
 from tests.real_robot.trouble import Trouble
 
 CONTACT = Blow(
-    "an operator presses stop while the arm presses on a plate; then reset, then arm",
     "control: brakes, then yields to where the arm is",
     press,
     lambda s: (SAY + BRAKE + 1.0, SAY + TURN),
-    "an operator pressed stop",
+    PRESSED,
+    done="an operator presses stop while the arm presses on a plate; then reset, then arm",
 )
-
-HANDS = tuple(
-    Blow(
-        done,
-        "control: the target of the hand becomes its measured width",
-        press,
-        lambda s: (SAY + BRAKE, SAY + TURN),
-        "an operator pressed stop",
-    )
-    for done in (
-        "an operator presses stop while the hand closes",
-        "the same while the jaws press on a finger of 20 mm, with 20 N or more",
-    )
+CLOSES = Blow(
+    "control: the target of the hand becomes its measured width",
+    press,
+    lambda s: (SAY + BRAKE, SAY + TURN),
+    PRESSED,
+    done="an operator presses stop while the hand closes",
 )
+PRESSES = "the same while the jaws press on a finger of 20 mm, with 20 N or more"
+HANDS = (CLOSES, replace(CLOSES, done=PRESSES))
 SQUEEZED, CLOSING = 20.0, 0.05  # N on the finger; m of an empty hand
 FINGER_BOUND, FINGER_AFTER = 10.0, 0.3  # N, from so many s after the latch on
 CLOSED_BOUND = 3.0  # mm
 
 BOUND = 15.0  # N, from `AFTER` on
 AFTER, WATCHED = 1.0, 5.0  # s from the latch on; how long the plate is looked at, at most
-PRESSED, LONG = 150.0, 0.3  # N; s for which it is pressed on before anything happens
+FORCED, LONG = 150.0, 0.3  # N; s for which it is pressed on before anything happens
 
 
 class OnPlate(Scene):
@@ -96,7 +91,7 @@ class OnPlate(Scene):
                 continue
             if state.fields["mode"] != Mode.RUNNING:
                 status = self.running()
-            pressed = float(state.fields["sensed"][0, 0]) > PRESSED
+            pressed = float(state.fields["sensed"][0, 0]) > FORCED
             since = min(since, time.monotonic()) if pressed else np.inf
         return status
 
@@ -265,10 +260,8 @@ def new_session(scene: Scene) -> None:
     scene.bridge.again(LIMIT)
 
 
-TERMINAL = on(
-    "terminal",
-    Blow(
-        "the terminal of `embodied deploy` hangs (SIGSTOP), the episode has no time limit",
+HURT_AT_TERMINAL = {
+    "the terminal of `embodied deploy` hangs (SIGSTOP), the episode has no time limit": Blow(
         "the daemon: it stops an episode whose session is silent",
         hang,
         lambda s: (UNHEARD + POLLED + BRAKE, 0.0),
@@ -277,8 +270,7 @@ TERMINAL = on(
         saved=False,
         mend=new_session,
     ),
-    Blow(
-        f"the same, in an episode of seconds={LIMIT:.0f}",
+    f"the same, in an episode of seconds={LIMIT:.0f}": Blow(
         "control: the episode's time limit",
         hang,
         lambda s: (LIMIT + TURN + BRAKE, 0.0),
@@ -287,7 +279,8 @@ TERMINAL = on(
         saved=False,
         mend=lambda scene: None,
     ),
-)
+}
+TERMINAL = on("terminal", HURT_AT_TERMINAL)
 """At the terminal, in this order."""
 
 

@@ -81,34 +81,24 @@ class Fuzz:
         del self.bench.sent[:-4]
 
     def _mode(self) -> Mode:
-        """Mostly moving, now and then something else."""
+        """The mode that the arm was brought to: mostly it moves, now and then something else."""
         bench, which = self.bench, self.random.random()
         if which < 0.1:
             bench.run(1)
             return bench.mode
-        self._reset()
-        if which < 0.15:
-            return bench.mode
-        for _ in range(200):
-            if bench.mode == Mode.RUNNING:
-                return bench.mode
-            self._reset()  # actions that are not finite are followed until the chain refuses them
-            self._speak()
-            bench.ask(Command.ARM if bench.mode == Mode.IDLE else Command.START)
-            if which < 0.2 and bench.mode == Mode.ARMED:
-                return bench.mode
+        for _ in range(400):  # actions that are not finite are followed until the chain refuses
+            mode = bench.mode
+            if mode == Mode.RUNNING or (which < 0.2 and mode == Mode.ARMED):
+                return mode
+            if mode == Mode.ESTOP:
+                bench.ask(Command.RESET)
+                continue
+            if which < 0.15:
+                return mode
+            bench.there.chunk.fields[0] = self._good()
+            bench.there.chunk.send()
+            bench.ask(Command.ARM if mode == Mode.IDLE else Command.START)
         raise AssertionError(f"it does not start: {bench.mode.name}, {bench.fault}")
-
-    def _reset(self) -> None:
-        for _ in range(200):
-            if self.bench.mode != Mode.ESTOP:
-                return
-            self.bench.ask(Command.RESET)
-        raise AssertionError(f"it cannot be reset: {self.bench.fault}")
-
-    def _speak(self) -> None:
-        self.bench.there.chunk.fields[0] = self._good()
-        self.bench.there.chunk.send()
 
     def _good(self) -> np.void:
         """A chunk that moves the arm a little, up and down."""

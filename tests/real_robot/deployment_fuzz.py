@@ -119,19 +119,19 @@ def change(settings: Json, dice: random.Random) -> None:
 
 
 def damaged(data: bytes, dice: random.Random) -> bytes:
-    """The file's bytes: flipped, cut, doubled, or others."""
-    kind, at = dice.randrange(6), dice.randrange(len(data))
-    if kind == 0:
-        return data[:at]
-    if kind == 1:
-        return data[:at] + bytes([dice.randrange(256)]) + data[at + 1 :]
-    if kind == 2:
-        return data[:at] + data[dice.randrange(len(data)) :]
-    if kind == 3:
-        return dice.randbytes(dice.randrange(300))
-    if kind == 4:
-        return dice.choice((b"[", b'{"a":')) * dice.choice((10, 900, 100_000))
-    return data[:at] + dice.choice((b"NaN", b"Infinity", b"1e999", b"\\ud800", b'"x"')) + data[at:]
+    """The file's bytes: cut, flipped, doubled, or others."""
+    at = dice.randrange(len(data))
+    inserted = dice.choice((b"NaN", b"Infinity", b"1e999", b"\\ud800", b'"x"'))
+    return dice.choice(
+        (
+            data[:at],
+            data[:at] + bytes([dice.randrange(256)]) + data[at + 1 :],
+            data[:at] + data[dice.randrange(len(data)) :],
+            dice.randbytes(dice.randrange(300)),
+            dice.choice((b"[", b'{"a":')) * dice.choice((10, 900, 100_000)),
+            data[:at] + inserted + data[at:],
+        )
+    )
 
 
 def files(count: int, seed: int) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,12 @@ def deployment(config: str, folder: Path) -> Deployment:
     most = np.asarray(made.limits.torque)
     stiffness, damping, _ = springs(made)
     reach = float(np.sum(stiffness)) * 0.01
-    amounts = {"start": reach, "most": 2 * reach, "least": 0.1 * reach, "power": 10 * reach}
+    amounts: dict[str, Any] = {
+        "start": reach,
+        "most": 2 * reach,
+        "least": 0.1 * reach,
+        "power": 10 * reach,
+    }
     energy = EnergyConfig(**amounts, stiffness=tuple(stiffness), damping=tuple(damping))
     stride = tuple(2 * np.asarray(made.limits.velocity) / made.hertz)
     geometry = made.geometry
@@ -114,7 +120,7 @@ def jumps(world: World, sent: Floats) -> Floats:
 
 def poses(world: World, sent: Floats) -> Floats:
     """Somewhere within the limits, held on to for a while."""
-    if world.random.random() < 0.02 or world.aim is None:
+    if world.random.random() < 0.02:
         world.aim = world.random.uniform(world.low, world.high)
     return world.aim
 
@@ -173,7 +179,8 @@ class World:
         self.dq, self.tau, self.taus = np.zeros(n), np.zeros(n), np.zeros((OVER, n))
         self.now, self.ticks, self.above, self.beats, self.leaning = 0.0, 0, 0, 0, 0
         self.push, self.pushing, self.hurry = np.zeros(n), np.zeros(n), 1.0
-        self.still, self.aim, self.adversary = np.zeros(n), None, MOVE[0]
+        self.still, self.adversary = np.zeros(n), MOVE[0]
+        self.aim = self.q
         self.faults: Counter[str] = Counter()
         self.oracle = Oracle(made, self.q)
         self.place(self.q)

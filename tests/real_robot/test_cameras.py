@@ -196,7 +196,7 @@ needs_sdk = pytest.mark.skipif(
     importlib.util.find_spec("pyrealsense2") is None, reason="pyrealsense2 is not installed"
 )
 WIDE, HIGH, FPS = 64, 48, 30
-SMALL = {"width": WIDE, "height": HIGH, "fps": FPS}
+SMALL: dict[str, Any] = {"width": WIDE, "height": HIGH, "fps": FPS}
 HARDWARE, GLOBAL = "hardware_clock", "global_time"
 
 

@@ -35,6 +35,7 @@ from tests.tiers import only_all
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+PIPED: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 # For a machine that does much else at the same time.
 PATIENTLY = ("robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}",)
 SLOW_WIRE = ("demonstrator=reach", "robot.driver.timeout=0.3")
@@ -45,8 +46,7 @@ CROWDED = "robot.driver.world.ranges={goal_x: [0.9, 0.91]}"  # nor there
 def start(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
     """`embodied deploy`, with its output in `where/out`."""
     told = (*PATIENTLY, *words, "yes=true", f"out={where / 'out'}", f"folder={folder}")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return spawn("-m", "embodied.cli", "deploy", *told, cwd=where, env=ENV, **pipes)
+    return spawn("-m", "embodied.cli", "deploy", *told, cwd=where, env=ENV, **PIPED)
 
 
 @contextmanager

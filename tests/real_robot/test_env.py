@@ -331,7 +331,8 @@ def test_the_learner_pushes_there_and_a_script_pushes_back() -> None:
     node = compose("train", ["env=robot_shuttle", "policy=gaussian", "learner=sac"]).node["env"]
     node["env"] |= {"robot": robot(), "patience": PATIENT}
     node["wrappers"][0] |= {"played": {"1": script("push")}}
-    with closing(build(node, VecEnv)) as shuttle:
+    shuttle: Any = build(node, VecEnv)
+    with closing(shuttle):
         names = shuttle.spec.obs["state"].names
         cube, goal, between = (
             slice(at, at + 3) for at in map(names.index, ("cube_x", "goal_x", "goal_from_cube_x"))

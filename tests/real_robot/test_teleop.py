@@ -46,7 +46,7 @@ from tests.real_robot.chaos import TICK, ZEROS, servos
 from tests.real_robot.operators import Hand as SixAxes
 from tests.real_robot.operators import Operator
 from tests.real_robot.test_daemon import PATIENT, in_mode, until
-from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, robot, said
+from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, PIPED, robot, said
 from tests.real_robot.test_record import files
 from tests.tiers import only_all
 
@@ -440,9 +440,17 @@ def led_on(operator: Operator, ticks: int) -> None:
 def test_teleop_drives_an_arm_of_servos(tmp_path: Path, folder: Path, hand: SixAxes) -> None:
     """Over the emulated bus. Nothing is recorded; Ctrl-C ends it."""
     words = ("teleop", "robot=so101_sim", "robot.driver.timeout=0.3", *hand.words, *PATIENTLY)
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     told = (*words, "yes=true", f"folder={folder}", f"out={tmp_path / 'o'}")
-    teleop = spawn("-m", "embodied.cli", "robot", *told, cwd=tmp_path, env=ENV, **pipes)
+    teleop = spawn(
+        "-m",
+        "embodied.cli",
+        "robot",
+        *told,
+        cwd=tmp_path,
+        env=ENV,
+        **PIPED,
+        stdin=subprocess.DEVNULL,
+    )
     try:
         began = until(lambda: in_mode(folder, "RUNNING"), "it runs")
         assert began["intervened"] and "recorder" not in began
