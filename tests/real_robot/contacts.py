@@ -275,7 +275,7 @@ class Bench:
             driver = DRIVERS[self.name](self, Wall(place, normal / np.linalg.norm(normal)), q)
             if isinstance(driver, SimArm):
                 driver.connect()
-                if any(driver.touches()):
+                if list(driver.touches()):
                     continue
             return self._drive(driver, share * way, distance)
 

@@ -45,6 +45,7 @@ TICKS = 4  # of a sequence, at most
 BLOCK = 5_000  # ticks that are looked at together
 PATIENCE, OVER = 3, 3  # ticks: of a torque above its limit, and that its change is taken over
 LIES, PUSHES, ELSEWHERE = 0.02, 0.01, 0.002  # shares of sequences
+AMOUNTS = ("start", "most", "least", "power")  # of the energy tank
 WORST = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0)
 
 
@@ -55,13 +56,8 @@ def deployment(config: str, folder: Path) -> Deployment:
     most = np.asarray(made.limits.torque)
     stiffness, damping, _ = springs(made)
     reach = float(np.sum(stiffness)) * 0.01
-    amounts: dict[str, Any] = {
-        "start": reach,
-        "most": 2 * reach,
-        "least": 0.1 * reach,
-        "power": 10 * reach,
-    }
-    energy = EnergyConfig(**amounts, stiffness=tuple(stiffness), damping=tuple(damping))
+    sizes: Any = dict(zip(AMOUNTS, reach * np.array([1.0, 2.0, 0.1, 10.0]), strict=True))
+    energy = EnergyConfig(**sizes, stiffness=tuple(stiffness), damping=tuple(damping))
     stride = tuple(2 * np.asarray(made.limits.velocity) / made.hertz)
     geometry = made.geometry
     if geometry is not None:  # a post beside the workspace

@@ -441,16 +441,8 @@ def test_teleop_drives_an_arm_of_servos(tmp_path: Path, folder: Path, hand: SixA
     """Over the emulated bus. Nothing is recorded; Ctrl-C ends it."""
     words = ("teleop", "robot=so101_sim", "robot.driver.timeout=0.3", *hand.words, *PATIENTLY)
     told = (*words, "yes=true", f"folder={folder}", f"out={tmp_path / 'o'}")
-    teleop = spawn(
-        "-m",
-        "embodied.cli",
-        "robot",
-        *told,
-        cwd=tmp_path,
-        env=ENV,
-        **PIPED,
-        stdin=subprocess.DEVNULL,
-    )
+    pipes = PIPED | {"stdin": subprocess.DEVNULL}
+    teleop = spawn("-m", "embodied.cli", "robot", *told, cwd=tmp_path, env=ENV, **pipes)
     try:
         began = until(lambda: in_mode(folder, "RUNNING"), "it runs")
         assert began["intervened"] and "recorder" not in began
