@@ -23,7 +23,6 @@ from embodied.deploy.site import fitted, told_checkpoint, trained_with
 from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.policy.observer import observer, require_actions, require_rate
@@ -110,9 +109,8 @@ def test_a_robots_own_settings_allow_nothing() -> None:
     assert Deployment.parse({**settings("sim"), "policy": "", "allow": ["my_lab.arms"]}).allow
 
 
-JOINTS = tuple(f"joint_{i}.pos" for i in range(1, 8))
-JOINT_STATE = Leaf((7,), names=JOINTS)
-THERE = Spec({"state": JOINT_STATE}, Leaf((4,), names=("x", "y", "z", "gripper")), dt=0.05)
+JOINTS = Leaf((7,), names=tuple(f"joint_{i}.pos" for i in range(1, 8)))
+THERE = Spec({"state": JOINTS}, Leaf((4,), names=("x", "y", "z", "gripper")), dt=0.05)
 MAPPING = """
 obs:
   state: {name: observation.state, scale: 0.0174533, elements: [q1, q2, q3, q4, q5, q6, q7]}
@@ -148,9 +146,8 @@ def cloned(folder: Path, spec: Spec = THERE) -> Path:
 def test_the_robot_measures_and_moves_what_the_policy_means(tmp_path: Path) -> None:
     run, file = cloned(tmp_path), tmp_path / "map.yaml"
     file.write_text(MAPPING)
-    saved = fitted(run, str(file), settings("sim"), tmp_path)[1]
-    policy = checkpoint.load_policy(saved)
-    deployment = Deployment.parse({**settings("sim"), "policy": saved})
+    deployment = site_of(run, settings("sim"), tmp_path, file)
+    policy = checkpoint.load_policy(deployment.policy)
     require_rate(policy.spec, deployment)
     require_actions(policy.spec, deployment)
     assert observer(policy.spec, deployment).names["state"] == tuple(f"q{i}" for i in range(1, 8))
@@ -177,7 +174,7 @@ def test_what_does_not_fit_is_one_line(
     run, file = cloned(tmp_path, Spec(THERE.obs, THERE.act, dt=dt)), tmp_path / "map.yaml"
     file.write_text(MAPPING.replace(before, after))
     with pytest.raises(ConfigError, match=says) as caught:
-        fitted(run, str(file), settings("sim"), tmp_path)
+        site_of(run, settings("sim"), tmp_path, file)
     assert "\n" not in str(caught.value)
 
 
@@ -204,8 +201,8 @@ def servo_run(
     return run_of(folder, spec, around, obs={"state": around.to_json()}, reach=1.0)
 
 
-def site_of(run: Path, robot: dict[str, Any], folder: Path, file: str | None = None) -> Deployment:
-    made, policy = fitted(run, file, robot, folder)
+def site_of(run: Path, robot: dict[str, Any], folder: Path, file: Path | None = None) -> Deployment:
+    made, policy = fitted(run, None if file is None else str(file), robot, folder)
     return Deployment.parse({**made, "policy": policy})
 
 
@@ -216,24 +213,20 @@ def outside_of(driver: dict[str, Any]) -> Any:
     return found
 
 
-def target_of(deployment: Deployment, begin: np.ndarray[Any, Any]) -> tuple[Any, float]:
-    """Where the arm is sent in the end by what the policy says."""
+def target_of(deployment: Deployment) -> tuple[Any, float]:
+    """Where the arm is sent from home in the end by what the policy says."""
     policy = checkpoint.load_policy(deployment.policy).eval()
     require_rate(policy.spec, deployment)
     require_actions(policy.spec, deployment)
-    watch = observer(policy.spec, deployment)
-    follower = ChunkFollower(build(deployment.controller, Controller), deployment.step)
-    q, width, out = begin.copy(), 0.03, np.zeros(5)
-    follower.begin(q, width, 0.0)
-    for k in range(80):
-        seen = watch(q, 0 * q, np.zeros(3), width)
+    watch, controller = observer(policy.spec, deployment), build(deployment.controller, Controller)
+    q, width = np.array([deployment.home]), np.array([0.03])
+    reference = controller.begin(q, width)
+    for _ in range(80):
+        seen = watch(q[0], 0 * q[0], np.zeros(3), float(width[0]))
         obs = {name: torch.as_tensor(value)[None] for name, value in seen.items()}
         plan = policy.act(obs, policy.initial(1), torch.zeros_like(policy.sample_noise(1)))[0]
-        at = k * deployment.step
-        follower.take(Chunk(plan[0, :1].detach().double().numpy(), at, at))
-        follower(q, at + 0.9 * deployment.step, out)
-        q, width = follower.step_end.copy(), follower.width
-    return q, width
+        q, width, reference = controller(plan[:, 0].detach().double().numpy(), q, reference)
+    return q[0], float(width[0])
 
 
 @pytest.mark.parametrize("robot", ["so101_sim", "lerobot"])
@@ -244,7 +237,7 @@ def test_its_names_and_units_are_those_of_the_driver(
     """Neither a mapping nor a rate nor a controller is said. The gripper said first is no joint."""
     deployment = site_of(servo_run(tmp_path, order), settings(robot), tmp_path)
     assert deployment.step == 1 / 30 and deployment.outside is not None
-    q, width = target_of(deployment, np.array(settings(robot)["home"]))
+    q, width = target_of(deployment)
     wanted = deployment.outside.positions(np.array(POSE))
     np.testing.assert_allclose(q, wanted[:5], atol=np.radians(1.0))
     np.testing.assert_allclose(q[:2], np.radians([POSE[0], -POSE[1]]), atol=np.radians(1.0))
@@ -263,11 +256,10 @@ def test_the_drivers_of_one_arm_say_the_same() -> None:
 
 
 def test_a_range_of_minus_100_to_100_is_that_of_the_calibration(tmp_path: Path) -> None:
-    node = settings()["driver"] | {"units": "range"}
+    node, hundred = settings()["driver"] | {"units": "range"}, np.full(6, 100.0)
     ends = np.array([(j["high"] - 2048) * 2 * np.pi / 4096 for j in node["joints"]])
     ends[1] *= -1
-    at = outside_of(node).positions(np.full(6, 100.0))
-    np.testing.assert_allclose(at[:5], ends, rtol=1e-3)
+    np.testing.assert_allclose(outside_of(node).positions(hundred)[:5], ends, rtol=1e-3)
     joints = [{**joint, "unit": "range"} for joint in settings("lerobot")["driver"]["joints"]]
     theirs = settings("lerobot")["driver"] | {"joints": joints}
     with pytest.raises(ConfigError, match=r"shoulder_pan\.pos: how far it turns is not known"):
@@ -276,16 +268,14 @@ def test_a_range_of_minus_100_to_100_is_that_of_the_calibration(tmp_path: Path) 
     calibrated = {j["name"]: {key: j[of] for key, of in keys.items()} for j in node["joints"]}
     (tmp_path / "a.json").write_text(json.dumps(calibrated))
     theirs["settings"] = {"id": "a", "calibration_dir": str(tmp_path)}
-    at = outside_of(theirs).positions(np.full(6, 100.0))
-    np.testing.assert_allclose(at[:5], ends, rtol=1e-3)
+    np.testing.assert_allclose(outside_of(theirs).positions(hundred)[:5], ends, rtol=1e-3)
 
 
 def test_without_names_the_order_is_trusted_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = servo_run(tmp_path, named=False)
-    deployment = site_of(run, settings(), tmp_path)
-    q, _ = target_of(deployment, np.array(settings()["home"]))
+    q, _ = target_of(site_of(run, settings(), tmp_path))
     np.testing.assert_allclose(np.degrees(q[0]), POSE[0], atol=1.0)
     code, text = command(capsys, "check", "robot=so101_sim", f"policy={run}")
     assert code == 0 and "the policy names none: their order is trusted" in text, text
@@ -309,9 +299,9 @@ def test_other_names_need_a_mapping(tmp_path: Path) -> None:
     obs = {"state": {"name": "state", **named}}
     file.write_text(json.dumps({"obs": obs, "action": about}))
     with pytest.raises(ConfigError, match=r"action is .*roll.* write action: {elements"):
-        fitted(run, str(file), node, tmp_path)
+        site_of(run, node, tmp_path, file)
     file.write_text(json.dumps({"obs": obs, "action": named}))
-    policy = checkpoint.load_policy(fitted(run, str(file), node, tmp_path)[1])
+    policy = checkpoint.load_policy(site_of(run, node, tmp_path, file).policy)
     radians = torch.as_tensor(outside.positions(np.array(POSE)), dtype=torch.float32)[None]
     chunk = policy.act({"state": radians}, policy.initial(1), policy.sample_noise(1))[0]
     np.testing.assert_allclose(chunk[0, 0, :5].detach(), radians[0, :5], atol=np.radians(2.0))
