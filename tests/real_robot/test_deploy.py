@@ -225,7 +225,6 @@ def test_a_check_says_what_fits_and_what_does_not(
     ("words", "reason"),
     [
         ("robot=sim", "policy=RUN"),
-        ("robot=nobody demonstrator=reach", 'there is no robot "nobody"'),
         ("demonstrator=reach", "robot is not given"),
         ("robot=sim demonstrator=reach policy=x", "not both"),
         ("robot=sim demonstrator=random", "task of the simulated robot"),
