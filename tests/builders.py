@@ -50,6 +50,16 @@ def python(*words: object, folder: Path = ROOT, **env: str) -> subprocess.Comple
     )
 
 
+def spawn(
+    *words: object, env: Mapping[str, str] = {}, text: bool = True, **more: Any
+) -> subprocess.Popen[Any]:
+    """Start Python with `words`; it finds this checkout too. `more`: settings of `Popen`."""
+    paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **env}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.Popen(command, env=environment, text=text, **more)
+
+
 def shell(folder: Path, commands: str) -> str:
     """What bash prints that runs `commands` in `folder`, `embodied` being this checkout's."""
     text = re.sub(r"(?m)^embodied ", f"{sys.executable} -m embodied.cli ", commands)

@@ -6,8 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,8 @@ from embodied.real_robot.deployment import FILE
 from embodied.real_robot.emulators.servos.bus import Faults
 from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.checks import FreshConfig, Heartbeat
-from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
+from tests.builders import python
+from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings, on
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, PATIENT, raw, until
 from tests.real_robot.test_decide import SPEC
@@ -82,14 +81,16 @@ def press(scene: Scene) -> float:
 
 def fill_disk(scene: Scene) -> float:
     """Nothing that is longer than 1,000 bytes can be written any more."""
-    most = resource.prlimit(scene.bridge.process.pid, resource.RLIMIT_FSIZE)[1]
-    resource.prlimit(scene.bridge.process.pid, resource.RLIMIT_FSIZE, (1000, most))
+    pid = scene.bridge.process.pid
+    most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1000, most))
     return press(scene)
 
 
 def empty_disk(scene: Scene) -> None:
-    most = resource.prlimit(scene.bridge.process.pid, resource.RLIMIT_FSIZE)[1]
-    resource.prlimit(scene.bridge.process.pid, resource.RLIMIT_FSIZE, (most, most))
+    pid = scene.bridge.process.pid
+    most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
     assert "could not be saved" in str(scene.bridge.status["notes"])
     assert not list(scene.folder.glob("records/.*.part")), "nothing half written"
 
@@ -129,7 +130,6 @@ Strike = Callable[[Scene], float | None]
 
 
 def brakes(
-    done: str,
     strike: Strike,
     wait: float,
     reason: str | tuple[str, ...] = PRESSED,
@@ -138,17 +138,15 @@ def brakes(
 ) -> Blow:
     """After at most `wait` s the control process brakes the arm, and latches."""
     bounds = (wait + BRAKE, wait + TURN)
-    return Blow(done, BRAKES, strike, lambda s: bounds, "latched", reason, mend=mend, **more)
+    return Blow(BRAKES, strike, lambda s: bounds, reason, mend=mend, **more)
 
 
-def silences(done: str, strike: Strike, stops: str = HOLDS, more: float = 0.0) -> Blow:
+def silences(strike: Strike, stops: str = HOLDS, more: float = 0.0) -> Blow:
     """Nothing new comes of the policy, from `more` times the freshness of a picture on."""
     return Blow(
-        done,
         stops,
         strike,
         lambda s: ((1 + more) * s.fresh.hold + BRAKE, more * s.fresh.hold + s.fresh.stop + TURN),
-        "latched",
         "the policy's last observation is",
     )
 
@@ -168,110 +166,84 @@ def noisy(flip: float = 0.0, lose: float = 0.0) -> Strike:
     return strike
 
 
-ARM = (
-    brakes("an operator presses stop", press, SAY),
-    silences("the policy process is killed", lambda scene: scene.send("policy", signal.SIGKILL)),
-    silences("the policy process hangs", lambda scene: scene.send("policy", signal.SIGSTOP)),
-    Blow(
-        "the control process is stopped for {paused} s (SIGSTOP)",
+HURT = {
+    "an operator presses stop": brakes(press, SAY),
+    "the policy process is killed": silences(lambda scene: scene.send("policy", signal.SIGKILL)),
+    "the policy process hangs": silences(lambda scene: scene.send("policy", signal.SIGSTOP)),
+    "the control process is stopped for {paused} s (SIGSTOP)": Blow(
         "the arm's own servo loops, then control brakes",
         lambda scene: scene.pause("control"),
         lambda s: (s.paused + BRAKE, s.paused + TURN),
-        "latched",
         "the control process paused for",
     ),
-    silences("the policy's camera gives no more pictures", darken),
-    silences(
-        "the process of the policy's camera is killed",
-        blind,
-        "control: pictures grow old, the plan ends, then holds",
-        more=1.0,
+    "the policy's camera gives no more pictures": silences(darken),
+    "the process of the policy's camera is killed": silences(
+        blind, "control: pictures grow old, the plan ends, then holds", more=1.0
     ),
-    brakes("the sensors repeat themselves", hurt("frozen"), 0.3, "the sensors have not changed in"),
-    brakes("the sensors say NaN", hurt("blind"), 0.0, "a measurement is not a finite number"),
-    brakes("the policy says NaN", hurt("wild"), 3 * SPEC.dt, "a command is not a finite number"),
-    brakes(
-        "the control process's clock jumps ahead by an hour",
-        hurt("jump", HOUR),
-        TURN,
-        "paused for 3",
+    "the sensors repeat themselves": brakes(hurt("frozen"), 0.3, "the sensors have not changed in"),
+    "the sensors say NaN": brakes(hurt("blind"), 0.0, "a measurement is not a finite number"),
+    "the policy says NaN": brakes(hurt("wild"), 3 * SPEC.dt, "a command is not a finite number"),
+    "the control process's clock jumps ahead by an hour": brakes(
+        hurt("jump", HOUR), TURN, "paused for 3"
     ),
     # Whether a measurement or a chunk is the first to come after the jump is chance.
-    brakes(
-        "the control process's clock jumps back by an hour",
-        hurt("jump", -HOUR),
-        TURN,
-        ("older than the one before", "from the future"),
+    "the control process's clock jumps back by an hour": brakes(
+        hurt("jump", -HOUR), TURN, ("older than the one before", "from the future")
     ),
-    brakes(
-        "104 clients, garbage and 199 requests at once at the socket; then stop is pressed",
-        flood,
-        4 * SAY,
-        mend=leave,
+    "104 clients, garbage and 199 requests at once at the socket; then stop is pressed": brakes(
+        flood, 4 * SAY, mend=leave
     ),
-    brakes("the disk is full; then stop is pressed", fill_disk, SAY, saved=False, mend=empty_disk),
-    Blow(
-        "the daemon is killed",
+    "the disk is full; then stop is pressed": brakes(fill_disk, SAY, saved=False, mend=empty_disk),
+    "the daemon is killed": Blow(
         "control: brakes, then ends; the arm is held",
         end_daemon,
         lambda s: (2 * TURN + BRAKE, 2 * TURN),
-        "lost",
         "its daemon is gone",
+        "lost",
         saved=False,
         mend=lambda scene: scene.bridge.start(),
     ),
-)
+}
+ARM = on("arm", HURT)
 """On the simulated arm, in this order."""
 
-BUS = (
-    Blow(
-        "noise on a servo bus: 1% of frames flipped, 1% lost",
+HURT_ON_SERVOS = {
+    "noise on a servo bus: 1% of frames flipped, 1% lost": Blow(
         "nothing has to: it goes on",
         noisy(0.01, 0.01),
         lambda s: (0.0, 0.0),
-        "goes on",
-        on="bus",
+        ends="goes on",
         mend=noisy(),
     ),
-    Blow(
-        "one servo of seven falls silent",
+    "one servo of seven falls silent": Blow(
         "control: brakes the others within the limits; it holds its last goal",
         mute,
         lambda s: (asked(s) + TURN + BRAKE, asked(s) + TURN),
-        "latched",
         "fr3_joint4",
-        on="bus",
         mend=heard,
     ),
-    Blow(
-        "the control process is killed, on a servo bus",
+    "the control process is killed, on a servo bus": Blow(
         WATCHDOG,
         lambda scene: scene.send("control", signal.SIGKILL),
         lambda s: (s.watchdog + SETTLE, SAY),
-        "lost",
         "the control process died (SIGKILL)",
-        on="bus",
+        "lost",
     ),
-    Blow(
-        "noise on a servo bus: a bit of every frame is flipped",
+    "noise on a servo bus: a bit of every frame is flipped": Blow(
         WATCHDOG,
         noisy(flip=1.0),
         lambda s: (s.watchdog + SETTLE + asked(s), asked(s) + TURN),
-        "latched",
         "fr3_joint",
-        on="bus",
         mend=noisy(),
     ),
-    Blow(
-        "the cable of a servo bus is pulled",
+    "the cable of a servo bus is pulled": Blow(
         WATCHDOG,
         unplug,
         lambda s: (s.watchdog + SETTLE, TURN),
-        "latched",
         "is gone",
-        on="bus",
     ),
-)
+}
+BUS = on("bus", HURT_ON_SERVOS)
 """On servos, in this order: nothing comes after a pulled cable."""
 
 
@@ -281,9 +253,9 @@ ANSWER = 0.2  # s that a stop without the daemon may take
 
 def hang(scene: Scene) -> None:
     """The daemon is there and does nothing; then it goes on."""
-    os.kill(scene.bridge.process.pid, signal.SIGSTOP)
+    scene.bridge.process.send_signal(signal.SIGSTOP)
     time.sleep(scene.settings.hung)
-    os.kill(scene.bridge.process.pid, signal.SIGCONT)
+    scene.bridge.process.send_signal(signal.SIGCONT)
 
 
 def press_beside(scene: Scene) -> float:
@@ -325,12 +297,10 @@ def attacked(scene: Scene) -> Path:
     run a shell command."""
     evil, proof = scene.folder / "evil", scene.folder / "ran"
     shutil.copytree(scene.deployment.policy, evil)
-    words = ["demos", "collect", "env=contact_maze", "demonstrator=random"]
-    words += [
-        "demonstrator._target_=subprocess.Popen",
-        f"+demonstrator.args=[sh,-c,'id > {proof}']",
-    ]
-    words += ["allow=[subprocess]", f"out={scene.folder / 'evil_demos'}"]
+    words = ["demos", "collect", "env=contact_maze", "demonstrator=random", "allow=[subprocess]"]
+    words.append("demonstrator._target_=subprocess.Popen")
+    words.append(f"+demonstrator.args=[sh,-c,'id > {proof}']")
+    words.append(f"out={scene.folder / 'evil_demos'}")
     node = {"_target_": "embodied.cli.main", "argv": words}
     (evil / "policy.yaml").write_text(yaml.safe_dump(node))
     checkpoint.seal(evil, checkpoint.read_about(evil))  # as an attacker would
@@ -351,69 +321,53 @@ def deploy_again(scene: Scene) -> None:
     before = file.read_bytes()
     words = ["robot=sim", "demonstrator=reach", "yes=true", f"folder={scene.folder}"]
     words += [f"out={scene.folder / 'second'}", "record=false"]
-    done = subprocess.run(
-        [sys.executable, "-m", "embodied.cli", "deploy", *words],
-        capture_output=True,
-        text=True,
-        timeout=PATIENT,
-    )
+    done = python("-m", "embodied.cli", "deploy", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert file.read_bytes() == before, f"the second deploy changed {FILE}"
     scene.said = done.stderr.strip().splitlines()[-1].removeprefix("embodied: ")
 
 
-BRIDGE = (
-    Blow(
-        "the daemon hangs for {hung} s (SIGSTOP)",
+HURT_BRIDGE = {
+    "the daemon hangs for {hung} s (SIGSTOP)": Blow(
         "control: holds, then latches",
         hang,
         lambda s: (s.beat.hold + POLL + BRAKE, s.beat.stop + POLL + TURN),
-        "latched",
         "the daemon has not answered for",
     ),
-    Blow(
-        "the daemon hangs; 0.1 s later an operator presses stop",
+    "the daemon hangs; 0.1 s later an operator presses stop": Blow(
         BRAKES,
         press_beside,
         lambda s: (ANSWER + BRAKE, ANSWER),
-        "latched",
         PRESSED,
     ),
-    brakes(
-        "the policy posts 3 numbers where the robot takes 4", say(size=3), TURN, "3", mend=go_on
+    "the policy posts 3 numbers where the robot takes 4": brakes(
+        say(size=3), TURN, "3", mend=go_on
     ),
-    brakes(
-        "the policy's times are no numbers (NaN)",
-        say(start=np.nan, seen=np.nan),
-        TURN,
-        "",
-        go_on,
+    "the policy's times are no numbers (NaN)": brakes(
+        say(start=np.nan, seen=np.nan), TURN, "", go_on
     ),
-    brakes(
-        "a part of the control process raises in every tick (its controller)",
-        hurt("broken"),
-        SPEC.dt,
-        "broken on purpose",
+    "a part of the control process raises in every tick (its controller)": brakes(
+        hurt("broken"), SPEC.dt, "broken on purpose"
     ),
-)
+}
+BRIDGE = on("arm", HURT_BRIDGE)
 """On the simulated arm, in this order."""
 
-REFUSED = (
-    Blow(
-        "`embodied robot load` of a file whose policy.yaml names a command-line function",
+REFUSALS = {
+    "`embodied robot load` of a file whose policy.yaml names a command-line function": Blow(
         "nothing has to: it is refused, the policy before goes on",
         load_attack,
         lambda s: (0.0, 0.0),
-        "goes on",
         "embodied.cli has no class main",
+        "goes on",
     ),
-    Blow(
-        "a second `embodied deploy` in the same folder",
+    "a second `embodied deploy` in the same folder": Blow(
         "nothing has to: it is refused and touches nothing",
         deploy_again,
         lambda s: (0.0, 0.0),
-        "goes on",
         "already",
+        "goes on",
     ),
-)
+}
+REFUSED = on("arm", REFUSALS)
 """What is refused in one line, while the arm goes on."""

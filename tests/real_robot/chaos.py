@@ -12,13 +12,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
+import pytest
 
 from embodied.core.build import allow, build
 from embodied.core.checkpoint import save
@@ -47,63 +48,79 @@ RETRIES = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """`fresh` of the deployment; how long a process is `paused`; a servo bus's `timeout` of one
-    exchange and its servos' `watchdog`; a radio's `silence` that is a lost link, and how long a
-    drone that nobody moves will `hover` (s); `beat`: `heartbeat` of the deployment; for how long a
-    daemon is `hung` (s)."""
+    """Of a scene; times in s."""
 
-    fresh: FreshConfig
-    paused: float
-    timeout: float
-    watchdog: float
-    silence: float
-    hover: float
-    beat: Heartbeat
-    hung: int
+    fresh: FreshConfig  # of the deployment
+    paused: float  # how long a process is
+    timeout: float  # of one exchange on a servo bus
+    watchdog: float  # of its servos
+    silence: float  # of a radio, that is a lost link
+    hover: float  # how long a drone does that nobody moves
+    beat: Heartbeat  # of the deployment
+    hung: int  # how long a daemon is
 
 
 @dataclass(frozen=True)
 class Blow:
-    """`done` says what `strike` does. The arm then ends `latched`, or at rest and free to be
-    started again (`rests`), or `goes on`, or nobody of ours is left to move it (`lost`); `within`
-    says in how many s it is at rest, and in how many latched.
+    """`done` (in the scene `on`) says what `strike` does, and `stops` what stops the arm. `strike`
+    returns the time from which that counts, if that is not when it was called.
 
-    `strike` returns the time from which that counts, if that is not when it was called. `reason` is
-    part of what has to be logged (one of several where chance decides); `saved`: a black box has
-    to hold it.
-    """
+    The arm then ends `latched`, or at rest and free to be started again (`rests`), or `goes on`, or
+    nobody of ours is left to move it (`lost`)."""
 
-    done: str
     stops: str
     strike: Callable[[Scene], float | None]
-    within: Callable[[Settings], tuple[float, float]]
-    ends: Literal["latched", "rests", "goes on", "lost"]
-    reason: str | tuple[str, ...] = ""
-    on: Literal["arm", "terminal", "bus", "drone"] = "arm"
-    saved: bool = True
+    within: Callable[[Settings], tuple[float, float]]  # s until it is at rest, and latched
+    reason: str | tuple[str, ...] = ""  # a part of what is logged, or several: chance decides
+    ends: Literal["latched", "rests", "goes on", "lost"] = "latched"
+    saved: bool = True  # whether a black box has to hold it
     mend: Callable[[Scene], object] = lambda scene: scene.trouble.end()
+    done: str = ""
+    on: str = "arm"
+
+
+def on(place: str, blows: dict[str, Blow]) -> tuple[Blow, ...]:
+    """Those blows, by what is done, in the scene of that name and in this order."""
+    return tuple(replace(blow, done=done, on=place) for done, blow in blows.items())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`still`, `latched`: s from the blow until the arm was at rest, and until only a reset led on
-    (None: never); `whole`: no tick is missing in what was recorded; `records` has it, the blow at
-    time `began`."""
+    """What came of a blow at time `began`."""
 
-    still: float | None
-    latched: float | None
+    still: float | None  # s until the arm was at rest (None: it never was)
+    latched: float | None  # s until only a reset led on (None: it never did)
     reason: str
-    whole: bool
+    whole: bool  # no tick is missing in what was recorded
     records: Any = field(repr=False)
     began: float
 
 
-class Eye(Protocol):
-    """Sees for itself what moves, whoever else still looks."""
+class Watch:
+    """Looks, again and again in a thread of its own, whoever else still does."""
+
+    every = 0.004  # s
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self.done.wait(self.every):
+            self.look()
+
+    def look(self) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Safe to call twice."""
+        self.done.set()
+        self.thread.join()
 
     def still(self, began: float) -> float | None:
         """s from `began` until nothing moved any more; None: something still does."""
-        ...
+        raise NotImplementedError
 
 
 class Scene:
@@ -121,8 +138,7 @@ class Scene:
         self.unplugged = False
         self.fast = FAST if bus is None else FAST_SERVOS
         self.lines: list[socket.socket] = []
-        self.said = ""
-        """What a strike was answered."""
+        self.said = ""  # what a strike was answered
 
     def deployed(self) -> Deployment:
         return deployment(self.folder, self.settings, self.bus, self.policy())
@@ -139,7 +155,7 @@ class Scene:
     def running(self) -> dict[str, Any]:
         return self.bridge.running()
 
-    def watch(self) -> Eye | None:
+    def watch(self) -> Watch | None:
         """None: the records say it."""
         return None if self.bus is None else Watched(self)
 
@@ -186,34 +202,26 @@ class Scene:
 @contextmanager
 def place() -> Iterator[Path]:
     """A folder in memory, as for a real arm; nothing of it stays."""
-    before = dict(os.environ)
-    with TemporaryDirectory(dir=memory_folder(), prefix="embodied-chaos-") as name:
-        paths = (str(SITE), os.getcwd(), before.get("PYTHONPATH", ""))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        os.environ["TROUBLE"] = str(Path(name) / "trouble")
-        try:
-            yield Path(name)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    paths = (str(SITE), os.getcwd(), os.environ.get("PYTHONPATH", ""))
+    with (
+        TemporaryDirectory(dir=memory_folder(), prefix="embodied-chaos-") as name,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        patch.setenv("TROUBLE", str(Path(name) / "trouble"))
+        yield Path(name)
 
 
 @contextmanager
-def scene(settings: Settings, bus: bool = False) -> Iterator[Scene]:
-    """Of an arm."""
-    with place() as folder:
-        if bus:
-            with FakeBus("dynamixel", (ZEROS + fr3.HOME * TICK).tolist()) as servos:
-                yield from ended(Scene(folder, settings, servos))
-        else:
-            yield from ended(Scene(folder, settings))
-
-
-def ended(scene: Scene) -> Iterator[Scene]:
-    try:
-        yield scene
-    finally:
-        scene.close()
+def scene(settings: Settings, bus: bool = False, kind: type[Scene] = Scene) -> Iterator[Scene]:
+    """Of an arm (`kind`), or of servos on a `bus`."""
+    ticks = (ZEROS + fr3.HOME * TICK).tolist()
+    with (
+        place() as folder,
+        FakeBus("dynamixel", ticks) if bus else nullcontext() as servos,
+        closing(kind(folder, settings, servos)) as made,
+    ):
+        yield made
 
 
 def deployment(
@@ -222,12 +230,14 @@ def deployment(
     """The policy `node`, which goes on for ever, on the simulated arm or on servos that turn like
     its joints."""
     allow("tests")
-    trouble = str(folder / "trouble")
+
+    def troubled(name: str, **more: float) -> dict[str, Any]:
+        target = f"tests.real_robot.troubled.Troubled{name}"
+        return {"_target_": target, "trouble": str(folder / "trouble"), **more}
+
     spec = SPEC.with_obs(front=Leaf((8, 8, 3), "uint8", 0, 255))
     policy = build(node, Policy, spec=spec)
-    camera = {"_target_": "tests.real_robot.troubled.TroubledCamera", "trouble": trouble}
-    sim = {"_target_": "tests.real_robot.troubled.TroubledSim", "noise": 1e-4, "trouble": trouble}
-    fresh, driver = settings.fresh, sim
+    fresh, driver = settings.fresh, troubled("Sim", noise=1e-4)
     if bus is not None:
         fresh = replace(fresh, frozen=0)  # servos measure whole ticks: one at rest repeats itself
         wait = {"timeout": settings.timeout, "watchdog": settings.watchdog}
@@ -235,11 +245,11 @@ def deployment(
     return simulated(
         folder,
         driver=driver,
-        controller={"_target_": "tests.real_robot.troubled.TroubledDelta", "trouble": trouble},
+        controller=troubled("Delta"),
         policy=str(save(folder / "policy" / "0", policy, 0)),
         fresh=fresh,
         heartbeat=settings.beat,
-        cameras={"front": camera},
+        cameras={"front": troubled("Camera")},
         picture=settings.fresh.hold,
         seconds=30.0,
     )
@@ -263,7 +273,7 @@ def suffer(scene: Scene, blow: Blow) -> Outcome:
     try:
         counted = blow.strike(scene)
         began = began if counted is None else counted
-        reason = WAYS[blow.ends](scene, status)
+        reason = waited(scene, blow.ends, status)
         ended = time.monotonic() - began
         scene.settle(scene.after + max(blow.within(scene.settings)) - ended)
         records = scene.records()
@@ -289,34 +299,22 @@ def suffer(scene: Scene, blow: Blow) -> Outcome:
     return Outcome(still, took, reason, whole, records, began)
 
 
-def _latched(scene: Scene, status: dict[str, Any]) -> str:
-    return scene.bridge.mode("ESTOP")["fault"]
-
-
-def _goes_on(scene: Scene, status: dict[str, Any]) -> str:
-    tick = scene.bridge.status["control"]["tick"]
-    now = until(
-        lambda: s if (s := scene.bridge.status)["control"]["tick"] > tick + 150 else None,
-        "the loop ticks on",
-    )
-    assert now["mode"] == "RUNNING", now["fault"]
-    return scene.said
-
-
-def _rests(scene: Scene, status: dict[str, Any]) -> str:
-    status = scene.bridge.mode("IDLE")
-    return status["stopped"] or status["ended"]
-
-
-def _lost(scene: Scene, status: dict[str, Any]) -> str:
-    """Nobody of ours moves the arm any more, and who says so."""
-    until(lambda: gone(status["control"]["pid"]), "the control process is gone")
-    if scene.bridge.process.poll() is None:
-        return scene.bridge.mode("DISCONNECTED")["fault"]
+def waited(scene: Scene, ends: str, before: dict[str, Any]) -> str:
+    """Why it ended so, once it has."""
+    bridge = scene.bridge
+    if ends == "latched":
+        return bridge.mode("ESTOP")["fault"]
+    if ends == "rests":
+        status = bridge.mode("IDLE")
+        return status["stopped"] or status["ended"]
+    if ends == "goes on":
+        status = bridge.ticks(150)
+        assert status["mode"] == "RUNNING", status["fault"]
+        return scene.said
+    until(lambda: gone(before["control"]["pid"]), "the control process is gone")
+    if bridge.process.poll() is None:
+        return bridge.mode("DISCONNECTED")["fault"]
     return bytes(scene.records()["fault"][-1]).decode()
-
-
-WAYS = {"latched": _latched, "rests": _rests, "goes on": _goes_on, "lost": _lost}
 
 
 def _whole(records: Any) -> bool:
@@ -355,29 +353,25 @@ def steady(now: Floats, true: float) -> Floats:
     return even - even[near] + now[near]
 
 
-class Watched:
-    """Where the servos themselves are, whoever else still looks."""
+class Watched(Watch):
+    """Where the servos themselves are."""
 
     def __init__(self, scene: Scene) -> None:
-        self.scene, self.done = scene, threading.Event()
+        assert scene.bus is not None
+        self.scene, self.servos = scene, scene.bus.servos.values()
         self.seen: list[tuple[float, list[float]]] = []
-        self.thread = threading.Thread(target=self._look, daemon=True)
-        self.thread.start()
+        super().__init__()
 
-    def _look(self) -> None:
-        assert self.scene.bus is not None
-        servos = self.scene.bus.servos.values()
-        while not self.done.wait(0.004):
-            now = time.monotonic()
-            if self.scene.unplugged:  # nobody else moves them on
-                for servo in servos:
-                    servo.move(now)
-            self.seen.append((now, [servo.at for servo in servos]))
+    def look(self) -> None:
+        now = time.monotonic()
+        if self.scene.unplugged:  # nobody else moves them on
+            for servo in self.servos:
+                servo.move(now)
+        self.seen.append((now, [servo.at for servo in self.servos]))
 
     def still(self, began: float) -> float | None:
         """By 0.2 degrees."""
-        self.done.set()
-        self.thread.join()
+        self.end()
         times, at = np.array([t for t, _ in self.seen]), np.array([each for _, each in self.seen])
         last = int(np.flatnonzero(np.abs(at - at[-1]).max(1) > 2.0)[-1]) + 1
         return None if last + 10 >= len(times) else max(0.0, float(times[last]) - began)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from embodied.core.build import allow, build
 from embodied.core.checkpoint import save
@@ -31,10 +28,10 @@ from embodied.real_robot.emulators.crazyflie import LOCK_AFTER
 from embodied.real_robot.policy.observer import names_of
 from tests.fakes.crazyflie import FakeCrazyflie
 from tests.real_robot.blows import SAY, end_daemon, hurt
-from tests.real_robot.chaos import Blow, Scene, Settings, ended, place
+from tests.real_robot.chaos import Blow, Scene, Settings, Watch, on, place
 from tests.real_robot.test_daemon import until
+from tests.real_robot.test_decide import deployment
 
-ROBOT = Path("configs/robot/crazyflie_sim.yaml")
 FAST = 0.2  # m/s
 HIGH, LOW = 0.6, 0.35  # m: it sways at 0.5
 SETTLE = 1.0  # s: it follows its set-points late, and touches down softly
@@ -55,21 +52,17 @@ class Flying(Scene):
     def deployed(self) -> Deployment:
         """As `robot=crazyflie_sim`, but that the policy sways for ever."""
         allow("tests")
-        robot: dict[str, Any] = yaml.safe_load(ROBOT.read_text())
-        robot.pop("_target_")
-        names = names_of(4, robot["given"], ())
+        made = deployment("crazyflie_sim", emulator=None)
+        names = names_of(4, made.given, ())
         act = Leaf((3,), low=-1.0, high=1.0, names=Flight.names)
-        spec = Spec({"state": Leaf((len(names),), names=names)}, act, dt=robot["step"])
-        trouble = str(self.folder / "trouble")
-        policy = build(
-            {"_target_": "tests.real_robot.troubled.Sway", "trouble": trouble}, Policy, spec=spec
-        )
+        spec = Spec({"state": Leaf((len(names),), names=names)}, act, dt=made.step)
+        policy = build(self.policy(), Policy, spec=spec)
         # News of a drone come when the radio has them: one that is silent is the driver's to see.
         fresh = replace(self.settings.fresh, state=1.0 + self.settings.silence, frozen=0)
         own = {"uri": self.fake.uri, "silence": self.settings.silence, "hover": self.settings.hover}
         return replace(
-            Deployment.parse({**robot, "emulator": None, "policy": ""}),
-            driver={**robot["driver"], **own},
+            made,
+            driver={**made.driver, **own},
             policy=str(save(self.folder / "policy" / "0", policy, 0)),
             fresh=fresh,
             seconds=60.0,
@@ -90,31 +83,31 @@ class Flying(Scene):
         until(lambda: self.fake.down, "it is down")
 
 
-class Landing:
+class Landing(Watch):
     """Where it really is."""
 
     def __init__(self, fake: FakeCrazyflie) -> None:
-        self.fake, self.done = fake, threading.Event()
-        self.up = time.monotonic()
-        self.thread = threading.Thread(target=self._look, daemon=True)
-        self.thread.start()
+        self.fake, self.up = fake, time.monotonic()
+        super().__init__()
 
-    def _look(self) -> None:
-        while not self.done.wait(0.01):
-            if not self.fake.down:
-                self.up = time.monotonic()
+    def look(self) -> None:
+        if not self.fake.down:
+            self.up = time.monotonic()
 
     def still(self, began: float) -> float | None:
-        self.done.set()
-        self.thread.join()
+        self.end()
         return self.up - began if self.fake.down else None
 
 
 @contextmanager
 def flown(settings: Settings) -> Iterator[Scene]:
     """A drone, from its take-off on."""
-    with place() as folder, FakeCrazyflie() as fake:
-        yield from ended(Flying(folder, settings, fake))
+    with (
+        place() as folder,
+        FakeCrazyflie() as fake,
+        closing(Flying(folder, settings, fake)) as made,
+    ):
+        yield made
 
 
 def fake(scene: Scene) -> FakeCrazyflie:
@@ -133,55 +126,44 @@ def spoken(scene: Scene) -> None:
 
 
 LANDS = "control: hovers, then the planner on board lands it"
-DRONE = (
-    Blow(
-        "a drone: the policy says NaN",
+FALLS = "its own watchdog: level, then motors off, and it falls"
+HURT_IN_THE_AIR = {
+    "a drone: the policy says NaN": Blow(
         LANDS,
         hurt("wild"),
         lambda s: (3 * 0.05 + s.hover + LANDING, 3 * 0.05 + TURN),
-        "latched",
         "a command is not a finite number",
-        on="drone",
     ),
-    Blow(
-        "a drone: the policy process is killed",
+    "a drone: the policy process is killed": Blow(
         LANDS,
         lambda scene: scene.send("policy", signal.SIGKILL),
         lambda s: (s.fresh.stop + s.hover + LANDING, s.fresh.stop + TURN),
-        "latched",
         "the policy's last observation is",
-        on="drone",
     ),
-    Blow(
-        "a drone: the daemon is killed",
+    "a drone: the daemon is killed": Blow(
         "control: comes to rest, lands it, disarms it, then ends",
         end_daemon,
         lambda s: (BRAKE + LANDING, 2 * TURN),
-        "lost",
         "its daemon is gone",
-        on="drone",
+        "lost",
         saved=False,
         mend=lambda scene: scene.bridge.start(),
     ),
-    Blow(
-        "a drone: the control process is killed",
-        "its own watchdog: level, then motors off, and it falls",
+    "a drone: the control process is killed": Blow(
+        FALLS,
         lambda scene: scene.send("control", signal.SIGKILL),
         lambda s: (LOCK_AFTER + FALL, SAY),
-        "lost",
         "the control process died (SIGKILL)",
-        on="drone",
+        "lost",
         mend=spoken,
     ),
-    Blow(
-        "a drone: nothing goes over the air any more",
-        "its own watchdog: level, then motors off, and it falls",
+    "a drone: nothing goes over the air any more": Blow(
+        FALLS,
         mute,
         lambda s: (LOCK_AFTER + FALL, s.silence + TURN),
-        "latched",
         "nothing heard for more than",
-        on="drone",
         mend=spoken,
     ),
-)
+}
+DRONE = on("drone", HURT_IN_THE_AIR)
 """In the air, in this order."""

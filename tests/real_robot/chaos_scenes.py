@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,47 +26,36 @@ from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.messages import Mode
-from tests.real_robot.blows import BRAKE, SAY, TURN, press
-from tests.real_robot.chaos import Blow, Outcome, Scene, Settings, ended, latch, place
+from tests.real_robot.blows import BRAKE, PRESSED, SAY, TURN, press
+from tests.real_robot.chaos import Blow, Outcome, Scene, Settings, Watch, latch, on, scene
 from tests.real_robot.jaws import SENSED as FELT
 from tests.real_robot.plate import SENSED
 from tests.real_robot.test_daemon import PATIENT, Bridge, until
 from tests.real_robot.trouble import Trouble
 
 CONTACT = Blow(
-    "an operator presses stop while the arm presses on a plate; then reset, then arm",
     "control: brakes, then yields to where the arm is",
     press,
     lambda s: (SAY + BRAKE + 1.0, SAY + TURN),
-    "latched",
-    "an operator pressed stop",
+    PRESSED,
+    done="an operator presses stop while the arm presses on a plate; then reset, then arm",
 )
-
-HANDS = (
-    Blow(
-        "an operator presses stop while the hand closes",
-        "control: the target of the hand becomes its measured width",
-        press,
-        lambda s: (SAY + BRAKE, SAY + TURN),
-        "latched",
-        "an operator pressed stop",
-    ),
-    Blow(
-        "the same while the jaws press on a finger of 20 mm, with 20 N or more",
-        "control: the target of the hand becomes its measured width",
-        press,
-        lambda s: (SAY + BRAKE, SAY + TURN),
-        "latched",
-        "an operator pressed stop",
-    ),
+CLOSES = Blow(
+    "control: the target of the hand becomes its measured width",
+    press,
+    lambda s: (SAY + BRAKE, SAY + TURN),
+    PRESSED,
+    done="an operator presses stop while the hand closes",
 )
+PRESSES = "the same while the jaws press on a finger of 20 mm, with 20 N or more"
+HANDS = (CLOSES, replace(CLOSES, done=PRESSES))
 SQUEEZED, CLOSING = 20.0, 0.05  # N on the finger; m of an empty hand
 FINGER_BOUND, FINGER_AFTER = 10.0, 0.3  # N, from so many s after the latch on
 CLOSED_BOUND = 3.0  # mm
 
 BOUND = 15.0  # N, from `AFTER` on
 AFTER, WATCHED = 1.0, 5.0  # s from the latch on; how long the plate is looked at, at most
-PRESSED, LONG = 150.0, 0.3  # N; s for which it is pressed on before anything happens
+FORCED, LONG = 150.0, 0.3  # N; s for which it is pressed on before anything happens
 
 
 class OnPlate(Scene):
@@ -104,7 +91,7 @@ class OnPlate(Scene):
                 continue
             if state.fields["mode"] != Mode.RUNNING:
                 status = self.running()
-            pressed = float(state.fields["sensed"][0, 0]) > PRESSED
+            pressed = float(state.fields["sensed"][0, 0]) > FORCED
             since = min(since, time.monotonic()) if pressed else np.inf
         return status
 
@@ -114,26 +101,16 @@ class OnPlate(Scene):
         return super().records()
 
 
-@contextmanager
-def plate(settings: Settings) -> Iterator[Scene]:
-    """An arm that presses on a plate."""
-    with place() as folder:
-        yield from ended(OnPlate(folder, settings))
-
-
 class InJaws(OnPlate):
     """The scene of a hand that closes on a bar of `thick` m, 0: on nothing."""
 
     thick = 0.02
 
     def deployed(self) -> Deployment:
-        made = Scene.deployed(self)
-        driver = {
-            **made.driver,
-            "world": {"_target_": "tests.real_robot.jaws.Jaws", "thick": self.thick},
-        }
-        home = tuple(fr3.HOME)
-        return replace(made, driver=driver, sensed=(FELT,), home=home, home_width=fr3.OPEN)
+        made = super().deployed()
+        world = {"_target_": "tests.real_robot.jaws.Jaws", "thick": self.thick}
+        driver = {**made.driver, "world": world}
+        return replace(made, driver=driver, sensed=(FELT,), home_width=fr3.OPEN)
 
     def policy(self) -> dict[str, Any]:
         return {**Scene.policy(self), "reach": 0.1, "grip": -1.0}
@@ -162,11 +139,13 @@ class OnNothing(InJaws):
     thick = 0.0
 
 
-@contextmanager
-def jaws(settings: Settings, kind: type[InJaws] = InJaws) -> Iterator[Scene]:
+plate = partial(scene, kind=OnPlate)
+"""An arm that presses on a plate."""
+
+
+def jaws(settings: Settings, kind: type[InJaws] = InJaws) -> AbstractContextManager[Scene]:
     """A hand that closes."""
-    with place() as folder:
-        yield from ended(kind(folder, settings))
+    return scene(settings, kind=kind)
 
 
 def closed_on(outcome: Outcome) -> float:
@@ -179,12 +158,11 @@ def closed_on(outcome: Outcome) -> float:
 
 @dataclass(frozen=True)
 class Contact:
-    """`before`: the largest force (N) in the second before; `after`: from 1 s after the latch on
-    (None: nothing is simulated so late); `last`: when nothing is felt any more."""
+    """The largest force, N."""
 
-    before: float
-    after: float | None
-    last: float
+    before: float  # in the second before
+    after: float | None  # from 1 s after the latch on (None: nothing is simulated so late)
+    last: float  # when nothing is felt any more
 
 
 def contact(scene: Scene, outcome: Outcome, after: float = AFTER) -> Contact | None:
@@ -210,26 +188,18 @@ def reset_and_armed(scene: Scene) -> float:
     return float(felt.all()[1].max())
 
 
-class Felt:
+class Felt(Watch):
     """What the simulated arm's plate feels, whatever the control process says or does not say."""
 
     def __init__(self, trouble: Trouble) -> None:
-        self.trouble, self.done = trouble, threading.Event()
+        self.trouble, self.last = trouble, 0.0
         self.seen: list[tuple[float, float]] = []
-        self.thread = threading.Thread(target=self._look, daemon=True)
-        self.thread.start()
+        super().__init__()
 
-    def _look(self) -> None:
-        last = 0.0
-        while not self.done.wait(0.004):
-            if (felt := self.trouble.felt) != last:
-                self.seen.append((time.monotonic(), self.trouble.force))
-                last = felt
-
-    def end(self) -> None:
-        """Safe to call twice."""
-        self.done.set()
-        self.thread.join()
+    def look(self) -> None:
+        if (felt := self.trouble.felt) != self.last:
+            self.seen.append((time.monotonic(), self.trouble.force))
+            self.last = felt
 
     def all(self) -> tuple[Floats, Floats]:
         """Times [k] (s) and forces [k] (N), to the end."""
@@ -247,15 +217,7 @@ class Terminal(Bridge):
     seconds = 0.0
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.real_robot.chaos_scenes"),
-                *(str(self.folder), str(self.seconds)),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=(self.folder / "daemon.err").open("wb"),
-        )
-        until(self._answers, "the daemon answers")
+        self.run("tests.real_robot.chaos_scenes", self.folder, self.seconds)
 
     def again(self, seconds: float) -> None:
         """The one before is killed, and another session starts."""
@@ -285,15 +247,12 @@ class AtTerminal(Scene):
         self.bridge.end()
 
 
-@contextmanager
-def terminal(settings: Settings) -> Iterator[Scene]:
-    """A session whose episode has no time limit, on the simulated arm."""
-    with place() as folder:
-        yield from ended(AtTerminal(folder, settings))
+terminal = partial(scene, kind=AtTerminal)
+"""A session whose episode has no time limit, on the simulated arm."""
 
 
 def hang(scene: Scene) -> None:
-    os.kill(scene.bridge.process.pid, signal.SIGSTOP)
+    scene.bridge.process.send_signal(signal.SIGSTOP)
 
 
 def new_session(scene: Scene) -> None:
@@ -301,30 +260,27 @@ def new_session(scene: Scene) -> None:
     scene.bridge.again(LIMIT)
 
 
-TERMINAL = (
-    Blow(
-        "the terminal of `embodied deploy` hangs (SIGSTOP), the episode has no time limit",
+HURT_AT_TERMINAL = {
+    "the terminal of `embodied deploy` hangs (SIGSTOP), the episode has no time limit": Blow(
         "the daemon: it stops an episode whose session is silent",
         hang,
         lambda s: (UNHEARD + POLLED + BRAKE, 0.0),
-        "rests",
         "was silent for",
-        on="terminal",
+        "rests",
         saved=False,
         mend=new_session,
     ),
-    Blow(
-        f"the same, in an episode of seconds={LIMIT:.0f}",
+    f"the same, in an episode of seconds={LIMIT:.0f}": Blow(
         "control: the episode's time limit",
         hang,
         lambda s: (LIMIT + TURN + BRAKE, 0.0),
-        "rests",
         "TIME",
-        on="terminal",
+        "rests",
         saved=False,
         mend=lambda scene: None,
     ),
-)
+}
+TERMINAL = on("terminal", HURT_AT_TERMINAL)
 """At the terminal, in this order."""
 
 

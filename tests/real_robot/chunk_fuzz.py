@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +31,6 @@ INTEGERS = (
     2**31 - 1,
 )
 NUMBERS = (math.nan, math.inf, -math.inf, 1.79e308, -1.79e308, 5e-324, -0.0, 0.0, 1e9, -1e9, 1e-9)
-WORDS = ("latched", "dropped", "followed", "held or latched by the chain")
 
 
 def malformed(record: np.void, now: float) -> bool:
@@ -58,7 +55,7 @@ class Fuzz:
     def one(self) -> None:
         """A record, in a mode that the arm is brought to first."""
         bench, mode = self.bench, self._mode()
-        record = self._record()
+        record, follows = self._record(), mode in FOLLOWS
         bad = malformed(record, bench.now + 0.01)
         bench.there.chunk.fields[0] = record
         bench.there.chunk.send()
@@ -66,56 +63,42 @@ class Fuzz:
         fault = bench.fault
         assert not bench.control.internal_error, fault
         assert "internal error" not in fault and "\n" not in fault
-        if bad and mode in FOLLOWS:
+        if bad and follows:
             assert bench.mode == Mode.ESTOP, (mode, record)
             assert fault.startswith("the policy's "), fault
             self.lines[" ".join(fault.split()[:4])] += 1
         elif bad:
             assert bench.mode == mode and not (fault and mode == Mode.IDLE), fault
-        if not bad and mode in FOLLOWS:
+        elif follows:
             bench.run(int(self.random.integers(0, 8)) if self.random.random() < 0.5 else 0)
             assert not bench.control.internal_error, bench.fault
-        self.told[self._outcome(bad, mode)] += 1
+        followed = "followed" if bench.mode == mode else "held or latched by the chain"
+        self.told[("latched" if bad else followed) if follows else "dropped"] += 1
 
     def finish(self) -> None:
         """What was sent until now kept the limits."""
         within(self.bench.sent)
         del self.bench.sent[:-4]
 
-    def _outcome(self, bad: bool, mode: Mode) -> str:
-        if bad or mode not in FOLLOWS:
-            return WORDS[0] if bad and mode in FOLLOWS else WORDS[1]
-        return WORDS[2] if self.bench.mode == mode else WORDS[3]
-
     def _mode(self) -> Mode:
-        """Mostly moving, now and then something else."""
+        """The mode that the arm was brought to: mostly it moves, now and then something else."""
         bench, which = self.bench, self.random.random()
         if which < 0.1:
             bench.run(1)
             return bench.mode
-        self._reset()
-        if which < 0.15:
-            return bench.mode
-        for _ in range(200):
-            if bench.mode == Mode.RUNNING:
-                return bench.mode
-            self._reset()  # actions that are not finite are followed until the chain refuses them
-            self._speak()
-            bench.ask(Command.ARM if bench.mode == Mode.IDLE else Command.START)
-            if which < 0.2 and bench.mode == Mode.ARMED:
-                return bench.mode
+        for _ in range(400):  # actions that are not finite are followed until the chain refuses
+            mode = bench.mode
+            if mode == Mode.RUNNING or (which < 0.2 and mode == Mode.ARMED):
+                return mode
+            if mode == Mode.ESTOP:
+                bench.ask(Command.RESET)
+                continue
+            if which < 0.15:
+                return mode
+            bench.there.chunk.fields[0] = self._good()
+            bench.there.chunk.send()
+            bench.ask(Command.ARM if mode == Mode.IDLE else Command.START)
         raise AssertionError(f"it does not start: {bench.mode.name}, {bench.fault}")
-
-    def _reset(self) -> None:
-        for _ in range(200):
-            if self.bench.mode != Mode.ESTOP:
-                return
-            self.bench.ask(Command.RESET)
-        raise AssertionError(f"it cannot be reset: {self.bench.fault}")
-
-    def _speak(self) -> None:
-        self.bench.there.chunk.fields[0] = self._good()
-        self.bench.there.chunk.send()
 
     def _good(self) -> np.void:
         """A chunk that moves the arm a little, up and down."""
@@ -128,29 +111,22 @@ class Fuzz:
         return record
 
     def _record(self) -> np.void:
-        kind = self.random.random()
+        kind, record = self.random.random(), self._good()
         if kind < 0.2:
-            data = self.random.bytes(CHUNK.itemsize)
-            return np.frombuffer(bytearray(data), CHUNK)[0]
-        record = self._good()
-        if kind < 0.8:
-            for _ in range(self.random.integers(1, 4)):
-                self._spoil(record)
+            return np.frombuffer(bytearray(self.random.bytes(CHUNK.itemsize)), CHUNK)[0]
+        for _ in range(self.random.integers(1, 4) if kind < 0.8 else 0):
+            name = str(self.random.choice(FIELDS))
+            if name in ("steps", "size", "noise_size", "number"):
+                record[name] = self._integer()
+            elif name in ("seen", "start"):
+                record[name] = self._number()
+            elif name == "image_times":
+                record[name][self.random.integers(MOST_CAMERAS)] = self._number()
+            else:
+                with np.errstate(over="ignore"):
+                    values = record[name].reshape(-1)
+                    values[self.random.integers(0, 4)] = np.float32(self._number())
         return record
-
-    def _spoil(self, record: np.void) -> None:
-        """One field becomes something else."""
-        name = str(self.random.choice(FIELDS))
-        if name in ("steps", "size", "noise_size", "number"):
-            record[name] = self._integer()
-        elif name in ("seen", "start"):
-            record[name] = self._number()
-        elif name == "image_times":
-            record[name][self.random.integers(MOST_CAMERAS)] = self._number()
-        else:
-            with np.errstate(over="ignore"):
-                values = record[name].reshape(-1)
-                values[self.random.integers(0, 4)] = np.float32(self._number())
 
     def _integer(self) -> int:
         if self.random.random() < 0.8:
@@ -163,9 +139,8 @@ class Fuzz:
             return float(self.random.choice(NUMBERS))
         if kind < 0.6:
             return float(np.frombuffer(self.random.bytes(8), np.float64)[0])
-        return self.bench.now + float(self.random.choice([-1, 1])) * 10 ** self.random.uniform(
-            -9, 9
-        )
+        far = 10 ** self.random.uniform(-9, 9)
+        return self.bench.now + float(self.random.choice([-far, far]))
 
 
 def without_physics(driver: Sim) -> None:
@@ -178,7 +153,7 @@ def without_physics(driver: Sim) -> None:
     driver._run = run  # pyright: ignore[reportPrivateUsage]
 
 
-def fuzz(count: int, seed: int = 0, shown: bool = False) -> Fuzz:
+def fuzz(count: int, seed: int = 0) -> Fuzz:
     """That many records; AssertionError where one is not treated as it should be."""
     with TemporaryDirectory(dir=memory_folder()) as folder:
         made = Fuzz(Bench(Path(folder)), np.random.default_rng(seed))
@@ -186,22 +161,13 @@ def fuzz(count: int, seed: int = 0, shown: bool = False) -> Fuzz:
         made.bench.run(2)
         for number in range(1, count + 1):
             made.one()
-            if number % 500 == 0:
+            if number % 500 == 0 or number == count:
                 made.finish()
-            if shown and number % 5000 == 0:
-                print(number, dict(made.told), flush=True)
-        made.finish()
     return made
 
 
-def main(words: list[str]) -> None:
-    count, seed = (*(int(word) for word in words), *(100_000, 0)[len(words) :])
-    began: Any = time.monotonic()
-    made = fuzz(count, seed, shown=True)
-    print(f"{count} records (seed {seed}) in {time.monotonic() - began:.0f} s:", dict(made.told))
-    for line, times in made.lines.most_common():
-        print(f"{times:8d}  {line} ...")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    found = fuzz(*(int(word) for word in sys.argv[1:]))
+    print(dict(found.told))
+    for line, times in found.lines.most_common():
+        print(f"{times:8d}  {line} ...")

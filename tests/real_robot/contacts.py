@@ -30,7 +30,6 @@ from embodied.core.build import build
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import build_chain, forward_kinematics
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower, control_loop
-from embodied.real_robot.deployment import Deployment, controller_settings
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.servos.bus import MAKES
 from embodied.real_robot.drivers.sim import Config as SimConfig
@@ -42,14 +41,15 @@ from embodied.real_robot.kernel.arm_state import ArmState, Floats
 from embodied.real_robot.kernel.checks import DaemonAlive
 from embodied.real_robot.kernel.measured import ToolJacobian
 from embodied.real_robot.kernel.messages import Command, Mode
+from tests.real_robot.test_decide import deployment
 
-ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"
 ARMS = ("sim", "franka_sim", "ur_sim", "so101_sim")
 MOST_OVER, LONGEST = 1.2, 0.05  # share of the limit; s for which it may be exceeded
 WALL = 25e3  # N/m, of what a UR runs into: a body region of ISO/TS 15066 has 10 to 150
 STALL = 3.0  # N m of an emulated servo at STIFF ticks from its goal
 LONG, WATCHED = 3.0, 1.5  # s of a drive, and of it after the stop
 BEGIN = 5  # ticks before it is armed
+PUSH = (45.0, 45.0, 45.0, 45.0, 11.0, 11.0, 9.0)  # N m of a Franka's springs: its driver's own
 HAND = 0.06  # m that a hand is wider than its tool's point
 NEAR, FAR = 0.02, 0.08  # m to the wall
 
@@ -67,14 +67,14 @@ class Wall:
 
 
 class SimArm(Sim):
-    """An FR3 before a wall; `push` [7] (N m) is the bound of its springs' pull."""
+    """An FR3 before a wall; where the robot has springs, `PUSH` is the bound of their pull."""
 
     def __init__(self, bench: Bench, wall: Wall, q: Floats) -> None:
         super().__init__(SimConfig(noise=1e-4), lambda: bench.now)
         settings: Any = bench.made.driver
         self.bench, self.start, self.wall = bench, q, wall
         own = settings.get("stiffness")
-        self.pull = None if own is None else np.array(PUSH) / own
+        self.pull = np.inf if own is None else np.array(PUSH) / own
 
     def connect(self) -> None:
         world, self.world = self.world, self
@@ -95,44 +95,50 @@ class SimArm(Sim):
 
     def begin(self, model: Any, data: Any, random: Any) -> None:
         """Put the wall up."""
-        across = np.eye(3)[np.argmin(np.abs(self.wall.normal))]
-        x = np.cross(across, self.wall.normal)
+        x = np.cross(np.eye(3)[np.argmin(np.abs(self.wall.normal))], self.wall.normal)
         x /= np.linalg.norm(x)
         frame = np.stack([x, np.cross(self.wall.normal, x), self.wall.normal], 1)
         data.mocap_pos[0] = self.wall.place
         mujoco.mju_mat2Quat(data.mocap_quat[0], frame.ravel())
 
-    @property
-    def free(self) -> bool:
-        """Whether the arm touches nothing where it begins."""
-        self.connect()
-        wall = self.model.geom("wall").id
-        return all(wall not in self.data.contact.geom[i] for i in range(self.data.ncon))
-
     def write(self, q: Floats, width: float) -> None:
-        if self.pull is not None:  # as the driver of a Franka bounds the pull
-            here = self.data.qpos[self.at]
-            q = here + np.clip(q - here, -self.pull, self.pull)
-        super().write(q, width)
+        here = self.data.qpos[self.at]  # as the driver of a Franka bounds the pull
+        super().write(here + np.clip(q - here, -self.pull, self.pull), width)
+
+    def touches(self) -> Iterator[int]:
+        """The contacts of the wall."""
+        wall = self.model.geom("wall").id
+        return (i for i in range(self.data.ncon) if wall in self.data.contact.geom[i])
 
     def pushed(self) -> Iterator[float]:
         """The force on the wall (N), step by step up to now."""
         now, force = self.clock(), np.zeros(6)
-        step, wall = self.model.opt.timestep, self.model.geom("wall").id
-        while self.last + step <= now:
+        while self.last + self.model.opt.timestep <= now:
             self._step()
             total = 0.0
-            for i in range(self.data.ncon):
-                if wall in self.data.contact.geom[i]:
-                    mujoco.mj_contactForce(self.model, self.data, i, force)
-                    total += float(np.linalg.norm(force[:3]))
+            for i in self.touches():
+                mujoco.mj_contactForce(self.model, self.data, i, force)
+                total += float(np.linalg.norm(force[:3]))
             yield total
 
 
-PUSH = (45.0, 45.0, 45.0, 45.0, 11.0, 11.0, 9.0)  # N m: the Franka driver's own
+class Wireless(Driver):
+    """A driver of an emulated arm, without its wire."""
+
+    bench: Bench
+    last = 0.0
+
+    def connect(self) -> None:
+        self.last = self.bench.now
+
+    def stop(self) -> None:
+        """Nothing moves on."""
+
+    def close(self) -> None:
+        """There is no wire."""
 
 
-class UrDriver(Driver):
+class UrDriver(Wireless):
     """The emulated controller's joints, which follow servoj whatever is in their way."""
 
     def __init__(self, bench: Bench, wall: Wall, q: Floats) -> None:
@@ -142,9 +148,6 @@ class UrDriver(Driver):
         self.lookahead = settings.get("lookahead", 0.1)
         self.target, self.force = q.tolist(), np.zeros(3)
         self.joints = tuple(f"joint{i}" for i in range(6))
-
-    def connect(self) -> None:
-        self.last = self.bench.now
 
     def read(self) -> ArmState:
         q, dq = np.array(self.model.q), np.array(self.model.dq)
@@ -156,9 +159,6 @@ class UrDriver(Driver):
     def stop(self) -> None:
         self.target = list(self.model.q)
 
-    def close(self) -> None:
-        """There is no wire."""
-
     def pushed(self) -> Iterator[float]:
         tick = 1 / self.model.frequency
         while self.last + tick <= self.bench.now + 1e-9:
@@ -169,34 +169,35 @@ class UrDriver(Driver):
             yield float(np.linalg.norm(self.force))
 
 
-class ServoDriver(Driver):
+class ServoDriver(Wireless):
     """Emulated servos; the wall holds the one that the motion moves down most, in ticks."""
+
+    make = MAKES["feetech"]
 
     def __init__(self, bench: Bench, wall: Wall, q: Floats) -> None:
         settings: Any = bench.made.driver
-        rows = settings["joints"]
+        joints = settings["joints"]
         self.bench, self.wall = bench, wall
-        self.joints = tuple(row["name"] for row in rows)
-        self.gain = np.array([row.get("sign", 1) for row in rows]) * 4096 / (2 * np.pi)
+        self.joints = tuple(joint["name"] for joint in joints)
+        self.gain = np.array([joint.get("sign", 1) for joint in joints]) * 4096 / (2 * np.pi)
         ampere = MAKES[settings["protocol"]].ampere
-        self.constant = np.sign(self.gain) * ampere * [row["torque"] for row in rows]
+        self.constant = np.sign(self.gain) * ampere * [joint["torque"] for joint in joints]
         ticks = 2048 + q * self.gain
         self.servos = [FeetechServo(i, tick) for i, tick in enumerate(ticks, 1)]
-        for servo, tick in zip(self.servos, ticks, strict=True):
+        self.write(q, 0.0)
+        for servo in self.servos:
             servo.then = bench.now
-            servo.store(servo.GOAL, MAKES["feetech"].encode(round(tick)))
             servo.store(servo.TORQUE, b"\x01")
         self.held: FeetechServo | None = None
 
     def connect(self) -> None:
-        self.last = self.bench.now
+        super().connect()
         for servo in self.servos:
             servo.move(self.last)
 
     def read(self) -> ArmState:
-        make = MAKES["feetech"]
-        at, size = make.state
-        moved = [make.motion(bytes(each.table[at : at + size])) for each in self.servos]
+        at, size = self.make.state
+        moved = [self.make.motion(bytes(each.table[at : at + size])) for each in self.servos]
         position, speed, current = (np.array(each, float) for each in zip(*moved, strict=True))
         torque = current * self.constant
         dq = speed / (self.gain / 4096 * 2 * np.pi)
@@ -204,19 +205,12 @@ class ServoDriver(Driver):
 
     def write(self, q: Floats, width: float) -> None:
         for servo, tick in zip(self.servos, np.rint(2048 + q * self.gain), strict=True):
-            servo.store(servo.GOAL, MAKES["feetech"].encode(int(tick)))
-
-    def stop(self) -> None:
-        """Nothing moves on."""
-
-    def close(self) -> None:
-        """There is no wire."""
+            servo.store(servo.GOAL, self.make.encode(int(tick)))
 
     def block(self, ways: Floats) -> None:
         """Put the wall into the way of the servo that `ways` [5] (rad) moves down most."""
-        servo = self.servos[int(np.argmin(ways * self.gain))]
-        servo.wall = servo.at + min(float((ways * self.gain).min()), -1.0)
-        self.held = servo
+        self.held = self.servos[int(np.argmin(ways * self.gain))]
+        self.held.wall = self.held.at + min(float((ways * self.gain).min()), -1.0)
 
     def pushed(self) -> Iterator[float]:
         while self.last + 0.002 <= self.bench.now + 1e-9:
@@ -237,13 +231,6 @@ class ServoDriver(Driver):
 
 
 DRIVERS = {"sim": SimArm, "franka_sim": SimArm, "ur_sim": UrDriver, "so101_sim": ServoDriver}
-
-
-def deployment(name: str, **changed: Any) -> Deployment:
-    """Of configs/robot/NAME.yaml, `changed`."""
-    node: dict[str, Any] = yaml.safe_load((ROBOTS / f"{name}.yaml").read_text())
-    node.pop("_target_")
-    return Deployment.parse(controller_settings(node) | {"policy": ""} | changed)
 
 
 def limit(name: str) -> float:
@@ -268,38 +255,29 @@ class Bench:
     """One robot's control process in its own time, before walls that a random seed puts up."""
 
     def __init__(self, name: str, folder: Path, **changed: Any) -> None:
-        self.name = name
-        self.made = deployment(name, **changed)
-        self.most = limit(name)
+        self.name, self.made, self.most = name, deployment(name, **changed), limit(name)
         self.forward = forward_kinematics(self.made)
         self.jacobian = ToolJacobian(self.forward, self.made.joints)
-        self.dt = 1 / self.made.hertz
-        self.now = 1000.0
+        self.dt, self.now, self.folder = 1 / self.made.hertz, 1000.0, folder
         self.model: Any = None
-        self.folder = folder
 
     def touch(self, seed: int) -> Touch:
-        """Drive into the wall of `seed`."""
+        """Drive into the wall of `seed`; into the next one where the arm would begin in it."""
         self.random = np.random.default_rng(seed)
         while True:
-            if (touched := self._try()) is not None:
-                return touched
-
-    def _try(self) -> Touch | None:
-        """Drive into the next wall; None where the arm would begin in it."""
-        way = self.random.normal(size=3)
-        way /= np.linalg.norm(way)
-        share, distance = self.random.uniform(0.3, 1.0), self.random.uniform(NEAR, FAR)
-        tilt = 0.3 * self.random.normal(size=3)
-        normal = tilt - (tilt @ way) * way - way
-        q = self.posture()
-        place = self.forward(q[None])[0] + distance * way
-        if self.name in ("sim", "franka_sim"):  # the hand is wider than the tool's point
-            place += HAND * way
-        driver = DRIVERS[self.name](self, Wall(place, normal / np.linalg.norm(normal)), q)
-        if isinstance(driver, SimArm) and not driver.free:
-            return None
-        return self._drive(driver, share * way, distance)
+            way = self.random.normal(size=3)
+            way /= np.linalg.norm(way)
+            share, distance = self.random.uniform(0.3, 1.0), self.random.uniform(NEAR, FAR)
+            tilt = 0.3 * self.random.normal(size=3)
+            normal = tilt - (tilt @ way) * way - way
+            q, wider = self.posture(), HAND if DRIVERS[self.name] is SimArm else 0.0
+            place = self.forward(q[None])[0] + (distance + wider) * way
+            driver = DRIVERS[self.name](self, Wall(place, normal / np.linalg.norm(normal)), q)
+            if isinstance(driver, SimArm):
+                driver.connect()
+                if list(driver.touches()):
+                    continue
+            return self._drive(driver, share * way, distance)
 
     def posture(self) -> Floats:
         """Somewhere near home, with the tool well inside of its workspace."""
@@ -344,17 +322,9 @@ class Bench:
                 break
         step = dt / each
         after = forces[latched + round(1 / step) :] if latched is not None else [0.0]
-        over = longest(np.array(forces) > MOST_OVER * self.most) * step
+        fine = np.flatnonzero(np.append(forces, 0.0) <= MOST_OVER * self.most)
+        over = (int(np.diff(fine, prepend=-1).max()) - 1) * step
         return Touch(max(forces), over, max(after), control.fault)
-
-
-def longest(above: Any) -> int:
-    """The length of the longest run of True."""
-    run = most = 0
-    for each in above:
-        run = run + 1 if each else 0
-        most = max(most, run)
-    return most
 
 
 def contacts(name: str, folder: Path, drives: int, seed: int = 0, **changed: Any) -> list[Touch]:
@@ -363,28 +333,14 @@ def contacts(name: str, folder: Path, drives: int, seed: int = 0, **changed: Any
     return [bench.touch(seed + k) for k in range(drives)]
 
 
-def summary(name: str, most: float, touches: list[Touch]) -> str:
-    """In a line: how many contacts, their forces, and how long they were too large."""
-    peaks, overs = np.array([t.peak for t in touches]), np.array([t.over for t in touches])
-    touched = int((peaks > 1.0).sum())
-    stopped = sum("pushes on the tool" in t.fault for t in touches)
-    return (
-        f"{name}: {touched} contacts, {stopped} stopped by the limit of {most:g} N; largest force "
-        f"{peaks.max():.0f} N (median {np.median(peaks):.0f}), above {MOST_OVER * most:.0f} N for "
-        f"at most {1e3 * overs.max():.0f} ms, {max(t.after for t in touches):.1f} N from 1 s after"
-    )
-
-
-def main(name: str, drives: int = 75, seed: int = 0, *words: str) -> None:
+def main(name: str, drives: str = "75", seed: str = "0", *words: str) -> None:
     changed = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in words)}
-    touches: list[Touch] = []
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(name, Path(folder), **changed)
-        for each in range(seed, seed + drives):
-            touches.append(bench.touch(each))
-            print(json.dumps({"robot": name, "seed": each, **asdict(touches[-1])}), flush=True)
-    print(summary(name, bench.most, touches))
+        for each in range(int(seed), int(seed) + int(drives)):
+            touch = asdict(bench.touch(each))
+            print(json.dumps({"robot": name, "seed": each, **touch}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(int(word) for word in sys.argv[2:4]), *sys.argv[4:])
+    main(*sys.argv[1:])

@@ -76,18 +76,13 @@ def bases() -> list[dict[str, Json]]:
         node = yaml.safe_load((ROBOTS / f"{name}.yaml").read_text())
         for key in ("_target_", "defaults", "emulator"):
             node.pop(key, None)
-        world = node["driver"].get("world")
-        if world:
-            world["task"] = "reach"
-        if "driver" in node and name.startswith("so101"):
-            node["driver"]["port"] = "/dev/null"
-        node |= {"policy": "", "sensed": sensed(node)}
-        found.append(node)
+        driver = node["driver"]
+        if driver.get("world"):
+            driver["world"]["task"] = "reach"
+        if name.startswith("so101"):
+            driver["port"] = "/dev/null"
+        found.append({**node, "policy": "", "sensed": list(build(driver, Driver).sensed)})
     return [*found, {**found[0], **WHOLE}]
-
-
-def sensed(node: dict[str, Json]) -> list[str]:
-    return list(build(node["driver"], Driver).sensed)
 
 
 def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -97,13 +92,6 @@ def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
     if isinstance(value, dict | list):
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from places(each, (*path, key))
-
-
-def deep(depth: int) -> Json:
-    made: Json = 0
-    for _ in range(depth):
-        made = [made]
-    return made
 
 
 def change(settings: Json, dice: random.Random) -> None:
@@ -122,7 +110,8 @@ def change(settings: Json, dice: random.Random) -> None:
     elif kind == 3 and isinstance(inner, list):
         del inner[last]
     elif kind == 4:
-        inner[last] = deep(dice.choice((2, 50, 400)))
+        depth = dice.choice((2, 50, 400))
+        inner[last] = json.loads("[" * depth + "]" * depth)
     elif kind == 5 and isinstance(inner[last], int | float):
         inner[last] = inner[last] * dice.choice((-1, 0, 1e-6, 0.5, 2, 1e3, 1e12))
     else:
@@ -130,19 +119,19 @@ def change(settings: Json, dice: random.Random) -> None:
 
 
 def damaged(data: bytes, dice: random.Random) -> bytes:
-    """The file's bytes: flipped, cut, doubled, or others."""
-    kind, at = dice.randrange(6), dice.randrange(len(data))
-    if kind == 0:
-        return data[:at]
-    if kind == 1:
-        return data[:at] + bytes([dice.randrange(256)]) + data[at + 1 :]
-    if kind == 2:
-        return data[:at] + data[dice.randrange(len(data)) :]
-    if kind == 3:
-        return dice.randbytes(dice.randrange(300))
-    if kind == 4:
-        return dice.choice((b"[", b'{"a":')) * dice.choice((10, 900, 100_000))
-    return data[:at] + dice.choice((b"NaN", b"Infinity", b"1e999", b"\\ud800", b'"x"')) + data[at:]
+    """The file's bytes: cut, flipped, doubled, or others."""
+    at = dice.randrange(len(data))
+    inserted = dice.choice((b"NaN", b"Infinity", b"1e999", b"\\ud800", b'"x"'))
+    return dice.choice(
+        (
+            data[:at],
+            data[:at] + bytes([dice.randrange(256)]) + data[at + 1 :],
+            data[:at] + data[dice.randrange(len(data)) :],
+            dice.randbytes(dice.randrange(300)),
+            dice.choice((b"[", b'{"a":')) * dice.choice((10, 900, 100_000)),
+            data[:at] + inserted + data[at:],
+        )
+    )
 
 
 def files(count: int, seed: int) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,11 +49,8 @@ def signalled_by_a_pipe(victim: int) -> None:
 
 
 def asks_the_daemon(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as line:
-        try:
-            line.connect(str(folder / "control.sock"))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return  # it was allowed to ask
+    with socket.socket(socket.AF_UNIX) as line, suppress(FileNotFoundError, ConnectionRefusedError):
+        line.connect(str(folder / "control.sock"))  # nobody hears it, but it was allowed to ask
 
 
 def shortens(path: Path) -> None:
@@ -71,13 +69,15 @@ def reads_memory(victim: int) -> None:
         memory.read(1)
 
 
+def mailbox(path: Path) -> Mailbox:
+    return Mailbox(path, REQUEST, VERSION, create=False, write=True)
+
+
 def attempts(folder: Path, victim: int) -> dict[str, Callable[[], object]]:
     """What must not succeed in a locked process; all is put back where it does."""
     file, pages = folder / "mine", mmap.PAGESIZE
     return {
-        "write a request": lambda: Mailbox(
-            folder / "request", REQUEST, VERSION, create=False, write=True
-        ),
+        "write a request": lambda: mailbox(folder / "request"),
         "press the stop": lambda: EmergencyStop(folder / "estop", write=True),
         "write a file": lambda: (Path.home() / ".hostile").write_text("here"),
         "make a folder": lambda: (folder / "made").mkdir(),
@@ -107,11 +107,9 @@ def succeeded(folder: Path, victim: int) -> list[str]:
     done: list[str] = []
 
     def attempt(name: str, do: Callable[[], object]) -> None:
-        try:
+        with suppress(OSError, subprocess.SubprocessError):
             do()
-        except (OSError, subprocess.SubprocessError):
-            return
-        done.append(name)
+            done.append(name)
 
     for name, do in attempts(folder, victim).items():
         thread = threading.Thread(target=attempt, args=(name, do))
@@ -150,10 +148,9 @@ class Hostile(Policy):
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    shared = Mailbox(place / "chunk", REQUEST, VERSION, create=False, write=True)
-    before = threading.Event()
-    idle = threading.Thread(target=before.wait, daemon=True)  # which is there before the lock
-    idle.start()
+    shared = mailbox(place / "chunk")
+    # One that is there before the lock.
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
     missing = lock(network=False) if sys.argv[3] == "locked" else ""
     shared.fields["number"] = 7
     shared.send()
@@ -161,9 +158,7 @@ if __name__ == "__main__":
     signal.raise_signal(signal.SIGCHLD)
     Path(os.devnull).write_text("x")
     found = succeeded(place, int(sys.argv[2]))
-    try:
+    with suppress(OSError):
         socket.socket().close()
         found.append("open a socket")
-    except OSError:
-        pass
     print(json.dumps({"missing": missing, "found": found, "read": len(Path(__file__).read_text())}))

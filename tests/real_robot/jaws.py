@@ -1,9 +1,5 @@
-"""A finger between the jaws of the simulated FR3, and the force with which they press on it.
-
-As a driver's settings: `{"_target_": "embodied.real_robot.drivers.sim.Sim", "world": {"_target_":
-"tests.real_robot.jaws.Jaws"}}` after `embodied.core.build.allow("tests")`; the deployment's
-`sensed` is then `["finger_force"]`.
-"""
+"""A finger between the jaws of the simulated FR3, and the force with which they press on it: a
+`world` of the driver `Sim`, after `allow("tests")`; the deployment then has `sensed: [SENSED]`."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import numpy as np
 from embodied.embodiments import fr3
 from embodied.real_robot.drivers.sim import World, arm_spec
 from embodied.real_robot.kernel.arm_state import Floats
+from tests.real_robot.plate import pressed
 
 SENSED = "finger_force"
 STIFFNESS, DAMPING, STRENGTH = 6000.0, 60.0, 70.0
@@ -23,9 +20,9 @@ STIFFNESS, DAMPING, STRENGTH = 6000.0, 60.0, 70.0
 
 @dataclass(frozen=True)
 class Config:
-    """`thick`: of the finger, m; 0: nothing is between the jaws."""
+    """Settings of a finger."""
 
-    thick: float = 0.02
+    thick: float = 0.02  # m; 0: nothing is between the jaws
 
 
 class Jaws(World):
@@ -39,10 +36,8 @@ class Jaws(World):
 
     def compile(self) -> mujoco.MjModel:
         spec = arm_spec()
-        for name in fr3.FINGERS:
-            spec.joint(name).armature = 0.1
-            spec.joint(name).frictionloss = 0.0
-            spec.joint(name).damping[0] = 10.0
+        for finger in map(spec.joint, fr3.FINGERS):
+            finger.armature, finger.frictionloss, finger.damping[0] = 0.1, 0.0, 10.0
         hand = spec.actuator("hand")
         hand.inheritrange = 0
         hand.gainprm[0] = STIFFNESS
@@ -76,10 +71,4 @@ class Jaws(World):
         if not self.config.thick:
             return np.zeros(1)
         bar, jaw = self.model.geom("bar").id, self.model.body("left_finger").id
-        force, total = np.zeros(6), 0.0
-        for i in range(data.ncon):
-            geoms = data.contact.geom[i]
-            if bar in geoms and jaw in self.model.geom_bodyid[geoms]:
-                mujoco.mj_contactForce(self.model, data, i, force)
-                total += float(force[0])
-        return np.array([total])
+        return np.array([pressed(self.model, data, bar, jaw)])

@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from embodied.core import checkpoint
-from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.assemble import build_chain
@@ -38,30 +35,29 @@ from embodied.real_robot.kernel.measured import Force
 from embodied.real_robot.safety.energy import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Box
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
+from tests.builders import make_policy, node_of
 from tests.real_robot.oracle import Oracle
+from tests.real_robot.test_decide import ROBOTS
+from tests.real_robot.test_decide import deployment as robot
 
-ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"
 CONFIGS = tuple(sorted(file.stem for file in ROBOTS.glob("*sim*.yaml")))
 TICKS = 4  # of a sequence, at most
 BLOCK = 5_000  # ticks that are looked at together
 PATIENCE, OVER = 3, 3  # ticks: of a torque above its limit, and that its change is taken over
 LIES, PUSHES, ELSEWHERE = 0.02, 0.01, 0.002  # shares of sequences
+AMOUNTS = ("start", "most", "least", "power")  # of the energy tank
 WORST = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0)
 
 
 def deployment(config: str, folder: Path) -> Deployment:
     """Of configs/robot/CONFIG.yaml, with the stages that it leaves out; `folder` is for the
     reflex."""
-    node: dict[str, Any] = yaml.safe_load((ROBOTS / f"{config}.yaml").read_text())
-    node.pop("_target_")
-    made = Deployment.parse(node | {"policy": "", "reflex": None})
+    made = robot(config, reflex=None)
     most = np.asarray(made.limits.torque)
     stiffness, damping, _ = springs(made)
     reach = float(np.sum(stiffness)) * 0.01
-    energy = EnergyConfig(
-        start=reach, most=2 * reach, least=0.1 * reach, power=10 * reach,
-        stiffness=tuple(stiffness), damping=tuple(damping),
-    )  # fmt: skip
+    sizes: Any = dict(zip(AMOUNTS, reach * np.array([1.0, 2.0, 0.1, 10.0]), strict=True))
+    energy = EnergyConfig(**sizes, stiffness=tuple(stiffness), damping=tuple(damping))
     stride = tuple(2 * np.asarray(made.limits.velocity) / made.hertz)
     geometry = made.geometry
     if geometry is not None:  # a post beside the workspace
@@ -90,15 +86,12 @@ def springs(made: Deployment) -> tuple[Floats, Floats, Floats]:
 def reflex(made: Deployment, folder: Path) -> str:
     """A checkpoint of random weights that acts in some states, not in all; its folder."""
     n = made.joints
-    torch.manual_seed(0)
     spec = Spec({"state": Leaf((4 * n,))}, Leaf((n,), low=-1.0, high=1.0), dt=1 / made.hertz)
-    node = {
-        "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
-        "base": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
-        "decision_steps": 1, "threshold": 0.5, "release_ratio": 0.9, "min_duration_steps": 1,
-        "hidden": [16, 16],
-    }  # fmt: skip
-    policy = build(node, ReflexOverride, spec=spec)
+    how = {"decision_steps": 1, "threshold": 0.5, "release_ratio": 0.9, "min_duration_steps": 1}
+    base = node_of("policies.gaussian.Gaussian", hidden=[8])
+    policy: ReflexOverride = make_policy(
+        "wrappers.reflex_override.ReflexOverride", spec, base=base, hidden=[16, 16], **how
+    )
     low, high = torch.tensor(made.limits.low), torch.tensor(made.limits.high)
     q = low + (high - low) * torch.rand(500, n)
     obs = {"state": torch.cat([q, *(torch.randn(500, n) * size for size in (0.5, 2.0, 0.02))], 1)}
@@ -113,67 +106,54 @@ def reflex(made: Deployment, folder: Path) -> str:
     return str(folder)
 
 
-@dataclass
-class Told:
-    """To the chain in one tick: `q`, and when what it comes from was `seen` (s ago)."""
-
-    q: Floats
-    seen: float = 0.0
+Adversary = Callable[["World", Floats], Floats]
+"""What the chain is told when `sent` [n] was sent last."""
 
 
-Adversary = Callable[["World", Floats], Told]
+def jumps(world: World, sent: Floats) -> Floats:
+    return world.random.uniform(5 * world.low - 4, 5 * world.high + 4)
 
 
-def jumps(world: World, sent: Floats) -> Told:
-    return Told(world.random.uniform(5 * world.low - 4, 5 * world.high + 4))
-
-
-def poses(world: World, sent: Floats) -> Told:
+def poses(world: World, sent: Floats) -> Floats:
     """Somewhere within the limits, held on to for a while."""
-    if world.random.random() < 0.02 or world.aim is None:
+    if world.random.random() < 0.02:
         world.aim = world.random.uniform(world.low, world.high)
-    return Told(world.aim)
+    return world.aim
 
 
-def bangs(world: World, sent: Floats) -> Told:
-    return Told(world.high + 9 if world.random.random() < 0.5 else world.low - 9)
+def bangs(world: World, sent: Floats) -> Floats:
+    return world.high + 9 if world.random.random() < 0.5 else world.low - 9
 
 
-def trembles(world: World, sent: Floats) -> Told:
-    size = 10.0 ** world.random.uniform(-9, 0)
-    return Told(sent + world.random.normal(0, size, len(sent)))
+def trembles(world: World, sent: Floats) -> Floats:
+    return sent + world.random.normal(0, 10.0 ** world.random.uniform(-9, 0), len(sent))
 
 
-def turns_late(world: World, sent: Floats) -> Told:
+def turns_late(world: World, sent: Floats) -> Floats:
     """At full speed to a limit, and away at the last moment."""
     at = world.high - world.random.uniform(0.1, 0.3, len(sent))
-    return Told(np.where(sent < at, world.high + 9, world.low - 9))
+    return np.where(sent < at, world.high + 9, world.low - 9)
 
 
-def leans_out(world: World, sent: Floats) -> Told:
+def leans_out(world: World, sent: Floats) -> Floats:
     """Along one joint's way, far, from where it is: along the edge of what is allowed."""
-    way = np.zeros(len(sent))
-    way[world.leaning] = 1.0 if world.ticks % 200 < 100 else -1.0
-    return Told(sent + way)
+    way = np.eye(len(sent))[world.leaning]
+    return sent + (way if world.ticks % 200 < 100 else -way)
 
 
-def is_no_number(world: World, sent: Floats) -> Told:
-    q = jumps(world, sent).q
+def is_no_number(world: World, sent: Floats) -> Floats:
+    q = jumps(world, sent)
     q[world.random.integers(len(q))] = world.random.choice(WORST)
-    return Told(q)
+    return q
 
 
-def has_no_shape(world: World, sent: Floats) -> Told:
-    return Told(np.zeros(int(world.random.integers(0, 2 * len(sent)))))
-
-
-def is_late(world: World, sent: Floats) -> Told:
-    """From an old observation, or from one that has yet to be made."""
-    return Told(jumps(world, sent).q, float(world.random.choice([0.1, 0.4, 9.0, -0.01, -9.0])))
+def has_no_shape(world: World, sent: Floats) -> Floats:
+    return np.zeros(int(world.random.integers(0, 2 * len(sent))))
 
 
 MOVE: tuple[Adversary, ...] = (jumps, poses, bangs, trembles, turns_late, leans_out)
-LIE: tuple[Adversary, ...] = (is_no_number, has_no_shape, is_late)
+LIE: tuple[Adversary, ...] = (is_no_number, has_no_shape, jumps)  # jumps: with a wrong time
+LATE = (0.1, 0.4, 9.0, -0.01, -9.0)  # s ago that a lie comes from; negative: yet to be made
 
 
 class World:
@@ -183,9 +163,9 @@ class World:
         self.made, self.dt = made, 1 / made.hertz
         self.random = np.random.default_rng(seed)
         self.chain = build_chain(made)
-        self.enabled = next(s for s in self.chain.stages if isinstance(s, Enabled))
-        self.hand = next(s for s in self.chain.stages if isinstance(s, HoldToRun))
-        self.daemon = next(s for s in self.chain.stages if isinstance(s, DaemonAlive))
+        self.enabled = self.chain.required(Enabled)
+        self.hand = self.chain.required(HoldToRun)
+        self.daemon = self.chain.required(DaemonAlive)
         self.daemon.watched = True
         self.force = self.chain.stage(Force)
         self.low, self.high = self.chain.limiter.low, self.chain.limiter.high
@@ -195,7 +175,8 @@ class World:
         self.dq, self.tau, self.taus = np.zeros(n), np.zeros(n), np.zeros((OVER, n))
         self.now, self.ticks, self.above, self.beats, self.leaning = 0.0, 0, 0, 0, 0
         self.push, self.pushing, self.hurry = np.zeros(n), np.zeros(n), 1.0
-        self.still, self.aim, self.adversary = np.zeros(n), None, MOVE[0]
+        self.still, self.adversary = np.zeros(n), MOVE[0]
+        self.aim = self.q
         self.faults: Counter[str] = Counter()
         self.oracle = Oracle(made, self.q)
         self.place(self.q)
@@ -217,7 +198,8 @@ class World:
             each.silence.hear(self.beats, self.now, self.now)
         self.taus[:] = self.tau
 
-    def tick(self, told: Told, push: Floats) -> None:
+    def tick(self, told: Floats, push: Floats, late: float = 0.0) -> None:
+        """One tick of the chain, which is `told` where to go, by what was seen `late` s ago."""
         self.now, self.ticks = self.now + self.dt, self.ticks + 1
         self.beats += 1
         if (self.ticks + 1500) % 3001 > 0.4 * self.made.hertz:  # the hand lets go now and then
@@ -229,7 +211,7 @@ class World:
         self.above = self.above + 1 if (np.abs(self.tau) > self.most).any() else 0
         change = np.abs(self.tau - self.taus[self.ticks % OVER]) / (OVER * self.dt)
         self.taus[self.ticks % OVER] = self.tau
-        sent = self.chain(told.q, self.now - told.seen, arm, self.now)
+        sent = self.chain(told, self.now - late, arm, self.now)
         assert self.chain.fault or self.above < PATIENCE, "a torque above its limit went on"
         pressed = self.force is not None and self.force.newtons(arm) > self.force.most
         assert self.chain.fault or not pressed, "a force above its limit went on"
@@ -251,7 +233,8 @@ class World:
             self.hurry = 1.0 if random.random() < 0.3 else 0.02
         for _ in range(int(random.integers(1, TICKS + 1))):
             self.pushing += self.hurry * (self.push - self.pushing)
-            self.tick(adversary(self, self.chain.limiter.q), self.pushing)
+            late = float(random.choice(LATE)) if adversary is jumps and lies else 0.0
+            self.tick(adversary(self, self.chain.limiter.q), self.pushing, late)
             if self.chain.fault:
                 self.recover()
                 break
@@ -272,35 +255,24 @@ class World:
         self.begin()
 
 
-def run(
-    config: str, sequences: int, seed: int = 0, say: Callable[[str], None] | None = None
-) -> World:
+def run(config: str, sequences: int, seed: int = 0) -> World:
     """AssertionError as soon as one output is outside of a limit. The world, for its counts."""
     with tempfile.TemporaryDirectory() as folder:
         world = World(deployment(config, Path(folder)), seed)
-    began = told = time.monotonic()
     for number in range(1, sequences + 1):
         world.sequence()
         if len(world.oracle.sent) > BLOCK or number == sequences:
             world.oracle.check()
-            if say is not None and (time.monotonic() - told > 10 or number == sequences):
-                told = time.monotonic()
-                worst = ", ".join(f"{1e3 * out:.2f}" for out in world.oracle.worst)
-                say(
-                    f"{config}, seed {seed}: {number} sequences, {world.ticks} ticks, "
-                    f"{told - began:.0f} s: all within the limits; out of regions by at most "
-                    f"{worst} mm"
-                )
     return world
 
 
-if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[2:]]
+def main(config: str, sequences: str = "1000000", seed: str = "0") -> None:
     torch.set_num_threads(1)
-    made = run(
-        sys.argv[1],
-        numbers[0] if numbers else 1_000_000,
-        numbers[1] if len(numbers) > 1 else 0,
-        lambda line: print(line, flush=True),
-    )
-    print(dict(made.faults), dict(zip(made.chain.names, made.chain.counts.tolist(), strict=True)))
+    world = run(config, int(sequences), int(seed))
+    out = ", ".join(f"{1e3 * each:.2f}" for each in world.oracle.worst)
+    print(f"{config}: {world.ticks} ticks within the limits; out of regions by at most {out} mm")
+    print(dict(world.faults), dict(zip(world.chain.names, world.chain.counts, strict=True)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

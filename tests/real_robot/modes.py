@@ -18,7 +18,6 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,8 +49,7 @@ RESTS = 1.5  # s that braking takes at most, within the limits of any configurat
 YIELDS = 4.0  # s after which a stopped arm that is measured and obeys yields no more
 EXACT = 1e-9
 INSIDE = 1e-6  # rad, m: a person leads the arm up to here before its limits
-KEPT: list[tempfile.TemporaryDirectory[str]] = []
-"""Folders of the reflexes, until the process ends."""
+KEPT: list[tempfile.TemporaryDirectory[str]] = []  # of the reflexes, until the process ends
 
 
 @cache
@@ -96,8 +94,7 @@ class Modes:
         self.sent: Floats = self.control.chain.limiter.q.copy()
         self.oracle = Oracle(self.made, self.sent)
         self.random, self.ticks = np.random.default_rng(0), 0
-        self.seen: Counter[str] = Counter()
-        """How often each mode was entered."""
+        self.seen: Counter[str] = Counter()  # how often each mode was entered
 
     def close(self) -> None:
         """Check what was sent, and forget it."""
@@ -107,29 +104,27 @@ class Modes:
     def do(self, operation: str, size: int) -> None:
         """Do one of `OPERATIONS`; at least one tick goes by."""
         what, _, name = operation.partition(" ")
-        if what == "ask":
-            self.tick(Command[name])
-        elif what == "wait":
-            for _ in range(WAITS[size]):
-                self.tick()
-        elif what == "toggle":
+        if what == "toggle":
             self._toggle(name)
-            self.tick()
         elif what == "press":
             self.there.estop.press()
             self.pressed = True
-            self.tick()
         elif what == "act":
             scale = (0.0, 0.3, 1.0, 3.0, 1e6, np.nan)[size]
             self.action = scale * self.random.uniform(-1, 1, len(self.names))
-            self.tick()
         elif what == "lead":
             self.arm.led = 0.02 * size - 0.04
-            self.tick()
-        else:
+        elif what in ("mend", "go"):
             self._mend()
-            if what == "go":
-                self._go()
+        self.tick(Command[name] if what == "ask" else None)
+        if what == "wait":
+            self.wait(WAITS[size] - 1)
+        elif what == "go":
+            self._go()
+
+    def wait(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.tick()
 
     def tick(self, command: Command | None = None) -> bool:
         """One tick of the control loop, in which `command` is asked for; whether it was done."""
@@ -169,18 +164,15 @@ class Modes:
         """Everybody is there again, and nothing is broken."""
         self.on = dict.fromkeys(self.on, True)
         self.arm.broken = self.arm.deaf = self.arm.lying = self.arm.struck = False
-        self.tick()
 
     def _go(self) -> None:
         """What an operator does to let the policy act."""
         self.action = np.nan_to_num(np.clip(self.action, -1, 1))
         if self.mode in (Mode.ESTOP, Mode.RELEASED):
-            for _ in WAITS:
-                self.tick()
+            self.wait(len(WAITS))
             self.tick(Command.RESET)
         self.tick(Command.ARM)
-        for _ in range(round(2 * self.made.step / self.dt)):
-            self.tick()
+        self.wait(round(2 * self.made.step / self.dt))
         self.tick(Command.START)
 
     def _speak(self) -> None:
@@ -232,10 +224,8 @@ class Modes:
 
 def walk(config: str, operations: int, seed: int = 0) -> Modes:
     """Random operations, a hundred from each beginning; AssertionError says which were done."""
-    random = np.random.default_rng(seed)
+    random, seen, made = np.random.default_rng(seed), Counter[str](), Modes(config)
     done: list[tuple[str, int]] = []
-    seen: Counter[str] = Counter()
-    made = Modes(config)
     for number in range(1, operations + 1):
         done.append((str(random.choice(OPERATIONS)), int(random.integers(len(WAITS)))))
         try:
@@ -246,20 +236,19 @@ def walk(config: str, operations: int, seed: int = 0) -> Modes:
         if number % 100 == 0 or number == operations:
             seen += made.seen
             made.close()
-            if number < operations:
-                made = Modes(config)
-                done.clear()
+        if number % 100 == 0 and number < operations:
+            made = Modes(config)
+            done.clear()
     made.seen = seen
     return made
 
 
-def main(words: list[str]) -> None:
+def main(config: str, operations: str = "20000", seed: str = "0") -> None:
     """Walk, and print how often each mode was entered."""
     torch.set_num_threads(1)
-    count, seed = (*map(int, words[1:]), *(20_000, 0)[len(words) - 1 :])
-    made: Any = walk(words[0], count, seed)
-    print(f"{words[0]}, seed {seed}: {count} operations, all invariants held; {dict(made.seen)}")
+    seen = walk(config, int(operations), int(seed)).seen
+    print(f"{config}: {operations} operations, all invariants held; {dict(seen)}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

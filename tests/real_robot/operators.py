@@ -11,9 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from embodied.real_robot.daemon.client import ClientError, call
-from embodied.real_robot.daemon.requests import Verb
-from tests.real_robot.test_daemon import PATIENT, until
+from tests.real_robot.test_daemon import in_mode, until
 from tests.real_robot.test_deploy import ENV, PATIENTLY
 
 
@@ -99,12 +97,3 @@ class Operator:
         self.threads[0].join()
         os.close(self.file)
         self.threads[1].join()
-
-
-def in_mode(folder: Path, name: str) -> dict[str, Any] | None:
-    """The daemon's status, where it answers and is in that mode."""
-    try:
-        status = call(folder, Verb.STATUS, PATIENT).status
-    except ClientError:
-        return None
-    return status if status["mode"] == name else None

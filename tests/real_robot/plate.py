@@ -1,9 +1,5 @@
-"""A plate in front of the simulated FR3, and the force with which the arm presses on it.
-
-As a driver's settings: `{"_target_": "embodied.real_robot.drivers.sim.Sim", "world": {"_target_":
-"tests.real_robot.plate.Plate", "height": 0.45}}` after `embodied.core.build.allow("tests")`; the
-deployment's `sensed` is then `["plate_force"]`.
-"""
+"""A plate in front of the simulated FR3, and the force with which the arm presses on it: a `world`
+of the driver `Sim`, after `allow("tests")`; the deployment's `sensed` is then `[SENSED]`."""
 
 from __future__ import annotations
 
@@ -24,12 +20,24 @@ FRANKA_DAMPING = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
 
 @dataclass(frozen=True)
 class Config:
-    """`height`: of the plate's upper side, m in the base frame; the tool point at the home pose is
-    at 0.487 m. `stiffness`, `damping`: the joint impedance (N m/rad, N m s/rad)."""
+    """Settings of a plate, and of the arm's joint impedance."""
 
-    height: float = 0.45
-    stiffness: tuple[float, ...] = fr3.STIFFNESS
-    damping: tuple[float, ...] = fr3.DAMPING
+    height: float = 0.45  # m of its upper side; the tool point at the home pose is at 0.487 m
+    stiffness: tuple[float, ...] = fr3.STIFFNESS  # N m/rad
+    damping: tuple[float, ...] = fr3.DAMPING  # N m s/rad
+
+
+def pressed(
+    model: mujoco.MjModel, data: mujoco.MjData, geom: int, body: int | None = None
+) -> float:
+    """Sum of the normal forces on `geom` (of `body` only, where it is named), N."""
+    force, total = np.zeros(6), 0.0
+    for i in range(data.ncon):
+        geoms = data.contact.geom[i]
+        if geom in geoms and (body is None or body in model.geom_bodyid[geoms]):
+            mujoco.mj_contactForce(model, data, i, force)
+            total += float(force[0])
+    return total
 
 
 class Plate(World):
@@ -43,12 +51,8 @@ class Plate(World):
 
     def compile(self) -> mujoco.MjModel:
         spec = arm_spec(self.config.stiffness, self.config.damping)
-        spec.worldbody.add_geom(
-            name="plate",
-            type=mujoco.mjtGeom.mjGEOM_BOX,
-            size=[0.3, 0.5, 0.02],
-            pos=[0.55, 0.0, self.config.height - 0.02],
-        )
+        box, place = mujoco.mjtGeom.mjGEOM_BOX, [0.55, 0.0, self.config.height - 0.02]
+        spec.worldbody.add_geom(name="plate", type=box, size=[0.3, 0.5, 0.02], pos=place)
         self.model = spec.compile()
         self.plate = self.model.geom("plate").id
         return self.model
@@ -59,9 +63,4 @@ class Plate(World):
         """Nothing is laid out."""
 
     def sense(self, data: mujoco.MjData) -> Floats:
-        force, total = np.zeros(6), 0.0
-        for i in range(data.ncon):
-            if self.plate in data.contact.geom[i]:
-                mujoco.mj_contactForce(self.model, data, i, force)
-                total += float(force[0])
-        return np.array([total])
+        return np.array([pressed(self.model, data, self.plate)])

@@ -8,18 +8,19 @@ import importlib.util
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embodied.core.build import ConfigError, allow, build, parse
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError, allow, parse
 from embodied.core.spec import Leaf
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
+from embodied.real_robot.cameras import sources
 from embodied.real_robot.cameras.policy_images import PolicyImages
 from embodied.real_robot.cameras.realsense import Config, DeviceClock, RealSense
 from embodied.real_robot.cameras.sources import (
@@ -28,19 +29,15 @@ from embodied.real_robot.cameras.sources import (
     Folder,
     FolderConfig,
     Frame,
-    Rendered,
-    RenderedConfig,
     Scene,
     Source,
     Video,
     VideoConfig,
-    fitted,
-    make_camera,
 )
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recorder import recorded_spec
-from tests.builders import Clock, rendered, wait_until
+from tests.builders import Clock, make_policy, node_of, rendered, wait_until
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.trouble import Trouble
@@ -49,27 +46,22 @@ PATIENT = 60.0
 
 
 class Fake(Source):
-    """Shows what it is told to, when it is told to."""
+    """Shows the grey level that it is told to, when it is told to; None: it ends."""
 
     name = "fake"
 
     def __init__(self) -> None:
-        self.frames: list[Frame | None] = []
-        self.more = threading.Semaphore(0)
+        self.greys: Queue[int | None] = Queue()
+        self.show = self.greys.put
         self.closed = False
-
-    def show(self, grey: int | None) -> None:
-        self.frames.append(None if grey is None else np.full((4, 6, 3), grey, np.uint8))
-        self.more.release()
 
     def open(self) -> None:
         """Always there."""
 
     def grab(self) -> Frame:
-        self.more.acquire()
-        if (frame := self.frames.pop(0)) is None:
+        if (grey := self.greys.get()) is None:
             raise CameraError("camera fake gives no more pictures")
-        return frame
+        return np.full((4, 6, 3), grey, np.uint8)
 
     def close(self) -> None:
         self.closed = True
@@ -112,10 +104,10 @@ def test_newest_and_its_stamp() -> None:
 def test_frozen_and_thawed() -> None:
     fake = Fake()
     with Camera(fake, repeats=3, clock=Clock(5.0)) as camera:
-        for k in range(3):
+        for k in range(4):
             fake.show(7)
-            camera.next(k, PATIENT)
-        fake.show(7)
+            if k < 3:
+                camera.next(k, PATIENT)
         with pytest.raises(CameraError, match="fake is frozen: the same picture 4 times"):
             camera.next(3, PATIENT)
         fake.show(8)
@@ -143,9 +135,12 @@ def test_a_film_in_its_colours(tmp_path: Path) -> None:
         camera.next(1000, PATIENT)
     with pytest.raises(CameraError, match="cannot be opened"):
         Video(VideoConfig("/dev/no")).open()
+
+
+def test_a_picture_is_cut_to_its_middle_square() -> None:
     picture = np.zeros((48, 64, 3), np.uint8)
-    picture[:, 8:56] = 200  # the middle square; what is left and right of it goes
-    small = fitted(picture, 12, 12)
+    picture[:, 8:56] = 200
+    small = sources.fitted(picture, 12, 12)
     assert small.shape == (12, 12, 3) and (small == 200).all()
 
 
@@ -154,17 +149,20 @@ def test_files_of_a_folder_in_their_order(tmp_path: Path) -> None:
     for name, red in (("b.jpg", 200), ("a.png", 100), ("c.PNG", 50)):
         cv2.imwrite(str(tmp_path / name), np.full((8, 8, 3), (0, 0, red), np.uint8))
     (tmp_path / "notes.txt").write_text("no picture")
-    source = Folder(FolderConfig(str(tmp_path), fps=500))
+
+    def folder(**more: Any) -> Folder:
+        return Folder(FolderConfig(str(tmp_path), fps=500, **more))
+
+    source = folder()
     source.open()
-    shown = [source.grab() for _ in range(4)]
-    assert [int(frame[0, 0, 0]) for frame in shown] == pytest.approx([100, 200, 50, 100], abs=2)
-    assert all(frame[:, :, 1:].max() < 20 for frame in shown), "red first"
-    with Camera(Folder(FolderConfig(str(tmp_path), fps=500, loop=False)), repeats=0) as camera:
-        with pytest.raises(CameraError, match="all 3 pictures were shown"):
-            camera.next(1000, PATIENT)
-        with camera, pytest.raises(CameraError, match="all 3"):  # opened again, from the first on
-            camera.next(1000, PATIENT)
-    with Camera(Folder(FolderConfig(str(tmp_path), fps=500)), repeats=0) as camera:
+    shown = np.stack([source.grab() for _ in range(4)])
+    assert shown[:, 0, 0, 0].tolist() == pytest.approx([100, 200, 50, 100], abs=2)
+    assert shown[..., 1:].max() < 20, "red first"
+    once = Camera(folder(loop=False), repeats=0)
+    for _ in range(2):  # opened again, from the first on
+        with once, pytest.raises(CameraError, match="all 3 pictures were shown"):
+            once.next(1000, PATIENT)
+    with Camera(folder(), repeats=0) as camera:
         with camera:
             before = camera.next(0, PATIENT).number
         assert camera.next(before, PATIENT).number > before, "others still look through it"
@@ -175,18 +173,18 @@ def test_files_of_a_folder_in_their_order(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match=r"a\.png is no picture"):
         source.grab()
     (tmp_path / "empty").mkdir()
-    for place in (tmp_path / "empty", tmp_path / "nowhere"):
+    for place in ("empty", "nowhere"):
         with pytest.raises(CameraError, match="no PNG or JPEG files"):
-            Folder(FolderConfig(str(place))).open()
+            Folder(FolderConfig(str(tmp_path / place))).open()
     with pytest.raises(ConfigError) as error:
-        parse(FolderConfig, {"path": str(tmp_path), "fps": 0}, "camera")
+        parse(FolderConfig, {"path": "x", "fps": 0}, "camera")
     assert (error.value.key, error.value.value) == ("fps", 0)
 
 
 def test_rendered_pictures_come_at_their_rate() -> None:
     allow("tests.")
     node = {"_target_": "tests.real_robot.test_cameras.Wall"}
-    camera = Rendered(RenderedConfig(node, fps=100))
+    camera = sources.Rendered(sources.RenderedConfig(node, fps=100))
     camera.open()
     began = time.monotonic()
     frames = [camera.grab() for _ in range(10)]
@@ -198,15 +196,16 @@ needs_sdk = pytest.mark.skipif(
     importlib.util.find_spec("pyrealsense2") is None, reason="pyrealsense2 is not installed"
 )
 WIDE, HIGH, FPS = 64, 48, 30
+SMALL: dict[str, Any] = {"width": WIDE, "height": HIGH, "fps": FPS}
 HARDWARE, GLOBAL = "hardware_clock", "global_time"
 
 
 def test_a_device_clock_is_mapped_by_the_shortest_delay() -> None:
     clock, offset = DeviceClock(), 1000.0
-    delays = (0.030, 0.008, 0.050, 0.012)
-    taken = [clock(k / FPS, offset + k / FPS + late) for k, late in enumerate(delays)]
-    late = [t - offset - k / FPS for k, t in enumerate(taken)]
-    assert late == pytest.approx([0.030, 0.008, 0.008, 0.008])
+    stamps = np.arange(4) / FPS
+    came = offset + stamps + [0.030, 0.008, 0.050, 0.012]
+    taken = list(map(clock, stamps.tolist(), came.tolist()))
+    assert np.array(taken) - offset - stamps == pytest.approx([0.030, 0.008, 0.008, 0.008])
     assert clock(0.5, offset + 90.0) == pytest.approx(offset + 90.0), "it began anew"
 
 
@@ -247,24 +246,15 @@ class Soft:
         self.sensor.on_video_frame(frame)
 
 
-class Connected:
-    """In place of the SDK's context, which finds what is plugged in."""
-
-    devices: list[Any] = []  # noqa: RUF012
-
-    def query_devices(self) -> list[Any]:
-        return self.devices
-
-
 @pytest.fixture
-def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def connected(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the SDK's context finds plugged in."""
     import pyrealsense2
 
-    sdk: Any = pyrealsense2
-    monkeypatch.setattr(sdk, "context", Connected)
-    Connected.devices.clear()
-    yield Connected.devices
-    Connected.devices.clear()
+    devices: list[Any] = []
+    context = SimpleNamespace(query_devices=lambda: devices)
+    monkeypatch.setattr(pyrealsense2, "context", lambda: context)
+    return devices
 
 
 @needs_sdk
@@ -272,23 +262,20 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def test_frames_have_the_time_when_they_were_taken(connected: list[Any], domain: str) -> None:
     soft = Soft("0123", domain)
     connected.append(soft.device)
-    camera = RealSense(Config("0123", WIDE, HIGH, FPS))
+    camera = RealSense(Config("0123", **SMALL))
     camera.open()
-    begin = 3.0 if domain == HARDWARE else time.time()
-    taken = []
-    for k in range(5):
+    stamps = np.arange(5) / FPS + (3.0 if domain == HARDWARE else time.time())
+    taken: list[Any] = []
+    for k, stamp in enumerate(stamps.tolist()):
         began = time.monotonic()
-        soft.show(10 + k, begin + k / FPS)
+        soft.show(10 + k, stamp)
         frame = camera.grab()
         assert frame.shape == (HIGH, WIDE, 3) and frame[0, 0].tolist() == [250, 10 + k, 10 + k]
-        at = camera.taken()
-        assert at is not None
-        taken.append(at)
+        taken.append(camera.taken())
         if k == 0 and domain == HARDWARE:
-            assert began <= at <= time.monotonic()
+            assert began <= taken[0] <= time.monotonic()
     if domain == GLOBAL:
-        apart = np.array(taken) - np.arange(5) / FPS - (begin - time.time() + time.monotonic())
-        assert np.abs(apart).max() < 0.01
+        assert np.array(taken) - stamps == pytest.approx(time.monotonic() - time.time(), abs=0.01)
     camera.close()
     camera.close()
 
@@ -299,15 +286,13 @@ def test_a_camera_of_the_bridge(connected: list[Any], monkeypatch: pytest.Monkey
     monkeypatch.setattr("embodied.real_robot.cameras.realsense.TIMEOUT", 300)
     soft = Soft("0123", GLOBAL)
     connected.append(soft.device)
-    node = {"_target_": "embodied.real_robot.cameras.realsense.RealSense"}
-    with make_camera({**node, "width": WIDE, "height": HIGH, "fps": FPS}) as camera:
+    node = node_of("real_robot.cameras.realsense.RealSense", **SMALL)
+    with sources.make_camera(node) as camera:
         over = threading.Event()
 
         def play() -> None:
-            grey = 0
             while not over.wait(1 / FPS):
-                grey = (grey + 1) % 200
-                soft.show(grey, time.time() - 0.2)
+                soft.show((soft.number + 1) % 200, time.time() - 0.2)
 
         thread = threading.Thread(target=play)
         thread.start()
@@ -333,7 +318,7 @@ def test_what_is_not_there_is_one_line(connected: list[Any]) -> None:
         RealSense(Config()).open()
     # A software device has no exposure; a camera says so in the same way.
     with pytest.raises(CameraError, match="RealSense 0123 cannot be opened"):
-        RealSense(Config(width=WIDE, height=HIGH, fps=FPS, exposure=100.0)).open()
+        RealSense(Config(**SMALL, exposure=100.0)).open()
 
 
 SEEING = SPEC.with_obs(front=Leaf((4, 6, 3), "uint8", 0, 255))
@@ -352,11 +337,10 @@ def test_pictures_reach_the_policy_as_large_as_it_wants_them(
     tmp_path: Path, camera: dict[str, Any]
 ) -> None:
     bench = Bench(tmp_path)
-    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     observer = Observer(SEEING, 7, tool, GOAL, pictures=("front",))
+    policy = make_policy("scripted.fr3.Scripted", SEEING, task="reach", quality=1.0)
+    boxes = bench.there.state, bench.there.chunk
     with PolicyImages(SEEING, {"front": camera}, PATIENT) as eyes:
-        boxes = bench.there.state, bench.there.chunk
-        policy = build(node, Policy, spec=SEEING)
         decider = Decider(policy, observer, *boxes, lambda sent: tool(sent[None])[0], eyes)
         bench.control.turn()
         assert decider.turn()

@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,25 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.deploy.session import Session, Stopped
 from embodied.real_robot.assemble import open_channels, open_flight_recorder
-from embodied.real_robot.daemon.client import (
-    DaemonProcess,
-    ForeignDaemonError,
-    call,
-    emergency_stop,
-)
+from embodied.real_robot.daemon import client
+from embodied.real_robot.daemon.client import call
 from embodied.real_robot.daemon.requests import Reply, Verb
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.channels import Channels, Role
+from embodied.real_robot.ipc.channels import Role
 from embodied.real_robot.kernel.checks import Heartbeat
 from embodied.real_robot.kernel.messages import Mode
 from embodied.real_robot.rl.session import RobotSession, RobotSessionError
-from tests.real_robot.operators import in_mode
 from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, bridging, gone, simulated, until
+from tests.real_robot.test_daemon import (
+    HERTZ,
+    PATIENT,
+    Bridge,
+    bridging,
+    gone,
+    in_mode,
+    simulated,
+    until,
+)
 from tests.real_robot.test_deploy import robot
 from tests.tiers import only_all, usually
 
@@ -48,25 +53,22 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     return simulated(tmp_path_factory.mktemp("policy"), heartbeat=long)
 
 
-class Beats:
-    """The beats of the daemon, as the control process sees them."""
+@contextmanager
+def beating(made: Deployment, folder: Path, limit: float) -> Generator[None]:
+    """Meanwhile the control process hears from the daemon at least every `limit` s."""
+    heartbeat, seen, over = open_channels(made, folder, Role.ALL).heartbeat, [], threading.Event()
 
-    def __init__(self, channels: Channels) -> None:
-        self.mailbox, self.seen = channels.heartbeat, list[float]()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+    def watch() -> None:
+        while not over.wait(0.01):
+            if heartbeat.receive():
+                seen.append(float(heartbeat.fields["time"][0]))
 
-    def _watch(self) -> None:
-        while not self._done.wait(0.01):
-            if self.mailbox.receive():
-                self.seen.append(float(self.mailbox.fields["time"][0]))
-
-    def longest(self) -> float:
-        """The longest time between two of them, s."""
-        self._done.set()
-        self._thread.join()
-        return float(np.diff(self.seen).max())
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+    assert np.diff(seen).max() < limit
 
 
 def test_a_slow_disk_does_not_stop_the_beats(
@@ -75,21 +77,23 @@ def test_a_slow_disk_does_not_stop_the_beats(
     monkeypatch.setenv("PYTHONPATH", str(SITE), prepend=os.pathsep)
     monkeypatch.setenv("SLOW_DISK", str(SLOW))
     about = replace(deployed, records=str(folder / "records"))
+
+    def saved() -> list[str]:
+        """The files that the daemon told of."""
+        notes = [note for note in bridge.status["notes"] if " records are in " in note]
+        return [note.rpartition(" ")[2] for note in notes]
+
     with bridging(folder, about) as bridge:
         bridge.running()
-        beats = Beats(open_channels(about, folder, Role.ALL))
-        for _ in range(2):  # the second is saved when the first is
-            assert bridge.ask(Verb.ESTOP).ok
-            time.sleep(1.0)  # a stop is in its black box
-            bridge.done(Verb.RESET)
-            bridge.running()
-        bridge.done(Verb.STOP)
-        until(lambda: str(bridge.status["notes"]).count(" records are in ") == 2, "both are saved")
-        assert beats.longest() < 0.5 * SLOW
-        saved = sorted((folder / "records").glob("*.npz"))
-        assert len(saved) == 2
-        notes = [note for note in bridge.status["notes"] if " records are in " in note]
-        assert [note.rpartition(" ")[2] for note in notes] == [str(path) for path in saved]
+        with beating(about, folder, 0.5 * SLOW):
+            for _ in range(2):  # the second is saved when the first is
+                assert bridge.ask(Verb.ESTOP).ok
+                time.sleep(1.0)  # a stop is in its black box
+                bridge.done(Verb.RESET)
+                bridge.running()
+            bridge.done(Verb.STOP)
+            until(lambda: len(saved()) == 2, "both are saved")
+        assert saved() == sorted(map(str, (folder / "records").glob("*.npz")))
         assert bridge.ask(Verb.ESTOP).ok
         time.sleep(0.7)  # it is being saved
     assert len(list((folder / "records").glob("*.npz"))) == 3, "the last is waited for at the end"
@@ -102,29 +106,38 @@ def test_a_child_that_does_not_end_does_not_stop_the_daemon(
     about = replace(deployed, recording=str(tmp_path / "recording"))
     with bridging(folder, about) as bridge:
         status = bridge.running()
-        beats = Beats(open_channels(about, folder, Role.ALL))
-        os.kill(status["recorder"]["pid"], signal.SIGSTOP)  # it will be killed after 10 s
-        os.kill(status["control"]["pid"], signal.SIGKILL)
-        bridge.mode("DISCONNECTED")
-        replies: list[Any] = []
-        ask = threading.Thread(target=lambda: replies.append(bridge.ask(Verb.RESET)))
-        ask.start()
-        until(lambda: "asks: reset" in str(bridge.status["notes"]), "it was heard")
-        again = call(folder, Verb.RESET, PATIENT)
-        assert not again.ok and "are being started" in again.reason
-        assert bridge.ask(Verb.STATUS).ok and not replies, "it answers others meanwhile"
-        ask.join()
-        assert replies[0].ok and beats.longest() < 5.0
+        with beating(about, folder, 5.0):
+            os.kill(status["recorder"]["pid"], signal.SIGSTOP)  # it will be killed after 10 s
+            os.kill(status["control"]["pid"], signal.SIGKILL)
+            bridge.mode("DISCONNECTED")
+            replies: list[Any] = []
+            ask = threading.Thread(target=lambda: replies.append(bridge.ask(Verb.RESET)))
+            ask.start()
+            until(lambda: "asks: reset" in str(bridge.status["notes"]), "it was heard")
+            again = bridge.ask(Verb.RESET)
+            assert not again.ok and "are being started" in again.reason
+            assert bridge.ask(Verb.STATUS).ok and not replies, "it answers others meanwhile"
+            ask.join()
+        assert replies[0].ok and gone(status["recorder"]["pid"])
         assert bridge.running()["control"]["pid"] not in (0, status["control"]["pid"])
-        assert gone(status["recorder"]["pid"])
 
 
 def test_an_episode_without_a_limit_ends_with_its_session(
     folder: Path, deployed: Deployment
 ) -> None:
-    daemon = DaemonProcess(folder, deployed)
+    daemon = client.DaemonProcess(folder, deployed)
+
+    def started(seconds: float | None = None) -> None:
+        def done(verb: Verb, limit: float | None = None) -> bool:
+            with suppress(RuntimeError):
+                return daemon.call(verb, PATIENT, limit).ok
+            return False
+
+        until(lambda: done(Verb.ARM), "it is armed")
+        until(lambda: done(Verb.START, seconds), "it runs")
+
     try:
-        started(daemon)
+        started()
         began = time.monotonic()
         while time.monotonic() < began + 2.5:  # who looks at it says something
             assert daemon.call(Verb.STATUS, PATIENT).status["mode"] == "RUNNING"
@@ -132,30 +145,18 @@ def test_an_episode_without_a_limit_ends_with_its_session(
         status = until(lambda: in_mode(folder, "IDLE"), "the arm is at rest")
         assert "was silent for 2 s" in status["stopped"]
         assert status["stopped"] in str(status["notes"])
-        started(daemon, 4.0)
+        started(4.0)
         time.sleep(2.5)
-        assert call(folder, Verb.STATUS, PATIENT).status["mode"] == "RUNNING", "it has a limit"
+        assert in_mode(folder, "RUNNING"), "it has a limit"
         until(lambda: call(folder, Verb.STATUS, PATIENT).status["ended"] == "TIME", "it is over")
     finally:
         daemon.stop(PATIENT)
 
 
-def started(daemon: DaemonProcess, seconds: float | None = None) -> None:
-    def done(verb: Verb, limit: float | None = None) -> bool:
-        try:
-            return daemon.call(verb, PATIENT, limit).ok
-        except RuntimeError:
-            return False
-
-    until(lambda: done(Verb.ARM), "it is armed")
-    until(lambda: done(Verb.START, seconds), "it runs")
-
-
 def test_a_learner_that_posts_actions_and_asks_nothing_goes_on(
     folder: Path, deployed: Deployment
 ) -> None:
-    learner = RobotSession(replace(deployed, policy=""), folder)
-    try:
+    with closing(RobotSession(replace(deployed, policy=""), folder)) as learner:
         rest = np.zeros(4)
         learner.start(rest)
         began = time.monotonic()
@@ -164,8 +165,6 @@ def test_a_learner_that_posts_actions_and_asks_nothing_goes_on(
             learner.send_action(rest, float(learner.state["measured"]))
             time.sleep(0.05)
         assert learner.mode == Mode.RUNNING, learner.fault
-    finally:
-        learner.close()
 
 
 def quiet(status: Any, ran: float, success: bool | None) -> None:
@@ -175,11 +174,6 @@ def quiet(status: Any, ran: float, success: bool | None) -> None:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     return simulated(tmp_path_factory.mktemp("policy"))
-
-
-def folder_of(where: Path) -> Path:
-    where.mkdir()
-    return where
 
 
 @pytest.fixture
@@ -216,7 +210,8 @@ class KilledAtTheStart(Session):
 def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
     tmp_path: Path, folder: Path, plain: Deployment, unheard: bool
 ) -> None:
-    with KilledAtTheStart(folder, plain, folder_of(tmp_path / "out"), quiet) as session:
+    made = replace(plain, recording=str(tmp_path / "recording"))
+    with KilledAtTheStart(folder, made, tmp_path, quiet) as session:
         session.unheard = unheard
         session.ready()
         with pytest.raises(Stopped, match="the daemon died") as stopped:
@@ -224,7 +219,11 @@ def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
         session.stop()
     (episode,) = session.summary()["episodes"]
     assert episode["end"] == str(stopped.value) and not episode["recorded"]
-    assert "whether it was recorded" in episode["unkept"]
+    why = "the daemon ended before it said whether it was recorded"
+    assert episode["unkept"] == why and session.unrecorded == (
+        f"1 of 1 episodes are not (completely) recorded, the first is episode 1 ({why}); "
+        f"0 are complete in {made.recording}"
+    )
 
 
 def asked(folder: Path) -> list[str]:
@@ -237,18 +236,15 @@ def test_a_second_session_or_learner_in_the_folder_touches_nothing(
 ) -> None:
     """Even if a program of before today wrote another deployment there, the first one's limits and
     policy act after a reset."""
-    before, out = (first.folder / "deployment.json").read_bytes(), folder_of(tmp_path / "second")
+    before, out = (first.folder / "deployment.json").read_bytes(), tmp_path / "second"
+    out.mkdir()
     second = Session(first.folder, stranger, out, quiet)
     with pytest.raises(ConfigError, match="a daemon runs in") as refused, second:
         second.ready()
         second.run(1, 0.5, home=False)
     assert len(str(refused.value).splitlines()) == 1
     with pytest.raises(RobotSessionError, match="a daemon runs in"):
-        learner = RobotSession(replace(plain, policy=""), first.folder)
-        try:
-            learner.start(np.zeros(4))
-        finally:
-            learner.close()
+        RobotSession(replace(plain, policy=""), first.folder)
     assert (first.folder / "deployment.json").read_bytes() == before
     assert asked(first.folder) == [] and first.status["mode"] == "IDLE"
     assert not list(out.glob("*.log")), "the first one's logs are not the second one's"
@@ -260,31 +256,27 @@ def test_a_second_session_or_learner_in_the_folder_touches_nothing(
     first.ready()
     first.run(1, 2.0, home=False)
     assert [each.end for each in first.episodes] == ["time"], "the control process ended it"
-    ring = open_flight_recorder(plain, first.folder)
-    records = ring.records()
-    ring.close()
+    with closing(open_flight_recorder(plain, first.folder)) as ring:
+        records = ring.records()
     sent = records["sent"][records["mode"] == Mode.RUNNING]
-    acceleration = np.abs(np.diff(sent, 2, axis=0)) * HERTZ**2
     assert np.ptp(sent, axis=0).max() > 0.05, "it moved"
+    acceleration = np.abs(np.diff(sent, 2, axis=0)) * HERTZ**2
     assert acceleration.max() <= 1.01 * max(LIMITS.acceleration)
     assert first.status["acting"] == plain.policy
 
 
 def test_nobody_else_learns_the_token(first: Session) -> None:
-    token = first.daemon.token
-    pids = [first.daemon.pid, first.status["control"]["pid"], first.status["policy"]["pid"]]
-    for pid in pids:
-        for about in ("cmdline", "environ"):
-            assert token.encode() not in Path(f"/proc/{pid}/{about}").read_bytes()
-    for path in first.folder.iterdir():
-        assert not path.is_file() or token.encode() not in path.read_bytes()
-    assert token not in json.dumps(first.status)
+    pids = [first.daemon.pid, *(first.status[name]["pid"] for name in ("control", "policy"))]
+    seen = [Path(f"/proc/{pid}/{about}") for pid in pids for about in ("cmdline", "environ")]
+    seen += [path for path in first.folder.iterdir() if path.is_file()]
+    assert all(first.daemon.token.encode() not in path.read_bytes() for path in seen)
+    assert first.daemon.token not in json.dumps(first.status)
 
 
 def test_a_daemon_that_no_session_started_refuses_all_sessions(bridge: Bridge) -> None:
     bridge.idle()
     before = asked(bridge.folder)
-    with pytest.raises(ForeignDaemonError, match="belongs to another session"):
+    with pytest.raises(client.ForeignDaemonError, match="belongs to another session"):
         call(bridge.folder, Verb.ESTOP, PATIENT, session="0" * 32)
     assert bridge.status["mode"] == "IDLE" and asked(bridge.folder) == before
     assert bridge.ask(Verb.ESTOP).ok, "an operator's"
@@ -298,19 +290,25 @@ def bridge(tmp_path_factory: pytest.TempPathFactory, deployed: Deployment) -> It
 
 
 def test_estop_says_what_it_did(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
+    def estop(folder: Path) -> tuple[int, str]:
+        return robot(capsys, "estop", f"folder={folder}")
+
     bridge.running()
-    stopped = emergency_stop(bridge.folder, PATIENT)
+    stopped = client.emergency_stop(bridge.folder, PATIENT)
     assert stopped.done and stopped.latched is not None and stopped.reply is not None
-    code, text = robot(capsys, "estop", f"folder={bridge.folder}")
+    code, text = estop(bridge.folder)
     assert code == 0 and "latched after" in text, "it stays latched"
     bridge.done(Verb.RESET)
     pid = bridge.idle()["control"]["pid"]
     os.kill(pid, signal.SIGKILL)
-    bridge.mode("DISCONNECTED")
-    code, text = robot(capsys, "estop", f"folder={bridge.folder}")
+    assert bridge.mode("DISCONNECTED")["fault"] == "the control process died (SIGKILL)"
+    code, text = estop(bridge.folder)
     assert code == 2 and "the control process died (SIGKILL)" in text
     assert "the robot's own stop" in text and len(text.strip().splitlines()) == 1
-    code, text = robot(capsys, "estop", f"folder={bridge.folder}/nobody")
+    assert bridge.status["control"]["pid"] == 0, "only a reset starts it"
+    bridge.done(Verb.RESET)
+    assert bridge.running()["control"]["pid"] not in (0, pid)
+    code, text = estop(bridge.folder / "nobody")
     assert code == 2 and "no daemon runs" in text
 
 
@@ -318,11 +316,10 @@ def test_a_control_process_that_hangs_is_told_of(bridge: Bridge) -> None:
     pid = bridge.idle()["control"]["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        status = until(
-            lambda: s if (s := bridge.status)["control"]["silent"] else None, "it is noticed"
-        )
-        assert "has not ticked for" in status["fault"] and "own stop" in status["fault"]
-        assert "has not ticked for 1 s" in str(status["notes"])
+        until(lambda: bridge.status["control"]["silent"], "it is noticed")
+        fault = bridge.status["fault"]
+        assert "has not ticked for" in fault and "own stop" in fault
+        assert "has not ticked for 1 s" in str(bridge.status["notes"])
     finally:
         os.kill(pid, signal.SIGCONT)
     until(lambda: not bridge.status["control"]["silent"], "it ticks again")

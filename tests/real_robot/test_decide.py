@@ -23,11 +23,12 @@ from embodied.envs.so101 import Config as So101Config
 from embodied.envs.so101 import So101
 from embodied.real_robot.assemble import tool_target
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.deployment import Deployment, controller_settings
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import Observer, observer, require_actions
+from tests.builders import make_policy
 from tests.real_robot.test_control import DT, STEP, Bench
 
 GOAL = {"goal_x": 0.5, "goal_y": 0.15, "goal_z": 0.2}
@@ -89,21 +90,17 @@ def test_every_element_is_the_simulations() -> None:
     env = Fr3(Fr3Config(task="reach", num_envs=1))
     obs = env.reset(3)["state"][0].numpy()
     names = SPEC.obs["state"].names
-    shown = dict(zip(names, obs, strict=True))
-    q = np.array([shown[f"q{i}"] for i in range(1, 8)], dtype=np.float64)
-    dq = np.array([shown[f"dq{i}"] for i in range(1, 8)], dtype=np.float64)
-    here = np.array([shown[f"tool_{axis}"] for axis in "xyz"])
-    lead = np.array([shown[f"lead_{axis}"] for axis in "xyz"])
-    given = {f"goal_{axis}": float(shown[f"goal_{axis}"]) for axis in "xyz"}
-    observer = Observer(SPEC, 7, tool, given)
-    seen = observer(q, dq, here + lead, float(shown["width"]))["state"]
+    shown = dict(zip(names, obs.astype(np.float64).tolist(), strict=True))
+    q, dq = (np.array([shown[f"{name}{i}"] for i in range(1, 8)]) for name in ("q", "dq"))
+    here, lead = (np.array([shown[f"{n}_{axis}"] for axis in "xyz"]) for n in ("tool", "lead"))
+    observer = Observer(SPEC, 7, tool, {name: shown[name] for name in GOAL})
+    seen = observer(q, dq, here + lead, shown["width"])["state"]
     assert seen == pytest.approx(obs, abs=1e-5)
 
 
 def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-    arm, goal = Arm(tmp_path, build(node, Policy, spec=SPEC)), np.array(list(GOAL.values()))
+    script = make_policy("scripted.fr3.Scripted", SPEC, task="reach", quality=1.0)
+    arm, goal = Arm(tmp_path, script), np.array(list(GOAL.values()))
     arm.runs()
     away: list[float] = []  # the script corrects late observations: it moves around its goal
     for _ in range(30):
@@ -113,44 +110,44 @@ def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path)
     assert min(away) < 0.02 and max(away[-15:]) < 0.06
 
 
-def test_what_nobody_measures_is_one_line() -> None:
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"front": Leaf((8, 8, 3), "uint8", 0, 255)}, "name a camera"),
+        ({"more": Leaf((2,))}, "have no names"),
+        ({"seen": Leaf((8, 3), unit=POINTS)}, "the point cloud seen, and no camera here measures"),
+        ({"front": Leaf((8, 8, 1), unit=DEPTH)}, "the depth picture front, and no camera here mea"),
+    ],
+)
+def test_what_nobody_measures_is_one_line(more: dict[str, Leaf], says: str) -> None:
     with pytest.raises(ConfigError, match=r"the policy observes goal_x.* does not measure"):
         Observer(SPEC, 7, tool, {})
-    with pytest.raises(ConfigError, match="name a camera"):
-        Observer(SPEC.with_obs(front=Leaf((8, 8, 3), "uint8", 0, 255)), 7, tool, GOAL)
-    with pytest.raises(ConfigError, match="have no names"):
-        Observer(SPEC.with_obs(more=Leaf((2,))), 7, tool, GOAL)
-    with pytest.raises(ConfigError, match="the point cloud seen, and no camera here measures"):
-        Observer(SPEC.with_obs(seen=Leaf((8, 3), unit=POINTS)), 7, tool, GOAL)
-    with pytest.raises(ConfigError, match="the depth picture front, and no camera here measures"):
-        Observer(SPEC.with_obs(front=Leaf((8, 8, 1), unit=DEPTH)), 7, tool, GOAL)
+    with pytest.raises(ConfigError, match=says):
+        Observer(SPEC.with_obs(**more), 7, tool, GOAL)
 
 
 ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
 
 
-def deployment(robot: str, controller: Any, **settings: Any) -> Deployment:
+def deployment(robot: str, **changed: Any) -> Deployment:
+    """Of configs/robot/ROBOT.yaml, `changed`, without a policy."""
     node = yaml.safe_load((ROBOTS / f"{robot}.yaml").read_text())
     del node["_target_"]
-    return Deployment.parse({**node, "policy": "", "controller": controller, **settings})
-
-
-def environment(robot: str, controller: str) -> MujocoVecEnv:
-    if robot == "so101_sim":
-        return So101(So101Config(num_envs=1, controller=controller))
-    return Fr3(Fr3Config(task="reach", num_envs=1, controller=controller))
+    return Deployment.parse(controller_settings(node) | {"policy": ""} | changed)
 
 
 @pytest.mark.parametrize("controller", NAMES)
 @pytest.mark.parametrize("robot", ["sim", "so101_sim"])
 def test_parity(robot: str, controller: str) -> None:
     """Thirty random actions: joint targets and hand to 1e-9, what a policy sees to 1e-6."""
-    env = environment(robot, controller)
+    if robot == "sim":
+        env: MujocoVecEnv = Fr3(Fr3Config(task="reach", num_envs=1, controller=controller))
+    else:
+        env = So101(So101Config(num_envs=1, controller=controller))
     obs = env.reset(0)["state"][0]
     names = env.spec.obs["state"].names
-    shown = {n: float(v) for n, v in zip(names, obs, strict=True)}
-    goal = {n: shown[n] for n in ("goal_x", "goal_y", "goal_z")}
-    made = deployment(robot, controller, given=goal)
+    goal = {n: float(obs[names.index(n)]) for n in ("goal_x", "goal_y", "goal_z")}
+    made = deployment(robot, controller=controller, given=goal)
     require_actions(env.spec, made)
     n, seen, target = made.joints, observer(env.spec, made), tool_target(made)
     follower = ChunkFollower(build(made.controller, Controller), made.step)
@@ -170,8 +167,7 @@ def test_parity(robot: str, controller: str) -> None:
         assert follower.width == pytest.approx(hand, abs=1e-9)
         there = step.next_obs["state"][0]
         q, dq = env.batch.qpos[0, :n], env.batch.qvel[0, :n]
-        open_by = dict(zip(names, there.tolist(), strict=True))["width"]
-        here = seen(q, dq, target(follower.step_end), open_by)["state"]
+        here = seen(q, dq, target(follower.step_end), float(there[names.index("width")]))["state"]
         if controller != "cartesian_delta":  # its reference is ahead of what the joints reach
             assert here == pytest.approx(there.numpy(), abs=1e-6)
     assert k >= 10
@@ -183,9 +179,9 @@ def spec(low: Any, high: Any, names: tuple[str, ...] = ()) -> Spec:
 
 
 def test_units_that_do_not_match_are_refused_in_one_line() -> None:
-    normal = deployment("so101_sim", "joint_position")
+    normal = deployment("so101_sim", controller="joint_position")
     node = dict(normal.controller) | {"action": "deg", "hand_values": [0.0, 100.0]}
-    degrees = deployment("so101_sim", node)
+    degrees = deployment("so101_sim", controller=node)
     require_actions(spec(-1.0, 1.0), normal)
     require_actions(spec((-1.0,) * 6, (1.0,) * 6), normal)
     require_actions(spec(-180.0, 180.0), degrees)
@@ -199,7 +195,7 @@ def test_units_that_do_not_match_are_refused_in_one_line() -> None:
 
 
 def test_the_yaml_takes_the_name_of_a_controller() -> None:
-    made = deployment("sim", "joint_position", step=0.1)
+    made = deployment("sim", controller="joint_position", step=0.1)
     assert made.controller["arm"] == "fr3" and made.controller["dt"] == 0.1
     with pytest.raises(ConfigError, match="did you mean"):
-        deployment("sim", "joint_pos")
+        deployment("sim", controller="joint_pos")

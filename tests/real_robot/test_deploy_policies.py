@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,16 @@ from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, SYMBOL, Leaf, Spec
-from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy.site import fitted, told_checkpoint, trained_with
 from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.policy.observer import observer, require_actions, require_rate
-from tests.builders import make_policy, node_of
-from tests.real_robot.test_deploy import ENV, said, start
+from tests.builders import make_policy, node_of, python, write_files
+from tests.real_robot.test_decide import SPEC
+from tests.real_robot.test_deploy import ends, said, start
 from tests.real_robot.test_deploy import robot as command
 from tests.tiers import only_all
 
@@ -64,36 +62,26 @@ class Lift(Policy):
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the package my_lab and a run with its policy."""
-    (tmp_path / "my_lab").mkdir()
-    (tmp_path / "my_lab" / "__init__.py").write_text("")
-    (tmp_path / "my_lab" / "lift.py").write_text(SOURCE)
-    monkeypatch.setattr(core_build, "ALLOWED", [*core_build.ALLOWED])
-    monkeypatch.setattr(core_build, "ASKED", [*core_build.ASKED])
+    write_files(tmp_path, {"my_lab/__init__.py": "", "my_lab/lift.py": SOURCE, "run/run.yaml": RUN})
+    for name in ("ALLOWED", "ASKED"):
+        monkeypatch.setattr(core_build, name, [*getattr(core_build, name)])
     monkeypatch.syspath_prepend(tmp_path)
     core_build.allow("my_lab")
-    policy = core_build.build({"_target_": "my_lab.lift.Lift"}, Policy, spec=spec())
+    policy = core_build.build({"_target_": "my_lab.lift.Lift"}, Policy, spec=SPEC)
     save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
-    (tmp_path / "run" / "run.yaml").write_text(RUN)
     return tmp_path
 
 
-def spec() -> Spec:
-    return Fr3(Fr3Config(task="reach", num_envs=1)).spec
-
-
 def exported(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embodied.cli", "export", "run", "--to", "made", *words]
-    environment = {**ENV, "PYTHONSAFEPATH": "1"}
-    return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
+    command = ("-m", "embodied.cli", "export", "run", "--to", "made", *words)
+    return python(*command, folder=where, PYTHONSAFEPATH="1")
 
 
 @only_all
 def test_an_arm_is_moved_by_a_policy_of_my_lab_which_is_exported(where: Path, folder: Path) -> None:
     deploy = start(where, folder, "robot=sim", "policy=run", "seconds=1", "allow=[my_lab]")
     text = said(deploy)
-    assert deploy.returncode == 0, text
-    summary = json.loads((where / "out" / "summary.json").read_text())
-    assert [each["end"] for each in summary["episodes"]] == ["time"], text
+    assert deploy.returncode == 0 and ends(where / "out") == ["time"], text
     assert json.loads((where / "out" / "deployment.json").read_text())["allow"] == ["my_lab"]
     done = exported(where, "allow=[my_lab]")
     assert done.returncode == 0, done.stderr
@@ -117,13 +105,12 @@ def test_a_robots_own_settings_allow_nothing() -> None:
     with pytest.raises(ConfigError, match="command line"):
         with_allowed({"allow": ["my_lab"]})
     with pytest.raises(ConfigError, match="no dotted name"):
-        Deployment.parse({**robot(), "policy": "", "allow": ["os; import"]})
-    assert Deployment.parse({**robot(), "policy": "", "allow": ["my_lab.arms"]}).allow
+        Deployment.parse({**settings("sim"), "policy": "", "allow": ["os; import"]})
+    assert Deployment.parse({**settings("sim"), "policy": "", "allow": ["my_lab.arms"]}).allow
 
 
-JOINTS = tuple(f"joint_{i}.pos" for i in range(1, 8))
-JOINT_STATE = Leaf((7,), names=JOINTS)
-THERE = Spec({"state": JOINT_STATE}, Leaf((4,), names=("x", "y", "z", "gripper")), dt=0.05)
+JOINTS = Leaf((7,), names=tuple(f"joint_{i}.pos" for i in range(1, 8)))
+THERE = Spec({"state": JOINTS}, Leaf((4,), names=("x", "y", "z", "gripper")), dt=0.05)
 MAPPING = """
 obs:
   state: {name: observation.state, scale: 0.0174533, elements: [q1, q2, q3, q4, q5, q6, q7]}
@@ -131,29 +118,36 @@ action: {low: [-20, -20, -20, 0], high: [20, 20, 20, 1], elements: [dx, dy, dz, 
 """
 
 
-def robot() -> dict:
-    node = controller_settings(compose("deploy", ["robot=sim"]).node["robot"])
-    node.pop("_target_")
-    return node
+def settings(robot: str = "so101_sim") -> dict[str, Any]:
+    words = [f"robot={robot}"]
+    if robot == "lerobot":
+        words.append("robot.driver.port=x")
+        words.append("robot.driver.settings={id: a, calibration_dir: /nowhere}")
+    node = controller_settings(compose("deploy", words).node["robot"])
+    return {key: value for key, value in node.items() if key != "_target_"}
+
+
+def run_of(folder: Path, spec: Spec, action: Affine, **how: Any) -> Path:
+    """A run without an environment, of a policy whose actions have the units of `action`."""
+    base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
+    how |= {"base": base, "action": action.to_json()}
+    policy = make_policy("wrappers.translated.PhysicalUnits", spec, **how)
+    checkpoint.save(folder / "run" / "checkpoints" / "00000001", policy, 1)
+    write_files(folder, {"run/run.yaml": "env: null\ndemos: their_arm\n"})
+    return folder / "run"
 
 
 def cloned(folder: Path, spec: Spec = THERE) -> Path:
-    """A run without an environment: joints in degrees, actions in millimetres."""
-    base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
-    action = Affine((-20.0, -20.0, -20.0, 0.0), (20.0, 20.0, 20.0, 1.0)).to_json()
-    how: dict[str, Any] = {"base": base, "action": action, "reach": 2.0}
-    policy = make_policy("wrappers.translated.PhysicalUnits", spec, **how)
-    checkpoint.save(folder / "run" / "checkpoints" / "00000001", policy, 1)
-    (folder / "run" / "run.yaml").write_text("env: null\ndemos: their_arm\n")
-    return folder / "run"
+    """Joints in degrees, actions in millimetres."""
+    low, high = (-20.0, -20.0, -20.0, 0.0), (20.0, 20.0, 20.0, 1.0)
+    return run_of(folder, spec, Affine(low, high), reach=2.0)
 
 
 def test_the_robot_measures_and_moves_what_the_policy_means(tmp_path: Path) -> None:
     run, file = cloned(tmp_path), tmp_path / "map.yaml"
     file.write_text(MAPPING)
-    saved = fitted(run, str(file), robot(), tmp_path)[1]
-    policy = checkpoint.load_policy(saved)
-    deployment = Deployment.parse({**robot(), "policy": saved})
+    deployment = site_of(run, settings("sim"), tmp_path, file)
+    policy = checkpoint.load_policy(deployment.policy)
     require_rate(policy.spec, deployment)
     require_actions(policy.spec, deployment)
     assert observer(policy.spec, deployment).names["state"] == tuple(f"q{i}" for i in range(1, 8))
@@ -180,7 +174,7 @@ def test_what_does_not_fit_is_one_line(
     run, file = cloned(tmp_path, Spec(THERE.obs, THERE.act, dt=dt)), tmp_path / "map.yaml"
     file.write_text(MAPPING.replace(before, after))
     with pytest.raises(ConfigError, match=says) as caught:
-        fitted(run, str(file), robot(), tmp_path)
+        site_of(run, settings("sim"), tmp_path, file)
     assert "\n" not in str(caught.value)
 
 
@@ -188,16 +182,6 @@ SERVOS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_ro
 NAMES = tuple(f"{joint}.pos" for joint in SERVOS)
 POSE = (20.0, 26.0, 36.0, 30.0, -20.0, 80.0)  # LeRobot's degrees, and 0 to 100
 FIRST = (5, 0, 1, 2, 3, 4)  # the gripper first
-LEROBOT = [
-    "robot.driver.port=x",
-    "robot.driver.settings={id: a, calibration_dir: /nowhere}",
-]
-
-
-def settings(robot: str = "so101_sim") -> dict[str, Any]:
-    words = [f"robot={robot}", *(LEROBOT if robot == "lerobot" else [])]
-    node = controller_settings(compose("deploy", words).node["robot"])
-    return {key: value for key, value in node.items() if key != "_target_"}
 
 
 def servo_run(
@@ -205,7 +189,6 @@ def servo_run(
     order: tuple[int, ...] = (0, 1, 2, 3, 4, 5),
     named: bool = True,
     wide: float = 0.5,
-    dt: float = 1 / 30,
     tasks: tuple[str, ...] = (),
 ) -> Path:
     """A run of a dataset whose arm stays within `wide` of POSE; it says its elements in `order`."""
@@ -213,40 +196,37 @@ def servo_run(
     obs = {"state": Leaf((6,), names=names)}
     if tasks:
         obs[INSTRUCTION] = Leaf((), "int64", 0, len(tasks) - 1, SYMBOL)
-    spec = Spec(obs, Leaf((6,), names=names), dt=dt, tasks=tasks)
-    low, high = (tuple(POSE[i] + way for i in order) for way in (-wide, wide))
-    around = Affine(low, high).to_json()
-    base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
-    how: dict[str, Any] = {"base": base, "action": around, "obs": {"state": around}, "reach": 1.0}
-    policy = make_policy("wrappers.translated.PhysicalUnits", spec, **how)
-    checkpoint.save(folder / "run" / "checkpoints" / "00000001", policy, 1)
-    (folder / "run" / "run.yaml").write_text("env: null\ndemos: their_arm\n")
-    return folder / "run"
+    spec = Spec(obs, Leaf((6,), names=names), dt=1 / 30, tasks=tasks)
+    around = Affine(*(tuple(POSE[i] + way for i in order) for way in (-wide, wide)))
+    return run_of(folder, spec, around, obs={"state": around.to_json()}, reach=1.0)
 
 
-def site_of(run: Path, robot: dict[str, Any], folder: Path, file: str | None = None) -> Deployment:
-    made, policy = fitted(run, file, robot, folder)
+def site_of(run: Path, robot: dict[str, Any], folder: Path, file: Path | None = None) -> Deployment:
+    made, policy = fitted(run, None if file is None else str(file), robot, folder)
     return Deployment.parse({**made, "policy": policy})
 
 
-def target_of(deployment: Deployment, begin: np.ndarray[Any, Any]) -> tuple[Any, float]:
-    """Where the arm is sent in the end by what the policy says."""
+def outside_of(driver: dict[str, Any]) -> Any:
+    """The names and units that a driver's own users have."""
+    found = build(driver, Driver).outside()
+    assert found is not None
+    return found
+
+
+def target_of(deployment: Deployment) -> tuple[Any, float]:
+    """Where the arm is sent from home in the end by what the policy says."""
     policy = checkpoint.load_policy(deployment.policy).eval()
     require_rate(policy.spec, deployment)
     require_actions(policy.spec, deployment)
-    watch = observer(policy.spec, deployment)
-    follower = ChunkFollower(build(deployment.controller, Controller), deployment.step)
-    q, width, out = begin.copy(), 0.03, np.zeros(5)
-    follower.begin(q, width, 0.0)
-    for k in range(80):
-        seen = watch(q, 0 * q, np.zeros(3), width)
+    watch, controller = observer(policy.spec, deployment), build(deployment.controller, Controller)
+    q, width = np.array([deployment.home]), np.array([0.03])
+    reference = controller.begin(q, width)
+    for _ in range(80):
+        seen = watch(q[0], 0 * q[0], np.zeros(3), float(width[0]))
         obs = {name: torch.as_tensor(value)[None] for name, value in seen.items()}
         plan = policy.act(obs, policy.initial(1), torch.zeros_like(policy.sample_noise(1)))[0]
-        at = k * deployment.step
-        follower.take(Chunk(plan[0, :1].detach().double().numpy(), at, at))
-        follower(q, at + 0.9 * deployment.step, out)
-        q, width = follower.step_end.copy(), follower.width
-    return q, width
+        q, width, reference = controller(plan[:, 0].detach().double().numpy(), q, reference)
+    return q[0], float(width[0])
 
 
 @pytest.mark.parametrize("robot", ["so101_sim", "lerobot"])
@@ -257,7 +237,7 @@ def test_its_names_and_units_are_those_of_the_driver(
     """Neither a mapping nor a rate nor a controller is said. The gripper said first is no joint."""
     deployment = site_of(servo_run(tmp_path, order), settings(robot), tmp_path)
     assert deployment.step == 1 / 30 and deployment.outside is not None
-    q, width = target_of(deployment, np.array(settings(robot)["home"]))
+    q, width = target_of(deployment)
     wanted = deployment.outside.positions(np.array(POSE))
     np.testing.assert_allclose(q, wanted[:5], atol=np.radians(1.0))
     np.testing.assert_allclose(q[:2], np.radians([POSE[0], -POSE[1]]), atol=np.radians(1.0))
@@ -266,9 +246,8 @@ def test_its_names_and_units_are_those_of_the_driver(
 
 def test_the_drivers_of_one_arm_say_the_same() -> None:
     """LeRobot's degrees begin in the middle of the range, and a turn of them has 4095 ticks."""
-    servos, lerobot = (build(settings(r)["driver"], Driver) for r in ("so101_sim", "lerobot"))
-    ours, theirs = servos.outside(), lerobot.outside()
-    assert ours is not None and theirs is not None and ours.names == theirs.names == NAMES
+    ours, theirs = (outside_of(settings(r)["driver"]) for r in ("so101_sim", "lerobot"))
+    assert ours.names == theirs.names == NAMES
     q = np.array([0.3, -0.4, 0.5, -0.6, 0.7])
     np.testing.assert_allclose(ours.values(q, 0.035), theirs.values(q, 0.035), atol=0.02)
     ticks = 2048 - 0.4 * 4096 / (2 * np.pi) * -1  # of shoulder_lift, whose sign is -1
@@ -277,31 +256,26 @@ def test_the_drivers_of_one_arm_say_the_same() -> None:
 
 
 def test_a_range_of_minus_100_to_100_is_that_of_the_calibration(tmp_path: Path) -> None:
-    node = settings()["driver"] | {"units": "range"}
-    outside = build(node, Driver).outside()
-    assert outside is not None
-    ends = [(j["high"] - 2048) * 2 * np.pi / 4096 for j in node["joints"]]
+    node, hundred = settings()["driver"] | {"units": "range"}, np.full(6, 100.0)
+    ends = np.array([(j["high"] - 2048) * 2 * np.pi / 4096 for j in node["joints"]])
     ends[1] *= -1
-    np.testing.assert_allclose(outside.positions(np.full(6, 100.0))[:5], ends, rtol=1e-3)
+    np.testing.assert_allclose(outside_of(node).positions(hundred)[:5], ends, rtol=1e-3)
     joints = [{**joint, "unit": "range"} for joint in settings("lerobot")["driver"]["joints"]]
     theirs = settings("lerobot")["driver"] | {"joints": joints}
     with pytest.raises(ConfigError, match=r"shoulder_pan\.pos: how far it turns is not known"):
         build(theirs, Driver).outside()
-    rows = {j["name"]: {"id": j["id"], "range_min": j["low"], "range_max": j["high"]}
-            for j in node["joints"]}  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps(rows))
+    keys = {"id": "id", "range_min": "low", "range_max": "high"}
+    calibrated = {j["name"]: {key: j[of] for key, of in keys.items()} for j in node["joints"]}
+    (tmp_path / "a.json").write_text(json.dumps(calibrated))
     theirs["settings"] = {"id": "a", "calibration_dir": str(tmp_path)}
-    known = build(theirs, Driver).outside()
-    assert known is not None
-    np.testing.assert_allclose(known.positions(np.full(6, 100.0))[:5], ends, rtol=1e-3)
+    np.testing.assert_allclose(outside_of(theirs).positions(hundred)[:5], ends, rtol=1e-3)
 
 
 def test_without_names_the_order_is_trusted_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = servo_run(tmp_path, named=False)
-    deployment = site_of(run, settings(), tmp_path)
-    q, _ = target_of(deployment, np.array(settings()["home"]))
+    q, _ = target_of(site_of(run, settings(), tmp_path))
     np.testing.assert_allclose(np.degrees(q[0]), POSE[0], atol=1.0)
     code, text = command(capsys, "check", "robot=so101_sim", f"policy={run}")
     assert code == 0 and "the policy names none: their order is trusted" in text, text
@@ -315,23 +289,19 @@ def test_other_names_need_a_mapping(tmp_path: Path) -> None:
     node = settings()
     with pytest.raises(ConfigError, match=r"the policy says .*roll, gripper\.pos; the robot's"):
         require_actions(checkpoint.load_spec(run), site_of(run, node, tmp_path))
-    outside = build(node["driver"], Driver).outside()
-    assert outside is not None
-    ours = [f"q{i}" for i in range(1, 6)]
+    outside = outside_of(node["driver"])
     unit, zero = np.array(outside.unit), np.array(outside.zero)
     about = {"scale": unit.tolist(), "offset": (-zero * unit).tolist()}
-    targets = {"_target_": "embodied.embodiments.joint_position.JointTargets", "joints": 5}
-    node |= {"controller": {**targets, "dt": 1 / 30}, "step": 1 / 30}
-    state = {"name": "state", **about, "elements": [*ours, "width"]}
+    named = about | {"elements": [*(f"q{i}" for i in range(1, 6)), "width"]}
+    targets = node_of("embodiments.joint_position.JointTargets", joints=5, dt=1 / 30)
+    node |= {"controller": targets, "step": 1 / 30}
     file = tmp_path / "map.yaml"
-    file.write_text(
-        json.dumps({"obs": {"state": state}, "action": {**about, "elements": [*ours, "width"]}})
-    )
+    obs = {"state": {"name": "state", **named}}
+    file.write_text(json.dumps({"obs": obs, "action": about}))
     with pytest.raises(ConfigError, match=r"action is .*roll.* write action: {elements"):
-        bare = tmp_path / "bare.yaml"
-        bare.write_text(json.dumps({"obs": {"state": state}, "action": about}))
-        fitted(run, str(bare), node, tmp_path)
-    policy = checkpoint.load_policy(fitted(run, str(file), node, tmp_path)[1])
+        site_of(run, node, tmp_path, file)
+    file.write_text(json.dumps({"obs": obs, "action": named}))
+    policy = checkpoint.load_policy(site_of(run, node, tmp_path, file).policy)
     radians = torch.as_tensor(outside.positions(np.array(POSE)), dtype=torch.float32)[None]
     chunk = policy.act({"state": radians}, policy.initial(1), policy.sample_noise(1))[0]
     np.testing.assert_allclose(chunk[0, 0, :5].detach(), radians[0, :5], atol=np.radians(2.0))
@@ -350,20 +320,17 @@ def test_a_policy_of_several_tasks_is_told_one(
     ):
         found, text = command(capsys, *words, *more)
         assert found == code and line in text, text
-    base, acts = checkpoint.load_policy(run), list[torch.Tensor]()
-    state, noise = torch.tensor([[POSE[i] for i in FIRST]]), base.sample_noise(1)
-    told = ""
+    base, state = checkpoint.load_policy(run), torch.tensor([[POSE[i] for i in FIRST]])
+    noise, wanted = base.sample_noise(1), list[torch.Tensor]()
     for number, task in enumerate(tasks):
         told = told_checkpoint(run, task, tmp_path / str(number))
+        assert site_of(Path(told), settings(), tmp_path).outside is not None
         policy = checkpoint.load_policy(told)
         assert policy.spec.text == task
-        acts.append(policy.act({"state": state}, {}, noise)[0])
-        wanted = base.act({"state": state, INSTRUCTION: torch.tensor([number])}, {}, noise)[0]
-        assert torch.equal(acts[-1], wanted)
-    assert not torch.equal(*acts)
-    deployment = site_of(Path(told), settings(), tmp_path)
-    q, _ = target_of(deployment, np.array(settings()["home"]))
-    np.testing.assert_allclose(np.degrees(q[0]), POSE[0], atol=1.0)
+        obs = {"state": state, INSTRUCTION: torch.tensor([number])}
+        wanted.append(base.act(obs, {}, noise)[0])
+        assert torch.equal(policy.act({"state": state}, {}, noise)[0], wanted[-1])
+    assert not torch.equal(*wanted)
 
 
 @only_all
@@ -375,19 +342,9 @@ def test_data_beyond_the_limits_are_refused(
     code, text = command(capsys, "check", "robot=so101_sim", f"policy={run}")
     line = next(line for line in text.splitlines() if "units" in line)
     assert code == 1 and "FAIL units" in line and "elbow_flex.pos: action of the run" in line
-    words = (f"policy={run}", "yes=true", f"out={out}", f"folder={tmp_path / 'd'}")
-    deploy = start(tmp_path, tmp_path / "d", "robot=so101_sim", *words[:1])
+    deploy = start(tmp_path, tmp_path / "d", "robot=so101_sim", f"policy={run}")
     assert "not started: a check failed" in said(deploy)
     assert deploy.returncode == 2 and not out.exists()
-
-
-def test_a_whole_turn_is_no_calibrated_range(capsys: pytest.CaptureFixture[str]) -> None:
-    joints = [dict(joint) for joint in settings()["driver"]["joints"]]
-    joints[4] |= {"low": 0, "high": 4095}
-    words = f"robot.driver.joints={json.dumps(joints)}".replace('"', "").replace(" ", "")
-    code, text = command(capsys, "check", "robot=so101_sim", "demonstrator=reach", words)
-    assert code == 1 and "FAIL range" in text, text
-    assert "the calibrated range of wrist_roll is a whole turn" in text
 
 
 def test_a_drawn_camera_is_named_as_it_is_typed(
@@ -402,22 +359,3 @@ def test_a_drawn_camera_is_named_as_it_is_typed(
     word = text.split("to draw it: '")[1].split("'")[0]
     code, text = command(capsys, *words, word)
     assert code == 0 and "ok   cameras       front (32 x 32)" in text, text
-
-
-@only_all
-def test_the_simulated_arm_goes_where_it_says(tmp_path: Path, folder: Path) -> None:
-    run = servo_run(tmp_path, FIRST)
-    words = ("robot=so101_sim", f"policy={run}", "seconds=5", "robot.driver.timeout=0.3")
-    deploy = start(tmp_path, folder, *words, "robot.workspace=null")
-    text = said(deploy)
-    assert deploy.returncode == 0 and "FAIL" not in text, text
-    episodes = read_episodes(tmp_path / "out" / "recording")
-    outside = build(settings()["driver"], Driver).outside()
-    assert outside is not None
-    wanted = outside.positions(np.array(POSE))[:5]
-    sent = episodes.steps["action/sent"][-1].numpy()
-    np.testing.assert_allclose(sent, wanted, atol=np.radians(2.0))
-    last = episodes.steps["obs/state"][-1].tolist()
-    seen = dict(zip(episodes.spec.obs["state"].names, last, strict=True))
-    for name, value in zip(NAMES, POSE, strict=True):
-        assert seen[name] == pytest.approx(value, abs=4.0), "what the policy sees has these units"

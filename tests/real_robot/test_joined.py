@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.checkpoint import save
@@ -26,22 +24,20 @@ from embodied.real_robot.emulators.process import Emulator, JoinedEmulators, Pro
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.checks import Enabled
 from embodied.real_robot.kernel.driver import DriverError
-from tests.builders import make_policy
-from tests.real_robot.test_deploy import said, start
+from tests.builders import make_policy, node_of, wait_until
+from tests.real_robot.test_decide import deployment
+from tests.real_robot.test_deploy import ends, said, start
 from tests.tiers import only_all
 
-YAML = Path(__file__).resolve().parents[2] / "configs" / "robot" / "two_so101_sim.yaml"
 HOME = np.array([0.0, -0.45, 0.62, 0.55, 0.0, 0.035] * 2)
+POSITIONS = node_of("embodiments.joint_position.JointPosition", arm="so101")
 
 
-POSITIONS = {"_target_": "embodied.embodiments.joint_position.JointPosition", "arm": "so101"}
-
-
-def deployment() -> Deployment:
+def two_arms() -> Deployment:
     """With joint positions as actions."""
-    node = yaml.safe_load(YAML.read_text())
-    node["controller"]["controllers"] = {"left": POSITIONS, "right": POSITIONS}
-    return Deployment.parse({k: v for k, v in node.items() if k != "_target_"} | {"policy": ""})
+    made = deployment("two_so101_sim")
+    controllers = {"left": POSITIONS, "right": POSITIONS}
+    return replace(made, controller={**made.controller, "controllers": controllers})
 
 
 @dataclass(frozen=True)
@@ -61,18 +57,15 @@ class Wire(Driver):
         self.broken, self.stopped, self.log = "", 0, list[Floats]()
 
     def connect(self) -> None:
-        self._check()
-
-    def _check(self) -> None:
         if self.broken:
             raise DriverError(self.broken)
 
     def read(self) -> ArmState:
-        self._check()
+        self.connect()
         return ArmState(self.q.copy(), np.zeros(2), np.ones(2), self.t + self.offset)
 
     def write(self, q: Floats, width: float) -> None:
-        self._check()
+        self.connect()
         self.q, self._width = q.copy(), width
         self.log.append(q.copy())
 
@@ -160,30 +153,29 @@ def test_each_arm_checks_its_own_limits() -> None:
     arm, _, right = joined()
     seen: list[Limits] = []
     right.check = seen.append
-    rows: list[tuple[float, ...]] = [tuple(np.arange(6.0) - 9), tuple(np.arange(6.0) + 9)]
-    arm.check(Limits(*rows, *((0.1,) * 6,), *((1.0 + k,) * 6 for k in range(5))))
+    low, high = tuple(np.arange(6.0) - 9), tuple(np.arange(6.0) + 9)
+    arm.check(Limits(low, high, (0.1,) * 6, *((1.0 + k,) * 6 for k in range(5))))
     assert seen[0].low == (-6.0, -5.0) and len(seen[0]) == 2
 
 
 def test_the_controller_is_each_arms_own() -> None:
-    made = deployment()
+    made = two_arms()
     both = build(made.controller, Controller)
     assert both.names[0] == "left_shoulder_pan.pos" and both.names[11] == "right_gripper.pos"
     q, reference = HOME[None], both.begin(HOME[None], np.zeros(1))
-    goal = np.array([[0.1, -0.2, 0.3, 0.4, 0.1, 1.0, -0.1, 0.2, 0.1, 0.2, -0.1, -1.0]])
+    left, right = [0.1, -0.2, 0.3, 0.4, 0.1, 1.0], [-0.1, 0.2, 0.1, 0.2, -0.1, -1.0]
     for _ in range(200):
-        q, width, reference = both(goal, q, reference)
-    upper = np.array([*so101.UPPER])
-    assert q[0, :5] == pytest.approx(goal[0, :5] * upper)
-    assert q[0, 6:11] == pytest.approx(goal[0, 6:11] * upper)
-    assert q[0, [5, 11]] == pytest.approx([so101.OPEN, 0.0], abs=1e-9) and width[0] == 0.0
+        q, width, reference = both(np.array([left + right]), q, reference)
+    upper = np.array(so101.UPPER)
+    assert q[0, :6] == pytest.approx([*left[:5] * upper, so101.OPEN], abs=1e-9)
+    assert q[0, 6:] == pytest.approx([*right[:5] * upper, 0.0], abs=1e-9) and width[0] == 0.0
     for controllers, says in (
         ({"left": POSITIONS | {"dt": 0.1}, "right": {}}, r"left\.dt=0\.1 should be dt=0\.05"),
         ({"right": {}, "left": {}}, "left, right, in this order"),
     ):
         with pytest.raises(ConfigError, match=says):
             build({**made.controller, "controllers": controllers}, Controller)
-    node = {"_target_": "embodied.real_robot.drivers.sim.Sim"}
+    node = node_of("real_robot.drivers.sim.Sim")
     with pytest.raises(ConfigError, match="two robots or more"):
         Config({"left": node})
     with pytest.raises(ConfigError, match="there is no robot rihgt"):
@@ -200,79 +192,77 @@ def test_the_first_arms_tool_is_in_the_common_frame() -> None:
 
 def test_the_arms_are_kept_off_each_other() -> None:
     """Both at home are free; turned towards each other and stretched they would meet."""
-    made = deployment()
+    made = two_arms()
     geometry = build_regions(made)[1]
-    meeting = HOME.copy()
-    meeting[[0, 6]] = -0.75, 0.75
-    meeting[[1, 7]], meeting[[2, 8]], meeting[[3, 9]] = 0.6, -0.1, 0.0
+    left, right = ([pan, 0.6, -0.1, 0.0, *HOME[4:6]] for pan in (-0.75, 0.75))
+    meeting = np.array(left + right)
     assert geometry.depths(HOME[None])[0] > 0 > geometry.depths(meeting[None])[0]
     _, what = geometry.nearest(meeting)  # type: ignore[attr-defined]
     assert "left" in what and "right" in what
-    chain, arm = build_chain(made), ArmState(HOME.copy(), np.zeros(12), np.zeros(12), 0.0)
-    chain.begin(arm)
+    chain, still = build_chain(made), np.zeros(12)
+    chain.begin(ArmState(HOME.copy(), still, still, 0.0))
     chain.required(Enabled).on = True
-    least, sent = np.inf, HOME
-    for tick in range(200):
-        arm = ArmState(sent.copy(), np.zeros(12), np.zeros(12), tick * 0.02)
-        sent = chain(meeting.copy(), tick * 0.02, arm, tick * 0.02).copy()
-        least = min(least, float(geometry.depths(sent[None])[0]))
-    assert least > -2e-3 and np.abs(sent - HOME).max() > 0.2, "they went, and stopped short"
+    sent = [HOME]
+    for now in np.arange(200) * 0.02:
+        sent.append(chain(meeting.copy(), now, ArmState(sent[-1], still, still, now), now).copy())
+    assert geometry.depths(np.stack(sent)).min() > -2e-3
+    assert np.abs(sent[-1] - HOME).max() > 0.2, "they went, and stopped short"
 
 
 def test_two_buses_one_of_which_breaks() -> None:
     """Emulated servo buses: the left one dies, the right one goes on as it is told."""
-    made = deployment()
+    made = two_arms()
     emulators = build(made.emulator or {}, Emulator)
     assert isinstance(emulators, JoinedEmulators)
-    try:
+    with ExitStack() as stack:
+        stack.callback(emulators.stop)
         node = {**made.driver, **emulators.start()}
         node["robots"] = {k: v | {"timeout": 0.3} for k, v in node["robots"].items()}
         arm = build(node, JoinedDriver)
         arm.connect()
+        stack.callback(arm.close)
         q = arm.read().q
-        assert len(arm.joints) == 12
         skew = [float((arm.read(), arm.sense())[1][-1]) for _ in range(50)]
-        assert min(skew) > 0, "one after the other"
+        assert len(arm.joints) == 12 and min(skew) > 0, "one after the other"
         left = emulators.parts["left"]
         assert isinstance(left, Process) and left.process is not None
         left.process.kill()
         left.process.wait()
-        with pytest.raises(DriverError, match="left: "):
-            arm.read()
         target = q.copy()
         target[6] += 0.2
-        for _ in range(500):  # ten seconds at 50 Hz: it needs a fraction of one
-            time.sleep(0.02)
+
+        def moved() -> bool:
             with pytest.raises(DriverError, match="left: "):
                 arm.write(target, 0.0)
             arm.stop()
-            with pytest.raises(DriverError) as caught:
+            with pytest.raises(DriverError, match="left: ") as caught:
                 arm.read()
-            if caught.value.measured is not None and caught.value.measured.q[6] > q[6] + 0.15:
-                break
-        else:
-            pytest.fail("the right arm did not move on")
-        arm.close()
-    finally:
-        emulators.stop()
+            measured = caught.value.measured
+            return measured is not None and bool(measured.q[6] > q[6] + 0.15)
+
+        wait_until(moved, "the right arm moves on", tick=0.02)
+
+
+def two_arm_words(place: Path) -> list[str]:
+    """Words that name a policy of random weights, saved below `place`, for both arms."""
+    names = tuple(build(two_arms().controller, Controller).names)
+    seen = tuple(f"q{i}" for i in range(1, 13))
+    act = Leaf((12,), low=-1.0, high=1.0, names=names)
+    spec = Spec({"state": Leaf((12,), names=seen)}, act, dt=0.05)
+    policy = make_policy("deterministic.Deterministic", spec)
+    save(place / "run" / "checkpoints" / "00000000", policy, 0)
+    node = "{_target_: embodied.embodiments.joint_position.JointPosition, arm: so101}"
+    words = [f"robot.controller.controllers.{side}={node}" for side in ("left", "right")]
+    return [f"policy={place / 'run'}", *words]
 
 
 @only_all
 def test_a_policy_of_both_arms_is_deployed(tmp_path: Path, folder: Path) -> None:
     """Two emulated buses, the joined controller, one recording; how far apart they are measured."""
-    names = tuple(build(deployment().controller, Controller).names)
-    seen = tuple(f"q{i}" for i in range(1, 13))
-    act = Leaf((12,), low=-1.0, high=1.0, names=names)
-    spec = Spec({"state": Leaf((12,), names=seen)}, act, dt=0.05)
-    policy = make_policy("deterministic.Deterministic", spec)
-    save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
-    words = ["robot=two_so101_sim", f"policy={tmp_path / 'run'}", "seconds=3"]
-    node = "{_target_: embodied.embodiments.joint_position.JointPosition, arm: so101}"
-    words += [f"robot.controller.controllers.{side}={node}" for side in ("left", "right")]
-    text = said(start(tmp_path, folder, *words))
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert [each["end"] for each in summary["episodes"]] == ["time"], text
-    episode = read_episodes(tmp_path / "out" / "recording").episode(0)
+    words = ("robot=two_so101_sim", "seconds=3", *two_arm_words(tmp_path))
+    text, out = said(start(tmp_path, folder, *words)), tmp_path / "out"
+    assert ends(out) == ["time"], text
+    episode = read_episodes(out / "recording").episode(0)
     assert episode["action"].shape[1] == 12
     q = episode["obs/state"]
     assert float((q[-1] - q[0]).abs()[[0, 1, 2, 6, 7, 8]].max()) > 0.05, "both arms moved"

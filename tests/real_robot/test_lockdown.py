@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.kernel.mailbox import Mailbox
 from embodied.real_robot.kernel.messages import REQUEST, VERSION
 from embodied.real_robot.policy import lockdown
+from tests.builders import ROOT, python
 from tests.real_robot.hostile import attempts
 from tests.real_robot.test_daemon import bridging, simulated, until
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(bool(lockdown.missing()), reason=lockdown.missing() or "locked")
 
 
@@ -30,11 +28,7 @@ def tried(folder: Path, how: str) -> dict[str, Any]:
         (folder / name).write_text("x")
     for name in ("moved", "made", "link"):
         assert not (folder / name).exists()
-    command = [sys.executable, "-m", "tests.real_robot.hostile", str(folder), str(os.getpid()), how]
-    environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT
-    )
+    done = python("-m", "tests.real_robot.hostile", folder, os.getpid(), how, HOME=str(folder))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -43,8 +37,7 @@ def test_a_locked_process_writes_what_is_mapped_and_nothing_else(tmp_path: Path)
     for name in ("free", "locked"):
         folder = tmp_path / name
         folder.mkdir()
-        made = Channels.make(folder, 7, 3)
-        made.chunk.path.unlink()
+        Channels.make(folder, 7, 3).chunk.path.unlink()
         reader = Mailbox(folder / "chunk", REQUEST, VERSION, create=True)
         known = set(attempts(folder, os.getpid()))
         found = tried(folder, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from embodied.real_robot.emulators.servos.bus import Config, ServoArm
 from embodied.real_robot.emulators.ur.controller import Config as UrConfig
 from embodied.real_robot.emulators.ur.controller import UrArm
 from embodied.real_robot.kernel.driver import DriverError
-from tests.builders import wait_until
+from tests.builders import spawn, wait_until
 from tests.training.actors.helper import alive
 
 
@@ -30,17 +29,18 @@ class Settings:
     wrong: int = 1
 
 
-def test_one_that_ends_without_a_word_did_not_start() -> None:
-    process = Process("__future__", Settings(), "arm")  # a module that says nothing and ends
-    with pytest.raises(DriverError, match=r"the emulator of the arm did not start$"):
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("__future__", r"the emulator of the arm did not start$"),  # it says nothing and ends
+        ("embodied.real_robot.emulators.ur.controller", r'did not start: .*no setting "wrong"'),
+    ],
+)
+def test_one_that_does_not_start_leaves_nothing_but_its_last_words(module: str, says: str) -> None:
+    process = Process(module, Settings(), "arm")
+    with pytest.raises(DriverError, match=says):
         process.start()
     assert process.process is None and not process.folder.exists()
-
-
-def test_the_last_words_of_one_that_does_not_start_are_told() -> None:
-    process = Process("embodied.real_robot.emulators.ur.controller", Settings(), "UR")
-    with pytest.raises(DriverError, match=r'the UR did not start: .*no setting "wrong"'):
-        process.start()
 
 
 def test_one_that_died_is_told_of_and_leaves_nothing() -> None:
@@ -94,8 +94,8 @@ def test_who_is_killed_with_its_emulator_leaves_nothing_for_long(tmp_path: Path)
     )
 
     def started() -> tuple[subprocess.Popen[str], Path, int]:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        starter = subprocess.Popen([sys.executable, "-c", code], **pipes)  # type: ignore[call-overload]
+        starter = spawn("-c", code, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert starter.stdout is not None
         folder, pid = starter.stdout.readline().split()
         return starter, Path(folder), int(pid)
 

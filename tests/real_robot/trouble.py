@@ -18,15 +18,6 @@ controller raises. `force` (N) on the simulated arm's plate and the time `felt` 
 class Trouble:
     """Each name is a number that all processes see; all are 0 in a new one."""
 
-    jump: float
-    frozen: float
-    blind: float
-    wild: float
-    dark: float
-    broken: float
-    force: float
-    felt: float
-
     def __init__(self, path: Path | str, create: bool = False) -> None:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
         os.ftruncate(handle, 8 * len(NAMES))

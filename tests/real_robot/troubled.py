@@ -99,14 +99,13 @@ class TroubledCamera(Source):
 
 @dataclass(frozen=True)
 class SwayConfig:
-    """`period` s of a sway along y, `reach` of the largest action; `down` of the one that presses
-    on what is below all the while; `grip` of the hand."""
+    """Settings of a sway along y; actions as shares of the largest."""
 
     trouble: str
-    period: float = 3.0
+    period: float = 3.0  # s
     reach: float = 0.8
-    down: float = 0.0
-    grip: float = 0.0
+    down: float = 0.0  # presses on what is below all the while
+    grip: float = 0.0  # of the hand
 
 
 class Sway(Policy):
