@@ -52,20 +52,19 @@ def test_the_demonstrator_lifts_the_cube_which_ends_the_episode(lift: Robosuite)
 
 
 def test_seeds_decide_sizes_places_and_the_arm_and_states_are_exact(lift: Robosuite) -> None:
-    plan = torch.rand(4, 2, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    plan = torch.rand(3, 2, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
     first = {key: value.clone() for key, value in lift.reset(seed=5).items()}
     went = [lift.step(action).next_obs["object"] for action in plan]
     again = lift.reset(seed=5)
     assert all(torch.equal(first[key], again[key]) for key in first)
-    lift.step(plan[0])
-    lift.step(plan[1])
+    for action in plan[:2]:
+        lift.step(action)
     state = lift.get_state()
-    lift.reset(seed=6)
-    lift.set_state(state)
-    assert torch.equal(lift.step(plan[2]).next_obs["object"], went[2])
     other = lift.reset(seed=6)
     assert not torch.equal(first["object"], other["object"])
     assert not torch.equal(first["robot0_eef_pos"], other["robot0_eef_pos"])
+    lift.set_state(state)
+    assert torch.equal(lift.step(plan[2]).next_obs["object"], went[2])
 
 
 def test_angles() -> None:

@@ -11,7 +11,7 @@ import torch
 from embodied.envs.maze.levels import distances
 from embodied.envs.toy.rooms import DARK, EMPTY, NOISE, SWITCH, WALL, Config, Rooms
 from embodied.envs.toy.two_gap import Config as GapConfig
-from embodied.envs.toy.two_gap import TwoGap, inside, moved
+from embodied.envs.toy.two_gap import TwoGap, inside
 
 LEFT, RIGHT, GO = (torch.full((1,), act) for act in range(3))
 
@@ -47,14 +47,9 @@ def test_a_room_pays_once() -> None:
     env = made(noisy=0, dark=0)
     env.reset(0)
     env.facing[:] = 0
-    row = env.place[0] // 21
-    env.cells[0, row * 21 + 4 + 8] = EMPTY  # a door straight ahead
-    env.age[:] = 0
-    rewards = [float(env.step(GO).reward) for _ in range(3)]
-    assert rewards == pytest.approx([0, 0, 1 / 9])
-    for _ in range(2):
-        env.step(LEFT)
-    assert [float(env.step(GO).reward) for _ in range(3)] == [0, 0, 0]
+    env.cells[0, env.place[0] // 21 * 21 + 4 + 8] = EMPTY  # a door straight ahead
+    rewards = [float(env.step(act).reward) for act in (GO, GO, GO, LEFT, LEFT, GO, GO, GO)]
+    assert rewards == pytest.approx([0, 0, 1 / 9, 0, 0, 0, 0, 0])
 
 
 def test_noise_is_on_floors_of_noisy_rooms_until_it_is_switched_off() -> None:
@@ -66,13 +61,10 @@ def test_noise_is_on_floors_of_noisy_rooms_until_it_is_switched_off() -> None:
     beside = next(c for c in (at - 1, at + 1) if env.room[c] == room)
     env.place[:] = beside
     env.facing[:] = 0 if at > beside else 2
-    seen = []
-    for _ in range(12):
-        env.step(LEFT)
-        seen.append(env.step(RIGHT).obs["view"][0])
-    centre = torch.stack(seen)[:, 4, 2]  # where the agent stands
-    assert set(centre.tolist()) == set(range(NOISE, NOISE + 3))
-    assert (torch.stack(seen)[:, 3, 2] == SWITCH).all()  # the cell ahead
+    turns = [env.step(act).obs["view"][0] for act in [LEFT, RIGHT] * 12]
+    seen = torch.stack(turns[1::2])
+    assert set(seen[:, 4, 2].tolist()) == set(range(NOISE, NOISE + 3)), "where the agent stands"
+    assert (seen[:, 3, 2] == SWITCH).all(), "the cell ahead"
     step = env.step(GO)
     assert not env.loud.any() and step.obs["view"].max() <= WALL
 
@@ -89,22 +81,18 @@ def test_dark_rooms_show_nothing() -> None:
 def test_success_is_all_rooms_and_time_ends_an_episode() -> None:
     env = made(horizon=3)
     env.reset(0)
-    assert not env.step(LEFT).log["success"].any()
+    steps = [env.step(LEFT)]
     env.visited[:] = True
-    step = env.step(LEFT)
-    assert step.log["success"].all() and not step.ended.any()
-    step = env.step(LEFT)
-    assert step.truncated.all() and not step.terminated.any() and env.visited.sum() == 1
+    steps += [env.step(LEFT) for _ in range(2)]
+    assert [bool(step.log["success"]) for step in steps[:2]] == [False, True]
+    assert [bool(step.truncated) for step in steps] == [False, False, True]
+    assert not any(step.terminated for step in steps) and env.visited.sum() == 1
 
 
-def test_settings_that_make_no_sense() -> None:
-    for settings in ({"view": 4}, {"noisy": 9}):
-        with pytest.raises(ValueError, match="rooms"):
-            made(**settings)
-    env = made()
-    env.reset(0)
-    with pytest.raises(ValueError, match="integers from 0 to 2"):
-        env.step(torch.full((1,), 3))
+@pytest.mark.parametrize("settings", [{"view": 4}, {"noisy": 9}])
+def test_settings_that_make_no_sense(settings: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="rooms"):
+        made(**settings)
 
 
 def test_a_closed_gap_is_wall() -> None:
@@ -113,16 +101,11 @@ def test_a_closed_gap_is_wall() -> None:
     assert inside(place, (0.75,)).tolist() == [True, False, True, False]
 
 
-def test_the_point_stops_at_it() -> None:
+@pytest.mark.parametrize(("gaps", "x"), [((0.25, 0.75), 0.48), ((0.75,), 0.43)])
+def test_the_point_stops_at_it(gaps: tuple[float, ...], x: float) -> None:
     """From x = 0.43 a step of 0.05 would end at 0.48, inside the closed lower gap."""
-    place, stride = torch.tensor([[0.43, 0.25], [0.43, 0.75]]), torch.tensor([[0.05, 0.0]] * 2)
-    assert torch.allclose(moved(place, stride, (0.75,))[:, 0], torch.tensor([0.43, 0.48]))
-
-
-def test_the_world_closes_it() -> None:
-    for gaps, x in (((0.25, 0.75), 0.48), ((0.75,), 0.43)):
-        env = TwoGap(GapConfig(num_envs=1, gaps=gaps))
-        env.reset(0)
-        env.place = torch.tensor([[0.43, 0.25]])
-        seen = env.step(torch.tensor([[1.0, 0.0]])).next_obs["state"]
-        assert abs(seen[0, 0].item() - x) < 1e-6
+    env = TwoGap(GapConfig(num_envs=1, gaps=gaps))
+    env.reset(0)
+    env.place = torch.tensor([[0.43, 0.25]])
+    seen = env.step(torch.tensor([[1.0, 0.0]])).next_obs["state"]
+    assert seen[0, 0].item() == pytest.approx(x)
