@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.build import ConfigError
+from embodied.core.env import VecEnv
 from embodied.envs.fr3.assist_force import AssistForce, Config
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
@@ -18,26 +18,29 @@ def lift(rows: int = 2) -> Fr3:
     return Fr3(Fr3Config(task="lift", num_envs=rows, threads=1))
 
 
-def above(world: AssistForce, height: float, **change: float) -> None:
+def inner(world: AssistForce) -> Fr3:
+    assert isinstance(world.env, Fr3)
+    return world.env
+
+
+def above(world: AssistForce, height: float) -> None:
     """Put the cube of each row `height` below the tool, at rest."""
-    inner: Fr3 = world.env  # type: ignore[assignment]
-    tool = inner.view(np.arange(world.num_envs)).tool
-    at = world._at
-    inner.batch.qpos[:, at : at + 3] = tool - [0, 0, height]
-    inner.batch.qvel[:, world._speed : world._speed + 3] = 0
+    batch, at = inner(world).batch, world._at
+    tool = inner(world).view(np.arange(world.num_envs)).tool
+    batch.qpos[:, at : at + 3] = tool - [0, 0, height]
+    batch.qvel[:, world._speed : world._speed + 3] = 0
 
 
 def test_the_force_is_what_its_law_says() -> None:
     world = AssistForce(Config(body="cube", weights=2.0, reach=0.1, damping=5.0), lift())
     world.reset(0)
     above(world, 0.025)
-    mass = 0.08
+    mass, weight = 0.08, 0.08 * 9.81
     force = world.force(np.array([1.0, 0.5]), np.array([1.0, 0.5]))
-    weight = mass * 9.81  # a quarter of the way out of its reach; with half the help, half of it
+    # A quarter of the way out of its reach; with half the help, half of it.
     near, far = 2 * weight * 0.75, 0.5 * 2 * weight * 0.5 * 0.5
     np.testing.assert_allclose(force, [[0, 0, near], [0, 0, far]], atol=1e-9)
-    inner: Fr3 = world.env  # type: ignore[assignment]
-    inner.batch.qvel[:, world._speed] = 0.2
+    inner(world).batch.qvel[:, world._speed] = 0.2
     force = world.force(np.array([1.0, 1.0]), np.array([0.0, 0.0]))
     np.testing.assert_allclose(force[:, 0], -5 * mass * 0.2)
     above(world, 0.11)
@@ -75,26 +78,15 @@ def test_help_lifts_the_cube_costs_and_ends_with_the_episode() -> None:
     assert not step.obs["help"].any() and step.next_obs["help"].any()
 
 
-def test_a_saved_row_goes_on_with_its_help() -> None:
-    world = AssistForce(Config(body="cube"), lift())
-    world.reset(0, torch.rand(2, 6))
-    above(world, 0.04)
-    state = world.get_state()
-    ends = []
-    for _ in range(2):
-        world.set_state(state)
-        steps = [world.step(torch.ones(2, 5)) for _ in range(4)]
-        ends.append(torch.cat([step.obs["state"] for step in steps]))
-    assert torch.equal(*ends)
-    assert torch.equal(world.set_state(state)["help"], state["wrapper1/help"][:, None])
-
-
 def test_settings_that_make_no_magnet() -> None:
-    with pytest.raises(ConfigError, match="no free body"):
-        AssistForce(Config(body="cup"), lift())
-    with pytest.raises(ConfigError, match="FR3 environment"):
-        AssistForce(Config(body="cube"), Gym(GymConfig("Pendulum-v1", 1)))
-    with pytest.raises(ConfigError, match="already has"):
-        AssistForce(Config(body="cube"), AssistForce(Config(body="cube"), lift()))
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        AssistForce(Config(body="cube"), lift()).reset(0, torch.full((2, 6), 1.5))
+    def magnet(env: VecEnv, body: str = "cube") -> AssistForce:
+        return AssistForce(Config(body=body), env)
+
+    for make, says in (
+        (lambda: magnet(lift(), "cup"), "no free body"),
+        (lambda: magnet(Gym(GymConfig("Pendulum-v1", 1))), "FR3 environment"),
+        (lambda: magnet(magnet(lift())), "already has"),
+        (lambda: magnet(lift()).reset(0, torch.full((2, 6), 1.5)), r"\[0, 1\]"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            make()

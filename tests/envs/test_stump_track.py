@@ -53,20 +53,16 @@ def test_stumps_stay_where_they_are_while_the_walker_goes_on() -> None:
 
 
 def test_rays_end_where_mujocos_do() -> None:
-    env = world()
-    random = np.random.default_rng(0)
-    groups = np.zeros(6, np.uint8)
-    groups[0] = 1  # ground and stumps, not the walker
+    env, random, hit = world(), np.random.default_rng(0), 0
+    groups = np.array([1, 0, 0, 0, 0, 0], np.uint8)  # ground and stumps, not the walker
     angles = 1.5 * np.arange(BEAMS) / BEAMS
     along = np.stack([np.sin(angles), 0 * angles, -np.cos(angles)], 1)
-    hit = 0
     for seed in range(20):
         env.reset(seed)
-        env.batch.qpos[:, 0] = random.uniform(0, 25, 2)
-        env.batch.qpos[:, 1] = random.uniform(-0.4, 1.0, 2)
+        x, lift = random.uniform(0, 25, 2), random.uniform(-0.4, 1.0, 2)
+        env.batch.qpos[:, :2] = np.stack([x, lift], 1)
         env._raise(ROWS)
-        qpos = env.batch.qpos
-        start = np.stack([qpos[:, 0], 0 * qpos[:, 0], qpos[:, 1] + STAND], 1)
+        start = np.stack([x, 0 * x, lift + STAND], 1)
         inside = env.batch.ray(start[:, None], along, groups)[0]
         want = np.where(inside < 0, 1, np.minimum(inside / RANGE, 1))
         got = env.beams(ROWS)
@@ -80,13 +76,11 @@ def test_reward_is_progress_less_pitch_and_effort() -> None:
     env = world()
     env.reset(0)
     before = env.batch.qpos[:, [0, 2]].copy()
-    action = torch.tensor([[0.5, -1.0, 0.0, 0.25], [0.0, 0.0, 0.0, 0.0]])
-    step = env.step(action)
+    step = env.step(torch.tensor([[0.5, -1.0, 0.0, 0.25], [0.0, 0.0, 0.0, 0.0]]))
     after = env.batch.qpos[:, [0, 2]]
-    moved = (
-        130 / 30 * (after - before)[:, 0] - 5 * np.diff(np.abs([before, after]), axis=0)[0, :, 1]
-    )
-    np.testing.assert_allclose(step.reward, moved - 0.028 * np.array([1.75, 0]), atol=1e-5)
+    forward, pitch = (after - before)[:, 0], (np.abs(after) - np.abs(before))[:, 1]
+    paid = 130 / 30 * forward - 5 * pitch - 0.028 * np.array([1.75, 0])
+    np.testing.assert_allclose(step.reward, paid, atol=1e-5)
 
 
 def test_a_fall_ends_the_episode_and_pays_for_itself() -> None:
