@@ -48,14 +48,13 @@ def test_minus_one_and_one_are_the_joint_limits(name: str) -> None:
 
 def test_a_jump_of_the_action_moves_no_faster_than_the_speed() -> None:
     """And a blocked arm is pulled by no more than `lead`."""
-    _, _, moved = settled(
-        JointPosition(JointConfig(speed=0.5)), np.ones((1, 8)), fr3.HOME[None], 40
-    )
+    slow, ahead = (JointPosition(JointConfig(**more)) for more in ({"speed": 0.5}, {"lead": 0.1}))
+    _, _, moved = settled(slow, np.ones((1, 8)), fr3.HOME[None], 40)
     assert max(moved) == pytest.approx(0.5 * fr3.VELOCITY.max() * 0.05)
-    arm, q = JointPosition(JointConfig(lead=0.1)), fr3.HOME[None]
-    reference = arm.begin(q, np.zeros(1))
+    q = fr3.HOME[None]
+    reference = ahead.begin(q, np.zeros(1))
     for _ in range(40):
-        joints, _, reference = arm(np.ones((1, 8)), q, reference)
+        joints, _, reference = ahead(np.ones((1, 8)), q, reference)
     assert np.abs(joints - q).max() == pytest.approx(0.1)
 
 
@@ -77,8 +76,9 @@ def test_joint_positions_in_degrees_of_a_dataset() -> None:
     assert q[0] == pytest.approx(np.deg2rad([45.0, -5.0, 0.0, 0.0, 0.0]))
 
 
-def test_bad_settings_say_what_to_type() -> None:
-    for make, match in (
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
         (lambda: JointPosition(JointConfig(low=(0.0, 1.0))), "low has 2 numbers, fr3 has 7 joints"),
         (lambda: JointConfig(action="deg", low=(0.0,) * 7), "action=normalized"),
         (lambda: JointConfig(hand_values=(0.0, 100.0)), "go with action=rad or action=deg"),
@@ -86,9 +86,11 @@ def test_bad_settings_say_what_to_type() -> None:
         (lambda: controller_node("joint_positions", "fr3", 0.05), "did you mean"),
         (lambda: controller_node("cartesian_pose", "/mine/arm.yaml", 0.05), "box of your arm"),
         (lambda: JointPosition(JointConfig(arm="/nowhere/arm.yaml")), "embodied robot describe"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            make()
+    ],
+)
+def test_bad_settings_say_what_to_type(make, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make()
 
 
 @pytest.mark.parametrize("rotation", ["6d", "vector"])
@@ -108,22 +110,11 @@ def test_a_pose_that_can_be_reached_is_reached(name: str, rotation: str) -> None
     assert np.abs(facing - turn).max() < 2e-3
 
 
-def test_rotation_vectors_up_to_half_a_turn() -> None:
-    random = np.random.default_rng(0)
-    axis = random.normal(size=(64, 3))
-    axis /= np.linalg.norm(axis, axis=1, keepdims=True)
-    for angle in (0.0, 1e-9, 0.3, 1.6, 3.0, np.pi - 1e-9, np.pi):
-        turn = rotation(angle * axis)
-        assert rotation(rotation_vector(turn)) == pytest.approx(turn, abs=1e-7)
-
-
 def test_an_arm_of_five_joints_goes_to_the_place_and_turns_as_near_as_it_can() -> None:
     arm = build(controller_node("cartesian_pose", "so101", 0.05), CartesianPose)
-    goal = np.array([[0.25, 0.1, 0.12]])
-    turn = arm.arm.forward(so101.HOME[None])[1]
-    q, _, moved = settled(
-        arm, np.concatenate([arm.encode(goal, turn), [[0.0]]], 1), so101.HOME[None], 120
-    )
+    goal, turn = np.array([[0.25, 0.1, 0.12]]), arm.arm.forward(so101.HOME[None])[1]
+    action = np.concatenate([arm.encode(goal, turn), [[0.0]]], 1)
+    q, _, moved = settled(arm, action, so101.HOME[None], 120)
     assert arm.arm.forward(q)[0] == pytest.approx(goal, abs=5e-3)
     assert max(moved[-10:]) < 1e-3
 
@@ -132,28 +123,34 @@ def test_what_cannot_be_reached_is_stayed_near_without_a_jump() -> None:
     """Beyond its reach, above its stretched arm, inside its base, behind and below it: never faster
     than the speed, at rest in the end, and from there back again."""
     config = PoseConfig(low=(-2.0, -2.0, -1.0), high=(2.0, 2.0, 2.0))
-    arm = CartesianPose(config)
+    arm, home = CartesianPose(config), np.tile(fr3.HOME, (4, 1))
     goals = np.array([[1.5, 0, 0.5], [0, 0, 1.8], [0.02, 0, 0.3], [-1, -1, -0.5]])
-    home = np.tile(fr3.HOME, (4, 1))
+    there = np.tile([0.5, 0.0, 0.3], (4, 1))
     place, turn, _ = fr3.forward(home)
-    shut = np.zeros((4, 1))
-    q, _, moved = settled(arm, np.concatenate([arm.encode(goals, turn), shut], 1), home, 250)
-    most = config.speed * fr3.VELOCITY.max() * config.dt
-    assert max(moved) <= most + 1e-9 and max(moved[-10:]) < 0.01
+    out, back = (
+        np.concatenate([arm.encode(at, turn), np.zeros((4, 1))], 1) for at in (goals, there)
+    )
+    q, _, moved = settled(arm, out, home, 250)
+    assert max(moved[-10:]) < 0.01
     before, after = (np.linalg.norm(at - goals, axis=1) for at in (place, fr3.forward(q)[0]))
     assert (after < before).all()
-    there = np.tile([0.5, 0.0, 0.3], (4, 1))
-    q, _, moved = settled(arm, np.concatenate([arm.encode(there, turn), shut], 1), q, 250)
+    q, _, returned = settled(arm, back, q, 250)
     assert fr3.forward(q)[0] == pytest.approx(there, abs=2e-3)
-    assert max(moved) <= most + 1e-9
+    assert max(moved + returned) <= config.speed * fr3.VELOCITY.max() * config.dt + 1e-9
 
 
-def test_columns_that_say_no_rotation_keep_the_last_one() -> None:
-    arm = CartesianPose(PoseConfig())
+@pytest.mark.parametrize("angle", [0.0, 1e-9, 0.3, 1.6, 3.0, np.pi - 1e-9, np.pi])
+def test_rotation_vectors_up_to_half_a_turn(angle: float) -> None:
+    axis = np.random.default_rng(0).normal(size=(64, 3))
+    turn = rotation(angle * axis / np.linalg.norm(axis, axis=1, keepdims=True))
+    assert rotation(rotation_vector(turn)) == pytest.approx(turn, abs=1e-7)
+
+
+@pytest.mark.parametrize("columns", [[0.0] * 6, [1.0, 0, 0, 1.0, 0, 0], [1e-5, 0, 0, 0, 1.0, 0]])
+def test_columns_that_say_no_rotation_keep_the_last_one(columns: list[float]) -> None:
     turn = fr3.forward(fr3.HOME[None])[1]
-    for columns in (np.zeros(6), [1.0, 0, 0, 1.0, 0, 0], [1e-5, 0, 0, 0, 1.0, 0]):
-        action = np.concatenate([np.zeros(3), columns, [0.0]])[None]
-        assert np.array_equal(arm.turn(action, turn), turn)
+    action = np.array([[0.0] * 3 + columns + [0.0]])
+    assert np.array_equal(CartesianPose(PoseConfig()).turn(action, turn), turn)
 
 
 @pytest.mark.parametrize("controller", NAMES)

@@ -47,64 +47,27 @@ def test_ended_rows_begin_again_in_the_same_step() -> None:
     assert ends.min() >= 2
 
 
-def test_franka_kitchen_loads_with_its_nested_goals(apart: ProcessPoolExecutor) -> None:
-    apart.submit(_kitchen).result()
-
-
-def _kitchen() -> None:
-    env = EnvPool(Config("FrankaKitchen-v1", 2, threads=1))
-    goals = {"bottom burner", "hinge cabinet", "kettle", "light switch", "microwave"}
-    assert {f"desired_goal/{goal}" for goal in goals} <= env.spec.obs.keys()
-    obs = env.reset(seed=0)
-    assert {k: v.shape[1:] for k, v in obs.items()} == {k: v.shape for k, v in env.spec.obs.items()}
-    assert not env.step(torch.zeros(2, *env.spec.act.shape)).ended.any()
-
-
 def test_rows_have_no_seeds_of_their_own() -> None:
     with pytest.raises(ValueError, match="resets all envs together"):
         EnvPool(Config("Hopper-v5", 2)).reset(seed=1, mask=torch.tensor([True, False]))
 
 
-GOALS = {"observation": (10,), "achieved_goal": (3,), "desired_goal": (3,)}
-WALKER = {"orientations": (14,), "height": (), "velocity": (9,)}
-
-
 @pytest.mark.parametrize(
-    ("name", "leaves", "act"),
-    [
-        ("MetaWorld/Reach-v3", {"state": (39,)}, 4),
-        ("FetchReach-v4", GOALS, 4),
-        ("AdroitHandDoor-v1", {"state": (39,)}, 28),
-        ("WalkerWalk-v1", WALKER, 6),
-    ],
+    ("name", "told"),
+    [("MetaWorld/Reach-v3", True), ("FetchReach-v4", True), ("WalkerWalk-v1", False)],
 )
-def test_continuous_families(name: str, leaves: dict, act: int, apart: ProcessPoolExecutor) -> None:
-    apart.submit(_family, name, leaves, act).result()
+def test_success_is_logged_where_there_is_one(
+    name: str, told: bool, apart: ProcessPoolExecutor
+) -> None:
+    apart.submit(_family, name, told).result()
 
 
-def _family(name: str, leaves: dict, act: int) -> None:
+def _family(name: str, told: bool) -> None:
     env = EnvPool(Config(name, 2))
-    assert {key: leaf.shape for key, leaf in env.spec.obs.items()} == leaves
-    assert env.spec.act.shape == (act,)
     env.reset(seed=0)
-    step = env.step(torch.zeros(2, act))
-    assert {key: value.shape for key, value in step.obs.items()} == {
-        key: (2, *shape) for key, shape in leaves.items()
-    }
-    assert all(value.dtype == torch.float32 for value in step.obs.values())
-    assert ("success" in step.log) == (name != "WalkerWalk-v1")
+    assert ("success" in env.step(torch.zeros(2, *env.spec.act.shape)).log) == told
     with pytest.raises(NotSavable):
         env.get_state()
-
-
-def test_minigrid_is_discrete() -> None:
-    env = EnvPool(Config("MiniGrid-DoorKey-5x5-v0", 4))
-    assert (env.spec.act.shape, env.spec.act.dtype, env.spec.act.high) == ((), "int64", 6)
-    obs = env.reset(seed=0)
-    assert obs["image"].dtype == torch.uint8 and obs["image"].shape == (4, 7, 7, 3)
-    # Action 0 turns left: every direction goes one back, modulo four.
-    step = env.step(torch.zeros(4, dtype=torch.int64))
-    assert torch.equal(step.obs["direction"], (obs["direction"] - 1) % 4)
 
 
 @pytest.mark.parametrize(

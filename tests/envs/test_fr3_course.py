@@ -156,21 +156,6 @@ def test_a_script_pushes_there_and_back_and_the_cube_stays_where_it_is() -> None
     assert np.allclose(seen, [there, back, there, back], atol=1e-6)
 
 
-def test_a_scripted_way_back_is_not_the_learners() -> None:
-    env = shuttle(played={"1": PUSH})
-    torch.manual_seed(0)
-    actor = Actor(build(PUSH, Policy, spec=env.spec), 1)
-    obs, first = env.reset(0), torch.tensor([True])
-    names, aside = env.spec.obs["state"].names, 0.0
-    for _ in range(400):
-        assert np.allclose(goals(obs, names), [0.44, -0.08]), "the learner knows one way only"
-        step = env.step(actor(obs, first))
-        obs, first, aside = step.obs, step.ended, step.log["aside"].item()
-        if aside:
-            break
-    assert step.terminated.item() and aside > 10
-
-
 def test_a_cube_that_is_out_of_reach_is_put_back() -> None:
     env = shuttle()
     env.reset(0)

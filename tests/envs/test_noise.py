@@ -86,18 +86,6 @@ def test_the_script_raises_once_the_hand_holds() -> None:
     assert up == pytest.approx([0.0, 0.0, 0.4, 0.4], abs=0.01)
 
 
-def test_a_part_of_the_observation_is_its_columns() -> None:
-    env, whole = Gym(GymConfig("CartPole-v1", 2)), Gym(GymConfig("CartPole-v1", 2))
-    partial = Partial(PartialConfig({"state": (2, 0)}), env)
-    assert partial.spec.obs["state"].shape == (2,) and partial.spec.act == whole.spec.act
-    pairs = [(partial.reset(seed=3), whole.reset(seed=3))]
-    for _ in range(30):  # poles fall: rows begin again
-        one, other = (each.step(torch.ones(2, dtype=torch.int64)) for each in (partial, whole))
-        pairs += [(one.obs, other.obs), (one.next_obs, other.next_obs)]
-        assert torch.equal(one.terminated, other.terminated)
-    assert all(torch.equal(a["state"], b["state"][:, [2, 0]]) for a, b in pairs)
-
-
 @pytest.mark.parametrize("elements", [{"stat": (0,)}, {"state": (4,)}, {"state": ()}])
 def test_what_is_not_there_is_refused(elements: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(ConfigError, match="Partial"):

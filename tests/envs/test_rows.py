@@ -61,6 +61,10 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
         deviation={"dq": 0.01},
         bias={"cube": 0.002},
     ),
+    "magnet": wrapped(
+        {"_target_": "embodied.envs.fr3.env.Fr3", "horizon": 15},
+        **{"_target_": "embodied.envs.fr3.assist_force.AssistForce", "body": "cube"},
+    ),
     "trials": wrapped(
         {"_target_": "embodied.envs.maze.env.Maze", "horizon": 6},
         _target_="embodied.envs.wrappers.trials.Trials",
