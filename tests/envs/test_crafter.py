@@ -11,19 +11,23 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+from tests.tiers import only_all
 
-crafter = pytest.importorskip("crafter")
-opensimplex = pytest.importorskip("opensimplex")
+pytest.importorskip("crafter")
+pytest.importorskip("opensimplex")
 
-from embodied.core.actor import Actor  # noqa: E402
-from embodied.core.build import ConfigError, build  # noqa: E402
-from embodied.core.tensors import Tensors  # noqa: E402
-from embodied.envs.crafter.env import Config, Crafter, read, row_seed, score, words, write  # noqa: E402
-from embodied.envs.crafter.maps import Noise, make  # noqa: E402
-from embodied.envs.crafter.picture import picture, seen  # noqa: E402
-from embodied.envs.crafter.player import COW, KINDS, PLANT, RIPE, Thing, World  # noqa: E402
-from embodied.envs.crafter.rules import (  # noqa: E402
+import crafter
+import opensimplex
+
+from embodied.envs.crafter.env import Config, Crafter, read, row_seed, score, words, write
+from embodied.envs.crafter.maps import Noise, make
+from embodied.envs.crafter.picture import picture, seen
+from embodied.envs.crafter.player import COW, KINDS, PLANT, RIPE, Thing, World
+from embodied.envs.crafter.rules import (
     ACHIEVEMENTS,
     ACTIONS,
     ITEMS,
@@ -36,7 +40,6 @@ from embodied.envs.crafter.rules import (  # noqa: E402
     happened,
     place,
 )
-from tests.tiers import only_all  # noqa: E402
 
 DO = ACTIONS.index("do")
 

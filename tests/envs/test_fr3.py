@@ -235,8 +235,6 @@ def test_pictures_follow() -> None:
     place = env.model.camera("front").pos
     np.testing.assert_allclose(np.array([near, far]) - place, [[0] * 3, [0.05, 0, 0]], atol=1e-12)
     np.testing.assert_allclose(dim, 0.2 * lit, rtol=1e-6)
-    dark, bright = (env.render(row, 64, 64).float().mean() for row in range(2))
-    assert dark < 0.8 * bright
     env.close()
 
 

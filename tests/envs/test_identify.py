@@ -15,7 +15,7 @@ from embodied.embodiments import fr3
 from embodied.envs.fr3.base import read_joints, write_joints
 from embodied.envs.fr3.env import Config as World
 from embodied.envs.fr3.env import Fr3
-from embodied.envs.sysid.fit import Config, Identified, Trace, cut, identify, nominal, read_traces
+from embodied.envs.sysid.fit import Config, Identified, Trace, identify, nominal, read_traces
 from embodied.real_robot.kernel.messages import Mode, state_record
 from tests.builders import exit_of
 
@@ -77,14 +77,6 @@ def test_what_was_changed_is_found_again(found: Identified) -> None:
     for name, value in TRUE.items():
         far = np.abs(found.value[name] - value) / found.deviation[name]
         assert (far[found.known[name]] < 3).all(), name
-
-
-def test_windows_follow_each_other_and_keep_their_history(trace: Trace) -> None:
-    windows = cut([trace], 0.3, 0.07)
-    assert windows[0].start == pytest.approx(0.3)  # at 0 nobody knows what was sent before
-    assert [len(each.after) for each in windows] == [30] * len(windows)
-    np.testing.assert_array_equal(windows[0].seen[-1], windows[1].q)
-    assert windows[0].after[-1] == pytest.approx(0.3)
 
 
 def test_too_little_is_refused(trace: Trace) -> None:

@@ -72,14 +72,6 @@ def test_spec_agrees_with_gymnasium(name: str) -> None:
     assert env.reset(seed=0)["state"].dtype == torch.float32
 
 
-def test_rows_do_not_depend_on_the_number_of_threads() -> None:
-    one, two = (Locomotion(Config("Ant-v5", 5, threads=threads)) for threads in (1, 2))
-    assert torch.equal(one.reset(seed=0)["state"], two.reset(seed=0)["state"])
-    push = torch.full((5, 8), 0.7)
-    for _ in range(30):
-        assert torch.equal(one.step(push).obs["state"], two.step(push).obs["state"])
-
-
 def test_an_unknown_world_is_named() -> None:
     with pytest.raises(ValueError, match=r"unknown environment 'Ant-v4'; choose from .*Ant-v5"):
         Locomotion(Config("Ant-v4"))

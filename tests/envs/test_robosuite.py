@@ -76,20 +76,25 @@ def test_angles() -> None:
 
 def test_a_lost_object_is_reached_for_again() -> None:
     """The carry goes back to the first stage; Square's script turns along with the nut."""
-    obs = {"object": Leaf((14,)), "robot0_eef_pos": Leaf((3,)), "robot0_eef_quat": Leaf((4,))}
-    policy = demonstrator("square", Spec(obs, Leaf((7,), low=-1.0, high=1.0), 0.05), unsteady=0.0)
+    leaves = {"object": Leaf((14,)), "robot0_eef_pos": Leaf((3,)), "robot0_eef_quat": Leaf((4,))}
+    policy = demonstrator(
+        "square", Spec(leaves, Leaf((7,), low=-1.0, high=1.0), 0.05), unsteady=0.0
+    )
     nut = torch.cat([torch.zeros(1, 7), torch.tensor([[0.0, 0.0, 0.9]]), QUARTER], 1)
-    down = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
-    here = {"object": nut, "robot0_eef_pos": torch.tensor([[0.0, 0.054, 0.9]])}
-    here["robot0_eef_quat"] = down
+    obs = {"object": nut, "robot0_eef_quat": torch.tensor([[1.0, 0.0, 0.0, 0.0]])}
     over = {"stage": torch.tensor([4]), "since": torch.tensor([3])}
-    action, carry = policy.act(here, over, torch.zeros(1, 4))
-    assert carry["stage"].item() == 4 and action[0, 0, 6] == 1
-    assert (action[0, 0, :3] > 0).all(), "to the peg at (0.23, 0.1), and up"
-    here["robot0_eef_pos"] = torch.tensor([[0.3, 0.3, 1.0]])
-    action, carry = policy.act(here, over, torch.zeros(1, 4))
-    assert carry["stage"].item() == 0 and action[0, 0, 6] == -1
-    assert action[0, 0, 5].abs() == 1, "a quarter turn to the handle"
+
+    def acted(place: list[float]) -> tuple[torch.Tensor, int]:
+        here = {**obs, "robot0_eef_pos": torch.tensor([place])}
+        action, carry = policy.act(here, over, torch.zeros(1, 4))
+        return action[0, 0], carry["stage"].item()
+
+    action, stage = acted([0.0, 0.054, 0.9])
+    assert stage == 4 and action[6] == 1
+    assert (action[:3] > 0).all(), "to the peg at (0.23, 0.1), and up"
+    action, stage = acted([0.3, 0.3, 1.0])
+    assert stage == 0 and action[6] == -1
+    assert action[5].abs() == 1, "a quarter turn to the handle"
 
 
 def test_mistakes_are_one_line(monkeypatch, tmp_path: Path) -> None:
