@@ -37,16 +37,6 @@ def at_work(count: int) -> np.ndarray:
     return CartesianDelta(Config()).reach(place)
 
 
-def test_the_so101_by_hand() -> None:
-    """At zero: upper arm upright, forearm and hand forwards. A quarter turn of the pan: to the
-    left. A quarter turn of the wrist: the hand points down."""
-    q = np.array([[0.0] * 5, [np.pi / 2, 0.0, 0.0, np.pi / 2, 0.4]])
-    place, pitch, _ = so101.forward(q)
-    assert place[0] == pytest.approx([0.03 + 0.135 + 0.155, 0.0, 0.11 + 0.116])
-    assert place[1] == pytest.approx([0.0, 0.03 + 0.135, 0.11 + 0.116 - 0.155])
-    assert pitch == pytest.approx([0.0, np.pi / 2])
-
-
 def test_the_ur5e_by_hand() -> None:
     """At zero: both rods along -x, the wrist's links to -y and down. A quarter turn of the pan
     turns all of it. At home: the upper arm up, the forearm along -x, the flange down."""

@@ -98,7 +98,8 @@ class Reference:
         self.legal += 0.0 if off > 1.75 or over > 0.5 else progress
         lost = hit or off > 3.5
         change, self.steer = abs(steer - self.steer), steer
-        events = [progress, hit, off > 3.5, off, over, abs(self.yaw - heading), change]
+        turned = abs(self.yaw - heading)
+        events = [progress, 1.0 * hit, 1.0 * (off > 3.5), off, over, turned, change]
         return (0.5 * self.legal if lost else self.legal) - before, events
 
 

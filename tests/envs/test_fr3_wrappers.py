@@ -132,9 +132,7 @@ def test_without_a_teacher_there_is_no_help_and_the_world_is_the_same() -> None:
     world, plain = AssistForce(MagnetConfig(body="cube"), lift()), lift()
     obs, before = world.reset(3), plain.reset(3)
     assert torch.equal(obs["state"], before["state"]) and not obs["help"].any()
-    random = torch.Generator().manual_seed(0)
-    for _ in range(30):
-        action = torch.rand(2, 5, generator=random) * 2 - 1
+    for action in torch.rand(30, 2, 5, generator=torch.Generator().manual_seed(0)) * 2 - 1:
         helped, other = world.step(action), plain.step(action[:, :4])
         assert torch.equal(helped.obs["state"], other.obs["state"])
         assert torch.equal(helped.reward, other.reward)
@@ -142,13 +140,10 @@ def test_without_a_teacher_there_is_no_help_and_the_world_is_the_same() -> None:
 
 def test_help_lifts_the_cube_costs_and_ends_with_the_episode() -> None:
     world = AssistForce(MagnetConfig(body="cube", cost=0.01), lift())
-    task = torch.full((2, 6), 0.5)
-    task[:, -1] = torch.tensor([1.0, 0.5])
-    obs = world.reset(0, task)
-    assert obs["help"].flatten().tolist() == [1.0, 0.5]
+    task = torch.tensor([[0.5] * 5 + [1.0], [0.5] * 6])
+    assert world.reset(0, task)["help"].flatten().tolist() == [1.0, 0.5]
     above(world, 0.02)
-    action = torch.zeros(2, 5)
-    action[:, 3], action[:, 4] = 1.0, 1.0
+    action = torch.tensor([[0.0, 0.0, 0.0, 1.0, 1.0]] * 2)
     step = world.step(action)
     paid = step.log["success"].float() - 0.01 * torch.tensor([1.0, 0.5])
     assert torch.allclose(step.reward, paid)

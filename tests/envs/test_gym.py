@@ -146,40 +146,28 @@ def test_ended_rows_begin_again_and_keep_their_true_successor() -> None:
     assert not step.truncated.any(), "terminated wins over truncated"
 
 
-class Ten(gymnasium.Env):
-    """Counts to 10, where an episode ends by the clock, by itself, or by both at once."""
-
-    observation_space = spaces.Box(0.0, 10.0, (1,), np.float32)
-    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def __init__(self, ends: str) -> None:
-        self.ends = ends
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self.count += 1
-        over, late = (self.count == 10 and end in self.ends for end in ("task", "time"))
-        return np.array([self.count], np.float32), 1.0, over, late, {}
-
-
 @pytest.mark.parametrize("wrap", [lambda env: env, gymnasium.wrappers.Autoreset])
-@pytest.mark.parametrize(("ends", "last"), [("time", 0.9), ("task", 0), ("task and time", 0)])
+@pytest.mark.parametrize(
+    ("make", "steps", "last"),
+    [
+        (lambda: gymnasium.wrappers.TimeLimit(Counter(), 2), 2, 0.9),
+        (Counter, 3, 0.0),
+        (lambda: Counter(both=True), 3, 0.0),
+    ],
+    ids=["time", "task", "task and time"],
+)
 def test_what_ends_an_episode_decides_what_comes_after_it(
-    ends: str, last: float, wrap: Any
+    make: Any, steps: int, last: float, wrap: Any
 ) -> None:
     """A task that has ended has no future, a clock cuts nothing off; the successor is the true
     last observation, also where a wrapper of Gymnasium begins episodes itself."""
-    env = em.make_env(lambda: wrap(Ten(ends)), num_envs=2)
+    env = em.make_env(lambda: wrap(make()), num_envs=2)
     collector = Collector(env, make_policy("random.Random", env.spec), 0.9)
-    rows = tensors.cat([collector.step()[0] for _ in range(25)])
-    seen, after = (rows[key].flatten().tolist() for key in ("obs/state", "next_obs/state"))
-    assert seen == [i % 10 for i in range(25) for _ in range(2)]
+    rows = tensors.cat([collector.step()[0] for _ in range(10)])
+    seen, after = (rows[key].flatten().tolist() for key in ("obs/count", "next_obs/count"))
+    assert seen == [i % steps for i in range(10) for _ in range(2)]
     assert after == [i + 1 for i in seen]
-    ended = torch.tensor(seen) == 9
+    ended = torch.tensor(seen) == steps - 1
     assert rows["discount"].tolist() == torch.where(ended, last, 0.9).tolist()
 
 

@@ -12,6 +12,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.env_contract import random_actions, require_masked_reset
 from embodied.envs.fr3.tasks import TASKS
 from embodied.envs.row_rng import GOLDEN, RowRng, mixed
+from tests.builders import node_of
 from tests.tiers import usually
 
 IDS = (
@@ -32,11 +33,14 @@ MINIGRID = {
     name: ("minigrid.env.MiniGrid", {"id": name, "backend": "gymnasium", **SEEN}) for name in IDS
 }
 VEHICLES = {"mass": (0.8, 1.2), "blend": (0.0, 1.0), "disturbance": (0.0, 2.0)}
+TANK = {"start": 3.0, "most": 4.0, "least": 0.1, "power": 10.0}
+NOISE = {"deviation": {"dq": 0.01}, "bias": {"cube": 0.002}}
 RANDOM = {"friction": (0.5, 1.5), "mass": (0.5, 2.0), "gain": (0.8, 1.2), "damping": (0.8, 1.2)}
 
 
-def wrapped(env: dict[str, Any], **wrapper: Any) -> tuple[str, dict[str, Any]]:
-    return "wrappers.stack.Wrapped", {"env": env, "wrappers": [wrapper]}
+def wrapped(env: str, horizon: int, wrapper: str, **settings: Any) -> tuple[str, dict[str, Any]]:
+    inner, outer = node_of(f"envs.{env}", horizon=horizon), node_of(f"envs.{wrapper}", **settings)
+    return "wrappers.stack.Wrapped", {"env": inner, "wrappers": [outer]}
 
 
 NODES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,26 +54,10 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "quadrotor native": ("quadrotor.hover_env.Quadrotor", {"ranges": VEHICLES, "native": True}),
     "Ant": ("mujoco.locomotion.Locomotion", {"id": "Ant-v5", "horizon": 60}),
     "Hopper": ("mujoco.locomotion.Locomotion", {"id": "Hopper-v5"}),
-    "tank": wrapped(
-        {"_target_": "embodied.envs.toy.contact_maze.ContactMaze", "horizon": 20},
-        **{"_target_": "embodied.envs.wrappers.energy_tank.EnergyTank", "start": 3.0},
-        **{"most": 4.0, "least": 0.1, "power": 10.0},
-    ),
-    "noise": wrapped(
-        {"_target_": "embodied.envs.fr3.env.Fr3", "horizon": 15},
-        _target_="embodied.envs.wrappers.observations.ObservationNoise",
-        deviation={"dq": 0.01},
-        bias={"cube": 0.002},
-    ),
-    "magnet": wrapped(
-        {"_target_": "embodied.envs.fr3.env.Fr3", "horizon": 15},
-        **{"_target_": "embodied.envs.fr3.assist_force.AssistForce", "body": "cube"},
-    ),
-    "trials": wrapped(
-        {"_target_": "embodied.envs.maze.env.Maze", "horizon": 6},
-        _target_="embodied.envs.wrappers.trials.Trials",
-        episodes=2,
-    ),
+    "tank": wrapped("toy.contact_maze.ContactMaze", 20, "wrappers.energy_tank.EnergyTank", **TANK),
+    "noise": wrapped("fr3.env.Fr3", 15, "wrappers.observations.ObservationNoise", **NOISE),
+    "magnet": wrapped("fr3.env.Fr3", 15, "fr3.assist_force.AssistForce", body="cube"),
+    "trials": wrapped("maze.env.Maze", 6, "wrappers.trials.Trials", episodes=2),
     "process": ("process.env.GymnasiumProcess", {"id": "Pendulum-v1", "horizon": 6}),
     "Pendulum-v1": ("gym.Gym", {"id": "Pendulum-v1", "horizon": 6}),
     "maze": ("maze.env.Maze", {"horizon": 6}),

@@ -121,11 +121,12 @@ def test_sparse_success() -> None:
     assert shown(step.next_obs) == [12, 112] and shown(step.obs) == [20, 112]
     # Row 0 has succeeded again meanwhile; row 1 meets its time limit after 3 + 1 + 2 steps.
     assert last.truncated.tolist() == [False, True]
-    # Success in the step that ends the episode anyway: once, and terminated.
-    env = episodes.SparseSuccess(episodes.SparseConfig(), Counter(Config(horizon=1)))
+    # Success in the step in which the time is up: one reset, and terminated.
+    env = episodes.SparseSuccess(episodes.SparseConfig(), GoesOn(Config(horizon=0)))
     env.reset(0)
-    (step,) = steps(env, 1)
-    assert step.terminated.tolist() == [True, False] and shown(step.obs) == [20, 111]
+    step = steps(env, 2)[-1]
+    assert step.terminated.tolist() == [True, False] and not step.truncated.any()
+    assert shown(step.obs) == [20, 112]
 
 
 def test_sparse_success_needs_an_environment_that_reports_it() -> None:
@@ -168,13 +169,11 @@ def test_observation_delay() -> None:
 
 def test_random_delays_are_of_the_seed_the_row_and_the_episode() -> None:
     def lags(rows: int, seed: int) -> torch.Tensor:
-        counter = Counter(Config(num_envs=rows))
-        env = delays.ObservationDelay(delays.SeeLateConfig(0, 3), counter)
-        env.reset(seed)
+        env = delays.ObservationDelay(delays.SeeLateConfig(0, 3), Counter(Config(num_envs=rows)))
         kept = []
-        for _ in range(40):
+        for each in (seed, *[None] * 39):
+            env.reset(each)
             kept.append(env.memory["lag"].clone())
-            env.reset()
         return torch.stack(kept)
 
     two, three, other = lags(2, 7), lags(3, 7), lags(2, 8)
@@ -202,9 +201,8 @@ def test_frame_stack() -> None:
     assert env.spec.obs["critic/state"].shape == (1,)
     begun, went = env.reset(0)["state"][0], steps(env, 4)
     seen = [begun, went[0].obs["state"][0], went[3].next_obs["state"][0], *went[3].obs["state"]]
-    assert [each.flatten().tolist() for each in seen] == [
-        *([10, 10, 10], [10, 10, 11], [12, 13, 14], [20, 20, 20], [112, 113, 114])
-    ]
+    stacks = [[10, 10, 10], [10, 10, 11], [12, 13, 14], [20, 20, 20], [112, 113, 114]]
+    assert [each.flatten().tolist() for each in seen] == stacks
     assert went[3].next_obs["front"][0, 1, 1].tolist() == [12] * 3 + [13] * 3 + [14] * 3
 
 
@@ -236,8 +234,8 @@ def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
     runs = []
     for world in (env, env, fresh):
         begun = world.set_state(state)
-        steps = [world.step(action) for action in plan[10:]]
-        parts = [(*each.obs.values(), each.reward, each.truncated) for each in steps]
+        went = [world.step(action) for action in plan[10:]]
+        parts = [(*each.obs.values(), each.reward, each.truncated) for each in went]
         runs.append([*begun.values(), *(value for part in parts for value in part)])
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*runs, strict=True))
 
@@ -247,7 +245,6 @@ def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
     [
         ("delays.ObservationDelay", {"names": ["stat"]}, 'did you mean "state"'),
         ("delays.ActionDelay", {"low": 3, "high": 1}, "0 <= low <= high"),
-        ("episodes.TimeLimit", {"stepps": 9}, 'did you mean "steps"'),
     ],
 )
 def test_wrong_settings_are_one_line(kind: str, settings: dict[str, Any], says: str) -> None:
@@ -300,10 +297,8 @@ class Arms(BatchedEnv):
     parameters = (Parameter("arm", 0.0, 1.0, ""),)
 
     def __init__(self, config: ArmsConfig) -> None:
-        self.num_envs = config.num_envs
-        self.length = config.length
-        act = Leaf((), "int64", 0, 1, unit=SYMBOL)
-        task = Leaf((1,), low=0.0, high=1.0)
+        self.num_envs, self.length = config.num_envs, config.length
+        act, task = Leaf((), "int64", 0, 1, unit=SYMBOL), Leaf((1,), low=0.0, high=1.0)
         self.spec = Spec({"state": Leaf((1,))}, act, 0.1, task, "pull the arm that pays")
         self.streams = RowRng(0, self.num_envs)
         self.task = torch.zeros(self.num_envs, 1)
@@ -320,8 +315,7 @@ class Arms(BatchedEnv):
     def step(self, action: Tensor) -> Step:
         won = action == (self.task[:, 0] > 0.5)
         self.age = self.age + 1
-        following = self.observe(torch.arange(self.num_envs))
-        ended = self.age >= self.length
+        following, ended = self.observe(torch.arange(self.num_envs)), self.age >= self.length
         return self.finish(following, won.float(), ended, torch.zeros_like(ended), {"success": won})
 
 
