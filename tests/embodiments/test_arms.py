@@ -9,16 +9,9 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
-from embodied.embodiments import fr3, so101, ur5e
+from embodied.embodiments import cartesian_delta, fr3, so101, ur5e
 from embodied.embodiments.arrays import Floats
-from embodied.embodiments.cartesian_delta import (
-    CartesianDelta,
-    Config,
-    So101Config,
-    So101Delta,
-    Ur5eConfig,
-    Ur5eDelta,
-)
+from embodied.embodiments.cartesian_delta import CartesianDelta, Config
 from embodied.embodiments.cartesian_pose import CartesianPose, rotation_vector
 from embodied.embodiments.cartesian_pose import Config as PoseConfig
 from embodied.embodiments.controller import Controller
@@ -108,12 +101,12 @@ def test_turning(turning: Literal["yaw", "full"], vector: list[float]) -> None:
 @pytest.mark.parametrize(
     ("arm", "controller", "goal"),
     [
-        (so101, So101Delta(So101Config()), [0.26, 0.10, 0.10]),
-        (ur5e, Ur5eDelta(Ur5eConfig()), [-0.55, 0.10, 0.35]),
+        (so101, cartesian_delta.So101Delta(cartesian_delta.So101Config()), [0.26, 0.10, 0.10]),
+        (ur5e, cartesian_delta.Ur5eDelta(cartesian_delta.Ur5eConfig()), [-0.55, 0.10, 0.35]),
     ],
 )
 def test_it_reaches_within_its_speed_and_keeps_its_turn(
-    arm: Any, controller: So101Delta | Ur5eDelta, goal: list[float]
+    arm: Any, controller: cartesian_delta.So101Delta | cartesian_delta.Ur5eDelta, goal: list[float]
 ) -> None:
     config, q, hand = controller.config, arm.HOME[None], int(arm is so101)
     reference = controller.begin(q, np.zeros(1))

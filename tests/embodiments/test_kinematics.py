@@ -16,17 +16,10 @@ import yaml
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3, so101, ur5e
 from embodied.embodiments.arrays import Floats
+from embodied.embodiments.kinematics import from_mujoco
 from embodied.embodiments.kinematics.arm import load_arm, read_arm_file, write_arm_file
 from embodied.embodiments.kinematics.chain import Chain, Frame, Joint
-from embodied.embodiments.kinematics.from_mujoco import (
-    Route,
-    compile_spec,
-    find_route,
-    read_arm,
-    read_hand,
-    read_joints,
-    read_spec,
-)
+from embodied.embodiments.kinematics.from_mujoco import find_route, read_arm, read_joints, read_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 TERN = ROOT / "docs" / "own_robot" / "tern.urdf"
@@ -55,13 +48,15 @@ def model_of(name: str) -> tuple[Any, dict[str, str | None]]:
         spec.meshdir = str(fr3.mjcf().parent / "meshes")
         return spec.compile(), {"base": None, "tip": "hand"}
     if name == "tern":
-        return compile_spec(read_spec(TERN), TERN), {"base": None, "tip": "tool"}
+        return from_mujoco.compile_spec(read_spec(TERN), TERN), {"base": None, "tip": "tool"}
     text = {"so101": so101.mjcf(), "ur5e": ur5e.mjcf(), "crooked": CROOKED}[name]
     tips = {"so101": "tool", "ur5e": None, "crooked": "tip"}
     return mujoco.MjModel.from_xml_string(text), {"base": None, "tip": tips[name]}
 
 
-def theirs(mj: Any, data: Any, route: Route, q: Floats) -> tuple[Floats, Floats, Floats]:
+def theirs(
+    mj: Any, data: Any, route: from_mujoco.Route, q: Floats
+) -> tuple[Floats, Floats, Floats]:
     """MuJoCo's own tip position, rotation and Jacobian in the frame of the base body."""
     data.qpos[mj.jnt_qposadr[list(route.joints)]] = q
     mujoco.mj_forward(mj, data)
@@ -121,7 +116,7 @@ def test_numpy_and_torch_are_one_and_link_frames_are_right() -> None:
 
 def test_a_saved_arm_is_the_same_arm(tmp_path: Path) -> None:
     mj, ends = model_of("tern")
-    hand = read_hand(TERN, mj, ["left_finger", "right_finger"], None)
+    hand = from_mujoco.read_hand(TERN, mj, ["left_finger", "right_finger"], None)
     made = read_arm(TERN, mj, find_route(mj, **ends), hand=hand)
     write_arm_file(made, tmp_path / "tern.yaml")
     again = read_arm_file(str(tmp_path / "tern.yaml"))
@@ -194,8 +189,10 @@ def test_coupled_joints_are_a_hand_and_no_arm(kind: str, tmp_path: Path) -> None
         coupled(path, finger='<mimic joint="left" multiplier="1"/>')
     else:
         path.write_text(MJCF.format("right", "left"))
-    mj = compile_spec(read_spec(path), path)
-    one, both = (read_hand(path, mj, names, None) for names in (["left"], ["left", "right"]))
+    mj = from_mujoco.compile_spec(read_spec(path), path)
+    one, both = (
+        from_mujoco.read_hand(path, mj, names, None) for names in (["left"], ["left", "right"])
+    )
     assert one == both and one.open == pytest.approx(0.08) and one.joints == ("left", "right")
     assert len(read_arm(path, mj, find_route(mj, tip="elbow_link"), velocity=[1.0]).joints) == 2
     path = tmp_path / f"b.{kind}"
@@ -203,7 +200,7 @@ def test_coupled_joints_are_a_hand_and_no_arm(kind: str, tmp_path: Path) -> None
         coupled(path, arm='<mimic joint="shoulder" multiplier="-1"/>')
     else:
         path.write_text(MJCF.format("elbow", "shoulder"))
-    mj = compile_spec(read_spec(path), path)
+    mj = from_mujoco.compile_spec(read_spec(path), path)
     line = rf"joint elbow is coupled to shoulder in b\.{kind}, and .* end the chain before it, tip="
     with pytest.raises(ConfigError, match=line):
         read_arm(path, mj, find_route(mj, tip="elbow_link"))
@@ -230,7 +227,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     path, broken = tmp_path / "a.xml", tmp_path / "c.urdf"
     path.write_text(CROOKED)
     broken.write_text("<robot name='c'><link/></robot>")
-    mj = compile_spec(read_spec(path), path)
+    mj = from_mujoco.compile_spec(read_spec(path), path)
     made = read_arm(path, mj, find_route(mj), velocity=[1.0])
     assert made.home == (0.0, 0.0, 0.0, 0.0) and made.base == "cart" and made.tip == "tip"
     body = "<body name='b'><freejoint name='f'/><geom size='1'/></body>"

@@ -10,17 +10,8 @@ from torch import Tensor
 
 from embodied.core.env import Step
 from embodied.core.tensors import Tensors
-from embodied.envs.toy.drive import (
-    CLOCKS,
-    EVENTS,
-    FAR,
-    Config,
-    Drive,
-    Obstacles,
-    conflict,
-    desired_speed,
-    nearest,
-)
+from embodied.envs.toy import drive
+from embodied.envs.toy.drive import CLOCKS, EVENTS, Config, Drive
 
 
 class Reference:
@@ -177,10 +168,10 @@ def test_the_time_limit_truncates() -> None:
     assert not last.terminated.any() and not last.log["success"].any()
 
 
-def straight(*obstacles: tuple[float, float, float, float]) -> Obstacles:
+def straight(*obstacles: tuple[float, float, float, float]) -> drive.Obstacles:
     """On the x axis as the route: x, y and velocity of each."""
     values = torch.tensor(obstacles)[None]
-    return Obstacles(values[..., 0], values[..., 1], values[..., :2], values[..., 2:])
+    return drive.Obstacles(values[..., 0], values[..., 1], values[..., :2], values[..., 2:])
 
 
 @pytest.mark.parametrize(
@@ -196,19 +187,22 @@ def straight(*obstacles: tuple[float, float, float, float]) -> Obstacles:
 )
 def test_conflicts_by_hand(obstacle: tuple[float, float, float, float], expected: bool) -> None:
     car = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0]])  # 5 m/s along x
-    assert conflict(car, straight(obstacle)).item() is expected
+    assert drive.conflict(car, straight(obstacle)).item() is expected
 
 
 def test_what_is_seen_and_how_fast_a_careful_driver_goes() -> None:
     car = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0]])
     obstacles = straight((20.0, 1.0, 0.0, 0.0), (6.0, -1.0, 2.0, 0.0), (-5.0, 0.0, 0.0, 0.0))
-    seen = nearest(car, torch.zeros(1), obstacles, 3)[0].tolist()
-    assert seen == [6.0, -1.0, 20.0, 1.0, FAR, 0.0, -3.0, 0.0, -5.0, 0.0, 0.0, 0.0]
-    place, limit = torch.zeros(1, 4), torch.full((1,), 8.0)
-    assert desired_speed(obstacles, place, limit, torch.zeros(1)).item() == 4.0  # 6 of 2 to 10 m
+    seen = drive.nearest(car, torch.zeros(1), obstacles, 3)[0].tolist()
+    assert seen == [6.0, -1.0, 20.0, 1.0, drive.FAR, 0.0, -3.0, 0.0, -5.0, 0.0, 0.0, 0.0]
+    place, limit, still = torch.zeros(1, 4), torch.full((1,), 8.0), torch.zeros(1)
     beside = straight((6.0, 1.6, 0.0, 0.0))
-    assert desired_speed(beside, place, limit, torch.zeros(1)).item() == 8.0
-    assert desired_speed(beside, place, limit, torch.full((1,), 0.25)).item() == 4.0
+    for seen, curvature, speed in (
+        (obstacles, still, 4.0),  # 6 of 2 to 10 m
+        (beside, still, 8.0),
+        (beside, still + 0.25, 4.0),
+    ):
+        assert drive.desired_speed(seen, place, limit, curvature).item() == speed
 
 
 def test_routes_are_smooth_and_do_not_cross_themselves() -> None:

@@ -12,20 +12,10 @@ from embodied.core.text import decode
 from embodied.core.wrapper import find_protocol
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
+from embodied.envs.fr3 import language
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
-from embodied.envs.fr3.language import (
-    BLOCK,
-    INSTRUCTIONS,
-    NAMES,
-    SENTENCES,
-    TOKENS,
-    TRAVEL,
-    WORDS,
-    Config,
-    LanguageTasks,
-    tokens,
-)
+from embodied.envs.fr3.language import Config, LanguageTasks, tokens
 from embodied.evaluation.evaluate import evaluate
 from embodied.policies.scripted import fr3
 from embodied.policies.scripted.fr3 import ScriptedTasks
@@ -52,7 +42,7 @@ def put(env: LanguageTasks, name: str, x: float, y: float, z: float, row: int = 
 def done(env: LanguageTasks) -> list[str]:
     """Which instructions hold in env 0."""
     view = env.view(np.arange(env.num_envs))
-    return [each.name for each in INSTRUCTIONS if each.done(view)[0]]
+    return [each.name for each in language.INSTRUCTIONS if each.done(view)[0]]
 
 
 def where(env: LanguageTasks, name: str) -> list[float]:
@@ -65,7 +55,7 @@ def slide(env: LanguageTasks, joint: str, value: float) -> None:
 
 def test_nothing_is_done_at_the_start() -> None:
     view = made(rows=64).view(np.arange(64))
-    assert not any(each.done(view).any() for each in INSTRUCTIONS)
+    assert not any(each.done(view).any() for each in language.INSTRUCTIONS)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +64,7 @@ def test_nothing_is_done_at_the_start() -> None:
         ("red_into_bowl", "red", "bowl", (0.01, 0.0, 0.03)),
         ("blue_into_bowl", "blue", "bowl", (0.0, -0.01, 0.026)),
         ("green_onto_plate", "green", "plate", (0.02, 0.02, 0.026)),
-        ("blue_onto_green", "blue", "green", (0.0, 0.01, 2 * BLOCK)),
+        ("blue_onto_green", "blue", "green", (0.0, 0.01, 2 * language.BLOCK)),
         ("red_into_drawer", "red", "cabinet", (0.0, -0.12, 0.031)),
         ("green_onto_cabinet", "green", "cabinet", (0.03, -0.03, 0.09)),
     ],
@@ -84,7 +74,7 @@ def test_a_block_is_where_it_was_asked_to_be_once_it_is_let_go(name, block, base
     place = np.add(where(env, base), offset)
     put(env, block, *place)
     assert done(env) == [name]
-    env.batch.qpos[0, 7:9] = BLOCK
+    env.batch.qpos[0, 7:9] = language.BLOCK
     assert not done(env), "it is still in the hand"
     env.batch.qpos[0, 7:9] = 0.04
     put(env, block, *np.add(place, [0, 0, 0.05]))
@@ -95,7 +85,7 @@ def test_a_block_is_where_it_was_asked_to_be_once_it_is_let_go(name, block, base
 
 def test_drawer_button_and_plate() -> None:
     env = made()
-    slide(env, "drawer", TRAVEL - 0.005)
+    slide(env, "drawer", language.TRAVEL - 0.005)
     assert done(env) == ["open_drawer"]
     slide(env, "drawer", 0.005)
     assert done(env) == ["close_drawer"]
@@ -113,18 +103,18 @@ def test_drawer_button_and_plate() -> None:
 @pytest.mark.parametrize("objects", ["seen", "privileged"])
 def test_the_scene_does_not_tell_the_tasks_apart(objects) -> None:
     """One seed gives one scene whatever is asked: policies can tell by the sentence only."""
-    rows = [made(name, rows=3, objects=objects).reset(seed=5) for name in NAMES]
+    rows = [made(name, rows=3, objects=objects).reset(seed=5) for name in language.NAMES]
     for number, obs in enumerate(rows):
         for key in obs.keys() - {"instruction", "privileged/task"}:
             assert torch.equal(obs[key], rows[0][key]), key
-        assert (obs["instruction"].numpy() == TOKENS[number]).all()
+        assert (obs["instruction"].numpy() == language.TOKENS[number]).all()
         assert (obs["privileged/task"].argmax(1) == number).all()
-    assert len({tuple(obs["instruction"][0].tolist()) for obs in rows}) == len(NAMES)
+    assert len({tuple(obs["instruction"][0].tolist()) for obs in rows}) == len(language.NAMES)
 
 
 def test_only_the_success_of_the_own_instruction_pays_and_ends() -> None:
     env = made("open_drawer", "close_drawer", rows=6)
-    env.batch.qpos[:, int(env.model.joint("drawer").qposadr[0])] = TRAVEL
+    env.batch.qpos[:, int(env.model.joint("drawer").qposadr[0])] = language.TRAVEL
     asked = torch.tensor([text == "open the drawer" for text in env.instructions()])
     assert asked.any() and not asked.all()
     step = env.step(torch.zeros(6, 4))
@@ -135,7 +125,7 @@ def test_only_the_success_of_the_own_instruction_pays_and_ends() -> None:
 def test_the_task_vector_chooses_the_instruction_for_one_episode() -> None:
     env = made(rows=10)
     env.reset(task=(torch.arange(10)[:, None] + 0.5) / 10)
-    assert env.instructions() == list(SENTENCES)
+    assert env.instructions() == list(language.SENTENCES)
     assert made("press_button").spec.text == "press the button" and env.spec.text == ""
 
 
@@ -144,7 +134,7 @@ def test_words_and_texts_of_every_row() -> None:
     obs = env.reset(seed=3)
     assert len(set(env.instructions())) > 2
     for said, numbers in zip(env.instructions(), obs["instruction"].tolist(), strict=True):
-        assert " ".join(WORDS[number - 1] for number in numbers if number) == said
+        assert " ".join(language.WORDS[number - 1] for number in numbers if number) == said
     assert decode(obs["text"]) == env.instructions()
     assert find_protocol(env, HasInstructions) is env
     with pytest.raises(ValueError, match="not a sentence of these tasks"):
@@ -155,7 +145,7 @@ def test_a_wrong_instruction_is_shown_but_the_task_stays() -> None:
     right, wrong = made("open_drawer"), made("open_drawer", wrong_instruction=True)
     assert right.instructions()[0] == "open the drawer"
     assert wrong.instructions()[0] == "close the drawer"
-    slide(wrong, "drawer", TRAVEL)
+    slide(wrong, "drawer", language.TRAVEL)
     assert wrong.step(torch.zeros(2, 4)).log["success"][0]
 
 

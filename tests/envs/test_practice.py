@@ -17,14 +17,8 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.batched import BatchedEnv
-from embodied.envs.reset_free.wrapper import (
-    Config,
-    Facts,
-    Mode,
-    PracticeStates,
-    ResetFreeWrapper,
-    StatesConfig,
-)
+from embodied.envs.reset_free import wrapper as practice
+from embodied.envs.reset_free.wrapper import Config, Facts, Mode, ResetFreeWrapper
 from embodied.envs.row_rng import RowRng
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
@@ -38,7 +32,7 @@ def flags(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
-SHORT = StatesConfig(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
+SHORT = practice.StatesConfig(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
 GOES, CRASH, WON = "LEARNING", "terminated RECOVERY", "terminated won LEARNING"
 STUCK, LATE = "truncated stuck RECOVERY", "truncated late RECOVERY"
 STORIES: dict[str, tuple[dict[str, Any], list[float | str], list[str]]] = {
@@ -71,7 +65,7 @@ STORIES: dict[str, tuple[dict[str, Any], list[float | str], list[str]]] = {
 def test_what_happens_decides_the_mode(
     settings: dict[str, Any], events: list[float | str], told: list[str]
 ) -> None:
-    machine = PracticeStates(replace(SHORT, **settings), 1, 1)
+    machine = practice.PracticeStates(replace(SHORT, **settings), 1, 1)
     machine.begin(flags(1))
     seen = []
     for at, event in enumerate(events):
@@ -162,7 +156,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def corridor(
-    states: StatesConfig = SHORT, num_envs: int = 1, **settings: Any
+    states: practice.StatesConfig = SHORT, num_envs: int = 1, **settings: Any
 ) -> tuple[ResetFreeWrapper, Corridor]:
     world = Corridor(CorridorConfig(num_envs))
     env = ResetFreeWrapper(Config(states, **settings), world)

@@ -21,16 +21,7 @@ from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
 from embodied.envs.gym_object import register
 from embodied.envs.process import env as process_env
-from embodied.envs.process.env import (
-    Channel,
-    GymnasiumConfig,
-    GymnasiumProcess,
-    Mjlab,
-    MjlabConfig,
-    WorkerError,
-    checked_spec,
-    interpreter,
-)
+from embodied.envs.process.env import GymnasiumProcess, WorkerError, checked_spec, interpreter
 from embodied.envs.process.worker.gymnasium_rows import Rows
 from embodied.envs.process.worker.memory import mapped, total
 from tests.api.test_choices import SPACES
@@ -40,7 +31,9 @@ from tests.toy_envs import Lock
 
 
 def made(**settings) -> GymnasiumProcess:
-    return GymnasiumProcess(GymnasiumConfig(**{"id": "Pendulum-v1", "num_envs": 3, **settings}))
+    return GymnasiumProcess(
+        process_env.GymnasiumConfig(**{"id": "Pendulum-v1", "num_envs": 3, **settings})
+    )
 
 
 def seeds(seed: int) -> list[int]:
@@ -195,7 +188,7 @@ def test_a_worker_that_dies_is_named_with_its_last_words(monkeypatch) -> None:
 )
 def test_what_a_worker_answers_is_data(monkeypatch, script: str, says: str) -> None:
     monkeypatch.setattr(process_env, "START", script)
-    talk = Channel(sys.executable, 0.5 if "sleep" in script else 60.0)
+    talk = process_env.Channel(sys.executable, 0.5 if "sleep" in script else 60.0)
     with pytest.raises(WorkerError, match=says):
         talk.ask({"backend": "gymnasium_rows"})
     talk.process.kill()
@@ -243,7 +236,7 @@ def test_without_mjlab_the_error_says_what_to_type(monkeypatch, tmp_path: Path) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EMBODIED_MJLAB_PYTHON", raising=False)
     with pytest.raises(ConfigError, match=r"install it with: sh scripts/apart\.sh mjlab"):
-        Mjlab(MjlabConfig(task="Mjlab-Cartpole-Balance"))
+        process_env.Mjlab(process_env.MjlabConfig(task="Mjlab-Cartpole-Balance"))
 
 
 @pytest.fixture(scope="module")
@@ -252,8 +245,8 @@ def cartpole():
         python = interpreter("mjlab")
     except ConfigError as error:
         pytest.skip(str(error))
-    config = MjlabConfig("Mjlab-Cartpole-Balance", 4, python, device="cpu", horizon=5)
-    env = Mjlab(config)
+    config = process_env.MjlabConfig("Mjlab-Cartpole-Balance", 4, python, device="cpu", horizon=5)
+    env = process_env.Mjlab(config)
     yield env
     env.close()
 
