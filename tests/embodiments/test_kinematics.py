@@ -16,17 +16,10 @@ import yaml
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3, so101, ur5e
 from embodied.embodiments.arrays import Floats
+from embodied.embodiments.kinematics import from_mujoco
 from embodied.embodiments.kinematics.arm import load_arm, read_arm_file, write_arm_file
 from embodied.embodiments.kinematics.chain import Chain, Frame, Joint
-from embodied.embodiments.kinematics.from_mujoco import (
-    Route,
-    compile_spec,
-    find_route,
-    read_arm,
-    read_hand,
-    read_joints,
-    read_spec,
-)
+from embodied.embodiments.kinematics.from_mujoco import find_route, read_arm, read_joints, read_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 TERN = ROOT / "docs" / "own_robot" / "tern.urdf"
@@ -55,13 +48,15 @@ def model_of(name: str) -> tuple[Any, dict[str, str | None]]:
         spec.meshdir = str(fr3.mjcf().parent / "meshes")
         return spec.compile(), {"base": None, "tip": "hand"}
     if name == "tern":
-        return compile_spec(read_spec(TERN), TERN), {"base": None, "tip": "tool"}
+        return from_mujoco.compile_spec(read_spec(TERN), TERN), {"base": None, "tip": "tool"}
     text = {"so101": so101.mjcf(), "ur5e": ur5e.mjcf(), "crooked": CROOKED}[name]
     tips = {"so101": "tool", "ur5e": None, "crooked": "tip"}
     return mujoco.MjModel.from_xml_string(text), {"base": None, "tip": tips[name]}
 
 
-def theirs(mj: Any, data: Any, route: Route, q: Floats) -> tuple[Floats, Floats, Floats]:
+def theirs(
+    mj: Any, data: Any, route: from_mujoco.Route, q: Floats
+) -> tuple[Floats, Floats, Floats]:
     """MuJoCo's own tip position, rotation and Jacobian in the frame of the base body."""
     data.qpos[mj.jnt_qposadr[list(route.joints)]] = q
     mujoco.mj_forward(mj, data)
@@ -82,14 +77,10 @@ def test_it_is_mujocos(name: str) -> None:
     mj, ends = model_of(name)
     route = find_route(mj, **ends)
     chain, data = Chain(*read_joints(mj, route)), mujoco.MjData(mj)
-    random = np.random.default_rng(0)
-    q = random.uniform(-2.5, 2.5, (50, len(chain)))
-    places, turns, jacobians = chain(q)
-    for i, row in enumerate(q):
-        place, turn, jacobian = theirs(mj, data, route, row)
-        assert places[i] == pytest.approx(place, abs=1e-9)
-        assert turns[i] == pytest.approx(turn, abs=1e-9)
-        assert jacobians[i] == pytest.approx(jacobian, abs=1e-9)
+    q = np.random.default_rng(0).uniform(-2.5, 2.5, (50, len(chain)))
+    for row, *found in zip(q, *chain(q), strict=True):
+        for ours, known in zip(found, theirs(mj, data, route, row), strict=True):
+            assert ours == pytest.approx(known, abs=1e-9)
 
 
 def test_it_is_what_was_written_by_hand() -> None:
@@ -125,7 +116,7 @@ def test_numpy_and_torch_are_one_and_link_frames_are_right() -> None:
 
 def test_a_saved_arm_is_the_same_arm(tmp_path: Path) -> None:
     mj, ends = model_of("tern")
-    hand = read_hand(TERN, mj, ["left_finger", "right_finger"], None)
+    hand = from_mujoco.read_hand(TERN, mj, ["left_finger", "right_finger"], None)
     made = read_arm(TERN, mj, find_route(mj, **ends), hand=hand)
     write_arm_file(made, tmp_path / "tern.yaml")
     again = read_arm_file(str(tmp_path / "tern.yaml"))
@@ -198,8 +189,10 @@ def test_coupled_joints_are_a_hand_and_no_arm(kind: str, tmp_path: Path) -> None
         coupled(path, finger='<mimic joint="left" multiplier="1"/>')
     else:
         path.write_text(MJCF.format("right", "left"))
-    mj = compile_spec(read_spec(path), path)
-    one, both = (read_hand(path, mj, names, None) for names in (["left"], ["left", "right"]))
+    mj = from_mujoco.compile_spec(read_spec(path), path)
+    one, both = (
+        from_mujoco.read_hand(path, mj, names, None) for names in (["left"], ["left", "right"])
+    )
     assert one == both and one.open == pytest.approx(0.08) and one.joints == ("left", "right")
     assert len(read_arm(path, mj, find_route(mj, tip="elbow_link"), velocity=[1.0]).joints) == 2
     path = tmp_path / f"b.{kind}"
@@ -207,7 +200,7 @@ def test_coupled_joints_are_a_hand_and_no_arm(kind: str, tmp_path: Path) -> None
         coupled(path, arm='<mimic joint="shoulder" multiplier="-1"/>')
     else:
         path.write_text(MJCF.format("elbow", "shoulder"))
-    mj = compile_spec(read_spec(path), path)
+    mj = from_mujoco.compile_spec(read_spec(path), path)
     line = rf"joint elbow is coupled to shoulder in b\.{kind}, and .* end the chain before it, tip="
     with pytest.raises(ConfigError, match=line):
         read_arm(path, mj, find_route(mj, tip="elbow_link"))
@@ -217,40 +210,40 @@ def test_coupled_joints_are_a_hand_and_no_arm(kind: str, tmp_path: Path) -> None
 
 def test_base_and_tip_are_a_choice() -> None:
     mj, _ = model_of("tern")
-    with pytest.raises(ConfigError, match=r"tip=NAME.*left_finger"):
-        find_route(mj)
     part = find_route(mj, base="upper_arm", tip="wrist_2")
     names = [joint.name for joint in read_joints(mj, part)[0]]
     assert names == ["elbow", "forearm_roll", "wrist_pitch"]
-    for base, tip, match in (
-        (None, "tol", "did you mean"),
-        ("left_finger", "tool", "is not above the tip"),
-        ("palm", "tool", "no joint between"),
+    for ends, match in (
+        ({}, r"tip=NAME.*left_finger"),
+        ({"tip": "tol"}, "did you mean"),
+        ({"base": "left_finger", "tip": "tool"}, "is not above the tip"),
+        ({"base": "palm", "tip": "tool"}, "no joint between"),
     ):
         with pytest.raises(ConfigError, match=match):
-            find_route(mj, base=base, tip=tip)
+            find_route(mj, **ends)
 
 
 def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.xml"
+    path, broken = tmp_path / "a.xml", tmp_path / "c.urdf"
     path.write_text(CROOKED)
-    mj = compile_spec(read_spec(path), path)
-    with pytest.raises(ConfigError, match=r"how fast turn may turn; add velocity="):
-        read_arm(path, mj, find_route(mj))
-    with pytest.raises(ConfigError, match="one for each of 4 joints"):
-        read_arm(path, mj, find_route(mj), velocity=[1.0, 2.0])
+    broken.write_text("<robot name='c'><link/></robot>")
+    mj = from_mujoco.compile_spec(read_spec(path), path)
     made = read_arm(path, mj, find_route(mj), velocity=[1.0])
     assert made.home == (0.0, 0.0, 0.0, 0.0) and made.base == "cart" and made.tip == "tip"
-    with pytest.raises(ConfigError, match="is not there; name an MJCF"):
-        read_spec(tmp_path / "b.urdf")
-    (tmp_path / "c.urdf").write_text("<robot name='c'><link/></robot>")
-    with pytest.raises(ConfigError, match=r"c\.urdf"):
-        read_spec(tmp_path / "c.urdf")
-    free = "<body name='b'><freejoint name='f'/><geom size='1'/></body>"
-    free = f"<mujoco><worldbody>{free}</worldbody></mujoco>"
-    mj = mujoco.MjModel.from_xml_string(free)
-    with pytest.raises(ConfigError, match="neither turns about an axis nor slides"):
-        read_joints(mj, find_route(mj))
+    body = "<body name='b'><freejoint name='f'/><geom size='1'/></body>"
+    free = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
+    for act, says in (
+        (lambda: read_arm(path, mj, find_route(mj)), "how fast turn may turn; add velocity="),
+        (
+            lambda: read_arm(path, mj, find_route(mj), velocity=[1.0, 2.0]),
+            "one for each of 4 joints",
+        ),
+        (lambda: read_spec(tmp_path / "b.urdf"), "is not there; name an MJCF"),
+        (lambda: read_spec(broken), r"c\.urdf"),
+        (lambda: read_joints(free, find_route(free)), "neither turns about an axis nor slides"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            act()
 
 
 def test_bad_arm_files(tmp_path: Path) -> None:
@@ -261,7 +254,7 @@ def test_bad_arm_files(tmp_path: Path) -> None:
         ({"limits": {**good["limits"], "low": [0.0]}}, "5 finite numbers"),
         ({"jonits": []}, "did you mean"),
     ):
-        file = tmp_path / f"{len(says)}.yaml"
+        file = tmp_path / "arm.yaml"
         file.write_text(yaml.safe_dump({**good, **change}))
         with pytest.raises(ConfigError, match=says):
             load_arm(str(file))

@@ -8,18 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.core.env import Step
 from embodied.core.tensors import Tensors
-from embodied.envs.toy.drive import (
-    CLOCKS,
-    EVENTS,
-    FAR,
-    Config,
-    Drive,
-    Obstacles,
-    conflict,
-    desired_speed,
-    nearest,
-)
+from embodied.envs.toy import drive
+from embodied.envs.toy.drive import CLOCKS, EVENTS, Config, Drive
 
 
 class Reference:
@@ -84,7 +76,7 @@ class Reference:
         return places
 
     def step(self, throttle: float, steer: float) -> tuple[float, list[float]]:
-        """Reward, and the events that need no driver's model."""
+        """Reward, and the events that need no driver's model: the second and third end it."""
         self.drive(throttle, steer)
         self.locate()
         before, best = self.legal, self.best
@@ -97,15 +89,8 @@ class Reference:
         self.legal += 0.0 if off > 1.75 or over > 0.5 else progress
         lost = hit or off > 3.5
         change, self.steer = abs(steer - self.steer), steer
-        events = [
-            progress,
-            float(hit),
-            float(off > 3.5),
-            off,
-            over,
-            abs(self.yaw - heading),
-            change,
-        ]
+        turned = abs(self.yaw - heading)
+        events = [progress, 1.0 * hit, 1.0 * (off > 3.5), off, over, turned, change]
         return (0.5 * self.legal if lost else self.legal) - before, events
 
 
@@ -116,27 +101,30 @@ def follow(env: Drive, obs: Tensors, noise: Tensor) -> Tensor:
 
 
 def test_equals_the_reference() -> None:
+    """Also where a car hits an obstacle, and where one leaves the road."""
     env = Drive(Config(num_envs=12, length=60, horizon=400))
-    obs, alive = env.reset(3), [True] * 12
+    obs, alive, lost = env.reset(3), [*range(12)], torch.zeros(2)
     models = [Reference(env, row) for row in range(12)]
     generator = torch.Generator().manual_seed(0)
     kept = [at for at, name in enumerate(EVENTS) if name != "speed_error"]
     kept_clocks = [at for at, name in enumerate(CLOCKS) if at > 0 and name != "since_conflict"]
     for _ in range(120):
         action = follow(env, obs, torch.rand(12, 2, generator=generator) * 2 - 1)
+        action[0] = 1.0
         step = env.step(action)
         obs = step.obs
-        for row in [row for row in range(12) if alive[row]]:
+        for row in alive:
             reward, events = models[row].step(*action[row].double().tolist())
-            assert step.reward[row].item() == pytest.approx(reward, abs=2e-3)
-            seen = step.next_obs["privileged/events"][row, kept].tolist()
-            assert seen == pytest.approx(events, abs=2e-3)
-            clocks = step.next_obs["critic/clocks"][row, kept_clocks].tolist()
-            assert clocks == pytest.approx(
-                [*models[row].clocks[:1], *models[row].clocks[2:]], abs=1e-3
-            )
-            alive[row] = not bool(step.ended[row])
-    assert alive.count(False) > 6
+            known, clocks = step.next_obs, models[row].clocks
+            seen = [step.reward[row].item(), *known["privileged/events"][row, kept].tolist()]
+            assert seen == pytest.approx([reward, *events], abs=2e-3)
+            shown = known["critic/clocks"][row, kept_clocks].tolist()
+            assert shown == pytest.approx([clocks[0], *clocks[2:]], abs=1e-3)
+            over = any(events[1:3])
+            assert bool(step.terminated[row]) == bool(step.log["violated"][row]) == over
+            lost += torch.tensor(events[1:3])
+        alive = [row for row in alive if not step.ended[row]]
+    assert len(alive) < 6 and (lost > 0).all()
 
 
 def at(env: Drive, station: float, speed: float) -> None:
@@ -148,84 +136,73 @@ def at(env: Drive, station: float, speed: float) -> None:
     env.place[:, 0] = env.place[:, 2] = station
 
 
+def played(env: Drive, action: list[float]) -> list[Step]:
+    """Steps of that action until an episode ends."""
+    actions = torch.tensor([action] * env.num_envs)
+    steps = [env.step(actions)]
+    while not steps[-1].ended.any():
+        steps.append(env.step(actions))
+    return steps
+
+
 @pytest.mark.parametrize("goal_terminates", [False, True])
 def test_the_end_of_the_route(goal_terminates: bool) -> None:
     """It bootstraps, or with `goal_terminates` has the value 0; never both, and it is a success."""
     env = Drive(Config(num_envs=2, obstacles=0, goal_terminates=goal_terminates))
     env.reset(0)
     at(env, 199.5, speed=2.0)
-    rewards, last = 0.0, env.step(torch.zeros(2, 2))
-    while not last.ended.any():
-        rewards, last = rewards + float(last.reward[0]), env.step(torch.zeros(2, 2))
+    steps = played(env, [0.0, 0.0])
+    last = steps[-1]
     assert last.terminated.tolist() == [goal_terminates] * 2
     assert last.truncated.tolist() == [not goal_terminates] * 2
     assert last.log["success"].all() and not last.log["violated"].any()
     assert last.next_obs["critic/clocks"][:, CLOCKS.index("remaining")].abs().max() < 1e-6
-    assert rewards + float(last.reward[0]) == pytest.approx(0.25)  # half a metre of 200
+    assert sum(float(step.reward[0]) for step in steps) == pytest.approx(0.25)  # 0.5 m of 200
 
 
-def test_the_time_limit_truncates_and_leaving_the_road_terminates() -> None:
+def test_the_time_limit_truncates() -> None:
     env = Drive(Config(num_envs=1, obstacles=0, horizon=3))
     env.reset(0)
-    steps = [env.step(torch.tensor([[-1.0, 0.0]])) for _ in range(3)]
-    assert [bool(step.truncated) for step in steps] == [False, False, True]
-    assert not steps[-1].terminated.any() and not steps[-1].log["success"].any()
-    env = Drive(Config(num_envs=1, obstacles=0))
-    env.reset(0)
-    steps = [env.step(torch.tensor([[1.0, 1.0]]))]
-    while not steps[-1].ended.any():
-        steps.append(env.step(torch.tensor([[1.0, 1.0]])))
-    assert steps[-1].terminated.all() and steps[-1].log["violated"].all()
-    score = sum(float(step.reward) for step in steps)
-    gained = sum(float(s.next_obs["privileged/events"][0, 0]) for s in steps)
-    assert 0 < score <= 0.5 * gained  # halved; metres outside the lane do not count
+    *_, last = steps = played(env, [-1.0, 0.0])
+    assert len(steps) == 3 and last.truncated.all()
+    assert not last.terminated.any() and not last.log["success"].any()
 
 
-def test_a_collision_terminates_and_halves_the_score() -> None:
-    env = Drive(Config(num_envs=1, obstacles=1))
-    env.reset(0)
-    at(env, 0.0, speed=4.0)
-    env.roads.traffic[:] = torch.tensor([8.0, 0.0, 0.0, 0.0, 1.0, 0.0])
-    env.roads.table[..., 4] = 6.0
-    steps = [env.step(torch.zeros(1, 2))]
-    while not steps[-1].ended.any():
-        steps.append(env.step(torch.zeros(1, 2)))
-    assert steps[-1].terminated.all() and len(steps) == 17  # 6.8 m
-    assert steps[-1].next_obs["privileged/events"][0, EVENTS.index("collided")] == 1
-    assert float(steps[-1].reward) < 0
-    score = sum(float(step.reward) for step in steps)
-    assert score == pytest.approx(0.5 * 0.5 * 6.8, abs=0.05)  # half a percent a metre
-
-
-def straight(*obstacles: tuple[float, float, float, float]) -> Obstacles:
+def straight(*obstacles: tuple[float, float, float, float]) -> drive.Obstacles:
     """On the x axis as the route: x, y and velocity of each."""
     values = torch.tensor(obstacles)[None]
-    return Obstacles(values[..., 0], values[..., 1], values[..., :2], values[..., 2:])
+    return drive.Obstacles(values[..., 0], values[..., 1], values[..., :2], values[..., 2:])
 
 
-def test_conflicts_by_hand() -> None:
-    car = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0]])  # 5 m/s along x
-    for obstacle, expected in (
+@pytest.mark.parametrize(
+    ("obstacle", "expected"),
+    [
         ((6.2, 0.0, 0.0, 0.0), True),  # 4.9 m to contact: 0.98 s
         ((6.4, 0.0, 0.0, 0.0), False),
         ((3.0, 1.4, 0.0, 0.0), False),  # beside
         ((3.0, 3.0, 0.0, -5.0), True),  # crosses
         ((-2.0, 0.0, 0.0, 0.0), False),  # behind
         ((3.0, 0.0, 6.0, 0.0), False),  # drives away
-    ):
-        assert conflict(car, straight(obstacle)).item() is expected, obstacle
+    ],
+)
+def test_conflicts_by_hand(obstacle: tuple[float, float, float, float], expected: bool) -> None:
+    car = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0]])  # 5 m/s along x
+    assert drive.conflict(car, straight(obstacle)).item() is expected
 
 
 def test_what_is_seen_and_how_fast_a_careful_driver_goes() -> None:
     car = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0]])
     obstacles = straight((20.0, 1.0, 0.0, 0.0), (6.0, -1.0, 2.0, 0.0), (-5.0, 0.0, 0.0, 0.0))
-    seen = nearest(car, torch.zeros(1), obstacles, 3)[0].tolist()
-    assert seen == [6.0, -1.0, 20.0, 1.0, FAR, 0.0, -3.0, 0.0, -5.0, 0.0, 0.0, 0.0]
-    place, limit = torch.zeros(1, 4), torch.full((1,), 8.0)
-    assert desired_speed(obstacles, place, limit, torch.zeros(1)).item() == 4.0  # 6 of 2 to 10 m
+    seen = drive.nearest(car, torch.zeros(1), obstacles, 3)[0].tolist()
+    assert seen == [6.0, -1.0, 20.0, 1.0, drive.FAR, 0.0, -3.0, 0.0, -5.0, 0.0, 0.0, 0.0]
+    place, limit, still = torch.zeros(1, 4), torch.full((1,), 8.0), torch.zeros(1)
     beside = straight((6.0, 1.6, 0.0, 0.0))
-    assert desired_speed(beside, place, limit, torch.zeros(1)).item() == 8.0
-    assert desired_speed(beside, place, limit, torch.full((1,), 0.25)).item() == 4.0
+    for seen, curvature, speed in (
+        (obstacles, still, 4.0),  # 6 of 2 to 10 m
+        (beside, still, 8.0),
+        (beside, still + 0.25, 4.0),
+    ):
+        assert drive.desired_speed(seen, place, limit, curvature).item() == speed
 
 
 def test_routes_are_smooth_and_do_not_cross_themselves() -> None:

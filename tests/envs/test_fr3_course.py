@@ -49,52 +49,35 @@ def test_what_stands_is_the_level(world: Fr3Course) -> None:
     height = np.stack([world.batch.mocap_pos[0, world._markers[name], 2] for name in BOXES])
     assert np.flatnonzero(height > 0).tolist() == [7, 8]
     assert np.allclose(height[[7, 8]], HALF[2])
+    names, seen = world.spec.obs["state"].names, world._observe(np.arange(8))["state"][0]
+    boxes_seen = [n for n, v in zip(names, seen, strict=True) if n.startswith("box") and v]
+    assert boxes_seen == ["box_1_1", "box_1_2"]
     vectors = world.levels.random(50, np.random.default_rng(0))
-    param = dict(zip(world.levels.names, vectors.T, strict=True))
-    plans = world.levels.decode(vectors)
-    assert np.array_equal(boxes(param), plans.walls.reshape(50, -1))
-    assert all(
-        np.array_equal(a, b) for a, b in zip(ends(param), (plans.start, plans.goal), strict=True)
+    param, plans = (
+        dict(zip(world.levels.names, vectors.T, strict=True)),
+        world.levels.decode(vectors),
     )
-    names = world.spec.obs["state"].names
-    seen = world._observe(np.arange(8))["state"][0]
-    assert [n for n, v in zip(names, seen, strict=True) if n.startswith("box") and v] == [
-        "box_1_1",
-        "box_1_2",
-    ]
-
-
-def test_drawn_levels_have_a_way_and_follow_the_seed(world: Fr3Course) -> None:
-    world.reset(5)
-    first = world.task.copy()
-    assert world.levels.fit(first.astype(float)).all() and len(np.unique(first, axis=0)) == 8
-    world.reset(5)
-    assert np.array_equal(world.task, first)
-    assert world.spec.task is not None and world.spec.task.unit == "level"
-    assert len(world.held_out) == 50
+    assert np.array_equal(boxes(param), plans.walls.reshape(50, -1))
+    assert np.array_equal(ends(param), (plans.start, plans.goal))
 
 
 def follow(env: Fr3Course, seed: int) -> torch.Tensor:
     """Success [B] of following the shortest way, cell by cell."""
     env.reset(seed)
-    plans = env.levels.decode(env.task)
-    back = distances(plans.walls, plans.goal)
-    rows, won, over = np.arange(env.num_envs), torch.zeros(env.num_envs).bool(), None
-    at = plans.start.copy()
-    steps = ((1, 0), (-1, 0), (0, 1), (0, -1))
-    over = torch.zeros(env.num_envs).bool()
+    plans, n = env.levels.decode(env.task), env.num_envs
+    back, at = distances(plans.walls, plans.goal), plans.start.copy()
+    won, over = torch.zeros(2, n, dtype=torch.bool)
     for _ in range(env.horizon - 1):
-        tool = env.view(rows).tool
+        tool = env.view(np.arange(n)).tool
         near = np.linalg.norm(tool[:, :2] - middle(at.astype(float))[:, :2], axis=1) < 0.012
         for row in np.flatnonzero(near & (at != plans.goal)):
             y, x = divmod(int(at[row]), SIDE)
-            ways = [(y + dy, x + dx) for dy, dx in steps]
-            inside = [(a, b) for a, b in ways if 0 <= a < SIDE and 0 <= b < SIDE]
-            nearer = [c for c in inside if back[row][c] == back[row][y, x] - 1]
+            ways = [(y + 1, x), (y - 1, x), (y, x + 1), (y, x - 1)]
+            inside = [cell for cell in ways if min(cell) >= 0 and max(cell) < SIDE]
+            nearer = [cell for cell in inside if back[row][cell] == back[row][y, x] - 1]
             at[row] = nearer[0][0] * SIDE + nearer[0][1]
         push = torch.from_numpy((middle(at.astype(float)) - tool) * 25).clamp(-1, 1)
-        action = torch.cat([push, -torch.ones(env.num_envs, 1)], 1).float()
-        step = env.step(action)
+        step = env.step(torch.cat([push, -torch.ones(n, 1)], 1).float())
         won |= step.log["success"] & ~over
         over |= step.ended
         if over.all():
@@ -110,21 +93,18 @@ def test_what_has_a_way_can_be_done() -> None:
 
 def test_straight_ahead_does_not_go_through_boxes(world: Fr3Course) -> None:
     """A wall of boxes right across, but for its far end."""
-    obs = world.reset(0, level(world, [12, 13, 14, 15, 16], start=2, goal=32))
-    wanted = torch.tensor([[1.0, 0.0, 0.0, -1.0]]).repeat(8, 1)
+    world.reset(0, level(world, [12, 13, 14, 15, 16], start=2, goal=32))
     for _ in range(60):
-        step = world.step(wanted)
+        step = world.step(torch.tensor([[1.0, 0.0, 0.0, -1.0]] * 8))
         assert not step.log["success"].any()
-    tool = world.view(np.arange(8)).tool
-    assert (tool[:, 0] < 0.375 + 2 * 0.05).all() and obs["state"].isfinite().all()
+    assert (world.view(np.arange(8)).tool[:, 0] < 0.375 + 2 * 0.05).all()
 
 
 def test_who_rises_has_lost(world: Fr3Course) -> None:
     world.reset(0, level(world, [], start=0, goal=35))
-    up = torch.tensor([[0.0, 0.0, 1.0, -1.0]]).repeat(8, 1)
     for _ in range(20):
         high = world.view(np.arange(8)).tool[:, 2]
-        step = world.step(up)
+        step = world.step(torch.tensor([[0.0, 0.0, 1.0, -1.0]] * 8))
         if step.ended.any():
             break
     assert step.terminated.any() and step.log["lost"].any() and not step.reward.ge(1).any()
@@ -174,21 +154,6 @@ def test_a_script_pushes_there_and_back_and_the_cube_stays_where_it_is() -> None
             break
     there, back = [0.44, -0.08], [0.54, 0.08]
     assert np.allclose(seen, [there, back, there, back], atol=1e-6)
-
-
-def test_a_scripted_way_back_is_not_the_learners() -> None:
-    env = shuttle(played={"1": PUSH})
-    torch.manual_seed(0)
-    actor = Actor(build(PUSH, Policy, spec=env.spec), 1)
-    obs, first = env.reset(0), torch.tensor([True])
-    names, aside = env.spec.obs["state"].names, 0.0
-    for _ in range(400):
-        assert np.allclose(goals(obs, names), [0.44, -0.08]), "the learner knows one way only"
-        step = env.step(actor(obs, first))
-        obs, first, aside = step.obs, step.ended, aside + step.log["aside"].item()
-        if aside:
-            break
-    assert step.terminated.item() and aside > 10
 
 
 def test_a_cube_that_is_out_of_reach_is_put_back() -> None:

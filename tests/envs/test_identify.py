@@ -10,14 +10,14 @@ import pytest
 import torch
 import yaml
 
-from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.envs.fr3.base import read_joints, write_joints
 from embodied.envs.fr3.env import Config as World
 from embodied.envs.fr3.env import Fr3
-from embodied.envs.sysid.fit import Config, Identified, Trace, cut, identify, nominal, read_traces
+from embodied.envs.sysid.fit import Config, Identified, Trace, identify, nominal, read_traces
 from embodied.real_robot.kernel.messages import Mode, state_record
+from tests.builders import exit_of
 
 TRUE = {
     "stiffness": np.array(fr3.STIFFNESS) * [0.6, 0.7, 0.8, 1.2, 0.9, 0.8, 1.3],
@@ -65,29 +65,18 @@ def found(trace: Trace) -> Identified:
 
 def test_what_was_changed_is_found_again(found: Identified) -> None:
     moving = np.arange(7) != STILL
-    for name, tolerance in {"stiffness": 0.1, "damping": 0.1}.items():
-        np.testing.assert_allclose(found.value[name][moving], TRUE[name][moving], rtol=tolerance)
+    for name in ("stiffness", "damping"):
+        np.testing.assert_allclose(found.value[name][moving], TRUE[name][moving], rtol=0.1)
     np.testing.assert_allclose(found.value["friction"][moving], TRUE["friction"][moving], atol=0.3)
-    assert found.value["delay"][0] == pytest.approx(DELAY, abs=0.003)
-    assert found.known["stiffness"][moving].all()
-    assert found.known["friction"][moving].all()
-    assert found.known["delay"].all()
+    assert found.value["delay"][0] == pytest.approx(DELAY, abs=0.003) and found.known["delay"].all()
     # Errors fall to the noise; the joint that hardly moved says nothing of its friction.
     assert (found.before[moving] > 2e-3).all() and (found.after < 3e-4).all()
+    assert found.known["stiffness"][moving].all() and found.known["friction"][moving].all()
     assert not found.known["friction"][STILL] and not found.known["damping"][STILL]
     # Deviations cover what is true.
     for name, value in TRUE.items():
-        known = found.known[name]
         far = np.abs(found.value[name] - value) / found.deviation[name]
-        assert (far[known] < 3).all(), name
-
-
-def test_windows_follow_each_other_and_keep_their_history(trace: Trace) -> None:
-    windows = cut([trace], 0.3, 0.07)
-    assert windows[0].start == pytest.approx(0.3)  # at 0 nobody knows what was sent before
-    assert [len(each.after) for each in windows] == [30] * len(windows)
-    np.testing.assert_array_equal(windows[0].seen[-1], windows[1].q)
-    assert windows[0].after[-1] == pytest.approx(0.3)
+        assert (far[found.known[name]] < 3).all(), name
 
 
 def test_too_little_is_refused(trace: Trace) -> None:
@@ -112,27 +101,18 @@ def black_box(path: Path, trace: Trace) -> Path:
 
 def test_a_black_box_gives_what_moved_and_nothing_twice(tmp_path: Path, trace: Trace) -> None:
     (read,) = read_traces(black_box(tmp_path / "box.npz", trace))
-    assert len(read.sent) == len(trace.t) - 5
-    assert len(read.t) == len(trace.t) - 6
-    assert read.t[0] == trace.t[5]
-    assert (np.diff(read.t) > 0).all()
+    assert len(read.sent) == len(trace.t) - 5 and len(read.t) == len(trace.t) - 6
+    assert read.t[0] == trace.t[5] and (np.diff(read.t) > 0).all()
 
 
 def test_the_command_writes_a_world_that_can_be_stepped(
-    tmp_path: Path,
-    trace: Trace,
-    found: Identified,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, trace: Trace, found: Identified, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr("embodied.envs.sysid.fit.identify", lambda config, traces: found)
     box, out = black_box(tmp_path / "box.npz", trace), tmp_path / "mine" / "env" / "like.yaml"
-    with pytest.raises(SystemExit) as ended:
-        main(["robot", "identify", str(box), "robot=franka", f"out={out}"])
-    assert ended.value.code == 0
+    assert exit_of("robot", "identify", box, "robot=franka", f"out={out}") == 0
     shown = capsys.readouterr().out
-    assert "?: the recording does not determine it" in shown
-    assert "env=like" in shown
+    assert "?: the recording does not determine it" in shown and "env=like" in shown
     assert out.with_suffix(".png").stat().st_size > 10_000
     node = yaml.safe_load(out.read_text())
     assert "friction of joint 7" in out.read_text()
@@ -155,11 +135,8 @@ def test_the_command_writes_a_world_that_can_be_stepped(
         (["nowhere", "robot=so101"], "only the FR3"),
     ],
 )
-def test_mistakes_are_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["robot", "identify", *words])
+def test_mistakes_are_one_line(words: list[str], message: str, capsys) -> None:
+    exit_of("robot", "identify", *words)
     assert message in capsys.readouterr().err
 
 

@@ -17,21 +17,11 @@ from gymnasium import spaces
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.saved_node import require_inside
-from embodied.core.tensors import take
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
 from embodied.envs.gym_object import register
 from embodied.envs.process import env as process_env
-from embodied.envs.process.env import (
-    Channel,
-    GymnasiumConfig,
-    GymnasiumProcess,
-    Mjlab,
-    MjlabConfig,
-    WorkerError,
-    checked_spec,
-    interpreter,
-)
+from embodied.envs.process.env import GymnasiumProcess, WorkerError, checked_spec, interpreter
 from embodied.envs.process.worker.gymnasium_rows import Rows
 from embodied.envs.process.worker.memory import mapped, total
 from tests.api.test_choices import SPACES
@@ -41,23 +31,24 @@ from tests.toy_envs import Lock
 
 
 def made(**settings) -> GymnasiumProcess:
-    return GymnasiumProcess(GymnasiumConfig(**{"id": "Pendulum-v1", "num_envs": 3, **settings}))
+    return GymnasiumProcess(
+        process_env.GymnasiumConfig(**{"id": "Pendulum-v1", "num_envs": 3, **settings})
+    )
 
 
-def plan(env: GymnasiumProcess, steps: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (steps, env.num_envs, *env.spec.act.shape)
-    return list(torch.rand(shape, generator=generator) * 2 - 1)
+def seeds(seed: int) -> list[int]:
+    """The words that the first two rows begin with."""
+    words = [np.random.SeedSequence((seed, row, 1)).generate_state(1)[0] for row in (0, 1)]
+    return [int(word) >> 1 for word in words]
 
 
 def test_the_numbers_are_those_of_the_package_here() -> None:
     env = made(num_envs=2, horizon=50)
     obs = env.reset(seed=7)
-    entropy = [np.random.SeedSequence((7, row, 1)).generate_state(1)[0] >> 1 for row in (0, 1)]
-    own = [gymnasium.make("Pendulum-v1") for _ in entropy]
-    for row, (one, seed) in enumerate(zip(own, entropy, strict=True)):
-        assert np.array_equal(one.reset(seed=int(seed))[0], obs["state"][row].numpy())
-    for action in plan(env, 20):
+    own = [gymnasium.make("Pendulum-v1") for _ in range(2)]
+    for row, (one, seed) in enumerate(zip(own, seeds(7), strict=True)):
+        assert np.array_equal(one.reset(seed=seed)[0], obs["state"][row].numpy())
+    for action in torch.rand(20, 2, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1:
         step = env.step(action)
         for row, one in enumerate(own):
             after, reward, over, _, _ = one.step(2 * action[row].numpy())
@@ -72,9 +63,8 @@ def test_a_state_that_does_not_repeat_is_refused() -> None:
     env = made(horizon=6)
     env.reset(seed=2)
     state = env.get_state()
-    moved = take(state, torch.tensor([2, 0, 1]))
     with pytest.raises(NotSavable, match="does not repeat"):
-        env.set_state({**state, "obs/state": moved["obs/state"]})
+        env.set_state({**state, "obs/state": state["obs/state"].roll(1, 0)})
     env.close()
 
 
@@ -102,14 +92,12 @@ def test_it_describes_an_environment_as_the_adapter_of_this_process() -> None:
     """Spaces, names, paths and bounds; only a picture's bounds may be left out."""
     pictures = [spaces.Box(low, high, shape, kind) for shape, kind, low, high, _ in PICTURES]
     ends = [spaces.Box(-np.arange(1, 4.0), np.arange(3.0)), spaces.Tuple([spaces.Discrete(2)] * 2)]
-    seen, acts = [*NUMBERS, *pictures, *ends], cycle(ACTIONS)
     masked = spaces.Dict({"action_mask": spaces.MultiBinary((3, 4))}), spaces.MultiDiscrete([3, 4])
-    for obs, act in [*zip(seen, acts, strict=False), masked]:
+    for obs, act in [*zip([*NUMBERS, *pictures, *ends], cycle(ACTIONS), strict=False), masked]:
         name = register(lambda obs=obs, act=act: Still(obs, act))
         settings = {"id": name, "module": "", "kwargs": {}, "horizon": None}
         said = json.loads(json.dumps(Rows(settings, 1).spec))
-        here = Gym(GymConfig(name)).spec
-        there = checked_spec(said, 1, "")
+        here, there = Gym(GymConfig(name)).spec, checked_spec(said, 1, "")
         assert there == here and there.native == here.native, (obs, act)
 
 
@@ -126,13 +114,12 @@ def test_structured_actions_and_their_mask(kind: str, tmp_path: Path) -> None:
         'gymnasium.register("Lock-v0", entry_point=lambda kind: Lock(SPACES[kind], "info"))\n'
     )
     env = made(id="Lock-v0", module="locks", kwargs={"kind": kind}, num_envs=2, python=str(python))
-    entropy = [np.random.SeedSequence((7, row, 1)).generate_state(1)[0] >> 1 for row in (0, 1)]
-    own = [Lock(SPACES[kind], "info") for _ in entropy]
+    own = [Lock(SPACES[kind], "info") for _ in range(2)]
     act = own[0].act
     assert env.native is not None and env.native.act == act
     obs, policy = env.reset(seed=7), make_policy("random.Random", env.spec)
-    for one, seed in zip(own, entropy, strict=True):
-        one.reset(seed=int(seed))
+    for one, seed in zip(own, seeds(7), strict=True):
+        one.reset(seed=seed)
     for _ in range(4):
         unit = policy.act(obs, {}, policy.sample_noise(2))[0][:, 0]
         step, native = env.step(unit), act.native(unit)
@@ -147,18 +134,22 @@ def test_structured_actions_and_their_mask(kind: str, tmp_path: Path) -> None:
     env.close()
 
 
-def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"NoSuch-v0 cannot start .* env\.python=PATH"):
-        made(id="NoSuch-v0")
-    with pytest.raises(ConfigError, match=r"No module named 'no_such_package'"):
-        made(module="no_such_package")
-    wrong = {"id": "tests.checks.wrong_gym_envs:ObsChoice-v0", "module": None, "horizon": None}
-    with pytest.raises(ValueError, match=r"observation state has numbers from 1 to 7, which are"):
-        Rows({**wrong, "kwargs": {}}, 1)
-    with pytest.raises(ConfigError, match=r"cannot start /no/such/python"):
-        made(python="/no/such/python")
-    with pytest.raises(ConfigError, match=r"num_envs must be at least 1"):
-        made(num_envs=0)
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"id": "NoSuch-v0"}, r"NoSuch-v0 cannot start .* env\.python=PATH"),
+        ({"module": "no_such_package"}, r"No module named 'no_such_package'"),
+        ({"python": "/no/such/python"}, r"cannot start /no/such/python"),
+        ({"num_envs": 0}, r"num_envs must be at least 1"),
+        ({"apart": "nowhere"}, r"nowhere is not here .*scripts/apart\.sh nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(settings: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        made(**settings)
+
+
+def test_actions_are_checked_before_they_are_sent() -> None:
     env = made()
     with pytest.raises(RuntimeError, match=r"call reset\(\)"):
         env.step(torch.zeros(3, 1))
@@ -168,6 +159,9 @@ def test_mistakes_are_one_line() -> None:
     with pytest.raises(NotFinite):
         env.step(torch.full((3, 1), float("nan")))
     env.close()
+    wrong = {"id": "tests.checks.wrong_gym_envs:ObsChoice-v0", "module": None, "horizon": None}
+    with pytest.raises(ValueError, match=r"observation state has numbers from 1 to 7, which are"):
+        Rows({**wrong, "kwargs": {}}, 1)
 
 
 def test_a_worker_that_dies_is_named_with_its_last_words(monkeypatch) -> None:
@@ -194,27 +188,26 @@ def test_a_worker_that_dies_is_named_with_its_last_words(monkeypatch) -> None:
 )
 def test_what_a_worker_answers_is_data(monkeypatch, script: str, says: str) -> None:
     monkeypatch.setattr(process_env, "START", script)
-    talk = Channel(sys.executable, 0.5 if "sleep" in script else 60.0)
+    talk = process_env.Channel(sys.executable, 0.5 if "sleep" in script else 60.0)
     with pytest.raises(WorkerError, match=says):
         talk.ask({"backend": "gymnasium_rows"})
     talk.process.kill()
     talk.close()
 
 
+ACT = {"shape": [1], "dtype": "float32", "low": -1, "high": 1}
+
+
+def seen(shape: int, dtype: str = "float32") -> dict:
+    return {"obs": {"a": {"shape": [shape], "dtype": dtype, "low": None, "high": None}}}
+
+
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        None,
-        {"obs": {}, "act": {"shape": [1], "dtype": "float32", "low": -1, "high": 1}, "dt": 1},
-        {"obs": {"a": {"shape": [1], "dtype": "object", "low": None, "high": None}}},
-        {"obs": {"a": {"shape": [-1], "dtype": "float32", "low": None, "high": None}}},
-        {"obs": {"a": {"shape": [1 << 40], "dtype": "uint8", "low": None, "high": None}}},
-    ],
+    "wrong", [None, {"obs": {}}, seen(1, "object"), seen(-1), seen(1 << 40, "uint8")]
 )
 def test_a_described_environment_is_checked(wrong) -> None:
-    act = {"shape": [1], "dtype": "float32", "low": -1, "high": 1}
     with pytest.raises(WorkerError):
-        checked_spec({"act": act, "dt": 1.0, **wrong} if wrong else wrong, 2, "")
+        checked_spec({"act": ACT, "dt": 1.0, **wrong} if wrong else wrong, 2, "")
 
 
 def test_the_shared_file_must_be_as_large_as_its_layout(tmp_path: Path) -> None:
@@ -243,7 +236,7 @@ def test_without_mjlab_the_error_says_what_to_type(monkeypatch, tmp_path: Path) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EMBODIED_MJLAB_PYTHON", raising=False)
     with pytest.raises(ConfigError, match=r"install it with: sh scripts/apart\.sh mjlab"):
-        Mjlab(MjlabConfig(task="Mjlab-Cartpole-Balance"))
+        process_env.Mjlab(process_env.MjlabConfig(task="Mjlab-Cartpole-Balance"))
 
 
 @pytest.fixture(scope="module")
@@ -252,37 +245,31 @@ def cartpole():
         python = interpreter("mjlab")
     except ConfigError as error:
         pytest.skip(str(error))
-    config = MjlabConfig("Mjlab-Cartpole-Balance", 4, python, device="cpu", horizon=5)
-    env = Mjlab(config)
+    config = process_env.MjlabConfig("Mjlab-Cartpole-Balance", 4, python, device="cpu", horizon=5)
+    env = process_env.Mjlab(config)
     yield env
     env.close()
 
 
 def test_mjlab_steps_and_truncates_with_its_true_successor(cartpole) -> None:
-    env = cartpole
-    obs = env.reset(seed=1)
-    assert set(obs) >= {"state"} and obs["state"].shape[0] == 4
-    rewards = []
-    for number in range(5):
-        step = env.step(torch.zeros(4, *env.spec.act.shape))
-        rewards.append(step.reward)
-        assert step.truncated.all() == (number == 4)
-    assert not torch.equal(step.obs["state"], step.next_obs["state"])
-    assert torch.stack(rewards).isfinite().all()
-    following = env.step(torch.zeros(4, *env.spec.act.shape))
-    assert not following.ended.any(), "the episode began anew"
+    assert cartpole.reset(seed=1)["state"].shape[0] == 4
+    still = torch.zeros(4, *cartpole.spec.act.shape)
+    steps = [cartpole.step(still) for _ in range(6)]
+    assert [bool(step.truncated.all()) for step in steps] == [False] * 4 + [True, False]
+    assert not torch.equal(steps[4].obs["state"], steps[4].next_obs["state"])
+    assert all(step.reward.isfinite().all() for step in steps) and not steps[5].ended.any()
 
 
 def test_mjlab_repeats_with_its_seed_and_cannot_save(cartpole) -> None:
-    env = cartpole
-    plan = torch.rand(6, 4, *env.spec.act.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    shape = (6, 4, *cartpole.spec.act.shape)
+    plan = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
     runs = []
     for seed in (1, 1, 2):
-        env.reset(seed)
-        runs.append(torch.stack([env.step(action).next_obs["state"] for action in plan]))
+        cartpole.reset(seed)
+        runs.append(torch.stack([cartpole.step(action).next_obs["state"] for action in plan]))
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     with pytest.raises(NotSavable):
-        env.get_state()
+        cartpole.get_state()
 
 
 def test_pusht_in_a_python_of_its_own() -> None:
@@ -295,15 +282,12 @@ def test_pusht_in_a_python_of_its_own() -> None:
     shapes = {name: leaf.shape for name, leaf in env.spec.obs.items()}
     assert shapes == {"environment_state": (16,), "agent_pos": (2,)} and env.spec.dt == 0.1
     env.reset(seed=0)
-    steps = [env.step(torch.zeros(2, 2)) for _ in range(4)]
+    step = [env.step(torch.zeros(2, 2)) for _ in range(4)][-1]
     # Actions are absolute positions on a board of 512: the middle for 0.
-    assert (steps[-1].next_obs["agent_pos"] - 256).abs().max() < 128
-    assert steps[-1].truncated.all() and "success" in steps[-1].log
+    assert (step.next_obs["agent_pos"] - 256).abs().max() < 128
+    assert step.truncated.all() and "success" in step.log
     env.close()
-    pictures = node | {"num_envs": 1, "kwargs": {"obs_type": "pixels_agent_pos"}}
-    env = build(pictures, VecEnv)
+    env = build(node | {"num_envs": 1, "kwargs": {"obs_type": "pixels_agent_pos"}}, VecEnv)
     seen = env.reset(seed=0)["pixels"]
     assert seen.shape == (1, 96, 96, 3) and seen.dtype == torch.uint8 and seen.max() > 200
     env.close()
-    with pytest.raises(ConfigError, match=r"nowhere is not here .*scripts/apart\.sh nowhere"):
-        made(apart="nowhere")

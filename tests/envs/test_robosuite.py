@@ -52,20 +52,19 @@ def test_the_demonstrator_lifts_the_cube_which_ends_the_episode(lift: Robosuite)
 
 
 def test_seeds_decide_sizes_places_and_the_arm_and_states_are_exact(lift: Robosuite) -> None:
-    plan = torch.rand(4, 2, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    plan = torch.rand(3, 2, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
     first = {key: value.clone() for key, value in lift.reset(seed=5).items()}
     went = [lift.step(action).next_obs["object"] for action in plan]
     again = lift.reset(seed=5)
     assert all(torch.equal(first[key], again[key]) for key in first)
-    lift.step(plan[0])
-    lift.step(plan[1])
+    for action in plan[:2]:
+        lift.step(action)
     state = lift.get_state()
-    lift.reset(seed=6)
-    lift.set_state(state)
-    assert torch.equal(lift.step(plan[2]).next_obs["object"], went[2])
     other = lift.reset(seed=6)
     assert not torch.equal(first["object"], other["object"])
     assert not torch.equal(first["robot0_eef_pos"], other["robot0_eef_pos"])
+    lift.set_state(state)
+    assert torch.equal(lift.step(plan[2]).next_obs["object"], went[2])
 
 
 def test_angles() -> None:
@@ -77,20 +76,25 @@ def test_angles() -> None:
 
 def test_a_lost_object_is_reached_for_again() -> None:
     """The carry goes back to the first stage; Square's script turns along with the nut."""
-    obs = {"object": Leaf((14,)), "robot0_eef_pos": Leaf((3,)), "robot0_eef_quat": Leaf((4,))}
-    policy = demonstrator("square", Spec(obs, Leaf((7,), low=-1.0, high=1.0), 0.05), unsteady=0.0)
+    leaves = {"object": Leaf((14,)), "robot0_eef_pos": Leaf((3,)), "robot0_eef_quat": Leaf((4,))}
+    policy = demonstrator(
+        "square", Spec(leaves, Leaf((7,), low=-1.0, high=1.0), 0.05), unsteady=0.0
+    )
     nut = torch.cat([torch.zeros(1, 7), torch.tensor([[0.0, 0.0, 0.9]]), QUARTER], 1)
-    down = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
-    here = {"object": nut, "robot0_eef_pos": torch.tensor([[0.0, 0.054, 0.9]])}
-    here["robot0_eef_quat"] = down
+    obs = {"object": nut, "robot0_eef_quat": torch.tensor([[1.0, 0.0, 0.0, 0.0]])}
     over = {"stage": torch.tensor([4]), "since": torch.tensor([3])}
-    action, carry = policy.act(here, over, torch.zeros(1, 4))
-    assert carry["stage"].item() == 4 and action[0, 0, 6] == 1
-    assert (action[0, 0, :3] > 0).all(), "to the peg at (0.23, 0.1), and up"
-    here["robot0_eef_pos"] = torch.tensor([[0.3, 0.3, 1.0]])
-    action, carry = policy.act(here, over, torch.zeros(1, 4))
-    assert carry["stage"].item() == 0 and action[0, 0, 6] == -1
-    assert action[0, 0, 5].abs() == 1, "a quarter turn to the handle"
+
+    def acted(place: list[float]) -> tuple[torch.Tensor, int]:
+        here = {**obs, "robot0_eef_pos": torch.tensor([place])}
+        action, carry = policy.act(here, over, torch.zeros(1, 4))
+        return action[0, 0], carry["stage"].item()
+
+    action, stage = acted([0.0, 0.054, 0.9])
+    assert stage == 4 and action[6] == 1
+    assert (action[:3] > 0).all(), "to the peg at (0.23, 0.1), and up"
+    action, stage = acted([0.3, 0.3, 1.0])
+    assert stage == 0 and action[6] == -1
+    assert action[5].abs() == 1, "a quarter turn to the handle"
 
 
 def test_mistakes_are_one_line(monkeypatch, tmp_path: Path) -> None:

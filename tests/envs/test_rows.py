@@ -9,9 +9,10 @@ import torch
 
 from embodied.core.build import build
 from embodied.core.env import Step, VecEnv
-from embodied.core.env_contract import random_actions
+from embodied.core.env_contract import random_actions, require_masked_reset
 from embodied.envs.fr3.tasks import TASKS
 from embodied.envs.row_rng import GOLDEN, RowRng, mixed
+from tests.builders import node_of
 from tests.tiers import usually
 
 IDS = (
@@ -32,11 +33,14 @@ MINIGRID = {
     name: ("minigrid.env.MiniGrid", {"id": name, "backend": "gymnasium", **SEEN}) for name in IDS
 }
 VEHICLES = {"mass": (0.8, 1.2), "blend": (0.0, 1.0), "disturbance": (0.0, 2.0)}
+TANK = {"start": 3.0, "most": 4.0, "least": 0.1, "power": 10.0}
+NOISE = {"deviation": {"dq": 0.01}, "bias": {"cube": 0.002}}
 RANDOM = {"friction": (0.5, 1.5), "mass": (0.5, 2.0), "gain": (0.8, 1.2), "damping": (0.8, 1.2)}
 
 
-def wrapped(env: dict[str, Any], **wrapper: Any) -> tuple[str, dict[str, Any]]:
-    return "wrappers.stack.Wrapped", {"env": env, "wrappers": [wrapper]}
+def wrapped(env: str, horizon: int, wrapper: str, **settings: Any) -> tuple[str, dict[str, Any]]:
+    inner, outer = node_of(f"envs.{env}", horizon=horizon), node_of(f"envs.{wrapper}", **settings)
+    return "wrappers.stack.Wrapped", {"env": inner, "wrappers": [outer]}
 
 
 NODES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,22 +54,10 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "quadrotor native": ("quadrotor.hover_env.Quadrotor", {"ranges": VEHICLES, "native": True}),
     "Ant": ("mujoco.locomotion.Locomotion", {"id": "Ant-v5", "horizon": 60}),
     "Hopper": ("mujoco.locomotion.Locomotion", {"id": "Hopper-v5"}),
-    "tank": wrapped(
-        {"_target_": "embodied.envs.toy.contact_maze.ContactMaze", "horizon": 20},
-        **{"_target_": "embodied.envs.wrappers.energy_tank.EnergyTank", "start": 3.0},
-        **{"most": 4.0, "least": 0.1, "power": 10.0},
-    ),
-    "noise": wrapped(
-        {"_target_": "embodied.envs.fr3.env.Fr3", "horizon": 15},
-        _target_="embodied.envs.wrappers.observations.ObservationNoise",
-        deviation={"dq": 0.01},
-        bias={"cube": 0.002},
-    ),
-    "trials": wrapped(
-        {"_target_": "embodied.envs.maze.env.Maze", "horizon": 6},
-        _target_="embodied.envs.wrappers.trials.Trials",
-        episodes=2,
-    ),
+    "tank": wrapped("toy.contact_maze.ContactMaze", 20, "wrappers.energy_tank.EnergyTank", **TANK),
+    "noise": wrapped("fr3.env.Fr3", 15, "wrappers.observations.ObservationNoise", **NOISE),
+    "magnet": wrapped("fr3.env.Fr3", 15, "fr3.assist_force.AssistForce", body="cube"),
+    "trials": wrapped("maze.env.Maze", 6, "wrappers.trials.Trials", episodes=2),
     "process": ("process.env.GymnasiumProcess", {"id": "Pendulum-v1", "horizon": 6}),
     "Pendulum-v1": ("gym.Gym", {"id": "Pendulum-v1", "horizon": 6}),
     "maze": ("maze.env.Maze", {"horizon": 6}),
@@ -138,22 +130,9 @@ def test_a_row_depends_on_its_seed_and_number_only(name: str) -> None:
     many.close()
 
 
-@pytest.mark.parametrize("name", ["fr3 lift", *WARP, "process", "Pendulum-v1", "maze"])
-def test_a_reset_of_some_rows_leaves_the_others(name: str) -> None:
+def test_a_reset_of_some_pegs_leaves_the_others() -> None:
     """Settling a peg takes physics steps of the whole batch, which the other rows must not feel."""
-    env = made(name, 3)
-    env.reset(seed=0)
-    first, second = random_actions(env, 2)
-    before = {key: value.clone() for key, value in env.step(first).obs.items()}
-    state = {key: value.clone() for key, value in env.get_state().items()}
-    after = env.reset(seed=5, mask=torch.tensor([False, True, False]))
-    assert all(torch.equal(before[key][[0, 2]], after[key][[0, 2]]) for key in before)
-    assert any(not torch.equal(before[key][1], after[key][1]) for key in before)
-    went = env.step(second).obs
-    env.set_state(state)
-    alone = env.step(second).obs
-    assert all(torch.equal(alone[key][[0, 2]], went[key][[0, 2]]) for key in went)
-    env.close()
+    require_masked_reset(made("warp insert", 3), seed=0, steps=3)
 
 
 @pytest.mark.parametrize("name", ["fr3 lift", "warp lift", "process", "Pendulum-v1"])
@@ -193,31 +172,23 @@ def test_words_are_splitmix() -> None:
     assert [int(w) & WORD for w in (first[0, 1], first[1, 1], second[0, 1])] == expected
 
 
-def test_a_row_depends_on_seed_and_number_only() -> None:
-    few, many = RowRng(7, 2), RowRng(7, 5)
-    many.normal(6, torch.tensor([0, 3, 4]))  # others draw, rows 1 and 2 do not
-    assert torch.equal(few.uniform(5, torch.tensor([1])), many.uniform(5, torch.tensor([1])))
-    assert not torch.equal(RowRng(7, 4).words(4), RowRng(8, 4).words(4))
-    few.seed(7, torch.tensor([0, 1]))
-    assert torch.equal(few.state, RowRng(7, 2).state)
-
-
-def test_all_rows_and_picked_rows_draw_the_same() -> None:
-    whole, parts = RowRng(1, 4), RowRng(1, 4)
+def test_a_row_draws_by_its_seed_and_number_only() -> None:
+    whole, parts, more = RowRng(1, 4), RowRng(1, 4), RowRng(1, 6)
     picked = [parts.normal(7, torch.tensor(rows)) for rows in ([0, 2], [1, 3])]
     everything = whole.normal(7)
-    assert torch.equal(everything[:, [0, 2]], picked[0])
-    assert torch.equal(everything[:, [1, 3]], picked[1])
-    assert torch.equal(whole.state, parts.state)
+    assert torch.equal(everything[:, [0, 2, 1, 3]], torch.cat(picked, 1))
+    assert torch.equal(everything, more.normal(7)[:, :4])
+    assert torch.equal(whole.state, parts.state) and torch.equal(whole.state, more.state[:4])
+    assert not torch.equal(RowRng(7, 4).words(4), RowRng(8, 4).words(4))
+    whole.seed(7, torch.arange(4))
+    assert torch.equal(whole.state, RowRng(7, 4).state)
 
 
 def test_uniform_numbers_fill_the_interval_evenly() -> None:
     drawn = RowRng(3, 2000).uniform(101)
     assert drawn.min() > 0 and drawn.max() <= 1
     n = drawn.numel()
-    counts = torch.histc(drawn, 50, 0, 1)
-    expected = n / 50
-    chi = ((counts - expected) ** 2 / expected).sum()
+    chi = ((torch.histc(drawn, 50, 0, 1) - n / 50) ** 2 / (n / 50)).sum()
     assert chi < 49 + 5 * (2 * 49) ** 0.5
     # Neighbours in a row, and the same place in neighbouring rows, know nothing of each other.
     centred = drawn - 0.5
@@ -227,11 +198,9 @@ def test_uniform_numbers_fill_the_interval_evenly() -> None:
 
 def test_normal_numbers_have_normal_moments_and_tails() -> None:
     drawn = RowRng(4, 4000).normal(51).flatten().double()
-    n = len(drawn)
     assert drawn.isfinite().all() and drawn.abs().max() < 5.9
-    assert drawn.mean().abs() < 5 / n**0.5
-    assert (drawn.var() - 1).abs() < 5 * (2 / n) ** 0.5
-    assert ((drawn**4).mean() - 3).abs() < 5 * (96 / n) ** 0.5
-    for limit, share in ((1.0, 0.317311), (2.0, 0.045500), (3.0, 0.002700)):
-        beyond = (drawn.abs() > limit).double().mean()
-        assert (beyond - share).abs() < 5 * (share / n) ** 0.5
+    beyond = [(drawn.abs() > limit).double().mean() for limit in (1, 2, 3)]
+    found = torch.stack([drawn.mean(), drawn.var(), (drawn**4).mean(), *beyond])
+    wanted = torch.tensor([0, 1, 3, 0.317311, 0.045500, 0.002700])
+    spread = torch.tensor([1, 2, 96, 0.317311, 0.045500, 0.002700])  # variance of one number
+    assert ((found - wanted).abs() < 5 * (spread / len(drawn)).sqrt()).all()

@@ -33,11 +33,7 @@ from tests.tiers import only_all
 
 
 def made(task: str = "lift", rows: int = 4, **settings: Any) -> Fr3Warp:
-    return Fr3Warp(Config(task=task, num_envs=rows, device="cpu", **settings))
-
-
-def actions(count: int, rows: int) -> list[torch.Tensor]:
-    return list(torch.rand(count, rows, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1)
+    return Fr3Warp(Config(**{"task": task, "num_envs": rows, "device": "cpu", **settings}))
 
 
 def pair(task: str, rows: int) -> tuple[Fr3, Fr3Warp, torch.Tensor]:
@@ -75,7 +71,7 @@ def test_the_same_task_file_gives_the_same_world(task: str) -> None:
 
 def test_a_free_arm_moves_as_in_mujoco() -> None:
     pool, ours, _ = pair("lift", 8)
-    for action in actions(20, 8):
+    for action in torch.rand(20, 8, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1:
         a, b = pool.step(action), ours.step(action)
         off = (a.next_obs["state"] - b.next_obs["state"]).abs()
         # q (rad), tool (m), everything else (velocities too).
@@ -89,19 +85,20 @@ def test_a_grasp_goes_as_in_mujoco() -> None:
     pool, ours, obs = pair("lift", 8)
     torch.manual_seed(0)
     actor = Actor(Scripted(fr3.Config(task="lift", quality=1.0), pool.spec), 8)
-    first, over, seen = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool), 0.0
+    first, over, highest = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool), 0.0
     cube = pool.spec.obs["state"].names.index("cube_x")
+    slack = torch.full((len(pool.spec.obs["state"].names),), torch.inf)
+    slack[:7], slack[14:17], slack[cube : cube + 3] = 2e-3, 1e-3, 2e-3
     for _ in range(40):
         action = actor({"state": obs}, first)
         a, b = pool.step(action), ours.step(action)
         obs, first = a.obs["state"], a.ended
-        off = (a.next_obs["state"] - b.next_obs["state"]).abs()[~over]
-        assert not len(off) or (off[:, :7].max() < 2e-3 and off[:, 14:17].max() < 1e-3)
-        assert not len(off) or off[:, cube : cube + 3].max() < 2e-3
+        seen, other = a.next_obs["state"], b.next_obs["state"]
+        assert ((seen - other).abs()[~over] < slack).all()
         assert torch.equal(a.log["success"][~over], b.log["success"][~over])
-        seen = max(seen, a.next_obs["state"][:, cube + 2].max().item())
+        highest = max(highest, seen[:, cube + 2].max().item())
         over |= a.ended | b.ended
-    assert over.all() and seen > 0.1, "no cube was lifted"
+    assert over.all() and highest > 0.1, "no cube was lifted"
 
 
 @only_all
@@ -110,24 +107,6 @@ def test_the_demonstrator_inserts_the_peg() -> None:
     script = Scripted(fr3.Config(task="insert", quality=1.0), env.spec)
     won = evaluate(script, env, 12, seed=3).success
     assert won is not None and won.float().mean() > 0.8
-
-
-def test_task_vector_is_obeyed_for_one_episode() -> None:
-    env = made(rows=2, horizon=2)
-    task = torch.tensor([[0.0, 1.0, 0.5, 0.5, 0.5], [1.0, 0.0, 0.5, 0.5, 0.5]])
-    state = env.reset(seed=0, task=task)["state"]
-    at = env.spec.obs["state"].names.index("cube_x")
-    torch.testing.assert_close(state[:, at : at + 2], torch.tensor([[0.38, 0.20], [0.62, -0.20]]))
-    # The cube's size follows its parameter (half-way between 18 and 24 mm), in Warp's own model.
-    cube = env.model.geom("cube").id
-    np.testing.assert_allclose(env.batch._model.geom_size.numpy()[:, cube], 0.021)
-    for action in actions(2, 2):
-        env.step(action)
-    assert not torch.allclose(env.task, task.double())
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        env.reset(task=task + 1)
-    with pytest.raises(ValueError, match="no parameter 'cube_z'"):
-        made(ranges={"cube_z": (0.0, 1.0)})
 
 
 def test_tensors_are_warps_own_memory() -> None:
@@ -139,34 +118,32 @@ def test_tensors_are_warps_own_memory() -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    env = made(rows=3)
-    with pytest.raises(RuntimeError, match="call reset"):
-        env.step(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="first reset"):
-        env.reset(mask=torch.tensor([True, False, True]))
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match="expected"):
-        env.step(torch.zeros(3, 7))
-    action = torch.zeros(3, 4)
-    action[1, 2] = float("nan")
-    with pytest.raises(NotFinite, match=r"fr3_lift_warp: action is not finite in envs \[1\]"):
-        env.step(action)
+    env, nan = made(rows=3), torch.zeros(3, 4)
+    nan[1, 2] = float("nan")
+    for act, kind, says in (
+        (lambda: env.step(torch.zeros(3, 4)), RuntimeError, "call reset"),
+        (lambda: env.reset(mask=torch.tensor([True, False, True])), ValueError, "first reset"),
+        (lambda: env.reset(task=torch.full((3, 5), 1.5)), ValueError, r"\[0, 1\]"),
+        (lambda: made(ranges={"cube_z": (0.0, 1.0)}), ValueError, "no parameter 'cube_z'"),
+        (lambda: made(device="cuda:9"), ConfigError, r"no GPU here|counted from 0"),
+        (lambda: env.reset(0) and env.step(torch.zeros(3, 7)), ValueError, "expected"),
+        (lambda: env.step(nan), NotFinite, r"fr3_lift_warp: action is not finite in envs \[1\]"),
+    ):
+        with pytest.raises(kind, match=says):
+            act()
     env.reset(seed=0)
     env.batch.state["qpos"][2, 0] = float("nan")
     with pytest.raises(NotFinite, match=r"envs \[2\]"):
         env.step(torch.zeros(3, 4))
-    with pytest.raises(ConfigError, match=r"no GPU here|counted from 0"):
-        Fr3Warp(Config(num_envs=1, device="cuda:9"))
 
 
 @pytest.mark.parametrize("setting", ["constraints", "contacts"])
 def test_too_little_room_names_the_setting(setting: str) -> None:
-    room: dict[str, Any] = {setting: 3}
-    env = made(rows=2, **room)
+    env = made(rows=2, **{setting: 3})
     env.reset(seed=0)
     with pytest.raises(RuntimeError, match=f"fr3_lift_warp: .* raise .*{setting}"):
-        for action in actions(3, 2):
-            env.step(action)
+        for _ in range(3):
+            env.step(torch.zeros(2, 4))
 
 
 def test_only_rows_that_begin_again_draw() -> None:

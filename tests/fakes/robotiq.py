@@ -13,14 +13,7 @@ import time
 from typing import Self
 
 from embodied.real_robot.drivers.robotiq import driver
-from embodied.real_robot.drivers.robotiq.driver import (
-    ACTIVATE,
-    GO,
-    INPUTS,
-    SLAVE,
-    WRITE,
-    crc,
-)
+from embodied.real_robot.drivers.robotiq.driver import ACTIVATE, GO, INPUTS, SLAVE, WRITE, crc
 from embodied.real_robot.emulators.process import PtyDevice
 
 FASTEST = 255 / 0.57  # positions a second
