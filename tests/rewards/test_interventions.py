@@ -8,23 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, build
-from embodied.core.env import Step
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.imitation.hg_dagger import HgDagger
-from embodied.learners.learner import Learner
 from embodied.policies.scripted.intervener import Config as WatcherConfig
 from embodied.policies.scripted.intervener import Intervener, ProgressIntervener
 from embodied.rewards.success.interventions import Config, Interventions, InterventionWrapper
 from embodied.training.collector import Collector
+from tests.builders import make_learner, make_policy, node_of
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
 NAMES = ("d_x", "d_y", "d_z")
 FAR = Spec({"state": Leaf((3,), names=NAMES)}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-HAND = {"_target_": "embodied.policies.random.Random"}
+HAND = node_of("policies.random.Random")
 FIRST = torch.tensor([True, True])
 
 
@@ -71,65 +68,42 @@ class Scripted(Intervener):
         return torch.full((len(first), 1), 0.5)
 
 
-class Plain(Counter):
-    """Rows of three steps, and none; pays 1 a step."""
-
-    def step(self, action: Tensor) -> Step:
-        self.given = action
-        return super().step(action)
-
-
 def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
     plan = [[False, False], [False, True], [True, True], [True, False], [True, False]]
-    world = Plain(CounterConfig(ends=(3, 100)))
     scripted = Scripted(plan)
-    env = InterventionWrapper(world, scripted, rewards_takeover=True)
-    policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=env.spec)
-    rollout = Collector(env, policy, 0.9)
-    rows = [rollout.step() for _ in range(4)]
-    paid = torch.stack([made["reward"] for made, _ in rows])
+    env = InterventionWrapper(Counter(CounterConfig(ends=(3, 100))), scripted, True)
+    rollout = Collector(env, make_policy("random.Random", env.spec), 0.9)
+    stored, steps = zip(*(rollout.step() for _ in range(4)), strict=True)
     # Row 1 is taken in the second step: the first one pays. Row 0 in the third: the second does.
     # Row 0's episode ends with its third step: who has the next in hand took nothing over.
+    paid = torch.stack([rows["reward"] for rows in stored])
     assert paid.tolist() == [[0, -1], [-1, 0], [0, 0], [0, 0]]
-    marks = torch.stack([made["intervened"] for made, _ in rows])
-    assert marks.tolist() == plan[:4]
-    for (made, step), whose in zip(rows, marks, strict=True):
-        assert torch.equal(made["action"], step.log["executed"])
-        assert (made["action"][whose] == 0.5).all() and (made["action"][~whose] != 0.5).all()
-    assert torch.equal(world.given, rows[-1][0]["action"]), "the world was given that"
-    assert torch.equal(
-        torch.stack(scripted.seen), torch.stack([made["action"] for made, _ in rows])
-    )
+    theirs = torch.stack([rows["intervened"] for rows in stored])
+    assert theirs.tolist() == plan[:4]
+    action = torch.stack([rows["action"] for rows in stored])
+    assert torch.equal(action, torch.stack([step.log["executed"] for step in steps]))
+    assert torch.equal(action, torch.stack(scripted.seen))
+    assert torch.equal((action == 0.5)[..., 0], theirs)
     assert not rollout.savable
 
 
 def test_chunks_cannot_be_taken_over_from() -> None:
-    env = InterventionWrapper(
-        Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), rewards_takeover=False
-    )
-    policy = build(
-        {"_target_": "embodied.policies.random.Random", "chunk": 2}, Policy, spec=env.spec
-    )
+    env = InterventionWrapper(Counter(CounterConfig()), Scripted([[True, True]] * 5), False)
+    policy = make_policy("random.Random", env.spec, chunk=2)
     with pytest.raises(ConfigError, match="execute=1"):
         Collector(env, policy, 0.9).step()
 
 
 def test_a_demonstration_is_nobodys_complaint() -> None:
-    target = "embodied.policies.scripted.intervener.ProgressIntervener"
-    node = {"_target_": target, "hand": HAND, "distance": "d"}
+    node = node_of("policies.scripted.intervener.ProgressIntervener", hand=HAND, distance="d")
     rows = {"reward": torch.tensor([1.0, 0.0, -1.0])}
     assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, -1.0]
-    assert Interventions(Config(node, pay="world"), 2, 0)(rows).tolist() == [1.0, 0.0, -1.0]
+    assert Interventions(Config(node, pay="env"), 2, 0)(rows).tolist() == [1.0, 0.0, -1.0]
 
 
 def test_what_was_not_a_persons_is_not_cloned() -> None:
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32]}
-    policy = build(node, Policy, spec=FAR)
-    target = "embodied.learners.imitation.hg_dagger.HgDagger"
-    node = {"_target_": target, "batch_size": 64, "lr": 0.01}
-    learner = build(node, Learner, policy=policy, spec=FAR)
-    assert isinstance(learner, HgDagger)
+    policy = make_policy("gaussian.Gaussian", FAR, hidden=[32])
+    learner = make_learner("imitation.hg_dagger.HgDagger", policy, batch_size=64, lr=0.01)
     theirs = torch.arange(64) % 2 == 0
     action = torch.where(theirs[:, None], 0.5, -0.9).expand(64, 2)
     batch = {"obs/state": torch.randn(64, 3), "action": action, "intervened": theirs}

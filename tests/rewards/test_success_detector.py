@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from embodied.core.build import build
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.rewards.success.model import Training, load_labelled, made, write
-from embodied.rewards.wrappers.success_detector import DetectSuccess, SuccessDetector
-from tests.builders import make_reward
+from embodied.rewards.wrappers.success_detector import SuccessDetector
+from tests.builders import make_reward, node_of
 from tests.rewards.test_progress import SPEC, corridor, record
 from tests.toy_envs import Config, Counter
 
 STAY = torch.zeros(2, 1)
+CLASSIFIER = node_of("rewards.success.classifier.Classifier", refit_every=0)
 
 
-def at(*ages: int) -> Callable[[Tensors], Tensor]:
-    """Detects a Counter of one of these ages."""
-    return lambda obs: torch.isin(obs["state"][:, 0] % 100, torch.tensor(ages, dtype=torch.float32))
+def detector(steps: int, *states: float, ends: tuple[int, int] = (9, 9)) -> SuccessDetector:
+    """Detects a Counter in these states, and has begun its first episodes."""
+    detected = torch.tensor(states)
+    env = SuccessDetector(
+        Counter(Config(ends=ends)), lambda obs: torch.isin(obs["state"][:, 0], detected), steps
+    )
+    env.reset(0)
+    return env
 
 
 def test_only_consecutive_detections_end_an_episode() -> None:
-    """Ages 1 and 3 are detected, but not 2; then 5 and 6, the second of which ends both episodes;
-    they begin again, and an end of the environment stays what it was."""
-    env = SuccessDetector(Counter(Config(ends=(9, 9))), at(1, 3, 5, 6), 2)
-    env.reset(0)
+    """Row 0 is detected at 1 and 3, but not at 2; then at 5 and 6, which ends its episode, the
+    count being saved between; row 1 goes on."""
+    env, other = (detector(2, 1.0, 3.0, 5.0, 6.0, 103.0, 106.0) for _ in range(2))
     for age in range(1, 6):
         step = env.step(STAY)
         assert not step.ended.any() and not step.log["detected"].any(), age
-    step = env.step(STAY)
-    assert step.terminated.all() and not step.truncated.any() and step.log["detected"].all()
-    assert step.next_obs["state"].flatten().tolist() == [6, 106]
-    assert step.obs["state"].flatten().tolist() == [0, 100]
-    assert not step.log["success"].any()  # the environment knows success, and that is kept
-    assert env.step(STAY).next_obs["state"].flatten().tolist() == [1, 101]
-
-
-def test_one_episode_ends_and_the_other_goes_on() -> None:
-    def second(obs: Tensors) -> Tensor:
-        return obs["state"][:, 0] == 102
-
-    env = SuccessDetector(Counter(Config(ends=(9, 9))), second, 1)
-    env.reset(0)
-    env.step(STAY)
-    step = env.step(STAY)
-    assert step.ended.tolist() == [False, True]
-    assert step.obs["state"].flatten().tolist() == [2, 100]
+    other.set_state(env.get_state())
+    for each in (env, other):
+        step = each.step(STAY)
+        assert step.terminated.tolist() == step.log["detected"].tolist() == [True, False]
+        assert not step.truncated.any()
+        assert step.next_obs["state"].flatten().tolist() == [6, 106]
+        assert step.obs["state"].flatten().tolist() == [0, 106]
+        assert not step.log["success"].any()  # the environment knows success, and that is kept
+    assert env.step(STAY).next_obs["state"].flatten().tolist() == [1, 107]
 
 
 def test_it_is_the_success_of_an_environment_that_knows_none(
@@ -60,8 +53,7 @@ def test_it_is_the_success_of_an_environment_that_knows_none(
 ) -> None:
     knowing = Counter.step
     monkeypatch.setattr(Counter, "step", lambda *given: replace(knowing(*given), log={}))
-    env = SuccessDetector(Counter(Config(ends=(2, 9))), at(2), 1)
-    env.reset(0)
+    env = detector(1, 2.0, 102.0, ends=(2, 9))
     env.step(STAY)
     step = env.step(STAY)
     assert step.log["success"].tolist() == [True, True]
@@ -69,27 +61,13 @@ def test_it_is_the_success_of_an_environment_that_knows_none(
     assert step.terminated.tolist() == [True, True]
 
 
-def test_counts_are_saved() -> None:
-    def build_one() -> SuccessDetector:
-        return SuccessDetector(Counter(Config(ends=(9, 9))), at(1, 2), 2)
-
-    one, two = build_one(), build_one()
-    one.reset(0), two.reset(0)
-    one.step(STAY)
-    two.set_state(one.get_state())
-    assert one.step(STAY).ended.all() and two.step(STAY).ended.all()
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("eyes")
+    folder = tmp_path_factory.mktemp("classifier")
     data = record(folder / "data", corridor(12, 20, seed=1))
-    how = Training(updates=300, last=2)
-    whole, leaves = load_labelled([data], how, 0)
-    net, calibration = made(whole, leaves, how, 0)
-    facts = {"version": 1, "fingerprint": "x", "data": [data], "training": how.__dict__}
-    write(folder / "net", net, leaves, calibration, facts)
-    return str(folder / "net")
+    training = {"updates": 300, "last": 2}
+    make_reward(CLASSIFIER | {"data": data, "training": training}, SPEC, folder)
+    return str(folder / "v1")
 
 
 class Walker(Counter):
@@ -107,14 +85,11 @@ class Walker(Counter):
 def test_a_trained_classifier_ends_episodes_in_both_places(trained: str) -> None:
     """As a wrapper in an environment's YAML (evaluation, a robot), and by the reward that learns;
     both near the end of a walk, and the transition that ends it is worth 1."""
-    long = Config(ends=(30, 30))
-    node = {"_target_": "embodied.rewards.wrappers.success_detector.DetectSuccess"}
-    alone = build(node | {"trained": trained, "steps": 2}, Wrapper, env=Walker(long))
-    assert isinstance(alone, DetectSuccess)
-    node = {"_target_": "embodied.rewards.success.classifier.Classifier", "trained": trained}
-    node |= {"terminate": True, "steps": 2, "refit_every": 0}
-    reward = make_reward(node, SPEC, Path("unused"))
-    for env in (alone, reward.augment_env(Walker(long))):
+    node = node_of("rewards.wrappers.success_detector.DetectSuccess", trained=trained, steps=2)
+    alone = build(node, Wrapper, env=Walker(Config(ends=(30, 30))))
+    settings = {"trained": trained, "terminate": True, "steps": 2}
+    reward = make_reward(CLASSIFIER | settings, SPEC, Path("unused"))
+    for env in (alone, reward.augment_env(Walker(Config(ends=(30, 30))))):
         env.reset(0)
         age, step = 1, env.step(STAY)
         while not step.ended.any():
