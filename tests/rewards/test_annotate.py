@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.core.env import Step
 from embodied.core.tensors import Tensors, nest
 from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.env import Config, MiniGrid
@@ -35,6 +38,8 @@ from tests.llm.server import says, serving
 from tests.rewards.rows import step
 
 KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
+DOORKEY = Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=4, privileged=True)
+UNLOCK = Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door")
 
 
 def view(hand: list[int], ahead: list[int], turn: int = 0) -> Tensors:
@@ -72,8 +77,8 @@ def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
         happened({"image": torch.zeros(1)}, {"image": torch.zeros(1)})
 
 
-def actions(world: MiniGrid, planner: Planner, obs: Tensors) -> Tensor:
-    return planner.act(obs, {}, planner.sample_noise(world.num_envs))[0][:, 0]
+def walk(env: Any, planner: Planner, obs: Tensors) -> Step:
+    return env.step(planner.act(obs, {}, planner.sample_noise(env.num_envs))[0][:, 0])
 
 
 @pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
@@ -81,24 +86,22 @@ def test_a_way_to_the_goal_is_told(backend: Any) -> None:
     """Each row says that it took the key and opened the door, in this order, in each episode."""
     if backend == "envpool":
         pytest.importorskip("envpool")
-    config = Config("MiniGrid-DoorKey-5x5-v0", backend, num_envs=4, privileged=True)
     captions = CaptionVocabulary()
-    env = with_event_captions(world := MiniGrid(config), captions)
-    planner = Planner(PlannerConfig(), world.spec)
-    obs = env.reset(0)
+    env = with_event_captions(world := MiniGrid(replace(DOORKEY, backend=backend)), captions)
+    planner, obs = Planner(PlannerConfig(), world.spec), env.reset(0)
     assert obs[CAPTION].tolist() == [0] * 4 and captions.texts == [""]
     said: list[list[str]] = [[] for _ in range(4)]
+    way = ["you picked up the yellow key", "you unlocked the yellow door"]
+    way += ["you stepped into the doorway of the yellow door"]
     ended = 0
     for _ in range(60):
-        step = env.step(actions(world, planner, obs))
+        step = walk(env, planner, obs)
         obs = step.obs
-        for row in range(4):
-            text = captions.texts[int(step.next_obs[CAPTION][row])]
-            if text and "face" not in text:
-                said[row].append(text)
+        for row, number in enumerate(step.next_obs[CAPTION].tolist()):
+            text = captions.texts[number]
+            said[row] += [text] if text and "face" not in text else []
             if step.ended[row]:
-                way = ["you picked up the yellow key", "you unlocked the yellow door"]
-                assert said[row] == [*way, "you stepped into the doorway of the yellow door"]
+                assert said[row] == way
                 assert int(obs[CAPTION][row]) == 0 and int(obs[TIMES][row]) == 0
                 said[row], ended = [], ended + 1
     assert ended >= 8
@@ -106,18 +109,15 @@ def test_a_way_to_the_goal_is_told(backend: Any) -> None:
 
 def test_counts_begin_again_with_an_episode() -> None:
     """Picking up and putting down: the first time, the second, the third; anew after a reset."""
-    config = Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=1, privileged=True)
     captions = CaptionVocabulary()
-    env = with_event_captions(world := MiniGrid(config), captions)
-    planner = Planner(PlannerConfig(), world.spec)
-    obs = env.reset(0)
+    env = with_event_captions(world := MiniGrid(replace(DOORKEY, num_envs=1)), captions)
+    planner, obs = Planner(PlannerConfig(), world.spec), env.reset(0)
     while obs["privileged/agent"][0, 3] == EMPTY:
-        obs = env.step(actions(world, planner, obs)).obs
+        obs = walk(env, planner, obs).obs
     counted = []
     for action in (4, 3, 4, 3):
-        step = env.step(torch.tensor([action]))
-        text = captions.texts[int(step.next_obs[CAPTION])]
-        counted.append((text.split()[1], int(step.next_obs[TIMES])))
+        seen = env.step(torch.tensor([action])).next_obs
+        counted.append((captions.texts[int(seen[CAPTION])].split()[1], int(seen[TIMES])))
     assert counted == [("put", 1), ("picked", 2), ("put", 2), ("picked", 3)]
     assert int(env.reset(0)[TIMES]) == 0
     assert not env.memory["counts"].any()  # pyright: ignore[reportAttributeAccessIssue]
@@ -131,24 +131,22 @@ class Silent(MiniGrid):
 
 def test_a_world_without_events_is_described() -> None:
     captions = CaptionVocabulary()
-    world = Silent(Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=2))
-    env = with_event_captions(world, captions)
+    env = with_event_captions(Silent(replace(DOORKEY, num_envs=2)), captions)
     env.reset(0)
-    step = env.step(torch.tensor([0, 6]))
-    assert captions.texts[0] == "" and int(step.next_obs[CAPTION].min()) > 0
-    assert "You face" in captions.texts[int(step.next_obs[CAPTION][0])]
-    assert step.next_obs[TIMES].tolist() == [1, 1]
+    seen = env.step(torch.tensor([0, 6])).next_obs
+    assert captions.texts[0] == "" and int(seen[CAPTION].min()) > 0
+    assert "You face" in captions.texts[int(seen[CAPTION][0])]
+    assert seen[TIMES].tolist() == [1, 1]
 
 
 JUDGE = node_of("rewards.language.rule_reader.RuleReader", helpful=["unlocked", "picked up"])
 
 
 def made(folder: Path, **settings: Any) -> Annotate:
-    world = MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door"))
     judge = settings.pop("labeller", {})
     judge = judge if "_target_" in judge else JUDGE | judge
     node = node_of("rewards.language.annotate.Annotate", labeller=judge, synchronous=True)
-    return make_reward(node | settings, world.spec, folder)
+    return make_reward(node | settings, MiniGrid(UNLOCK).spec, folder)
 
 
 def rows_of(reward: Annotate, texts: list[str], times: list[int], own: float = 0.0) -> Any:
@@ -176,16 +174,14 @@ def test_what_a_caption_pays(tmp_path: Path) -> None:
     assert reward(rows).tolist() == [0.5] * 4
     noted(reward, rows)
     reward.set_step(4)
-    expected = [0.5, 0.5 + 0.5, 0.5 + 0.5 / 27, 0.5]
-    torch.testing.assert_close(reward(rows), torch.tensor(expected))
+    intrinsic = torch.tensor([0, 0.5, 0.5 / 27, 0])
+    torch.testing.assert_close(reward(rows), 0.5 + intrinsic)
+    torch.testing.assert_close(reward.components(rows)["captions"], intrinsic)
     metrics = reward.update(rows)
-    paid = (reward(rows) - 0.5).mean()
-    torch.testing.assert_close(metrics["intrinsic"], paid)
+    torch.testing.assert_close(metrics["intrinsic"], intrinsic.mean())
     assert float(metrics["coverage"]) == 1.0 and float(metrics["labels"]) == 2
     noted(reward, rows)
     assert reward.pool.asked == 2  # each caption is asked about once
-    terms = reward.components(rows)
-    torch.testing.assert_close(terms["env"] + terms["captions"], reward(rows))
 
 
 def test_abstaining_is_no_label_and_is_asked_again_at_twice_the_visits(tmp_path: Path) -> None:
@@ -201,26 +197,16 @@ def test_abstaining_is_no_label_and_is_asked_again_at_twice_the_visits(tmp_path:
     assert float(metrics["abstained"]) == 4 and float(metrics["coverage"]) == 0.0
 
 
-def test_unreadable_answers_are_dropped(tmp_path: Path) -> None:
-    reward = made(tmp_path, labeller={"broken": 1.0})
-    rows = rows_of(reward, TEXTS, [0, 1, 2, 1])
-    noted(reward, rows)
-    metrics = reward.update(rows)
-    assert float(metrics["labels"]) == 0 and float(metrics["failed"]) == 1
-    assert reward(rows).tolist() == [0.0] * 4
-
-
 def test_labels_say_where_they_come_from(tmp_path: Path) -> None:
     reward = made(tmp_path, labeller={"error": 0.0})
     noted(reward, rows := rows_of(reward, TEXTS, [0, 1, 2, 1]))
     reward.update(rows)
     lines = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
-    assert {tuple(line["question"]): line["value"] for line in lines} == {
-        ("you picked up the red key",): 1.0,
-        ("you face the red door",): 0.0,
-    }
-    assert all(line["model"].startswith("simulated(") and len(line["key"]) == 64 for line in lines)
-    assert all(line["goal"] == "open the door" for line in lines)
+    values = {line["question"][0]: line["value"] for line in lines}
+    assert values == {"you picked up the red key": 1.0, "you face the red door": 0.0}
+    for line in lines:
+        assert line["model"].startswith("simulated(") and len(line["key"]) == 64
+        assert line["goal"] == "open the door"
 
 
 def test_errors_depend_on_the_words_alone() -> None:
@@ -244,34 +230,34 @@ def test_pairs_are_asked_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None
     assert [(label.value, label.why) for label in biased] == [(None, CONTRADICTED)] * 2
 
 
-COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+COLOURS = ("red", "green", "blue", "purple"), ("yellow", "grey")
 SAID = ("you unlocked the {} door", "you picked up the {} key", "you face the {} door")
 
 
 def test_classification_knows_colours_it_was_not_told_of() -> None:
     model = Classification(steps=120, lr=2e-3, batch=32, threshold=0.5, seed=0)
-    known = [(said.format(colour),) for said in SAID for colour in COLOURS[:4]]
-    values = [0.0 if "face" in text else 1.0 for (text,) in known]
     assert model(["you face the red door"]).tolist() == [0.0]
-    model.learn(known, values)
-    held_out = [said.format(colour) for said in SAID for colour in COLOURS[4:]]
+    known, held_out = ([said.format(c) for said in SAID for c in few] for few in COLOURS)
+    model.learn([(text,) for text in known], [0.0 if "face" in text else 1.0 for text in known])
     assert model(held_out).tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
 
 
 def test_ranking_is_measured_against_all_captions() -> None:
     """Normalised over the captions met: unlocking above picking up above facing, below: nothing."""
     model = Ranking(steps=60, lr=2e-3, batch=32, threshold=0.0, seed=0)
-    every = [said.format(colour) for said in SAID for colour in COLOURS[:3]]
-    worth = [2] * 3 + [1] * 3 + [0] * 3
-    pairs = [(a, b) for a in every for b in every if a != b]
-    value = dict(zip(every, worth, strict=True))
-    targets = [0.5 + 0.5 * (value[a] > value[b]) - 0.5 * (value[a] < value[b]) for a, b in pairs]
-    model.learn(pairs, targets)
+    every = [said.format(colour) for said in SAID for colour in COLOURS[0][:3]]
+    worth = dict(zip(every, [2, 2, 2, 1, 1, 1, 0, 0, 0], strict=True))
+    pairs = [*permutations(every, 2)]
+    gains = [worth[a] - worth[b] for a, b in pairs]
+    model.learn(pairs, [0.5 + 0.5 * (gain > 0) - 0.5 * (gain < 0) for gain in gains])
     model.normalize_on(every)
     paid = model(every).view(3, 3)
     assert (paid[0] > paid[1].max()).all() and (paid[2] == 0).all()
     z = (model.scores(every) - model.mean) / model.deviation
     assert abs(float(z.mean())) < 1e-4 and float(z.std()) == pytest.approx(1.0, abs=1e-3)
+
+
+MOVES = torch.randint(0, 6, (96, 4), generator=torch.Generator().manual_seed(1))
 
 
 def play(reward: Annotate, world: Any, moves: Tensor) -> list[Tensor]:
@@ -283,30 +269,24 @@ def play(reward: Annotate, world: Any, moves: Tensor) -> list[Tensor]:
         if number % 8 == 7:
             reward.set_step(number)
             paid.append(reward(rows))
-            paid += reward.update(rows).values()
+            reward.update(rows)
     return paid
 
 
 @pytest.mark.parametrize("model", ["hash", "classification", "ranking"])
 def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str) -> None:
-    moves = torch.randint(0, 6, (96, 4), generator=torch.Generator().manual_seed(1))
     settings: Any = {"model": model, "labeller": {"error": 0.2, "refusal": 0.2}, "steps": 4}
-    reward = made(tmp_path / "a", **settings)
-    world = MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4))
-    env = reward.augment_env(world)
+    reward, again = (made(tmp_path / name, **settings) for name in "ab")
+    env, other = (each.augment_env(MiniGrid(UNLOCK)) for each in (reward, again))
     env.reset(0)
-    play(reward, env, moves[:48])
-    kept, rows = reward.get_state(), env.get_state()
-    torch.save(kept, tmp_path / "state.pt")
-    expected = play(reward, env, moves[48:])
-    again = made(tmp_path / "b", **settings)
-    other = again.augment_env(MiniGrid(world.config))
     other.reset(0)
-    again.set_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    other.set_state(rows)
-    for one, two in zip(expected, play(again, other, moves[48:]), strict=True):
-        if not torch.equal(one, two):
-            assert one.ndim == 0  # counts of calls and seconds are of the process
+    play(reward, env, MOVES[:48])
+    torch.save((reward.get_state(), env.get_state()), tmp_path / "state.pt")
+    expected = play(reward, env, MOVES[48:])
+    states = torch.load(tmp_path / "state.pt", weights_only=True)
+    again.set_state(states[0])
+    other.set_state(states[1])
+    assert all(map(torch.equal, expected, play(again, other, MOVES[48:])))
     assert again.captions.texts == reward.captions.texts
     assert again.counts.labelled.tolist() == reward.counts.labelled.tolist()
     assert torch.equal(again.scores, reward.scores)
@@ -314,17 +294,16 @@ def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str)
 
 def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> None:
     """A thread and a queue change when a label comes, not what it is; one killed on the way too."""
-    moves = torch.randint(0, 6, (80, 4), generator=torch.Generator().manual_seed(1))
     values = []
     for beside in (False, True):
         judge = {"error": 0.2, "latency": 0.002 * beside}
         reward = made(tmp_path / str(beside), synchronous=not beside, labeller=judge, batch=2)
-        env = reward.augment_env(MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4)))
+        env = reward.augment_env(MiniGrid(UNLOCK))
         env.reset(0)
-        play(reward, env, moves[:40])
+        play(reward, env, MOVES[:40])
         reward.pool.stop()
-        play(reward, env, moves[40:])
-        assert reward.pool.drain(20)
+        play(reward, env, MOVES[40:80])
+        assert reward.pool.drain(600)
         reward.set_step(0)
         values.append(reward.model.get_state()["value"])
     assert values[0] == values[1] and len(values[0]) >= 8
@@ -333,8 +312,7 @@ def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> N
 def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:
     """Two captions are judged, the newest first; what is said of a third is no JSON, twice."""
     with serving(says('{"1": "helpful", "2": "unhelpful"}'), says("It helps, I think.")) as server:
-        limits = {"retries": 0, "backoff": 0.001}
-        node = server.node(cache=str(tmp_path / "chat.jsonl"), limits=limits)
+        node = server.node(cache=str(tmp_path / "chat.jsonl"), limits={"retries": 0})
         reward = made(tmp_path, labeller=node)
         noted(reward, rows_of(reward, ["you turn", "you unlocked the red door"], [1, 1]))
         reward.set_step(0)

@@ -15,6 +15,7 @@ from benchmarks.simclip.captions import fact, fill_templates, ladder
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import nest
 from embodied.datasets.lerobot.video import encode_png
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
@@ -35,41 +36,24 @@ def unit(rows: int, seed: int, size: int = 16) -> Tensor:
     return functional.normalize(torch.randn(rows, size, generator=random), dim=1)
 
 
-def test_without_projection_it_is_the_cosine() -> None:
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_only_the_way_to_the_goal_counts_as_far_as_it_is_projected(alpha: float) -> None:
+    """By the matrix of the paper; without projection or a baseline it is the cosine."""
     seen, goal, away = unit(20, 0), unit(1, 1)[0], unit(1, 2)[0]
-    for readout in (Projected(goal, away, 0.0), Projected(goal, None, 0.7)):
-        torch.testing.assert_close(readout(seen), seen @ goal)
-
-
-def test_with_full_projection_only_the_way_to_the_goal_counts() -> None:
-    seen, goal, away = unit(20, 0), unit(1, 1)[0], unit(1, 2)[0]
-    readout = Projected(goal, away, 1.0)
-    way = (goal - away) / (goal - away).norm()
-    across = torch.randn(20, 16)
-    across -= (across @ way)[:, None] * way
-    torch.testing.assert_close(readout(seen + across), readout(seen), atol=1e-5, rtol=0)
-    # By hand: 1 - (d.(z - g))^2 / 2, of d of length one.
-    torch.testing.assert_close(readout(seen), 1 - 0.5 * ((seen - goal) @ way).square())
-    assert float(readout(goal[None])) == pytest.approx(1.0)
-
-
-def test_projection_is_that_of_the_matrix() -> None:
-    seen, goal, away = unit(5, 3), unit(1, 4)[0], unit(1, 5)[0]
     way = goal - away
-    matrix = 0.3 * torch.outer(way, way) / way.square().sum() + 0.7 * torch.eye(16)
+    matrix = alpha * torch.outer(way, way) / way.square().sum() + (1 - alpha) * torch.eye(16)
     expected = 1 - 0.5 * ((seen - goal) @ matrix).square().sum(1)
-    torch.testing.assert_close(Projected(goal, away, 0.3)(seen), expected)
+    torch.testing.assert_close(Projected(goal, away, alpha)(seen), expected)
+    torch.testing.assert_close(Projected(goal, None, alpha)(seen), seen @ goal)
 
 
 def test_a_ladder_is_the_expected_place() -> None:
+    """On the rungs; between two of them, half of each; and on two ladders, the mean of both."""
     rungs = torch.eye(3)
-    readout = Ladders([rungs], 100.0)
-    torch.testing.assert_close(readout(torch.eye(3)), torch.tensor([0.0, 0.5, 1.0]))
-    # Between two rungs: half of each, by hand.
-    between = functional.normalize(torch.tensor([[0.0, 1.0, 1.0]]), dim=1)
-    assert float(readout(between)) == pytest.approx(0.75)
+    seen = functional.normalize(torch.cat([rungs, torch.tensor([[0.0, 1.0, 1.0]])]), dim=1)
+    torch.testing.assert_close(Ladders([rungs], 100.0)(seen), torch.tensor([0.0, 0.5, 1.0, 0.75]))
     both = Ladders([rungs, rungs.flip(0)], 100.0)
-    torch.testing.assert_close(both(torch.eye(3)), torch.full((3,), 0.5))
+    torch.testing.assert_close(both(rungs), torch.full((3,), 0.5))
 
 
 class Words:
@@ -110,18 +94,23 @@ def test_a_known_order_is_found_and_others_are_not() -> None:
         assert model.ladder(sentence) is None
 
 
-def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
+def test_the_world_is_drawn_where_no_picture_is_named(tmp_path: Path) -> None:
+    """By the reward of a sentence and by that of a goal, which the first of three rows is at."""
     env = TwoGap(GapConfig(num_envs=3))
-    reward = made(env.spec)
-    watched = reward.augment_env(env)
-    watched.reset(0)
-    step = watched.step(torch.zeros(3, 2))
-    rows = {f"next_obs/{k}": v for k, v in step.next_obs.items()} | {"reward": step.reward}
-    paid = reward(rows)
-    assert paid.shape == (3,) and paid.dtype == torch.float32 and bool((paid <= 0).all())
-    one = reward({k: v[:1] for k, v in rows.items()})
-    torch.testing.assert_close(paid[:1], one, atol=1e-5, rtol=0)
-    assert reward.frozen and reward.update(rows) == {}
+    env.reset(0)
+    env.place[:] = torch.tensor([[0.9, 0.9], [0.8, 0.8], [0.1, 0.1]])
+    (tmp_path / "goal.png").write_bytes(encode_png(env.render_batch(torch.tensor([0]), 96)[0]))
+    goal = made_goal(goal=str(tmp_path / "goal.png"))
+    for reward in (made(env.spec), goal):
+        watched = reward.augment_env(env)
+        watched.reset(0)
+        env.place[:] = torch.tensor([[0.9, 0.9], [0.8, 0.8], [0.1, 0.1]])
+        step = watched.step(torch.zeros(3, 2))
+        paid = reward(nest(step.next_obs, "next_obs") | {"reward": step.reward})
+        assert paid.shape == (3,) and bool((paid <= 0).all())
+        with pytest.raises(ConfigError, match=r"reward\.(picture|leaf)=NAME"):
+            reward({"reward": step.reward})
+    assert paid[0] > paid[1] > paid[2]
 
 
 def made(spec: Spec = SPEC, **settings: object) -> Any:
@@ -162,11 +151,6 @@ def test_wrong_settings_are_one_clear_line(settings: dict[str, object], said: st
         made(**settings)
 
 
-def test_rows_without_the_picture_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"reward\.picture=NAME"):
-        made()({"reward": torch.zeros(1)})
-
-
 def test_places_on_a_ladder_are_by_hand() -> None:
     phrases = [fill_templates(("{a} {b}",), a=("x", "y"), b=(f"p{n}", f"q{n}")) for n in range(3)]
     falling = ladder("near", (0.2, 0.1), (0.3, 0.0), phrases)
@@ -198,7 +182,6 @@ def test_distance_to_named_numbers() -> None:
     state = torch.tensor([[1.0, 9.0, 0.0], [4.0, 9.0, 2.0]])
     # sqrt(3^2 + (2 * 2)^2) = 5; y does not count.
     torch.testing.assert_close(reward(seen_rows(state=state)), torch.tensor([0.0, -2.5]))
-    assert reward.frozen and reward.update({}) == {}
 
 
 def test_the_end_of_a_recorded_episode(tmp_path: Path) -> None:
@@ -220,19 +203,6 @@ def test_a_picture_of_the_goal(tmp_path: Path) -> None:
     paid = reward(seen_rows(front=shots))
     assert float(paid[0]) == pytest.approx(0.0, abs=1e-3)
     assert bool((paid[1:] < paid[0]).all()) and float(paid[3]) < float(paid[1])
-
-
-def test_the_world_is_drawn_where_no_leaf_is_named(tmp_path: Path) -> None:
-    env = TwoGap(GapConfig(num_envs=2))
-    env.reset(0)
-    (tmp_path / "goal.png").write_bytes(encode_png(env.render_batch(torch.tensor([0]), 96)[0]))
-    reward = made_goal(goal=str(tmp_path / "goal.png"))
-    watched = reward.augment_env(env)
-    watched.reset(0)
-    step = watched.step(torch.zeros(2, 2))
-    following = {f"next_obs/{k}": v for k, v in step.next_obs.items()}
-    paid = reward(following | {"reward": step.reward})
-    assert paid.shape == (2,) and bool((paid <= 0).all())
 
 
 @pytest.mark.parametrize(

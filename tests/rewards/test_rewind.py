@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.weighted import Weighted
-from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
@@ -29,7 +29,7 @@ from embodied.rewards.demonstrations.rewind import (
 from embodied.rewards.fitted import linear_progress
 from tests.builders import make_reward, node_of
 from tests.rewards.rows import write_episodes
-from tests.rewards.test_progress import SPEC, corridor, record
+from tests.rewards.test_progress import SPEC, corridor, far_off, record
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
@@ -50,7 +50,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory, shown: str) -> Rewind:
-    return made(tmp_path_factory.mktemp("run"), demos=shown)
+    folder = tmp_path_factory.mktemp("run")
+    return made(folder, demos=shown, mismatched=record(folder / "lost", far_off()))
 
 
 def progress(reward: Rewind, walk: Tensor) -> Tensor:
@@ -59,43 +60,31 @@ def progress(reward: Rewind, walk: Tensor) -> Tensor:
 
 def test_windows_by_hand() -> None:
     window = Window(history=3, stride=2)
+    places = [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 3], [0, 5, 7, 9]]
+    assert window.places(torch.tensor([0, 1, 3, 9])).tolist() == places
     assert window.reach == 5
-    assert window.places(torch.tensor([0, 1, 3, 9])).tolist() == [
-        [0, 0, 0, 0],
-        [0, 0, 0, 1],
-        [0, 0, 1, 3],
-        [0, 5, 7, 9],
-    ]
 
 
 def test_a_rewound_video_goes_back_from_where_it_turned() -> None:
     """Every window ends with a step back, begins at the first frame of its own demonstration, and
-    its progress is that of its newest frame."""
+    its progress is that of its newest frame; without rewinding every video goes forward."""
     frames = linear_progress(torch.tensor([9, 6]))
-    how = Config(updates=1, batch_size=500, rewind=1.0, mismatch=0.0, noise=0.0)
-    index, label = draw(frames, 2, Window(3, 1), how)
-    begun = frames.place[index[:, 0]] == 0
+    index, label = draw(frames, 2, Window(3, 1), replace(HOW, rewind=1.0))
     still = frames.place[index[:, 2]] == 0  # a video of one frame cannot go back
     back = index[:, 3] == index[:, 2] - 1
-    assert begun.all() and (back | still).all() and back.sum() > 300
+    assert (frames.place[index[:, 0]] == 0).all() and (back | still).all() and back.sum() > 300
     up = index[:, 2] == index[:, 1] + 1  # it went forward before
     assert (back & up).sum() > 50
     assert (frames.episode[index] == frames.episode[index[:, :1]]).all()
     torch.testing.assert_close(label, frames.progress[index[:, 3]])
-
-
-def test_without_rewinding_every_video_goes_forward() -> None:
-    frames = linear_progress(torch.tensor([9, 6]))
     index, _ = draw(frames, 2, Window(2, 1), HOW)
     assert (index[:, 2] >= index[:, 1]).all() and (index[:, 2] == index[:, 1] + 1).sum() > 400
 
 
 def test_mismatched_episodes_have_their_share_and_no_progress() -> None:
-    frames = linear_progress(torch.tensor([9])).followed_by(
-        linear_progress(torch.tensor([6]), succeeds=False)
-    )
-    how = Config(updates=1, batch_size=500, rewind=0.5, mismatch=0.3, noise=0.0)
-    index, label = draw(frames, 1, Window(2, 1), how)
+    failed = linear_progress(torch.tensor([6]), succeeds=False)
+    frames = linear_progress(torch.tensor([9])).followed_by(failed)
+    index, label = draw(frames, 1, Window(2, 1), replace(HOW, rewind=0.5, mismatch=0.3))
     other = frames.episode[index[:, -1]] == 1
     assert int(other.sum()) == 150 and not label[other].any() and label[~other].any()
 
@@ -108,20 +97,20 @@ def test_progress_rises_along_held_out_walks_and_falls_when_they_go_back(fitted:
         both = progress(fitted, torch.cat([walk, walk.flip(0)[1:]]))
         assert spearman(both[21:], torch.arange(20)) < -0.9
         assert both[-1] < 0.3
+    assert progress(fitted, far_off()[0]).mean() < 0.1
 
 
 def test_rewound_videos_are_what_makes_progress_fall(tmp_path: Path) -> None:
     """Walks from anywhere that slow down: a model of forward videos takes slowness for progress,
     and misreads a walk that goes back."""
 
-    def walks(count: int, seed: int) -> list[Tensor]:
+    def walks(count: int, seed: int) -> Tensor:
         random = torch.Generator().manual_seed(seed)
-        way = torch.linspace(0, 1, 21).sqrt()
-        ways = [way + torch.randn((), generator=random) for _ in range(count)]
-        noisy = [w + 0.01 * torch.randn(21, generator=random) for w in ways]
-        return [torch.stack([w, 0 * w, 0 * w], 1) for w in noisy]
+        way = torch.linspace(0, 1, 21).sqrt() + torch.randn(count, 1, generator=random)
+        way = way + 0.01 * torch.randn(count, 21, generator=random)
+        return torch.stack([way, 0 * way, 0 * way], 2)
 
-    demos = record(tmp_path / "demos", walks(8, seed=0))
+    demos = record(tmp_path / "demos", [*walks(8, seed=0)])
     back, error = torch.linspace(19, 5, 15) / 20, dict[float, float]()
     for share in (0.0, 0.5):
         reward = made(tmp_path / f"run{share}", demos=demos, rewind=share, updates=800)
@@ -131,27 +120,19 @@ def test_rewound_videos_are_what_makes_progress_fall(tmp_path: Path) -> None:
     assert error[0.5] < 0.1 and error[0.0] > 0.2
 
 
-def test_mismatched_episodes_are_no_progress(tmp_path: Path, shown: str) -> None:
-    lost = [walk + torch.tensor([0.0, 6.0, 0.0]) for walk in corridor(4, 20, seed=5)]
-    bad = record(tmp_path / "lost", lost)
-    blind = made(tmp_path / "blind", demos=shown)
-    warned = made(tmp_path / "warned", demos=shown, mismatched=bad)
-    assert progress(warned, lost[0]).mean() < 0.1 < progress(blind, lost[0]).mean()
-    assert spearman(progress(warned, corridor(1, 20, seed=2)[0]), torch.arange(21)) > 0.95
-
-
-@pytest.mark.parametrize("value", ["level", "gain", "potential"])
-def test_the_reward_by_hand(tmp_path: Path, shown: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "paid"), [("level", [-1.0, 1.8]), ("gain", [0.6, 2.8]), ("potential", [0.5, 2.0])]
+)
+def test_the_reward_by_hand(tmp_path: Path, shown: str, value: str, paid: list[float]) -> None:
+    """Progress 0.2 -> 0.5, and 0.5 -> 0.4 at a true end, where the world pays 1."""
     reward = made(tmp_path, demos=shown, updates=1, value=value, scale=2.0, env_weight=3.0)
-    before, after = torch.tensor([0.2, 0.5]), torch.tensor([0.5, 0.4])
-    rows = {f"obs/{PROGRESS}": before, f"next_obs/{PROGRESS}": after}
-    rows |= {"reward": torch.tensor([0.0, 1.0]), "discount": torch.tensor([0.9, 0.0])}
-    change = {
-        "level": after - 1,
-        "gain": after - before,
-        "potential": torch.tensor([0.9, 0.0]) * after - before,
-    }[value]
-    torch.testing.assert_close(reward(rows), 3 * rows["reward"] + 2 * change)
+    rows = {
+        f"obs/{PROGRESS}": torch.tensor([0.2, 0.5]),
+        f"next_obs/{PROGRESS}": torch.tensor([0.5, 0.4]),
+        "reward": torch.tensor([0.0, 1.0]),
+        "discount": torch.tensor([0.9, 0.0]),
+    }
+    torch.testing.assert_close(reward(rows), torch.tensor(paid))
 
 
 def test_running_episodes_have_the_progress_of_recorded_ones(tmp_path: Path) -> None:
@@ -159,32 +140,26 @@ def test_running_episodes_have_the_progress_of_recorded_ones(tmp_path: Path) -> 
     spec = Spec({"state": Leaf((1,))}, SPEC.act, dt=0.1)
     counts = [{"state": torch.arange(start, start + 6.0)[:, None]} for start in range(4)]
     demos = write_episodes(tmp_path / "demos", spec, counts)
-    settings = {"demos": demos, "updates": 20, "history": 2, "stride": 2}
-    reward = made(tmp_path / "run", spec, **settings)
-    env = reward.augment_env(Counter(CounterConfig(ends=(3, 5))))
-    assert PROGRESS in env.spec.obs
-    films = [[obs] for obs in each_env(env.reset(0))]
-    for step in range(8):
-        if step == 4:  # another environment goes on from its state
-            saved = env.get_state()
-            env = reward.augment_env(Counter(CounterConfig(ends=(3, 5))))
-            env.reset(7)
-            again = env.set_state(saved)
-            torch.testing.assert_close(
-                again[PROGRESS], torch.stack([f[-1][PROGRESS] for f in films])
-            )
+    reward = made(tmp_path / "run", spec, demos=demos, updates=20, history=2, stride=2)
+    env, later = (reward.augment_env(Counter(CounterConfig(ends=(3, 5)))) for _ in range(2))
+    later.reset(7)
+    obs, began = env.reset(0), [0, 0]
+    progress, states = [obs[PROGRESS]], [obs["state"]]
+    for step in range(1, 9):
+        if step == 5:  # another environment goes on from its state
+            obs = later.set_state(env.get_state())
+            torch.testing.assert_close(obs[PROGRESS], progress[-1])
+            env = later
         done = env.step(torch.zeros(2, 1))
-        for i, following in enumerate(each_env(done.next_obs)):
-            films[i].append(following)
-            seen = torch.stack([obs["state"] for obs in films[i]])
+        progress.append(done.next_obs[PROGRESS])
+        states.append(done.next_obs["state"])
+        for i, first in enumerate(began):
+            seen = torch.stack([state[i] for state in states[first:]])
             offline = reward.augment_episode({"state": seen})[PROGRESS]
-            torch.testing.assert_close(torch.stack([obs[PROGRESS] for obs in films[i]]), offline)
-            if done.ended[i]:
-                films[i] = [each_env(done.obs)[i]]
-
-
-def each_env(obs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    return [tt.each(obs, lambda value, i=i: value[i]) for i in range(2)]
+            torch.testing.assert_close(progress[-1][i], offline[-1])
+        for i in done.ended.nonzero().flatten().tolist():
+            began[i] = step
+            states[-1] = torch.where(done.ended[:, None], done.obs["state"], states[-1])
 
 
 def test_demonstrations_and_datasets_get_the_same_reward(shown: str, fitted: Rewind) -> None:
@@ -199,21 +174,19 @@ def test_demonstrations_and_datasets_get_the_same_reward(shown: str, fitted: Rew
 
 def test_images_are_seen_by_the_frozen_encoder(tmp_path: Path) -> None:
     """A square that fills with green, by the packaged encoder; the encoder is not saved."""
-    leaf = Leaf((24, 24, 3), "uint8", 0, 255)
-    spec = Spec({"front": leaf}, SPEC.act, dt=0.1)
+    spec = Spec({"front": Leaf((24, 24, 3), "uint8", 0, 255)}, SPEC.act, dt=0.1)
 
-    def film(seed: int) -> Tensor:
+    def film(seed: int) -> dict[str, Tensor]:
         random = torch.Generator().manual_seed(seed)
         front = torch.randint(40, 60, (13, 24, 24, 3), dtype=torch.uint8, generator=random)
         for t in range(13):
             front[t, : 2 * t, :, 1] = 220
-        return front
+        return {"front": front}
 
-    films = [{"front": film(seed)} for seed in range(5)]
+    films = [film(seed) for seed in range(5)]
     demos = write_episodes(tmp_path / "demos", spec, films, images="png")
     reward = made(tmp_path / "run", spec, demos=demos, views=["front"])
-    told = reward.augment_episode({"front": film(9)})[PROGRESS]
-    assert spearman(told, torch.arange(13)) > 0.9
+    assert spearman(reward.augment_episode(film(9))[PROGRESS], torch.arange(13)) > 0.9
     assert not any("eyes" in name for name in reward.state_dict())
     with pytest.raises(ConfigError, match="no observation front"):
         reward.augment_episode({"state": torch.zeros(3, 1)})
@@ -225,34 +198,25 @@ WEIGHTING = {"_target_": "embodied.rewards.demonstrations.rewind.ProgressGain"}
 def test_weights_by_hand() -> None:
     gain = torch.tensor([-0.5, -0.01, 0.0, 0.005, 0.02, 0.4], dtype=torch.float64)
     mean, std = gain.mean(), gain.std(correction=0)
-    soft = (gain - (mean - 2 * std)) / (4 * std)
-    expected = torch.tensor([0, 0, float(soft[2]), float(soft[3]), 1, 1], dtype=torch.float64)
+    expected = (gain - (mean - 2 * std)) / (4 * std)
+    expected[:2], expected[4:] = 0, 1
+    assert 0 < expected[2] < expected[3] < 1
     torch.testing.assert_close(weights(gain, 0.01), expected)
-    assert 0 < float(soft[2]) < float(soft[3]) < 1
 
 
-def test_detours_are_not_sampled(tmp_path: Path) -> None:
+def test_detours_are_not_sampled(tmp_path: Path, shown: str) -> None:
     """Walks that turn back in their middle: the steps back have little weight, those on much."""
-    demos = record(tmp_path / "demos", corridor(6, 20, seed=1))
-
-    def detour(walk: Tensor) -> Tensor:
-        return torch.cat([walk[:13], walk[4:12].flip(0), walk[4:]])
-
-    walks = [detour(walk) for walk in corridor(4, 20, seed=2)]
-    episodes = read_episodes(Path(record(tmp_path / "mixed", walks)))
-    settings = {"demos": demos, "updates": 400, "hidden": [32, 32], "lr": 0.003}
-    node = WEIGHTING | {"horizon": 3, "rewind": settings}
-    weight = build(node, ProgressGain)(episodes)
-    assert weight.shape == (sum(len(walk) - 1 for walk in walks),)
-    each = weight.view(4, -1)
-    back = torch.zeros(each.shape[1], dtype=torch.bool)
-    back[12:18] = True  # what comes three steps later is still on the way back
-    onwards = torch.zeros_like(back)
-    onwards[:10], onwards[21:-1] = True, True
+    walks = corridor(4, 20, seed=2)
+    detours = [torch.cat([walk[:13], walk[4:12].flip(0), walk[4:]]) for walk in walks]
+    episodes = read_episodes(Path(record(tmp_path / "mixed", detours)))
+    settings = {"demos": shown, "updates": 400, "hidden": [32, 32], "lr": 0.003}
+    weight = build(WEIGHTING | {"horizon": 3, "rewind": settings}, ProgressGain)(episodes)
+    each = weight.view(4, 37)
+    back, onwards = torch.arange(12, 18), torch.cat([torch.arange(10), torch.arange(21, 36)])
+    # What comes three steps later is still on the way back.
     assert each[:, back].mean() < 0.1 and each[:, onwards].mean() > 0.9
-    source = Weighted({"x": torch.arange(len(weight))}, weight)
-    drawn = source.sample(2000)["x"] % each.shape[1]
-    assert float(back[drawn].float().mean()) < 0.05
+    drawn = Weighted({"x": torch.arange(4 * 37)}, weight).sample(2000)["x"] % 37
+    assert float(torch.isin(drawn, back).float().mean()) < 0.05
 
 
 def test_demonstrations_that_gain_progress_are_needed() -> None:

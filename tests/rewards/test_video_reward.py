@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.video import decode_image
 from embodied.llm.chat import ChatError
 from embodied.rewards.vision_language.video_reward import VideoReward, shrunk
@@ -82,8 +82,7 @@ def played(reward: VideoReward, steps: int, env: Any = None, obs: Any = None) ->
     before, kept = env.reset(0) if obs is None else obs, list[Tensors]()
     for count in range(steps):
         step: Step = env.step(torch.zeros(2, 1))
-        rows = {f"obs/{k}": v for k, v in before.items()}
-        rows |= {f"next_obs/{k}": v for k, v in step.next_obs.items()}
+        rows = nest(before, "obs") | nest(step.next_obs, "next_obs")
         rows |= {"reward": step.reward * 0, "discount": 0.9 * (~step.terminated).float()}
         reward.observe_step(rows, torch.arange(2), step)
         reward.set_step(count)
@@ -94,56 +93,41 @@ def played(reward: VideoReward, steps: int, env: Any = None, obs: Any = None) ->
 
 def test_shuffled_percentages_are_put_in_order() -> None:
     """The model answers by what it sees (25 percent a step), in whatever order: Phi rises so."""
-    images = film(4)
-    with serving(percent(25, 50, 75)) as server:
-        made(server).augment_episode({"front": images})
-        order = bright(server.asked[0])
-        assert order[0] == 0 and sorted(order) == [0, 1, 2, 3]
-        server.script[:] = [percent(*(25 * i for i in order[1:]))]
-        reward = made(server)
-        numbers = reward.augment_episode({"front": images})[VIDEO_INDEX]
-    rows = {f"obs/{VIDEO_INDEX}": numbers[:-1], f"next_obs/{VIDEO_INDEX}": numbers[1:]}
-    rows |= {"reward": torch.tensor([0.0, 0.0, 1.0]), "discount": torch.full((3,), 0.9)}
-    torch.testing.assert_close(reward(rows), torch.tensor([0.25, 0.25, 1.25]))
-    assert float(reward.update({})["voc"]) == pytest.approx(1.0)
+
+    def answer(question: dict[str, Any]) -> Any:
+        return percent(*(25 * step for step in bright(question)[1:])).body
+
+    rows = {"reward": torch.tensor([0.0, 0.0, 0.0, 1.0]), "discount": torch.full((4,), 0.9)}
+    with serving(Told(answer)) as server:
+        for shuffle in (True, False):
+            reward = made(server, shuffle=shuffle)
+            numbers = reward.augment_episode({"front": film(5)})[VIDEO_INDEX]
+            rows |= {f"obs/{VIDEO_INDEX}": numbers[:-1], f"next_obs/{VIDEO_INDEX}": numbers[1:]}
+            torch.testing.assert_close(reward(rows), torch.tensor([0.25, 0.25, 0.25, 1.25]))
+            assert float(reward.update({})["voc"]) == pytest.approx(1.0)
+    shuffled, ordered = map(bright, server.asked)
+    assert ordered == [0, 1, 2, 3, 4] != shuffled and sorted(shuffled) == ordered
+    assert shuffled[0] == 0
     words = server.asked[0]["messages"][0]["content"][0]["text"]
-    assert "count" in words and "random order" in words and "3 images" in words
-
-
-def test_it_is_shuffled_unless_told_otherwise() -> None:
-    images = film(8)
-    with serving(percent(*range(7))) as server:
-        made(server).augment_episode({"front": images})
-        made(server, shuffle=False).augment_episode({"front": images})
-        shuffled, ordered = bright(server.asked[0]), bright(server.asked[1])
-    assert ordered == list(range(8)) and shuffled != ordered and sorted(shuffled) == ordered
+    assert "count" in words and "random order" in words and "4 images" in words
 
 
 def test_episodes_of_training_are_rewarded_when_they_are_answered() -> None:
-    """Env 0 ends after three steps: its transitions have no reward before and 1/3 each after."""
+    """Env 0 ends after three steps: its transitions have 1/3 each after; env 1 is running."""
     with serving(percent(33, 67, 100)) as server:
         reward = made(server, shuffle=False)
         env = reward.augment_env(Filmed(Config(ends=(3, 9))))
         assert "front" in env.spec.obs and VIDEO_INDEX in env.spec.obs
-        first = played(reward, 2, env)
-        assert not reward(first[0]).any() and not server.asked
-        step = env.step(torch.zeros(2, 1))
-        rows = {f"obs/{VIDEO_INDEX}": first[1][f"next_obs/{VIDEO_INDEX}"]}
-        rows |= {f"next_obs/{VIDEO_INDEX}": step.next_obs[VIDEO_INDEX]}
-        rows |= {"reward": torch.zeros(2), "discount": torch.zeros(2)}
-        reward.observe_step(rows, torch.arange(2), step)
-        reward.set_step(3)
-    assert len(server.asked) == 1 and bright(server.asked[0]) == [0, 1, 2, 3]
-    given = torch.stack([reward(each) for each in (*first, rows)], 1)
-    torch.testing.assert_close(given[0], torch.tensor([0.33, 0.34, 0.33]))
-    assert not given[1].any()  # still running
+        rows = played(reward, 3, env)
+    assert [bright(question) for question in server.asked] == [[0, 1, 2, 3]]
+    paid = torch.stack([reward(each) for each in rows], 1)
+    torch.testing.assert_close(paid, torch.tensor([[0.33, 0.34, 0.33], [0.0, 0.0, 0.0]]))
 
 
 def test_the_probability_is_that_of_the_first_word() -> None:
     with serving(token(**{"True": 0.6, "False": 0.2, " true": 0.1, "Maybe": 0.1})) as server:
         reward = made(server, SUCCESS)
-        images = torch.zeros(5, 8, 8, 3, dtype=torch.uint8)
-        numbers = reward.augment_episode({"front": images})[VIDEO_INDEX]
+        numbers = reward.augment_episode({"front": film(5)})[VIDEO_INDEX]
     torch.testing.assert_close(reward.phi[numbers], torch.tensor([0, 0, 0, 0, 7 / 9]))
     body = server.asked[0]
     assert body["logprobs"] is True and body["top_logprobs"] == 20 and body["max_tokens"] < 10
@@ -153,9 +137,8 @@ def test_growing_prefixes_give_progress() -> None:
     answers = [token(**{"True": p, "False": 1 - p}) for p in (0.1, 0.3, 0.8)]
     with serving(*answers) as server:
         reward = made(server, SUCCESS, prefixes=3, frames=7)
-        images = film(7)
-        numbers = reward.augment_episode({"front": images})[VIDEO_INDEX]
-        assert [len(bright(question)) for question in server.asked] == [3, 5, 7]
+        numbers = reward.augment_episode({"front": film(7)})[VIDEO_INDEX]
+    assert [len(bright(question)) for question in server.asked] == [3, 5, 7]
     expected = torch.tensor([0, 0.05, 0.1, 0.2, 0.3, 0.55, 0.8])
     torch.testing.assert_close(reward.phi[numbers], expected)
 
@@ -174,12 +157,11 @@ def test_words_of_an_answer() -> None:
 
 
 def test_a_server_without_log_probabilities_says_what_to_do() -> None:
-    images = torch.zeros(3, 8, 8, 3, dtype=torch.uint8)
     with serving(says("True")) as server, pytest.raises(ConfigError, match=r"reward\.ask=score"):
-        made(server, SUCCESS).augment_episode({"front": images})
+        made(server, SUCCESS).augment_episode({"front": film(3)})
     with serving(says('{"score": 4}')) as server:
         reward = made(server, SUCCESS, ask="score")
-        numbers = reward.augment_episode({"front": images})[VIDEO_INDEX]
+        numbers = reward.augment_episode({"front": film(3)})[VIDEO_INDEX]
     assert reward.phi[numbers].tolist() == [0, 0, 0.75]
     assert "logprobs" not in server.asked[0]
 
@@ -226,24 +208,19 @@ def test_a_spent_budget_ends_the_questions_and_not_the_run() -> None:
         reward = made(server, chat={"limits": FAST | {"calls": 2}}, parallel=1)
         played(reward, 12, reward.augment_env(Filmed(Config(ends=(3, 3)))))
         assert len(server.asked) == 2 and "2 calls" in reward.spent
-        images = torch.zeros(4, 8, 8, 3, dtype=torch.uint8)
         with pytest.raises(ConfigError, match="budget of 2 calls"):
-            reward.augment_episode({"front": images})
+            reward.augment_episode({"front": film(4)})
 
 
 def test_it_goes_on_from_its_state() -> None:
     """Running frames, waiting episodes and answers are kept: the same rewards as without a stop."""
-    answer = percent(33, 67, 100)
-    with serving(answer) as server:
-        one = made(server)
-        env = one.augment_env(Filmed(Config(ends=(3, 3))))
+    with serving(percent(33, 67, 100)) as server:
+        one, two = made(server), made(server)
+        env, other = (reward.augment_env(Filmed(Config(ends=(3, 3)))) for reward in (one, two))
         rows = played(one, 4, env)
-        saved, world = copy.deepcopy(one.get_state()), env.get_state()
-        two = made(server)
-        other = two.augment_env(Filmed(Config(ends=(3, 3))))
         other.reset(0)
-        obs = other.set_state(world)
-        two.set_state(saved)
+        obs = other.set_state(env.get_state())
+        two.set_state(copy.deepcopy(one.get_state()))
         more = [played(*each, obs=obs) for each in ((one, 4, env), (two, 4, other))]
     for a, b in zip(*more, strict=True):
         assert torch.equal(a[f"next_obs/{VIDEO_INDEX}"], b[f"next_obs/{VIDEO_INDEX}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,66 +43,68 @@ def world() -> Maze:
 
 
 def made(world: Maze, node: Node = NODE, **settings: Any) -> Any:
-    return build(node | settings, Curriculum, spec=world.spec, levels=world.levels, seed=0)
+    teacher = build(node | settings, Curriculum, spec=world.spec, levels=world.levels, seed=0)
+    teacher.heard = []
+    if node is NODE and "adversary" not in settings:
+        teacher.update_generator = lambda regrets: teacher.heard.append(regrets) or {}
+    return teacher
+
+
+def play(who: Any, *scores: float) -> torch.Tensor:
+    """As many levels as there are scores, which they end with."""
+    levels, tickets = who.sample(len(scores))
+    who.update(tickets, ended(*scores))
+    return levels
 
 
 def test_regret_by_hand() -> None:
-    """The rival's best, 0.9, less the student's mean, (0.2 + 0.6) / 2."""
-    assert regret([0.2, 0.6], [0.9, 0.1], False) == pytest.approx(0.5)
+    """The rival's best, 0.9, less the student's mean, (0.2 + 0.6) / 2. Flexible: where the
+    student's best is better, it is the rival, 0.8 - (0.3 + 0.1) / 2."""
     assert regret([0.8], [0.3], False) == 0.0
-    # Flexible: the student's best is better, so it is the rival, 0.8 - (0.3 + 0.1) / 2.
     assert regret([0.8], [0.3, 0.1], True) == pytest.approx(0.6)
-    assert regret([0.2, 0.6], [0.9, 0.1], True) == pytest.approx(0.5)
+    for flexible in (False, True):
+        assert regret([0.2, 0.6], [0.9, 0.1], flexible) == pytest.approx(0.5)
 
 
 def test_a_round_ends_when_both_have_played_every_level(world: Maze) -> None:
     teacher = made(world)
-    heard: list[np.ndarray] = []
-    teacher.update_generator = lambda regrets: heard.append(regrets) or {}  # type: ignore[assignment]
     desk = teacher.rival
-    first, tickets = teacher.sample(5)
+    first = play(teacher, 0.1, 0.2, 0.3, 0.4, 0.5)
     others, against = desk.sample(4)
     assert torch.equal(first[:4], others) and torch.equal(first[4], first[0])  # the same levels
     assert len(first[:4].unique(dim=0)) == 4
-    teacher.update(tickets, ended(0.1, 0.2, 0.3, 0.4, 0.5))
     desk.update(against[:3], ended(0.9, 0.1, 0.3))
-    assert not heard and teacher.round == 0
+    assert not teacher.heard and teacher.round == 0
     desk.update(against[3:], ended(0.8))
     # 0.9 - (0.1 + 0.5) / 2, max(0, 0.1 - 0.2), 0.3 - 0.3, 0.8 - 0.4
-    assert np.allclose(heard[0], [0.6, 0.0, 0.0, 0.4]) and teacher.round == 1
-    how = teacher.metrics()
-    assert how["regret"] == pytest.approx(0.25) and how["rounds"] == 1
-    assert how["student"] == pytest.approx((0.3 + 0.2 + 0.3 + 0.4) / 4)
-    assert how["rival"] == pytest.approx(2.1 / 4)
-    again, _ = teacher.sample(4)
-    assert not torch.equal(again, first[:4])
+    np.testing.assert_allclose(teacher.heard, [[0.6, 0.0, 0.0, 0.4]], atol=1e-6)
+    how = {"regret": 0.25, "rounds": 1, "student": (0.3 + 0.2 + 0.3 + 0.4) / 4, "rival": 2.1 / 4}
+    metrics = teacher.metrics()
+    assert {name: metrics[name] for name in how} == pytest.approx(how)
+    assert teacher.round == 1 and not torch.equal(teacher.sample(4)[0], others)
 
 
 def test_more_plays_and_whoever_is_faster(world: Maze) -> None:
     teacher = made(world, every=2, plays=2)
-    heard: list[np.ndarray] = []
-    teacher.update_generator = lambda regrets: heard.append(regrets) or {}  # type: ignore[assignment]
-    desk = teacher.rival
     for played in range(6):  # of the student: three each
-        teacher.update(teacher.sample(1)[1], ended(0.1 * played))
-    assert teacher.given[STUDENT] == [3, 3] and not heard
-    _, tickets = desk.sample(5)
-    desk.update(tickets[:4], ended(0.5, 0.6, 0.7, 0.2))
+        play(teacher, 0.1 * played)
+    assert teacher.given[STUDENT] == [3, 3] and not teacher.heard
+    _, tickets = teacher.rival.sample(5)
+    teacher.rival.update(tickets[:4], ended(0.5, 0.6, 0.7, 0.2))
     # 0.7 - (0 + 0.2 + 0.4) / 3 and 0.6 - (0.1 + 0.3 + 0.5) / 3
-    assert np.allclose(heard[0], [0.5, 0.3])
-    desk.update(tickets[4:], ended(9.0))  # late: of a round that is over
-    assert len(heard) == 1 and not teacher.made
+    np.testing.assert_allclose(teacher.heard, [[0.5, 0.3]], rtol=1e-5)
+    teacher.rival.update(tickets[4:], ended(9.0))  # late: of a round that is over
+    assert len(teacher.heard) == 1 and not teacher.made
 
 
 def test_an_episode_that_never_ends_or_has_no_number_holds_nobody_up(world: Maze) -> None:
     teacher = made(world, every=2)
-    desk = teacher.rival
     teacher.sample(1)  # never heard of again
     with pytest.warns(UserWarning, match="is NaN"):
-        desk.update(desk.sample(1)[1], ended(math.nan))
+        play(teacher.rival, math.nan)
     for _ in range(3):
-        for who in (teacher, desk):
-            who.update(who.sample(1)[1], ended(0.5))
+        for who in (teacher, teacher.rival):
+            play(who, 0.5)
     assert teacher.round == 1 and teacher.dropped == 1
 
 
@@ -121,10 +124,8 @@ def test_two_worlds_of_the_same_levels(world: Maze) -> None:
     teacher = made(world)
     other = teacher.antagonist_env(world, lambda: Maze(world.config))
     assert isinstance(other, TaskWrapper) and other.env is not world
-    seen = other.reset(1)
-
     env = teacher.protagonist_env(world, None)
-    first = env.reset(0)
+    seen, first = other.reset(1), env.reset(0)
     assert all(torch.equal(first[key], seen[key]) for key in ("facing", "view"))
     for _ in range(40):
         env.step(torch.zeros(3, dtype=torch.int64))
@@ -193,28 +194,21 @@ def test_it_learns_to_say_what_pays() -> None:
 def test_an_adversary_follows_the_regret(world: Maze) -> None:
     """The rival does better the fewer walls there are, so walls become fewer."""
     teacher = made(world, every=32, adversary={"lr": 0.005})
-    desk = teacher.rival
     walls = []
     for _ in range(20):
-        levels, tickets = teacher.sample(32)
-        _, against = desk.sample(32)
-        count = levels[:, :25].sum(1)
+        count = play(teacher, *[0.0] * 32)[:, :25].sum(1)
         walls.append(float(count.mean()))
-        teacher.update(tickets, ended(*[0.0] * 32))
-        desk.update(against, ended(*(1 - 0.1 * count).tolist()))
+        play(teacher.rival, *(1 - 0.1 * count).tolist())
     assert teacher.round == 20 and walls[0] > 4.5 > 3.5 > np.mean(walls[-5:])
 
 
 def test_what_makes_no_sense_is_refused(world: Maze) -> None:
-    class Wordless:
-        size = 3
-        held_out = np.zeros((0, 3))
-        random = plain = mutate = solvable = picture = traits = None
-
+    names = ("random", "plain", "mutate", "solvable", "picture", "traits")
+    wordless = SimpleNamespace(size=3, held_out=np.zeros((0, 3)), **dict.fromkeys(names))
     leaf = Leaf((3,), low=0.0, high=1.0)
     spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 0.1, leaf)
     with pytest.raises(ConfigError, match="token by token"):
-        build(NODE, Curriculum, spec=spec, levels=Wordless(), seed=0)
+        build(NODE, Curriculum, spec=spec, levels=wordless, seed=0)
 
 
 SMALL = {"pool": 64, "steps": 3, "latent": 4}
@@ -235,24 +229,19 @@ def test_losses_by_hand() -> None:
 
 
 def test_a_latent_may_be_bounded() -> None:
-    grammar = Grammar(5, 4, 1)
-    plain, bounded = (
-        LevelAutoencoder(AutoencoderSettings(bounded=b), grammar, rng()) for b in (False, True)
-    )
     z = torch.tensor([[0.5, 100.0]])
-    assert torch.equal(plain.bound(z), z)
-    assert torch.allclose(bounded.bound(z), torch.tensor([[4 * math.tanh(0.5), 4.0]]))
+    for bounded, expected in ((False, z), (True, torch.tensor([[4 * math.tanh(0.5), 4.0]]))):
+        model = LevelAutoencoder(AutoencoderSettings(bounded=bounded), Grammar(5, 4, 1), rng())
+        torch.testing.assert_close(model.bound(z), expected)
 
 
 def test_it_learns_to_write_what_it_read() -> None:
     """Sorted words of a small world, far better than the most frequent words would be."""
     random, grammar = rng(), Grammar(words=7, length=4, marks=1)
-    pool = np.concatenate(
-        [random.integers(6, size=(400, 1)), np.sort(random.integers(7, size=(400, 3)), 1)], 1
-    )
-    settings = AutoencoderSettings(
-        steps=400, batch=32, lr=5e-3, latent=8, writer=32, reader=32, warm=1e6
-    )
+    marks, rest = random.integers(6, size=(400, 1)), random.integers(7, size=(400, 3))
+    pool = np.concatenate([marks, np.sort(rest, 1)], 1)
+    sizes = {"latent": 8, "writer": 32, "reader": 32}
+    settings = AutoencoderSettings(steps=400, batch=32, lr=5e-3, warm=1e6, **sizes)
     model = LevelAutoencoder(settings, grammar, random)
     adam = torch.optim.Adam(model.parameters(), settings.lr)
     before = torch.get_rng_state()
@@ -276,12 +265,10 @@ def test_writing_is_what_the_writer_thinks_likeliest() -> None:
 def test_the_adversary_finds_the_place_that_pays(world: Maze) -> None:
     """The rival is the better the larger the first number of the place."""
     teacher = made(world, CLUTR, every=32)
-    desk = teacher.rival
     for _ in range(15):
-        _, tickets = teacher.sample(32)
-        _, against = desk.sample(32)
-        teacher.update(tickets, ended(*[0.0] * 32))
-        desk.update(against, ended(*teacher.z[:, 0].add(3).tolist()))
+        _, against = teacher.rival.sample(32)
+        play(teacher, *[0.0] * 32)
+        teacher.rival.update(against, ended(*teacher.z[:, 0].add(3).tolist()))
     mean = teacher.place.mean.tolist()
     assert teacher.round == 15 and mean[0] > 0.3 and mean[0] > 2 * max(map(abs, mean[1:]))
     assert {"kept", "written", "spread"} <= set(teacher.metrics())
