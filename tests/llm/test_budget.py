@@ -61,12 +61,10 @@ def test_a_line_that_is_no_record_is_left_alone(
 
 def test_one_process_sees_what_another_appends(tmp_path: Path) -> None:
     one, two = Cache(tmp_path / "c.jsonl"), Cache(tmp_path / "c.jsonl")
-    one.put(record("a"))
-    found = two.get("a")
-    assert found is not None and found["text"] == "answer a\nof two lines"
-    assert one.get("b") is None
-    two.put(record("b"))
-    assert one.get("b") is not None
+    for writer, reader, name in ((one, two, "a"), (two, one, "b")):
+        assert reader.get(name) is None
+        writer.put(record(name))
+        assert reader.get(name) == record(name)
 
 
 def append(path: Path, name: str) -> None:
@@ -108,9 +106,7 @@ def test_the_key_depends_on_everything_that_the_answer_does() -> None:
     keys = {question.key for question in [base, *others]}
     assert len(keys) == len(others) + 1
     assert base.key == Request("m", [Message("user", "which?", (image.clone(),))]).key
-    assert Request("m", ASK).key.startswith(
-        "b8ad0810d49f78ea"
-    )  # caches of before are replayed by it
+    assert Request("m", ASK).key[:16] == "b8ad0810d49f78ea"  # caches of before are replayed by it
 
 
 ASK = [Message("user", "which one?")]
@@ -127,46 +123,34 @@ LIMITS: list[dict[str, Any]] = [{"calls": 3}, {"tokens": 25}, {"cost": 30.0, "pr
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_resumed_run_goes_on_with_what_is_left(limit: dict[str, Any], tmp_path: Path) -> None:
+    """A line that was cut by a kill loses only itself; another run starts anew."""
     with serving(says("yes")) as server:
-        first = chat(server, tmp_path, **limit)
+        first = chat(server, tmp_path / "a", **limit)
         for seed in range(2):
             first.ask(ASK, seed=seed)
+    with (tmp_path / "a" / FILE).open("a") as file:
+        file.write('{"model": "m", "tok')
     with serving(says("yes")) as server:  # another address, as after a restart
-        resumed = chat(server, tmp_path, **limit)
+        resumed = chat(server, tmp_path / "a", **limit)
         resumed.ask(ASK, seed=2)
         with pytest.raises(BudgetSpent, match=f"{FILE}"):
             resumed.ask(ASK, seed=3)
         assert len(server.asked) == 1
+        assert chat(server, tmp_path / "b", **limit).ask(ASK).text == "yes"
     assert (resumed.budget.calls, resumed.budget.tokens) == (3, 30)
 
 
-def test_a_raised_budget_continues_and_another_run_starts_anew(tmp_path: Path) -> None:
+def test_models_of_one_run_have_budgets_and_its_processes_share_them(tmp_path: Path) -> None:
+    """Clients that know of each other only by the file; a raised budget continues."""
     with serving(says("yes")) as server:
-        chat(server, tmp_path / "a", calls=1).ask(ASK)
-        with pytest.raises(BudgetSpent):
-            chat(server, tmp_path / "a", calls=1).ask(ASK)
-        assert chat(server, tmp_path / "a", calls=2).ask(ASK).text == "yes"
-        assert chat(server, tmp_path / "b", calls=1).ask(ASK).text == "yes"
-
-
-def test_two_models_of_one_run_have_budgets_of_their_own(tmp_path: Path) -> None:
-    with serving(says("yes")) as server:
-        one, two = (chat(server, tmp_path, name, calls=1) for name in "ab")
-        one.ask(ASK)
-        two.ask(ASK)
-        assert (one.budget.calls, two.budget.calls) == (1, 1)
-        assert chat(server, tmp_path, "a").budget.calls == 0  # read with the first request
-
-
-def test_processes_of_one_run_share_its_budget(tmp_path: Path) -> None:
-    """Two clients that know of each other only by the file."""
-    with serving(says("yes")) as server:
-        one, two = (chat(server, tmp_path, calls=2) for _ in "ab")
-        one.ask(ASK)
-        two.ask(ASK)
-        for client in (one, two):
+        one, same, other = (chat(server, tmp_path, name, calls=2) for name in "aab")
+        for client in (one, same, other):
+            client.ask(ASK)
+        for client in (one, same):
             with pytest.raises(BudgetSpent):
                 client.ask(ASK)
+        assert (one.budget.calls, other.budget.calls) == (2, 1)
+        assert chat(server, tmp_path, "a", calls=3).ask(ASK).text == "yes"
 
 
 def test_failures_cost_nothing_and_cut_answers_cost_a_call(tmp_path: Path) -> None:
@@ -177,19 +161,8 @@ def test_failures_cost_nothing_and_cut_answers_cost_a_call(tmp_path: Path) -> No
         client.ask(ASK)
         with pytest.raises(BudgetSpent):
             client.ask(ASK)
-    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    lines = map(json.loads, (tmp_path / FILE).read_text().splitlines())
     assert [line["tokens"] for line in lines] == [10, 0, 10]
-
-
-def test_a_line_cut_by_a_kill_loses_only_itself(tmp_path: Path) -> None:
-    with serving(says("yes")) as server:
-        chat(server, tmp_path, calls=3).ask(ASK)
-        with (tmp_path / FILE).open("a") as file:
-            file.write('{"model": "m", "tok')
-        resumed = chat(server, tmp_path, calls=2)
-        resumed.ask(ASK)
-        with pytest.raises(BudgetSpent):
-            resumed.ask(ASK)
 
 
 def test_a_settled_request_is_not_counted_twice() -> None:
@@ -235,19 +208,6 @@ def test_costs_need_prices_and_usage() -> None:
 
 def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
     """Every answer is refused, so that nothing is trained; stopped in the second of five rounds."""
-
-    def config(server: Server) -> DesignConfig:
-        return DesignConfig(
-            env={"_target_": "embodied.envs.toy.two_gap.TwoGap"},
-            designer=node_of("reward_design.designers.language_model.Eureka", repairs=0),
-            chat=server.node(limits={"calls": 3, "backoff": 0.001}),
-            sentence="go to the goal",
-            out=str(tmp_path),
-            rounds=5,
-            samples=1,
-            tried=256,
-        )
-
     said: list[str] = []
 
     def stop(line: str) -> None:
@@ -255,10 +215,21 @@ def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
         if sum("no code block" in each for each in said) == 2:
             raise KeyboardInterrupt
 
-    with serving(says("prose")) as server, pytest.raises(KeyboardInterrupt):
-        design(config(server), ["env=two_gap"], stop)
-    assert len(server.asked) == 2
-    with serving(says("prose")) as server, pytest.raises(ConfigError, match="no valid program"):
-        design(config(server), ["env=two_gap"], said.append)
-    assert len(server.asked) == 1
+    for tell, error, asked in (
+        (stop, pytest.raises(KeyboardInterrupt), 2),
+        (said.append, pytest.raises(ConfigError, match="no valid program"), 1),
+    ):
+        with serving(says("prose")) as server, error:
+            config = DesignConfig(
+                env={"_target_": "embodied.envs.toy.two_gap.TwoGap"},
+                designer=node_of("reward_design.designers.language_model.Eureka", repairs=0),
+                chat=server.node(limits={"calls": 3, "backoff": 0.001}),
+                sentence="go to the goal",
+                out=str(tmp_path),
+                rounds=5,
+                samples=1,
+                tried=256,
+            )
+            design(config, ["env=two_gap"], tell)
+        assert len(server.asked) == asked
     assert "  the budget of the model is spent: the search ends" in said

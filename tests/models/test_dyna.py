@@ -45,8 +45,7 @@ class Exact(Dynamics):
 def recorded(count: int) -> Tensors:
     """Transitions of the system, at random."""
     torch.manual_seed(0)
-    state = 2 * torch.rand(count, 2) - 1
-    action = 2 * torch.rand(count, 1) - 1
+    state, action = 2 * torch.rand(count, 2) - 1, 2 * torch.rand(count, 1) - 1
     following, reward, ended = step(state, action)
     rows = {"obs/state": state, "action": action, "reward": reward}
     return rows | {"discount": 0.9 * (~ended).float(), "next_obs/state": following}
@@ -71,34 +70,27 @@ def test_the_transitions_are_those_of_the_model(dyna: Dyna) -> None:
     or after a termination from the buffer; the model is fitted in every third batch."""
     batch = dyna.sample(32)
     assert set(batch) == set(dyna.replay.sample(2)) and tt.length(batch) == 32
-    following, reward, ended = step(batch["obs/state"], batch["action"].clamp(-1, 1))
-    assert torch.allclose(batch["next_obs/state"], following)
-    assert torch.allclose(batch["reward"], reward)
-    assert torch.equal(batch["discount"], 0.9 * (~ended).float())
-    starts, known = 7, dyna.replay.take(torch.arange(50))["obs/state"]  # 32 / 5, rounded up
-    for row in range(32):
-        here = batch["obs/state"][row]
-        before = row - starts
-        if before >= 0 and batch["discount"][before] > 0:
-            assert torch.equal(here, batch["next_obs/state"][before])
-        else:
-            assert float((known - here).abs().amax(1).min()) == 0
-    assert bool((batch["next_obs/state"][:, 0] > WALL).any())
+    state, after = batch["obs/state"], batch["next_obs/state"]
+    following, reward, ended = step(state, batch["action"].clamp(-1, 1))
+    expected = {"next_obs/state": following, "reward": reward, "discount": 0.9 * (~ended).float()}
+    torch.testing.assert_close({key: batch[key] for key in expected}, expected)
+    starts = 7  # 32 / 5, rounded up
+    goes_on = torch.cat([torch.zeros(starts, dtype=torch.bool), batch["discount"][:-starts] > 0])
+    assert torch.equal(state[goes_on], after[:-starts][goes_on[starts:]])
+    known = dyna.replay.take(torch.arange(50))["obs/state"]
+    assert torch.equal(torch.cdist(state[~goes_on], known).amin(1), torch.zeros((~goes_on).sum()))
+    assert bool((after[:, 0] > WALL).any())
     for _ in range(4):
         dyna.sample(10)
     assert isinstance(dyna.model, Exact) and dyna.model.fits == 2 and dyna.batches == 5
 
 
-def test_a_run_and_its_resume(tmp_path: Path) -> None:
+def test_a_run_and_its_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["data.imagined.model.hidden=[8]", "data.imagined.model.most_updates=20"]
     words = ["experiment=pendulum_sac_dyna", *small, "size=debug", "device=cpu"]
     assert exit_of("train", *words, f"out={tmp_path / 'run'}") == 0
     assert exit_of("train", f"resume={tmp_path / 'run'}", "steps=280") == 0
-
-
-def test_what_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["experiment=pendulum_sac_dyna", "size=debug", "learner.n_step=2"]
-    assert exit_of("train", *words, f"out={tmp_path}/run") != 0
+    assert exit_of("train", *words, "learner.n_step=2", f"out={tmp_path}/other") != 0
     assert "data.imagined replaces every batch" in capsys.readouterr().err
 
 
@@ -161,12 +153,12 @@ def test_it_moves_the_model_to_what_is_liked() -> None:
     assert all(p.grad is None for p in dyna.policy.parameters())
 
 
-def test_without_weight_it_is_dyna() -> None:
-    for kappa, tilted in ((0.0, False), (0.1, True)):
-        dyna, _ = made(kappa=kappa)
-        assert isinstance(dyna.model, MlpEnsemble)
-        assert (dyna.model.further_loss is not None) == tilted
-        dyna.fit()
+@pytest.mark.parametrize(("kappa", "tilted"), [(0.0, False), (0.1, True)])
+def test_without_weight_it_is_dyna(kappa: float, tilted: bool) -> None:
+    dyna, _ = made(kappa=kappa)
+    assert isinstance(dyna.model, MlpEnsemble)
+    assert (dyna.model.further_loss is not None) == tilted
+    dyna.fit()
     assert dyna.sample(20)["reward"].isfinite().all()
 
 

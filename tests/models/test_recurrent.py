@@ -9,24 +9,30 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf
+from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.models import dynamics, latent_policy
 from embodied.models.dynamics import LATENT, LatentDynamics
 from embodied.models.latent_policy import LatentPolicy
 from embodied.models.recurrent import RecurrentModel, balanced_kl
 from embodied.models.train import TrainConfig, train
+from embodied.policies.wrappers.translated import joined
+from tests.builders import make_policy, node_of
 from tests.linear_system import SPEC, record
 
 SMALL = {"width": 24, "groups": 4, "classes": 4, "hidden": [32], "length": 8, "batch_size": 16}
 
 
 def node(**settings: Any) -> dict[str, Any]:
-    return {"_target_": "embodied.models.recurrent.RecurrentModel", **SMALL, **settings}
+    return node_of("models.recurrent.RecurrentModel", **SMALL, **settings)
+
+
+def base(spec: Spec, **settings: Any) -> Policy:
+    return make_policy("diagonal_gaussian.DiagonalGaussian", spec, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +90,13 @@ def test_a_step_by_hand() -> None:
 
 def test_it_learns_the_system(tmp_path: Path) -> None:
     demos = str(record(tmp_path / "demos", 40))
-    settings = node(most_updates=400, lr=2e-3, kl_weight=0.05, width=48)
+    settings = node(most_updates=400, lr=2e-3, kl_weight=0.05) | {"width": 48}
     model, fit = train(TrainConfig(settings, demos, str(tmp_path / "model"), device="cpu"))
     explained = {o.name: o.explained for o in fit.outputs}
     assert explained["reward"] > 0.5, explained
     again = dynamics.load(tmp_path / "model")
     assert again.spec == model.spec and again.data_spec.obs == SPEC.obs
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
 
 
 def test_pictures_are_decoded() -> None:
@@ -101,10 +105,11 @@ def test_pictures_are_decoded() -> None:
     model = build(node(images={"channels": [4, 8], "features": 8}), RecurrentModel, spec=spec)
     obs = {name: leaf.sample(2) for name, leaf in spec.obs.items()}
     latent = model.filtered(torch.zeros(2, 40), torch.zeros(2, 1), obs)
-    found = model.decoded(latent)
-    assert {k: (v.shape, v.dtype) for k, v in found.items()} == {
-        k: (v.shape, v.dtype) for k, v in obs.items()
-    }
+    shown, found = (
+        {key: (value.shape, value.dtype) for key, value in each.items()}
+        for each in (obs, model.decoded(latent))
+    )
+    assert found == shown
     assert float(model.reconstruction_error(latent, obs).min()) > 0
     cloud = SPEC.with_obs(points=Leaf((5, 3), unit="points"))
     with pytest.raises(ConfigError, match=r"model.obs=\[state\]"):
@@ -120,8 +125,7 @@ def test_a_policy_outside_filters_what_the_model_encodes(
     model = latent_policy.load_latent(given["model"])
     data = read_episodes(given["starts"])
     seen = latent_policy.encoded(model, data, "demos").steps[f"obs/{LATENT}"]
-    base = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "chunk": chunk}
-    policy = LatentPolicy.of(build(base, Policy, spec=model.spec), model).eval()
+    policy = LatentPolicy.of(base(model.spec, chunk=chunk), model).eval()
     number = int((data.length >= 13).nonzero()[0])
     rows = data.start[number] + torch.arange(13)
     actor = Actor(policy, 1, execute)
@@ -135,35 +139,26 @@ def test_a_policy_outside_filters_what_the_model_encodes(
 
 
 def test_saved_and_loaded_and_unwrapped(given: dict[str, str], tmp_path: Path) -> None:
-    from embodied.policies.wrappers.translated import joined
-
     model = latent_policy.load_latent(given["model"])
-    base = build(
-        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"},
-        Policy,
-        spec=model.spec,
-    )
-    policy = LatentPolicy.of(base, model)
+    policy = LatentPolicy.of(inner := base(model.spec), model)
     again = build(policy.node, Policy, spec=policy.spec)
     again.load_state_dict(policy.state_dict())
-    obs = {"state": torch.rand(3, 2)}
-    one, _ = policy.act(obs, policy.initial(3), torch.zeros(3, 1))
-    other, _ = again.act(obs, again.initial(3), torch.zeros(3, 1))
+    obs, zero = {"state": torch.rand(3, 2)}, torch.zeros(3, 1)
+    one, other = (each.act(obs, each.initial(3), zero)[0] for each in (policy, again))
     assert torch.equal(one, other) and policy.spec.obs == SPEC.obs
     (tmp_path / "policy.yaml").touch()
-    assert joined(policy, model.spec, None, tmp_path) is base
+    assert joined(policy, model.spec, None, tmp_path) is inner
     assert joined(policy, SPEC, None, tmp_path) is policy
 
 
 def test_an_imagined_environment_of_latents(given: dict[str, str]) -> None:
-    from embodied.core.env import VecEnv
-
-    target = {"_target_": "embodied.envs.imagined.Imagined"}
-    env = build({**target, **given, "only_first": True, "num_envs": 8, "horizon": 5}, VecEnv)
+    """Its episodes begin where recorded ones did."""
+    settings = {"only_first": True, "num_envs": 8, "horizon": 5}
+    env = build(node_of("envs.imagined.Imagined", **given, **settings), VecEnv)
     model = env.model  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(model, LatentDynamics) and [*env.spec.obs] == [LATENT]
     data = read_episodes(given["starts"])
-    first = tt.each({"state": data.steps["obs/state"][data.start]}, torch.clone)
+    first = {"state": data.steps["obs/state"][data.start]}
     begun = model.filtered(torch.zeros(len(data), 40), torch.zeros(len(data), 1), first)
     for latent in env.reset(0)[LATENT]:
         assert float((begun - latent).abs().amax(1).min()) < 1e-5

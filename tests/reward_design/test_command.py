@@ -55,18 +55,21 @@ def test_a_design_trains_chooses_and_reports(
     assert all(len(text.splitlines()) == 1 + 4 for text in episodes) and "; action " in told
 
 
-def mistake(capfd: pytest.CaptureFixture[str], *words: str) -> str:
-    assert exit_of("reward", "design", *words) == 2
-    return capfd.readouterr().err
-
-
-def test_mistakes_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "one quoted sentence" in mistake(capfd, "push", "it", "env=two_gap")
-    assert "no design found in" in mistake(capfd, f"resume={tmp_path}")
-    line = mistake(capfd, "x", "env=two_gap", "designer=grammer", f"out={tmp_path}/a")
-    assert 'did you mean "grammar"' in line
-    line = mistake(capfd, "x", "env=two_gap", "designer=eureka", f"out={tmp_path}/b", "tried=256")
-    assert "chat" in line
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("push", "it", "env=two_gap"), "one quoted sentence"),
+        (("resume=nowhere",), "no design found in"),
+        (("x", "env=two_gap", "designer=grammer", "out=nowhere"), 'did you mean "grammar"'),
+        (("x", "env=two_gap", "designer=eureka", "out=nowhere", "tried=256"), "chat"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: tuple[str, ...], why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.replace("nowhere", str(tmp_path / "nowhere")) for word in words]
+    assert exit_of("reward", "design", *given) == 2
+    assert why in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

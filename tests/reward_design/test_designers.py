@@ -24,31 +24,24 @@ from embodied.reward_design.designers.language_model import (
     Text2Reward,
     Text2RewardConfig,
 )
-from embodied.reward_design.run import row_of
+from embodied.reward_design.run import Search, row_of
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.instant import BAD, LOOPS, Recital, board, search
 
 
 def test_a_model_that_stops_answering_ends_the_search_with_what_there_is(here: Board) -> None:
-    chat = Recital(["good"])
-    run, said = search(Eureka(EurekaConfig(), chat), here, 5, 1)
+    run, said = search(Eureka(EurekaConfig(), Recital(["good"])), here, 5, 1)
     best = run.run()
     assert best is not None and best.id == 0
     assert "  the budget of the model is spent: the search ends" in said
     assert sorted(here.ledger.rounds) == [0, 1]
 
 
-def test_no_valid_program_is_an_end_too(here: Board) -> None:
-    run, _ = search(Eureka(EurekaConfig(), Recital(["prose"] * 4)), here, 2, 2)
-    assert run.run() is None and len(here.ledger.candidates) == 4
-
-
 def test_a_search_goes_on_from_its_ledger(
     here: Board, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
 ) -> None:
     """Stopped after the first training of a round: nothing is asked or trained twice."""
-    chat = Recital(["good", "two fences", "better"])
-    run, _ = search(Eureka(EurekaConfig(), chat), here, 1, 3)
+    run, _ = search(Eureka(EurekaConfig(), Recital(["good", "two fences", "better"])), here, 1, 3)
 
     def stop(line: str) -> None:
         if "auc" in line:
@@ -63,27 +56,29 @@ def test_a_search_goes_on_from_its_ledger(
     assert sum(bool(c.scores) for c in again.ledger.candidates.values()) == 1
     silent = Recital([])
     run, _ = search(Eureka(EurekaConfig(), silent), again, 1, 3)
-    best = run.run()
-    assert silent.asked == [] and best is not None
-    assert len([n for n, _ in run.trials.trained if n.startswith("candidates")]) == 2  # type: ignore[attr-defined]
+    assert run.run() is not None and silent.asked == []
+    assert len(trained(run)) == 2
     assert all(c.trained for c in again.ledger.candidates.values())
 
 
+def trained(run: Search) -> list[int]:
+    """The steps of each candidate's training."""
+    return [steps for name, steps in run.trials.trained if name.startswith("cand")]  # type: ignore[attr-defined]
+
+
 def test_halving_trains_all_a_little_and_the_best_third_to_the_end(here: Board) -> None:
-    designer = grammar.Grammar(grammar.Config())
-    run, _ = search(designer, here, 1, 6, halving=True)
+    run, _ = search(grammar.Grammar(grammar.Config()), here, 1, 6, halving=True)
     best = run.run()
-    steps = [s for name, s in run.trials.trained if name.startswith("cand")]  # type: ignore[attr-defined]
-    assert steps == [500] * 6 + [1000] * 2
+    assert trained(run) == [500] * 6 + [1000] * 2
     assert best is not None and best.trained
 
 
 def test_order_is_by_the_best_then_by_all() -> None:
-    def tried(*values: float) -> Candidate:
-        return Candidate(0, 0, "", "", {}, scores=list(enumerate(values)))
-
-    assert tried(0.0, 1.0).order > tried(0.9, 0.9).order
-    assert tried(0.5, 1.0).order > tried(0.0, 1.0).order > Candidate(0, 0, "", "", {}).order
+    tried = [
+        Candidate(0, 0, "", "", {}, scores=list(enumerate(values)))
+        for values in ([], [0.9, 0.9], [0.0, 1.0], [0.5, 1.0])
+    ]
+    assert sorted(reversed(tried), key=lambda candidate: candidate.order) == tried
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -109,14 +104,17 @@ def test_a_refusal_is_returned_to_the_model_once(name: str, wrong: str, here: Bo
     run, said = search(LOOPS[name](chat), here, 1, 1)
     best = run.run()
     assert best is not None and best.origin["reply"] == chat.texts["good"]
-    assert any(re.search(f"0  returned  .*{BAD[wrong]}", line) for line in said)
     assert best.origin["tokens"] == 14  # of both answers
-    assert re.search(f"repaired: .*{BAD[wrong]}", row_of(best).replace("&#x27;", "'"))
     first, second = chat.asked
     assert second[:2] == first and second[2].text == chat.texts[wrong]
-    assert re.search(BAD[wrong], second[3].text) and re.search(
-        BAD[wrong], best.origin["refused"][0]
-    )
+    row = row_of(best).replace("&#x27;", "'")
+    for pattern, text in (
+        (f"0  returned  .*{BAD[wrong]}", "\n".join(said)),
+        (f"repaired: .*{BAD[wrong]}", row),
+        (BAD[wrong], second[3].text),
+        (BAD[wrong], best.origin["refused"][0]),
+    ):
+        assert re.search(pattern, text), text
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -130,20 +128,16 @@ def test_a_round_without_a_program_is_told_in_the_next(name: str, here: Board) -
 
 def test_eureka_keeps_four_messages_and_reflects_on_the_right_program(here: Board) -> None:
     chat = Recital(["no fence", "two fences", "good", "crash", "prose", "constant", "better"])
-    run, _ = search(Eureka(EurekaConfig(repairs=0), chat), here, 3, 3)
-    run.run()
-    sizes = [len(messages) for messages in chat.asked]
-    assert sizes == [2, 2, 2, 4, 4, 4, 4, 4, 4]
+    search(Eureka(EurekaConfig(repairs=0), chat), here, 3, 3)[0].run()
+    assert [len(messages) for messages in chat.asked] == [2] * 3 + [4] * 6
     tried = [c for c in here.ledger.of_round(0) if c.scores]
     assert [c.id for c in tried] == [1, 2]
     chosen = max(tried, key=lambda c: c.order)
     role, world, reply, feedback = chat.asked[3]
     assert (role, world) == chat.asked[0] and reply.text == chosen.origin["reply"]
-    assert (
-        f"the task's score: [{chosen.scores[0][1]:.3g}, {chosen.scores[1][1]:.3g}]" in feedback.text
-    )
-    for name in chosen.terms[0]["terms"]:
-        assert f"{name}: [" in feedback.text
+    scores = ", ".join(f"{score:.3g}" for _, score in chosen.scores)
+    assert f"the task's score: [{scores}]" in feedback.text
+    assert all(f"{name}: [" in feedback.text for name in chosen.terms[0]["terms"])
     # Round 2 failed as a whole: the same is asked again.
     assert chat.asked[6] == chat.asked[3]
     assert here.ledger.of_round(2)[0].origin["reply"] == chat.texts["better"]
@@ -152,32 +146,49 @@ def test_eureka_keeps_four_messages_and_reflects_on_the_right_program(here: Boar
 def test_the_grammar_is_the_same_twice_and_learns_from_the_ledger(
     tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
 ) -> None:
-    sources = []
-    for name in ("a", "b"):
-        here = board(tmp_path / name, env, experience, sandbox)
+    boards = [board(tmp_path / name, env, experience, sandbox) for name in "ab"]
+    for here in boards:
         search(grammar.Grammar(grammar.Config()), here, 2, 4)[0].run()
-        sources.append([c.source for c in here.ledger.candidates.values()])
-    assert sources[0] == sources[1] and len(set(sources[0])) == 8
-    later = here.ledger.of_round(1)
-    assert any(c.origin["parents"] for c in later)
+    one, two = ([c.source for c in here.ledger.candidates.values()] for here in boards)
+    assert one == two and len(set(one)) == 8
     known = {c.id for c in here.ledger.of_round(0)}
-    assert all(set(c.origin["parents"]) <= known for c in later)
+    parents = [set(c.origin["parents"]) for c in here.ledger.of_round(1)]
+    assert any(parents) and all(each <= known for each in parents)
 
 
 def test_text2reward_shows_examples_and_takes_a_persons_words(here: Board, tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text("it is too slow\n\n")
+    """An empty line ends it."""
     shots = [("open the door", "1"), ("go to the far goal", "2"), ("the goal", "3"), ("fly", "4")]
     items = [{"instruction": i, "code": f"def reward(x):\n    return {c} * x"} for i, c in shots]
     (tmp_path / "shots.yaml").write_text(yaml.safe_dump(items))
-    config = Text2RewardConfig(
-        examples=str(tmp_path / "shots.yaml"), shots=2, feedback=str(tmp_path / "words.txt")
-    )
-    chat = Recital(["good", "better", "good"])
-    search(Text2Reward(config, chat), here, 5, 1)[0].run()
-    assert len(chat.asked) == 2  # an empty line ends it
-    world = chat.asked[0][1].text
+    first, second = told(here, tmp_path, "it is too slow\n\n", examples=f"{tmp_path}/shots.yaml")
+    world = first[1].text
     assert "class State:" in world and "go to the far goal" in world and "fly" not in world
-    assert len(chat.asked[1]) == 4 and "it is too slow" in chat.asked[1][3].text
+    assert len(second) == 4 and "it is too slow" in second[3].text
+
+
+def told(here: Board, folder: Path, words: str | None, *names: str, **settings: Any) -> Any:
+    """What Text2Reward asks in up to three rounds, while a person says `words`."""
+    if words is not None:
+        (folder / "words.txt").write_text(words)
+        settings["feedback"] = str(folder / "words.txt")
+    chat = Recital(names or ["good", "better", "two fences"])
+    designer = Text2Reward(Text2RewardConfig(shots=2, **settings), chat)
+    search(designer, here, 3, 1)[0].run()
+    return chat.asked
+
+
+def test_text2reward_goes_on_without_a_person(here: Board, tmp_path: Path) -> None:
+    asked = told(here, tmp_path, None)
+    assert len(asked) == 3 and "A person" not in asked[1][3].text
+
+
+def test_nobody_is_asked_about_a_round_in_which_nothing_was_trained(
+    here: Board, tmp_path: Path
+) -> None:
+    """Only the third answer is a program, and its round is the first of which somebody speaks."""
+    asked = told(here, tmp_path, "\nfaster\n", "prose", "prose", "good", repairs=0)
+    assert len(asked) == 3 and [c.round for c in here.ledger.candidates.values() if c.scores] == [2]
 
 
 def test_automc_pays_signs_and_its_critic_has_facts(here: Board, sandbox: Sandbox) -> None:
@@ -221,19 +232,3 @@ def test_a_rounds_answers_are_sampled_together(name: str, here: Board) -> None:
     replies = [str(p.origin["reply"]) for p in proposals]
     assert replies == [chat.texts[n] for n in ("good", "better", "two fences")]
     assert chat.heat > 0  # otherwise they would be the same
-
-
-def test_text2reward_goes_on_without_a_person(here: Board) -> None:
-    chat = Recital(["good", "better", "two fences"])
-    search(Text2Reward(Text2RewardConfig(), chat), here, 3, 1)[0].run()
-    assert len(chat.asked) == 3 and "A person" not in chat.asked[1][3].text
-
-
-def test_nobody_is_asked_about_a_round_in_which_nothing_was_trained(
-    here: Board, tmp_path: Path
-) -> None:
-    (tmp_path / "words.txt").write_text("\nfaster\n")
-    config = Text2RewardConfig(feedback=str(tmp_path / "words.txt"), repairs=0)
-    chat = Recital(["prose", "good"])
-    best = search(Text2Reward(config, chat), here, 2, 1)[0].run()
-    assert best is not None and best.round == 1

@@ -292,23 +292,6 @@ def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str)
     assert torch.equal(again.scores, reward.scores)
 
 
-def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> None:
-    """A thread and a queue change when a label comes, not what it is; one killed on the way too."""
-    values = []
-    for beside in (False, True):
-        judge = {"error": 0.2, "latency": 0.002 * beside}
-        reward = made(tmp_path / str(beside), synchronous=not beside, labeller=judge, batch=2)
-        env = reward.augment_env(MiniGrid(UNLOCK))
-        env.reset(0)
-        play(reward, env, MOVES[:40])
-        reward.pool.stop()
-        play(reward, env, MOVES[40:80])
-        assert reward.pool.drain(600)
-        reward.set_step(0)
-        values.append(reward.model.get_state()["value"])
-    assert values[0] == values[1] and len(values[0]) >= 8
-
-
 def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:
     """Two captions are judged, the newest first; what is said of a third is no JSON, twice."""
     with serving(says('{"1": "helpful", "2": "unhelpful"}'), says("It helps, I think.")) as server:

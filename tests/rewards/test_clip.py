@@ -192,19 +192,6 @@ def test_the_end_of_a_recorded_episode(tmp_path: Path) -> None:
     torch.testing.assert_close(reward(seen_rows(state=torch.zeros(1, 3))), torch.tensor([-5.0]))
 
 
-def test_a_picture_of_the_goal(tmp_path: Path) -> None:
-    """The nearer the point is to where it was shown, the higher the reward."""
-    env = TwoGap(GapConfig(num_envs=4))
-    env.reset(0)
-    env.place[:] = torch.tensor([[0.9, 0.5], [0.88, 0.52], [0.3, 0.2], [0.05, 0.9]])
-    shots = env.render_batch(torch.arange(4), 96)
-    (tmp_path / "goal.png").write_bytes(encode_png(shots[0]))
-    reward = made_goal(goal=str(tmp_path / "goal.png"), leaf="front")
-    paid = reward(seen_rows(front=shots))
-    assert float(paid[0]) == pytest.approx(0.0, abs=1e-3)
-    assert bool((paid[1:] < paid[0]).all()) and float(paid[3]) < float(paid[1])
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -24,84 +24,16 @@ GAMMA = 0.9
 Table = NDArray[np.float64]
 
 
-def world(seed: int, states: int = 6, actions: int = 3) -> tuple[Table, Table, Table]:
-    """A random reward, random dynamics, and a random potential shaping of the world's gamma."""
-    random = np.random.default_rng(seed)
-    reward = random.normal(size=(states, actions, states))
-    transition = random.dirichlet(np.ones(states), size=(states, actions))
-    potential = random.normal(size=states)
-    return reward, transition, GAMMA * potential[None, None, :] - potential[:, None, None]
-
-
-def epic_canonical(reward: Table) -> Table:
-    """EPIC's canonical form [S, A, S]; states and actions are uniform."""
-    mean = reward.mean((1, 2))
-    return reward + GAMMA * mean[None, None, :] - mean[:, None, None] - GAMMA * mean.mean()
-
-
-def starc_canonical(reward: Table, transition: Table) -> Table:
-    """Advantage [S, A] of every action under the uniform policy; zero where it is rounding."""
-    expected = np.einsum("sat,sat->sa", transition, reward)
-    value = np.linalg.solve(np.eye(len(reward)) - GAMMA * transition.mean(1), expected.mean(1))
-    found = expected + GAMMA * transition @ value - value[:, None]
-    return np.where(np.abs(found).max() > 1e-12 * np.abs(reward).max(), found, 0.0)
-
-
-def distances(one: Table, other: Table, transition: Table) -> dict[str, float]:
-    canonical = [starc_canonical(reward, transition) for reward in (one, other)]
-    return {
-        "epic": pearson_distance(epic_canonical(one), epic_canonical(other)),
-        "half": half_distance(*canonical),
-        "pearson": pearson_distance(*canonical),
-    }
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_a_distance_and_what_is_none(seed: int) -> None:
-    """A potential and a scale are none, a negation is one; what changes no expectation over
-    successors moves EPIC only."""
-    reward, transition, shaping = world(seed)
-    for name, apart in distances(reward, 3.7 * reward + shaping, transition).items():
-        assert apart < 1e-12, name
-    for name, apart in distances(reward, shaping - 0.2 * reward, transition).items():
-        assert apart == pytest.approx(1.0, abs=1e-12), name
-    noise = np.random.default_rng(seed + 100).normal(size=reward.shape)
-    mean = np.einsum("sat,sat->sa", transition, noise)
-    apart = distances(reward, reward + noise - mean[:, :, None], transition)
-    assert apart["epic"] > 0.1
-    assert max(apart[name] for name in ("half", "pearson")) < 1e-12
-
-
-def test_a_wrong_discount_is_a_distance() -> None:
-    reward, transition, _ = world(0)
-    potential = 5 * np.random.default_rng(1).normal(size=6)
-    wrong = 0.99 * potential[None, None, :] - potential[:, None, None]
-    for name, apart in distances(reward, reward + wrong, transition).items():
-        assert apart > 0.01, name
-
-
-def test_canonical_forms_by_hand() -> None:
-    """Two states, one action, always on to the other state; R(0,1) = 1, R(1,0) = 3, else 0.
-    EPIC: means 0.5 and 1.5, of both 1. C(0,1) = 1 + 0.9*1.5 - 0.5 - 0.9 = 0.95. STARC: one action
-    has no advantage over itself."""
-    reward = np.array([[[0.0, 1.0]], [[3.0, 0.0]]])
-    transition = np.array([[[0.0, 1.0]], [[1.0, 0.0]]])
-    assert epic_canonical(reward)[0, 0, 1] == pytest.approx(0.95)
-    assert distances(reward, 2 - reward, transition)["half"] == 0.0
-
-
-def test_starc_by_hand() -> None:
-    """One state, two actions that pay 1 and 0: V = 5, advantages 0.5 and -0.5. Against an action 1
-    that pays as well: none. Against the other way round: 1."""
-    transition, one = np.ones((1, 2, 1)), np.array([[[1.0], [0.0]]])
-    assert distances(one, np.ones_like(one), transition)["half"] == pytest.approx(0.5)
-    assert distances(one, one[:, ::-1], transition)["half"] == pytest.approx(1.0)
-
-
-def test_pearson_of_a_constant() -> None:
-    values = np.array([1.0, 2.0, 4.0])
-    assert pearson_distance(np.full(3, 2.0), np.full(3, 5.0)) == 0.0
-    assert pearson_distance(np.full(3, 2.0), values) == pytest.approx(np.sqrt(0.5))
+def test_distances_by_hand() -> None:
+    """Advantages of two actions that pay 1 and 0, against none at all, against the other way round
+    and against themselves twice as large."""
+    one, none = np.array([[0.5, -0.5]]), np.zeros((1, 2))
+    found = [half_distance(one, other) for other in (none, -one, 2 * one)]
+    assert found == pytest.approx([0.5, 1.0, 0.0]) and half_distance(none, none) == 0
+    values, constant = np.array([1.0, 2.0, 4.0]), np.full(3, 2.0)
+    found = [pearson_distance(values, other) for other in (constant, -values, 3 * values + 1)]
+    assert found == pytest.approx([np.sqrt(0.5), 1.0, 0.0], abs=1e-7)
+    assert pearson_distance(constant, np.full(3, 5.0)) == 0.0
 
 
 Rows = dict[str, torch.Tensor]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.buffers.pending import NStepBuffer
 from embodied.core.build import ConfigError
 from embodied.core.reward import AugmentsEnv, ObservesSteps
 from embodied.core.spec import Leaf, Spec
@@ -82,18 +81,6 @@ def test_shaping_by_hand() -> None:
     paid = reward(rows(now, then, [0.9, 0.0, 0.81]))
     torch.testing.assert_close(paid, torch.tensor([4.7, 6.5, 0.5 - 1.62 + 6]))
     assert not isinstance(reward, ObservesSteps | AugmentsEnv)
-
-
-def test_n_steps_telescope() -> None:
-    """Shaping a 3-step row is the sum of shaping its steps: Phi(s_0) and g^3 Phi(s_3) are left."""
-    reward, states = make(SHAPING), torch.stack([state(float(x)) for x in (4, 2, 3, 1)])
-    each = [rows(states[i : i + 1], states[i + 1 : i + 2]) for i in range(3)]
-    window, ended = NStepBuffer(3), torch.tensor([False])
-    whole: Tensors = {}
-    for row in each:
-        whole = window.push(row, None, ended)
-    summed = sum(0.9**i * reward(row) for i, row in enumerate(each))
-    torch.testing.assert_close(reward(whole), summed)
 
 
 def test_summed_by_hand() -> None:

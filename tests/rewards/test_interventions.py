@@ -15,7 +15,7 @@ from embodied.policies.scripted.intervener import Config as WatcherConfig
 from embodied.policies.scripted.intervener import Intervener, ProgressIntervener
 from embodied.rewards.success.interventions import Config, Interventions, InterventionWrapper
 from embodied.training.collector import Collector
-from tests.builders import make_learner, make_policy, node_of
+from tests.builders import make_policy, node_of
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
@@ -99,19 +99,3 @@ def test_a_demonstration_is_nobodys_complaint() -> None:
     rows = {"reward": torch.tensor([1.0, 0.0, -1.0])}
     assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, -1.0]
     assert Interventions(Config(node, pay="env"), 2, 0)(rows).tolist() == [1.0, 0.0, -1.0]
-
-
-def test_what_was_not_a_persons_is_not_cloned() -> None:
-    policy = make_policy("gaussian.Gaussian", FAR, hidden=[32])
-    learner = make_learner("imitation.hg_dagger.HgDagger", policy, batch_size=64, lr=0.01)
-    theirs = torch.arange(64) % 2 == 0
-    action = torch.where(theirs[:, None], 0.5, -0.9).expand(64, 2)
-    batch = {"obs/state": torch.randn(64, 3), "action": action, "intervened": theirs}
-    first = learner.update(batch)["loss"]
-    for _ in range(200):
-        metrics = learner.update(batch)
-    assert metrics["loss"] < 0.01 * first and metrics["share"] == 0.5
-    done, _ = policy.act({"state": batch["obs/state"]}, {}, policy.sample_noise(64))
-    assert done.mean().item() == pytest.approx(0.5, abs=0.05), "and not 0.9 the other way"
-    nobody = {**batch, "intervened": torch.zeros(64, dtype=torch.bool)}
-    assert learner.update(nobody)["loss"] == 0.0

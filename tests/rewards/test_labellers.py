@@ -112,23 +112,6 @@ def test_members_are_apart() -> None:
     assert not torch.allclose(shared[0], shared[1]) and not torch.allclose(changed[1], shared[1])
 
 
-def test_pictures_are_ranked() -> None:
-    place = torch.randint(0, 20, (2, 200), generator=torch.Generator().manual_seed(0))
-
-    def drawn(places: Tensor) -> Tensor:
-        columns = torch.arange(24) - places[:, None]
-        square = ((columns >= 0) & (columns < 4))[:, None, :, None].expand(-1, 4, -1, 3)
-        pictures = torch.zeros(len(places), 24, 24, 3, dtype=torch.uint8)
-        pictures[:, 10:14] = 255 * square
-        return pictures
-
-    target = (0.5 + 0.5 * (place[1] - place[0]).sign()).float()
-    model = ranker(Leaf((24, 24, 3), "uint8", 0, 255), epochs=8, rate=1e-3)
-    model.learn((drawn(place[0]), drawn(place[1]), target))
-    scores = model.score(drawn(torch.arange(20)))
-    assert torch.corrcoef(torch.stack([scores, torch.arange(20.0)]))[0, 1] > 0.9
-
-
 FACTORS = [
     {"of": "above", "a": "goal_x", "than": 1.0, "margin": 0},
     {"of": "distance", "a": "tool", "b": "cube", "weight": -1, "margin": 0.5},

@@ -12,7 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards.handcrafted.program import Program, statistics, variables
+from embodied.rewards.handcrafted.program import Program, statistics
 from tests.builders import node_of
 
 TOOL = ("tool_x", "tool_y", "tool_z", "width")
@@ -52,14 +52,6 @@ def test_what_it_pays_by_hand() -> None:
     assert program(rows()).tolist() == [0.0, -1.0]
     terms = {name: part.tolist() for name, part in program.components(rows()).items()}
     assert terms == {"gain": [2.0, -1.0], "cost": [-2.0, 0.0]}
-
-
-def test_parts_of_a_leaf_are_where_their_names_are() -> None:
-    found = variables(SPEC)
-    assert list(found) == ["state", "tool", "width", "goal_from_tool", "action"]
-    row = {"obs/state": torch.arange(7.0)[None], "action": torch.zeros(1, 2)}
-    assert found["goal_from_tool"].of(row, "obs").tolist() == [[4.0, 5.0, 6.0]]
-    assert found["width"].of(row, "obs").tolist() == [3.0]
 
 
 def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -> None:

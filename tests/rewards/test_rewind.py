@@ -100,26 +100,6 @@ def test_progress_rises_along_held_out_walks_and_falls_when_they_go_back(fitted:
     assert progress(fitted, far_off()[0]).mean() < 0.1
 
 
-def test_rewound_videos_are_what_makes_progress_fall(tmp_path: Path) -> None:
-    """Walks from anywhere that slow down: a model of forward videos takes slowness for progress,
-    and misreads a walk that goes back."""
-
-    def walks(count: int, seed: int) -> Tensor:
-        random = torch.Generator().manual_seed(seed)
-        way = torch.linspace(0, 1, 21).sqrt() + torch.randn(count, 1, generator=random)
-        way = way + 0.01 * torch.randn(count, 21, generator=random)
-        return torch.stack([way, 0 * way, 0 * way], 2)
-
-    demos = record(tmp_path / "demos", [*walks(8, seed=0)])
-    back, error = torch.linspace(19, 5, 15) / 20, dict[float, float]()
-    for share in (0.0, 0.5):
-        reward = made(tmp_path / f"run{share}", demos=demos, rewind=share, updates=800)
-        both = [torch.cat([walk, walk.flip(0)[1:16]]) for walk in walks(6, seed=9)]
-        off = [(progress(reward, walk)[21:] - back).abs().mean() for walk in both]
-        error[share] = float(torch.stack(off).mean())
-    assert error[0.5] < 0.1 and error[0.0] > 0.2
-
-
 @pytest.mark.parametrize(
     ("value", "paid"), [("level", [-1.0, 1.8]), ("gain", [0.6, 2.8]), ("potential", [0.5, 2.0])]
 )

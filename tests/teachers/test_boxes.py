@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,17 @@ GROW = "tasks.easy_to_hard.EasyToHard"
 ALP, COVAR, RIAC = "tasks.alpgmm.AlpGmm", "tasks.covargmm.CovarGmm", "tasks.riac.Riac"
 
 
+def played(teacher: Any, *scores: float) -> None:
+    """One episode after the other."""
+    for score in scores:
+        teacher.update(teacher.sample(1)[1], ended(score))
+
+
+def learned(teacher: Any, where: list[float], memo: Any, *scores: float) -> None:
+    for score in scores:
+        teacher.learn(np.array([where]), np.array([score]), [memo])
+
+
 def test_the_box_around_the_easy_task() -> None:
     """Easy (0.5, 0): at share 0.2 it is [0.4, 0.6] x [0, 0.2]."""
     teacher = made(GROW, easy={"x": 0.5}, width=0.2)
@@ -29,35 +41,22 @@ def test_the_box_around_the_easy_task() -> None:
 
 def test_a_schedule_counts_episodes() -> None:
     teacher = made(GROW, pace="schedule", width=0.2, episodes=8)
-    for _ in range(4):
-        teacher.update(teacher.sample(1)[1], ended(0.0))
+    played(teacher, *[0.0] * 4)
     assert teacher.share == pytest.approx(0.6)
-    for _ in range(10):
-        teacher.update(teacher.sample(1)[1], ended(0.0))
+    played(teacher, *[0.0] * 10)
     assert teacher.share == 1.0
 
 
 def test_success_grows_the_box() -> None:
+    """Once the last four of 0 0 1 1 1 are good enough in the mean."""
     teacher = made(GROW, width=0.1, step=0.2, window=4, grow=0.75)
     _, before = teacher.sample(4)
-    for score in (0.0, 1.0, 1.0, 1.0):
-        teacher.update(teacher.sample(1)[1], ended(score))
+    played(teacher, 0.0, 0.0, 1.0, 1.0)
+    assert teacher.share == pytest.approx(0.1)
+    played(teacher, 1.0)
     assert teacher.share == pytest.approx(0.3)
     teacher.update(before, ended(0.0, 0.0, 0.0, 0.0))  # of the smaller box: they say nothing
     assert teacher.share == pytest.approx(0.3) and not teacher.scored
-
-
-def test_a_window_slides_until_it_is_good_enough() -> None:
-    """0 1 1 1 with window 3 and grow 1: the last three do."""
-    teacher = made(GROW, width=0.5, step=0.25, window=3, grow=1.0)
-    for score, share in ((0.0, 0.5), (1.0, 0.5), (1.0, 0.5), (1.0, 0.75)):
-        teacher.update(teacher.sample(1)[1], ended(score))
-        assert teacher.share == share
-
-
-def played_at_bounds(teacher: object, score: float, n: int = 200) -> None:
-    for _ in range(n):
-        teacher.update(teacher.sample(1)[1], ended(score))  # type: ignore[attr-defined]
 
 
 def test_adr_starts_at_one_task_and_grows_outward() -> None:
@@ -65,41 +64,33 @@ def test_adr_starts_at_one_task_and_grows_outward() -> None:
     assert torch.equal(teacher.sample(20)[0], torch.tensor([[0.25, 0.5]]).expand(20, 2))
     widths = []
     for _ in range(10):
-        played_at_bounds(teacher, 1.0, 20)
+        played(teacher, *[1.0] * 20)
         widths.append(teacher.metrics()["volume"])
     assert widths == sorted(widths) and widths[-1] > 0.1
-    played_at_bounds(teacher, 1.0, 600)
+    played(teacher, *[1.0] * 600)
     assert teacher.bounds.tolist() == [[0.0, 0.0], [1.0, 1.0]]  # not past the box
-    played_at_bounds(teacher, 0.0, 1000)  # everything forgotten: both meet somewhere
+    played(teacher, *[0.0] * 1000)  # everything forgotten: both meet somewhere
     assert teacher.metrics()["width"] < 0.25 and (teacher.bounds[1] >= teacher.bounds[0]).all()
 
 
 def test_a_bound_moves_by_its_own_tickets() -> None:
-    """Five at the upper bound of x, in the same place as every other task: only that one moves."""
+    """Five at the upper bound of x, in the same place as every other task: only that one moves.
+    Tickets: side, element, how often the bound had moved."""
     teacher = made(ADR, boundary=0.5, delta=0.1, queue=5, high=0.6)
-    upper_x = [1, 0, 0]  # side, element, moved so far
-    for score in (1.0, 1.0, 1.0, 0.0):
-        teacher.learn(np.array([[0.5, 0.5]]), np.array([score]), [upper_x])
-    teacher.learn(np.array([[0.5, 0.5]]), np.array([1.0]), [None])  # the same task, another ticket
-    assert teacher.bounds.tolist() == [[0.5, 0.5], [0.5, 0.5]]
-    teacher.learn(np.array([[0.5, 0.5]]), np.array([0.0]), [upper_x])  # mean 0.6
-    assert teacher.bounds.tolist() == [[0.5, 0.5], [0.6, 0.5]]
-    for _ in range(5):  # late ones, of the bound where it was
-        teacher.learn(np.array([[0.5, 0.5]]), np.array([1.0]), [upper_x])
-    assert teacher.bounds.tolist() == [[0.5, 0.5], [0.6, 0.5]]
-    for _ in range(5):
-        teacher.learn(np.array([[0.6, 0.5]]), np.array([0.1]), [[1, 0, 1]])  # mean <= low: back
-    assert teacher.bounds.tolist() == [[0.5, 0.5], [0.5, 0.5]]
-    for _ in range(5):  # and no further than the opposite bound
-        teacher.learn(np.array([[0.5, 0.5]]), np.array([0.0]), [[1, 0, 2]])
-    assert teacher.bounds.tolist() == [[0.5, 0.5], [0.5, 0.5]]
-
-
-def test_a_mean_between_the_thresholds_moves_nothing_and_clears_the_queue() -> None:
-    teacher = made(ADR, queue=2)
-    for score in (1.0, 0.0):
-        teacher.learn(np.array([[0.5, 0.5]]), np.array([score]), [[0, 1, 0]])
-    assert teacher.bounds[0, 1] == 0.5 and teacher.queues[0][1] == []
+    middle = [0.5, 0.5]
+    learned(teacher, middle, [1, 0, 0], 1.0, 1.0, 1.0, 0.0)
+    learned(teacher, middle, None, 1.0)  # the same task, another ticket
+    assert teacher.bounds.tolist() == [middle, middle]
+    learned(teacher, middle, [1, 0, 0], 0.0)  # mean 0.6
+    assert teacher.bounds.tolist() == [middle, [0.6, 0.5]]
+    learned(teacher, middle, [1, 0, 0], *[1.0] * 5)  # late ones, of the bound where it was
+    assert teacher.bounds.tolist() == [middle, [0.6, 0.5]]
+    learned(teacher, [0.6, 0.5], [1, 0, 1], 0.9, 0.1, 0.9, 0.1, 0.5)  # between the thresholds
+    assert teacher.bounds.tolist() == [middle, [0.6, 0.5]] and teacher.queues[1][0] == []
+    learned(teacher, [0.6, 0.5], [1, 0, 1], *[0.1] * 5)  # mean <= low: back
+    assert teacher.bounds.tolist() == [middle, middle]
+    learned(teacher, middle, [1, 0, 2], *[0.0] * 5)  # and no further than the opposite bound
+    assert teacher.bounds.tolist() == [middle, middle]
 
 
 @pytest.mark.parametrize(
@@ -129,47 +120,32 @@ def test_progress_is_the_difference_to_the_nearest_task() -> None:
     assert teacher.progress(point(0.4, 0.3), 0.1) == pytest.approx(0.3)
 
 
-def test_of_tasks_as_near_the_newest_is_compared_with() -> None:
-    for memory in (0, 8):
-        teacher = made(ALP, memory=memory)
-        for score in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5):
-            teacher.keep(point(0.5, 0.5), score)
-        assert teacher.progress(point(0.5, 0.5), 0.6) == pytest.approx(0.1)
-
-
 def test_a_limited_memory_forgets_the_oldest() -> None:
-    teacher = made(ALP, memory=6)
+    """Of tasks as near the newest is compared with."""
+    teacher, unlimited = made(ALP, memory=6), made(ALP, memory=0)
     for i in range(8):  # 0 and 1 are forgotten; 6 and 7 lie where those were
         teacher.keep(point(0.1 * i, 0.0), 0.1 * i)
     assert teacher.progress(point(0.0, 0.0), 0.0) == pytest.approx(0.2)
-    for i in range(8):
-        teacher.keep(point(0.5, 0.5), 0.01 * i)
-    assert teacher.progress(point(0.5, 0.5), 0.07) == pytest.approx(0.0)
-    unlimited = made(ALP, memory=0)
+    for each in (teacher, unlimited):
+        for i in range(8):
+            each.keep(point(0.5, 0.5), 0.01 * i)
+        assert each.progress(point(0.5, 0.5), 0.17) == pytest.approx(0.1)
     for i in range(200):  # the arrays grow
         unlimited.keep(point(i / 200, 0.0), i / 200)
     assert unlimited.progress(point(0.0, 0.0), 0.0) == 0
 
 
 def test_components_are_drawn_by_their_progress_not_by_their_weight() -> None:
-    teacher = made(ALP, random=0.0)
-    cov = np.repeat(1e-6 * np.eye(3)[None], 3, 0)
+    """Beside random tasks of the whole box."""
+    teacher = made(ALP, random=0.2)
+    cov = np.repeat(1e-8 * np.eye(3)[None], 3, 0)
     mean = np.array([[0.1, 0.1, 0.0], [0.5, 0.5, 0.1], [0.9, 0.9, 0.3]])
     teacher.mixture = {"weight": np.array([0.9, 0.05, 0.05]), "mean": mean, "cov": cov}
     teacher.utility = teacher.worth(teacher.mixture).tolist()
-    components = np.array([memo for _, memo in teacher.propose(4000)])
-    shares = np.bincount(components, minlength=3) / 4000
-    assert shares == pytest.approx([0, 0.25, 0.75], abs=0.03)
-
-
-def test_random_tasks_are_of_the_whole_box() -> None:
-    teacher = made(ALP, random=0.2)
-    teacher.mixture = {
-        "weight": np.ones(1), "mean": np.array([[0.5, 0.5, 0.2]]), "cov": 1e-8 * np.eye(3)[None],
-    }  # fmt: skip
-    teacher.utility = [0.2]
-    away = [abs(each[0] - 0.5) > 0.01 for each, _ in teacher.propose(3000)]
-    assert np.mean(away) == pytest.approx(0.2 * 0.98, abs=0.025)
+    drawn = np.array([task for task, _ in teacher.propose(4000)])
+    near = np.abs(drawn[:, None] - mean[:, :2]).max(2) < 0.01
+    assert near.mean(0) == pytest.approx([0, 0.2, 0.6], abs=0.03)
+    assert (~near.any(1)).mean() == pytest.approx(0.2, abs=0.025)
 
 
 def test_pick_without_any_weight_is_uniform() -> None:
@@ -180,12 +156,10 @@ def test_pick_without_any_weight_is_uniform() -> None:
 
 def test_fits_use_the_last_window_only() -> None:
     """Windows of 40: the first one is dull, the second lively on the right."""
-    teacher = made(ALP, every=40, most=3, random=0.0)
-    random = rng(1)
+    teacher, random = made(ALP, every=40, most=3, random=0.0), rng(1)
     for turn in range(80):
-        where = random.random(2)
-        score = float(turn % 2) if turn >= 40 and where[0] > 0.5 else 0.0
-        teacher.learn(where[None], np.array([score]), [None])
+        x, y = random.random(2)
+        learned(teacher, [x, y], None, float(turn % 2) if turn >= 40 and x > 0.5 else 0.0)
         if turn == 39:
             assert teacher.fits == 1 and sum(teacher.utility) == pytest.approx(0, abs=1e-6)
     assert teacher.fits == 2 and not teacher.rows
@@ -203,16 +177,16 @@ def test_covariance_of_time_and_score() -> None:
     assert teacher.worth(mixture).tolist() == [0.04, 0.0]
 
 
-def test_riac_progress_is_between_halves() -> None:
+def test_riac_progress_is_between_halves_and_scores_a_cut() -> None:
+    """Of the last four scores |0.1 - 0.8|. Below: 4 rows, progress 1; above: 3 rows, progress
+    0.25 -> 4 * 3 * 0.75."""
     teacher = made(RIAC, window=4)
-    scores = [9.0, 0.0, 0.2, 0.6, 1.0]  # the last four: |0.1 - 0.8|
-    assert teacher.progress([[0.5, 0.5, s] for s in scores]) == pytest.approx(0.7)
-    assert teacher.progress([[0.5, 0.5, s] for s in scores[:2]]) == 0
-    assert teacher.progress([[0.5, 0.5, s] for s in (0.0, 0.5, 0.1)]) == pytest.approx(0.3)
-
-
-def test_riac_scores_a_cut_by_sizes_and_difference() -> None:
-    """Below: 4 rows, progress 1; above: 3 rows, progress 0.25 -> 4 * 3 * 0.75."""
+    for scores, progress in (
+        ((9.0, 0.0, 0.2, 0.6, 1.0), 0.7),
+        ((9.0, 0.0), 0.0),
+        ((0.0, 0.5, 0.1), 0.3),
+    ):
+        assert teacher.progress([[0.5, 0.5, s] for s in scores]) == pytest.approx(progress)
     below = [[0.1, 0.0, s] for s in (0.0, 0.0, 1.0, 1.0)]
     above = [[0.9, 0.0, s] for s in (0.5, 0.25, 0.25)]
     assert made(RIAC).score(below, above) == pytest.approx(9.0)
@@ -220,27 +194,25 @@ def test_riac_scores_a_cut_by_sizes_and_difference() -> None:
 
 def test_riac_cuts_where_progress_differs() -> None:
     """Scores rise for x > 0.6 only: the first cut is near 0.6, in x, with the parts' progress."""
-    teacher = made(RIAC, most=200, attempts=300)
-    random = rng(2)
+    teacher, random = made(RIAC, most=200, attempts=300), rng(2)
     for turn in range(201):
-        where = random.random(2)
-        score = turn / 200 if where[0] > 0.6 else 0.3
-        teacher.learn(where[None], np.array([score]), [None])
+        x, y = random.random(2)
+        learned(teacher, [x, y], None, turn / 200 if x > 0.6 else 0.3)
     root, left, right = teacher.regions
     element, threshold, below, above = root["cut"]
     assert element == 0 and threshold == pytest.approx(0.6, abs=0.06) and (below, above) == (1, 2)
     assert right["alp"] > 0.4 > 0.1 > left["alp"]
     assert left["high"] == [threshold, 1.0] and right["low"] == [threshold, 0.0]
     assert len(left["rows"]) + len(right["rows"]) == 201
-    teacher.learn(np.array([[0.9, 0.5]]), np.array([1.0]), [None])
-    assert len(right["rows"]) == len(teacher.regions[2]["rows"]) and len(root["rows"]) == 201
+    more = len(right["rows"]) + 1
+    learned(teacher, [0.9, 0.5], None, 1.0)
+    assert len(teacher.regions[2]["rows"]) == more and len(root["rows"]) == 201
 
 
 def test_riac_forgets_where_no_cut_is_valid() -> None:
     """All tasks in one place: no cut leaves enough on both sides, a quarter goes."""
     teacher = made(RIAC, most=40, fewest=5)
-    for _ in range(41):
-        teacher.learn(np.array([[0.5, 0.5]]), np.array([1.0]), [None])
+    learned(teacher, [0.5, 0.5], None, *[1.0] * 41)
     assert len(teacher.regions) == 1 and len(teacher.regions[0]["rows"]) == 41 - 10
 
 
@@ -258,12 +230,9 @@ def test_riac_samples_as_its_shares_say() -> None:
     assert near_worst == pytest.approx(0.1 + 0.008 * (7 + 0.2), abs=0.02)
 
 
-def test_the_criterion_by_hand() -> None:
+def test_one_component_is_the_sample_mean_and_covariance() -> None:
     """K = 2, D = 3: 1 + 6 + 12 = 19 free numbers; AIC = 38 - 2 log L."""
     assert price(2, 3, -10.0) == 58.0
-
-
-def test_one_component_is_the_sample_mean_and_covariance() -> None:
     rows = rng().normal(size=(200, 2)) @ np.array([[1.0, 0.4], [0.0, 0.5]]) + 3
     ((mixture, likelihood),) = fit(rows, [1], rng())
     assert mixture["mean"][0] == pytest.approx(rows.mean(0))
@@ -271,8 +240,7 @@ def test_one_component_is_the_sample_mean_and_covariance() -> None:
     assert mixture["cov"][0] == pytest.approx(cov)
     off = rows - rows.mean(0)
     each = -0.5 * np.einsum("ni,ij,nj->n", off, np.linalg.inv(cov), off)
-    total = each.sum() - 100 * math.log(np.linalg.det(2 * math.pi * cov))
-    assert likelihood == pytest.approx(total)
+    assert likelihood == pytest.approx(each.sum() - 100 * math.log(np.linalg.det(2 * np.pi * cov)))
 
 
 def test_three_clusters_are_three() -> None:
