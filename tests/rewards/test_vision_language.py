@@ -385,15 +385,6 @@ def test_no_answer_is_no_progress(told: Told) -> None:
     assert not torch.stack([reward(each) for each in rows]).any()
 
 
-def test_a_flaky_server_costs_single_episodes() -> None:
-    good = percent(50, 75, 100)
-    with serving(Told({}, 503), good, Told({}, 503), good) as server:
-        reward = made_video(server, parallel=1)
-        played(reward, 12, reward.augment_env(Filmed(CounterConfig(ends=(3, 3)))))
-    metrics = reward.update({})
-    assert (int(metrics["labelled"]), int(metrics["abstained"])) == (6, 2)
-
-
 def test_a_slow_server_does_not_stop_training() -> None:
     """Transitions come while the model thinks; they are rewarded once it has answered."""
     gate = threading.Event()

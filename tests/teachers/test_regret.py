@@ -97,17 +97,6 @@ def test_more_plays_and_whoever_is_faster(world: Maze) -> None:
     assert len(teacher.heard) == 1 and not teacher.made
 
 
-def test_an_episode_that_never_ends_or_has_no_number_holds_nobody_up(world: Maze) -> None:
-    teacher = made(world, every=2)
-    teacher.sample(1)  # never heard of again
-    with pytest.warns(UserWarning, match="is NaN"):
-        play(teacher.rival, math.nan)
-    for _ in range(3):
-        for who in (teacher, teacher.rival):
-            play(who, 0.5)
-    assert teacher.round == 1 and teacher.dropped == 1
-
-
 def test_forgetting_is_each_ones_own(world: Maze) -> None:
     teacher = made(world)
     desk = teacher.rival
