@@ -173,9 +173,7 @@ def record(name: str) -> Record:
     return {"key": name, "request": {"model": "m"}, "text": f"answer {name}\nof two lines"}
 
 
-def test_a_cut_file_loses_only_what_was_cut(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cut_file_loses_its_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "c.jsonl"
     cache = Cache(file)
     for name in "abc":
@@ -194,9 +192,7 @@ def test_a_cut_file_loses_only_what_was_cut(
     assert caplog.text.count("is incomplete") == 1
 
 
-def test_a_line_that_is_no_record_is_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreign_lines_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "c.jsonl"
     text = json.dumps(record("a")) + '\n{"half": \n[3]\n' + json.dumps(record("b")) + "\n"
     file.write_text(text)

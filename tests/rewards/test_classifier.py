@@ -143,9 +143,7 @@ def test_the_share_of_successes_moves_the_odds() -> None:
     assert (c.successes, c.others) == (100, 900)
 
 
-def test_it_pays_a_true_end_once_and_a_lasting_success_as_much(
-    tmp_path: Path, data: list[str]
-) -> None:
+def test_it_pays_a_true_end_once_a_lasting_success_as_much(tmp_path: Path, data: list[str]) -> None:
     """Ended: 1; going on: 1 - gamma, which for ever is 1 too; no success: nothing. It looks at the
     end, and not at the next start."""
     reward = made(tmp_path, data=data)
@@ -171,9 +169,7 @@ def test_it_is_trained_once_a_folder(tmp_path: Path, data: list[str]) -> None:
     assert card.stat().st_mtime_ns != written
 
 
-def test_the_policys_own_moments_become_negatives_and_a_new_version(
-    tmp_path: Path, data: list[str]
-) -> None:
+def test_the_policys_own_moments_become_negatives(tmp_path: Path, data: list[str]) -> None:
     """Far off what episodes show the network believes in success; after the policy was there and
     the world went on, the next version does not. True successes stay what they are."""
     reward = made(tmp_path, data=data, refit_every=4, refit_updates=200, recent_size=64)
@@ -414,7 +410,7 @@ def test_only_consecutive_detections_end_an_episode() -> None:
     assert env.step(STAY).next_obs["state"].flatten().tolist() == [1, 107]
 
 
-def test_it_is_the_success_of_an_environment_that_knows_none(
+def test_it_is_the_success_where_none_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     knowing = Counter.step

@@ -236,9 +236,7 @@ def flat(*colours: tuple[int, int, int]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("rungs", [("red",), ("blue", "red")])
-def test_an_encoder_judges_by_likeness(
-    rungs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoders_judge_likeness(rungs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embodied.core.build.ALLOWED", ["tests."])
     judge = EmbeddingLabeller(EmbeddingConfig("red", rungs, COLOURS, tie=0.01))
     red, violet, blue = (250, 0, 0), (120, 0, 120), (0, 0, 250)
@@ -320,7 +318,7 @@ def test_a_refusal_costs_one_label_and_the_run_goes_on(tmp_path: Path) -> None:
     assert (judge.counts.failed, judge.counts.abstained, judge.stopped) == (1, 1, "")
 
 
-def test_an_endpoint_that_is_down_ends_the_session_only(
+def test_a_dead_endpoint_ends_the_session_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(Told({"error": "down"}, 500)) as server, caplog.at_level(logging.WARNING):
@@ -332,9 +330,7 @@ def test_an_endpoint_that_is_down_ends_the_session_only(
     assert "continuing in the next session" in caplog.text
 
 
-def test_a_spent_budget_keeps_the_labels_so_far(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_spent_budget_keeps_its_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(says("one"), nearer("first"), says("two"), nearer("first")) as server:
         judge = model(server, tmp_path, swap=False, limits={"calls": 3})
         with caplog.at_level(logging.WARNING):

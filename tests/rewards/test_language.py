@@ -211,9 +211,7 @@ def test_a_recording_leads_as_it_says(tmp_path: Path, id: str) -> None:
         ("position", 0.0, (1.0, 1.0), (0.1, 0.7)),  # wrong cells are near or nowhere
     ],
 )
-def test_the_model_of_error(
-    tmp_path: Path, kind: str, accuracy: float, wrong: Any, null: Any
-) -> None:
+def test_the_error_model(tmp_path: Path, kind: str, accuracy: float, wrong: Any, null: Any) -> None:
     """The share of wrong ones, and the same subgoals for a level whenever it comes up."""
     plans = []
     for seed in (0, 0, 1):

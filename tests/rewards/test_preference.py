@@ -191,9 +191,7 @@ def test_pictures_are_seen_by_the_reward_alone() -> None:
     assert len(reward.ranker) == 20 and reward(tape[0]).any()
 
 
-def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_goes_on_without_a_budget(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(says('{"nearer": "first"}')) as server:
         chat = server.node(cache=str(tmp_path / "cache.jsonl"), limits={"calls": 9})
         settings = {"every": 20, "pairs": 20, "ties": 1.0, "synchronous": True}

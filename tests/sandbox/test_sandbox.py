@@ -98,9 +98,6 @@ BY_HAND: dict[str, Any] = {
     "a vector and a number": lambda t: (
         -np.linalg.norm(t["tool"] - t["cube"]) - 0.5 * abs(t["width"])
     ),
-    "tuples of weights": lambda t: (
-        1 / (1 + np.square(t["cube"] - t["tool"]).sum()) - 0.05 * np.square(t["action"]).sum()
-    ),
     "a class with weights": lambda t: (
         -np.linalg.norm(t["tool"] - t["goal"]) - 0.01 * np.square(t["action"]).sum()
     ),
@@ -154,7 +151,7 @@ def test_limits_hold_per_call(sandbox: Sandbox) -> None:
         strict.gate(body("for i in range(10**7): x.sum()", "return x[:, 0]"), rows())
 
 
-def test_a_cost_that_only_later_transitions_show_stays_outside_of_training(
+def test_a_cost_that_later_transitions_show_stays_out_of_training(
     sandbox: Sandbox,
 ) -> None:
     """Memory grows with the cube of the transitions in a mask that the gate never saw."""
