@@ -51,7 +51,7 @@ def world(id: str = "MiniGrid-DoorKey-8x8-v0", count: int = 4, **more: Any) -> M
 
 
 class Said:
-    """A language model that always says the same; None: it says nothing that can be used."""
+    """A language model that always says the same; without texts: nothing that can be used."""
 
     name = "said"
 
@@ -90,14 +90,15 @@ def walk(env: VecEnv, planner: Planner, obs: Tensors) -> Step:
     return env.step(planner.act(obs, {}, planner.sample_noise(env.num_envs))[0][:, 0])
 
 
-def episodes(env: SubgoalBonusWrapper, steps: int) -> list[list[tuple[int, float]]]:
-    """The paid steps (number in the episode, bonus) of every episode that a planner ended."""
+def episodes(reward: SubgoalBonus, env: Any, steps: int) -> list[list[tuple[int, float]]]:
+    """The paid steps (number in the episode, bonus) of every episode that a planner ended; the
+    reward counts the same."""
     planner, obs = Planner(PlannerConfig(), env.env.spec), env.reset(0)
-    age = [0] * env.num_envs
+    age, ended = [0] * env.num_envs, []
     running: list[list[tuple[int, float]]] = [[] for _ in age]
-    ended = []
     for _ in range(steps):
         step = walk(env, planner, obs)
+        reward.observe_step(nest(step.next_obs, "next_obs"), torch.arange(env.num_envs), step)
         obs = step.obs
         for row, paid in enumerate(step.next_obs[BONUS].tolist()):
             age[row] += 1
@@ -106,6 +107,7 @@ def episodes(env: SubgoalBonusWrapper, steps: int) -> list[list[tuple[int, float
                 ended.append(running[row])
                 running[row], age[row] = [], 0
                 assert float(obs[BONUS][row]) == 0
+    assert (reward.reached, reward.episodes) == (sum(map(len, ended + running)), len(ended))
     return ended
 
 
@@ -113,7 +115,7 @@ def episodes(env: SubgoalBonusWrapper, steps: int) -> list[list[tuple[int, float
 def test_the_planner_of_steps_passes_every_beacon(tmp_path: Path, kind: str) -> None:
     """Key, door and goal, each once: 0.2 (1 - k / T), k steps after the one before."""
     reward = made(tmp_path, kind=kind)
-    ended = episodes(led(reward, world()), 60)
+    ended = episodes(reward, led(reward, world()), 60)
     assert len(ended) >= 4
     for paid in ended:
         taken = [now - before for before, now in pairwise([0, *(number for number, _ in paid)])]
@@ -128,20 +130,15 @@ def test_the_bonus_is_added_to_the_worlds_reward(tmp_path: Path) -> None:
     torch.testing.assert_close(reward(rows), torch.tensor([0.2, 1.0]))
 
 
-def test_what_is_not_there_is_no_subgoal() -> None:
-    env = world(count=1)
-    env.reset(0)
+def test_what_is_not_there_is_no_subgoal_and_counted(tmp_path: Path) -> None:
+    texts = ["pick up the yellow key", "reach (0, 0)", "open the red door", "get to the goal"]
+    reward = made(tmp_path, Said(*texts))
+    led(reward, env := world(count=2)).reset(0)
+    assert audit(reward).items() >= {"named": 4, "null": 0.5}.items()
     whole, guide = env.whole(), env.subgoals()
     for text in ("reach (0, 0)", "reach (99, 1)", "the red key", "pick up the blue ball", "wait"):
         assert guide.understood(text, whole, 0) is None
     assert guide.understood("Pick up the yellow key.", whole, 0) == (2, 5, 4)
-
-
-def test_null_subgoals_are_counted(tmp_path: Path) -> None:
-    texts = ["pick up the yellow key", "reach (0, 0)", "open the red door", "get to the goal"]
-    reward = made(tmp_path, Said(*texts))
-    led(reward, world(count=2)).reset(0)
-    assert audit(reward).items() >= {"named": 4, "null": 0.5}.items()
 
 
 def test_levels_told_alike_are_asked_about_once_and_kept(tmp_path: Path) -> None:
@@ -200,7 +197,7 @@ def test_a_recording_leads_as_it_says(tmp_path: Path, id: str) -> None:
     env.reset(0)
     assert audit(reward).items() >= {"named": 4, "null": 0, "unanswered": 0}.items()
     if "DoorKey" in id:
-        assert {len(paid) for paid in episodes(env, 40)} == {4}
+        assert {len(paid) for paid in episodes(reward, env, 40)} == {4}
 
 
 @pytest.mark.parametrize(
@@ -251,17 +248,6 @@ def test_going_on_pays_the_same(tmp_path: Path) -> None:
     again.set_state(states[1])
     assert torch.equal(play(again, 15, 80), expected) and expected.sum() > 0
     assert other.planner.count == reward.planner.count
-
-
-def test_reached_are_counted_an_episode(tmp_path: Path) -> None:
-    reward = made(tmp_path)
-    env = led(reward, inner := world("MiniGrid-DoorKey-5x5-v0"))
-    planner, obs, ended = Planner(PlannerConfig(), inner.spec), env.reset(0), 0
-    for _ in range(200):
-        step = walk(env, planner, obs)
-        reward.observe_step(nest(step.next_obs, "next_obs"), torch.arange(4), step)
-        obs, ended = step.obs, ended + int(step.ended.sum())
-    assert audit(reward)["reached"] == pytest.approx(3.0, abs=12 / ended)
 
 
 def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
