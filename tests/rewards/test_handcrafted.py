@@ -405,7 +405,7 @@ def test_running_moments_are_those_of_all_rows() -> None:
         of_late.update(part)
     torch.testing.assert_close(moments.mean.float(), values.mean(0))
     torch.testing.assert_close(moments.std, values.std(0, correction=0))
-    assert of_late.count.item() == 100
+    assert of_late.count.item() == pytest.approx(100)
 
 
 def test_all_kinds_of_observations_are_seen() -> None:
