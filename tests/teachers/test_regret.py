@@ -4,6 +4,7 @@ arithmetic, what a score is, who learns from what; learnability."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import yaml
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.remembered import pack, unpack
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Leaf
 from embodied.envs.maze.env import Config, Maze
 from embodied.teachers.levels.clutr import (
     AutoencoderSettings,
@@ -182,15 +183,6 @@ def test_an_adversary_follows_the_regret(world: Maze) -> None:
     assert teacher.round == 20 and walls[0] > 4.5 > 3.5 > np.mean(walls[-5:])
 
 
-def test_what_makes_no_sense_is_refused(world: Maze) -> None:
-    names = ("random", "plain", "mutate", "solvable", "picture", "traits")
-    wordless = SimpleNamespace(size=3, held_out=np.zeros((0, 3)), **dict.fromkeys(names))
-    leaf = Leaf((3,), low=0.0, high=1.0)
-    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 0.1, leaf)
-    with pytest.raises(ConfigError, match="token by token"):
-        build(NODE, Curriculum, spec=spec, levels=wordless, seed=0)
-
-
 SMALL = {"pool": 64, "steps": 3, "latent": 4}
 CLUTR = {"_target_": "embodied.teachers.levels.clutr.Clutr", "every": 8, "autoencoder": SMALL}
 
@@ -335,11 +327,14 @@ def test_the_least_likely_level_leaves_for_a_better_one() -> None:
 
 
 def test_new_levels_until_the_library_is_filled(maze: Maze) -> None:
+    """New levels may be the simplest."""
     teacher = filled(maze, 3, replay=1.0)
     assert not teacher.ready and set(teacher.kinds) == {NEW}
     teacher.update(teacher.sample(1)[1], outcome(0.4))
     assert teacher.ready
     assert bytes_of(teacher.sample(20)[0]) <= bytes_of(teacher.library.level[:4])
+    tasks, _ = made_plr(maze, first="plain").sample(20)
+    assert not tasks[:, :25].any() and len(tasks.unique(dim=0)) > 10
 
 
 def test_only_what_is_played_again_is_learned_from(maze: Maze) -> None:
@@ -383,11 +378,6 @@ def test_edits_follow_what_was_played_again(maze: Maze) -> None:
     teacher.update(tickets, outcome(0.9, n=3))
     assert len(teacher.library) >= before + 2 and not teacher.queue  # of edits none is made
     assert teacher.taken == len(teacher.library)
-
-
-def test_new_levels_may_be_the_simplest(maze: Maze) -> None:
-    tasks, _ = made_plr(maze, first="plain").sample(20)
-    assert not tasks[:, :25].any() and len(tasks.unique(dim=0)) > 10
 
 
 def test_a_level_that_is_known_is_not_taken_twice(maze: Maze) -> None:
@@ -467,6 +457,11 @@ def test_settings_that_make_no_sense_are_refused(maze: Maze) -> None:
     teacher = made_plr(maze)
     with pytest.raises(ConfigError, match="value estimates"):
         teacher.update(teacher.sample(1)[1], ended(1.0))
+    names = ("random", "plain", "mutate", "solvable", "picture", "traits")
+    wordless = SimpleNamespace(size=3, held_out=np.zeros((0, 3)), **dict.fromkeys(names))
+    spec = replace(maze.spec, task=Leaf((3,), low=0.0, high=1.0))
+    with pytest.raises(ConfigError, match="token by token"):
+        build(NODE, Curriculum, spec=spec, levels=wordless, seed=0)
 
 
 SFL = {"_target_": "embodied.teachers.levels.sfl.Sfl", "candidates": 6, "plays": 4, "size": 2}

@@ -236,6 +236,8 @@ def test_what_cannot_be(target: str) -> None:
         made(target, env, run="RUN")
     with pytest.raises(ConfigError, match="needs env"):
         build({"_target_": target, "player": SCRIPT}, Curriculum, spec=env.spec)
+    with pytest.raises(ConfigError, match="at most 1"):
+        made_trajectory(env, switch=0.6, stray=0.6)
 
 
 @pytest.mark.parametrize(
@@ -266,14 +268,12 @@ def alike() -> Trajectories:
     return paths([5, 5], [1.0, 1.0], [0, 1, 2, 3, 4, 0.1, 1.1, 2.1, 3.1, 4.1])
 
 
-def test_similarity_falls_with_the_mean_square() -> None:
+def test_the_graph_joins_what_is_alike_of_other_trajectories() -> None:
+    """Similarity falls with the mean square; never the first two states nor the last are joined."""
     a, b = np.array([[0.0, 0.0]]), np.array([[0.0, 0.0], [1.0, 2.0]])
     np.testing.assert_allclose(similarity(a, b, 2.0), [[1.0, np.exp(-2 * 2.5)]])
-
-
-def test_the_graph_joins_what_is_alike_of_other_trajectories() -> None:
     match, how = similarity_graph(alike(), 1.0, 1e-10)
-    assert match.tolist() == [7, 7, 7, 8, 8, 2, 2, 2, 3, 3]  # never the first two nor the last
+    assert match.tolist() == [7, 7, 7, 8, 8, 2, 2, 2, 3, 3]
     spread = np.array(alike().togo).std()
     np.testing.assert_allclose(how[2], np.exp(-((0.1 / spread) ** 2)), rtol=1e-5)
     assert (similarity_graph(alike(), 1.0, 0.9999)[0] == -1).all()
@@ -319,8 +319,3 @@ def test_switching_and_straying_are_the_frames_own_score() -> None:
         before = teacher.means[frame]
         teacher.update(ticket, ends(1))
         assert teacher.means[frame] == (before + 1) / 2 and state != DEFAULT_RESET
-
-
-def test_settings_that_mean_nothing() -> None:
-    with pytest.raises(ConfigError, match="at most 1"):
-        made_trajectory(reach(), switch=0.6, stray=0.6)

@@ -144,12 +144,16 @@ def play(teacher: Privilege, scores: list[float]) -> torch.Tensor:
 
 
 def test_help_falls_with_success_and_rises_with_failure() -> None:
+    """Episodes with other help than now are not counted."""
     teacher = made()
+    _, late = teacher.sample(4)
     tasks = play(teacher, [1.0] * 3)
     assert (tasks[:, 1] == 1).all() and tasks[:, 0].unique().numel() == 3
     assert teacher.level == 1  # fewer episodes than it waits for
     play(teacher, [1.0])
     assert teacher.level == 0.75
+    teacher.update(late, ended(*[0.0] * 4))
+    assert teacher.level == 0.75 and not teacher.recent
     play(teacher, [1.0, 1.0, 0.0, 0.0])
     assert teacher.level == 0.75 and len(teacher.recent) == 4  # neither enough nor too little
     play(teacher, [0.0])  # the window is 1, 0, 0, 0: a quarter
@@ -157,14 +161,6 @@ def test_help_falls_with_success_and_rises_with_failure() -> None:
     for _ in range(6):
         play(teacher, [1.0] * 4)
     assert teacher.level == 0 and teacher.metrics() == {"help": 0.0}
-
-
-def test_episodes_with_other_help_are_not_counted() -> None:
-    teacher = made()
-    _, late = teacher.sample(4)
-    play(teacher, [1.0] * 4)
-    teacher.update(late, ended(*[0.0] * 4))
-    assert teacher.level == 0.75 and not teacher.recent
 
 
 def test_some_episodes_have_less() -> None:
