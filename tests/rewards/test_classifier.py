@@ -344,15 +344,15 @@ class Scripted(Intervener):
 
 
 def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
-    plan = [[False, False], [False, True], [True, True], [True, False], [True, False]]
+    plan = [[False, False], [False, True], [False, True], [True, False], [True, False]]
     scripted = Scripted(plan)
     env = InterventionWrapper(Counter(CounterConfig(ends=(3, 100))), scripted, True)
     rollout = Collector(env, make_policy("random.Random", env.spec), 0.9)
     stored, steps = zip(*(rollout.step() for _ in range(4)), strict=True)
-    # Row 1 is taken in the second step: the first one pays. Row 0 in the third: the second does.
-    # Row 0's episode ends with its third step: who has the next in hand took nothing over.
+    # Row 1 is taken in the second step: the first one pays. Row 0's episode ends with its third
+    # step: who has the next in hand took nothing over.
     paid = torch.stack([rows["reward"] for rows in stored])
-    assert paid.tolist() == [[0, -1], [-1, 0], [0, 0], [0, 0]]
+    assert paid.tolist() == [[0, -1], [0, 0], [0, 0], [0, 0]]
     theirs = torch.stack([rows["intervened"] for rows in stored])
     assert theirs.tolist() == plan[:4]
     action = torch.stack([rows["action"] for rows in stored])
