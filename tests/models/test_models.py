@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from embodied.core.build import ConfigError, build
@@ -28,6 +27,8 @@ from embodied.models.train import TrainConfig, model_transitions, read, train
 from tests.builders import exit_of
 from tests.linear_system import SPEC, node, record, step
 
+RANDOM = "embodied.policies.random.Random"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,6 +39,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(folder: Path) -> tuple[Dynamics, Fit]:
     demos = str(record(folder / "demos", 120))
     return train(TrainConfig(node(most_updates=3000), demos, str(folder / "model"), device="cpu"))
+
+
+def spoiled(kind: type[MlpEnsemble], **settings: Any) -> MlpEnsemble:
+    """A small ensemble with another loss."""
+    torch.manual_seed(0)
+    built = build(node(**settings), Dynamics, spec=SPEC)
+    assert isinstance(built, MlpEnsemble)
+    return kind(built.config, SPEC)
+
+
+def equal(one: Dynamics, other: Dynamics, noise_size: int) -> bool:
+    """Whether two models predict the same."""
+    state, action = points(16)
+    noise = torch.randn(16, noise_size)
+    a, b = (model.step({"state": state}, action, noise) for model in (one, other))
+    return torch.equal(a.next_obs["state"], b.next_obs["state"]) and torch.equal(a.reward, b.reward)
 
 
 def points(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,10 +72,9 @@ def test_a_linear_system_is_learned(made: tuple[Dynamics, Fit]) -> None:
     change = (following - state).std(0)
     assert ((guess.next_obs["state"] - following).square().mean(0).sqrt() < 0.02 * change).all()
     assert (guess.reward - reward).square().mean().sqrt() < 0.02 * reward.std()
-    by = {output.name: output for output in fit.outputs}
-    assert list(by) == ["state/x", "state/v", "reward", "terminated"]
-    assert all(by[name].explained > 0.999 for name in ("state/x", "state/v", "reward"))
-    assert by["state/x"].unit == "m"
+    assert [o.name for o in fit.outputs] == ["state/x", "state/v", "reward", "terminated"]
+    assert all(output.explained > 0.999 for output in fit.outputs[:3])
+    assert fit.outputs[0].unit == "m"
 
 
 def test_terminations_are_learned(made: tuple[Dynamics, Fit]) -> None:
@@ -77,18 +93,18 @@ def test_noise_decides(made: tuple[Dynamics, Fit]) -> None:
     assert isinstance(model, MlpEnsemble)
     state, action = points(64)
     noise = torch.randn(64, model.noise_size)
-    one, other = (model.step({"state": state}, action, noise) for _ in range(2))
-    assert torch.equal(one.next_obs["state"], other.next_obs["state"])
-    assert not torch.equal(
-        one.next_obs["state"], model.step({"state": state}, action, -noise).next_obs["state"]
+    one, same, other = (
+        model.step({"state": state}, action, each).next_obs["state"]
+        for each in (noise, noise, -noise)
     )
+    assert torch.equal(one, same) and not torch.equal(one, other)
     noise = torch.zeros(64, model.noise_size)
     noise[:, 0] = torch.linspace(-9, 9, 64)
     mean, _, _ = model(model.inputs({"state": state}, action))
-    out = mean[model.elites] * model.scale + model.shift
+    change = (mean[model.elites] * model.scale + model.shift)[..., :2]
     found = model.step({"state": state}, action, noise).next_obs["state"]
-    assert torch.allclose(found[0], (state + out[0, :, :2])[0], atol=1e-6)
-    assert torch.allclose(found[-1], (state + out[-1, :, :2])[-1], atol=1e-6)
+    torch.testing.assert_close(found[0], state[0] + change[0, 0])
+    torch.testing.assert_close(found[-1], state[-1] + change[-1, -1])
 
 
 def test_elites_have_the_least_held_out_error(folder: Path, made: tuple[Dynamics, Fit]) -> None:
@@ -100,12 +116,8 @@ def test_elites_have_the_least_held_out_error(folder: Path, made: tuple[Dynamics
             y[:2] = -y[:2]
             return super().loss(type(batch)(batch.x, y, batch.ended))
 
-    torch.manual_seed(0)
-    built = build(node(most_updates=300), Dynamics, spec=SPEC)
-    assert isinstance(built, MlpEnsemble)
-    model = Spoiled(built.config, SPEC)
-    rows = model_transitions(read([str(folder / "demos")]), SPEC.obs)
-    model.fit(rows)
+    model = spoiled(Spoiled, most_updates=300)
+    model.fit(model_transitions(read([str(folder / "demos")]), SPEC.obs))
     assert int(model.elites[0]) == 2
 
 
@@ -116,9 +128,7 @@ def test_the_best_parameters_are_kept(folder: Path, made: tuple[Dynamics, Fit]) 
         def loss(self, batch: Any) -> torch.Tensor:
             return -self(batch.x)[0].square().mean((1, 2)) + 0 * super().loss(batch)
 
-    built = build(node(most_updates=3000, patience=2), Dynamics, spec=SPEC)
-    assert isinstance(built, MlpEnsemble)
-    model = Wrong(built.config, SPEC)
+    model = spoiled(Wrong, most_updates=3000, patience=2)
     before = [weight.clone() for weight in model.net.weights]
     fit = model.fit(model_transitions(read([str(folder / "demos")]), SPEC.obs))
     assert fit.history[-1][0] == 200  # two looks without improvement
@@ -148,33 +158,31 @@ def test_the_loss_by_hand() -> None:
 
 def test_a_folder_gives_the_same_model(folder: Path, made: tuple[Dynamics, Fit]) -> None:
     again = dynamics.load(folder / "model")
-    state, action = points(16)
-    noise = torch.randn(16, again.noise_size)
-    one, other = (m.step({"state": state}, action, noise) for m in (made[0], again))
-    assert torch.equal(one.next_obs["state"], other.next_obs["state"])
-    assert torch.equal(one.reward, other.reward) and again.spec == made[0].spec
+    assert equal(made[0], again, again.noise_size) and again.spec == made[0].spec
     files = "about.json metrics.jsonl model.safetensors model.yaml spec.json"
     assert sorted(file.name for file in (folder / "model").iterdir()) == files.split()
-    about = json.loads((folder / "model" / "about.json").read_text())
-    assert about["held_out"]["state/x"]["error"] < 0.01 * about["held_out"]["state/x"]["spread"]
+    about = json.loads((folder / "model" / "about.json").read_text())["held_out"]["state/x"]
+    assert about["error"] < 0.01 * about["spread"]
 
 
-def test_a_folder_of_another_person_builds_models_only(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "model", tmp_path / "model")
-    file = tmp_path / "model" / "model.yaml"
-    text = file.read_text()
-    file.write_text(yaml.safe_dump({"_target_": "embodied.policies.random.Random"}))
-    with pytest.raises(ConfigError, match="is no Dynamics"):
-        dynamics.load(tmp_path / "model")
-    file.write_text(text.replace("networks: 3", "networks: 4"))
-    with pytest.raises(ConfigError, match="do not fit"):
-        dynamics.load(tmp_path / "model")
-    file.write_text(text)
-    about = tmp_path / "model" / "about.json"
-    about.write_text(about.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ConfigError, match="newer"):
-        dynamics.load(tmp_path / "model")
-    with pytest.raises(ConfigError, match="holds no model"):
+@pytest.mark.parametrize(
+    ("file", "old", "new", "why"),
+    [
+        ("model.yaml", "embodied.models.ensemble.MlpEnsemble", RANDOM, "is no Dynamics"),
+        ("model.yaml", "networks: 3", "networks: 4", "do not fit"),
+        ("about.json", '"format": 1', '"format": 2', "newer"),
+        ("about.json", None, None, "holds no model"),
+    ],
+)
+def test_a_folder_of_another_person_builds_models_only(
+    folder: Path, made: Any, tmp_path: Path, file: str, old: str, new: str, why: str
+) -> None:
+    if old:
+        shutil.copytree(folder / "model", tmp_path, dirs_exist_ok=True)
+        text = (tmp_path / file).read_text()
+        assert old in text
+        (tmp_path / file).write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=why):
         dynamics.load(tmp_path)
 
 
@@ -189,38 +197,27 @@ def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
 
 def test_discrete_actions_and_chosen_observations() -> None:
     """The state moves by the number of the choice; a picture is left out by model.obs."""
-    spec = Spec(
-        {"state": Leaf((1,), low=0.0, high=100.0), "eye": Leaf((4, 4, 3), "uint8")},
-        Leaf((), "int64", 0, 2),
-        dt=0.1,
-    )
-    state = 50 * torch.rand(600, 1)
-    action = torch.randint(3, (600,))
-    rows = {
-        "obs/state": state,
-        "action": action,
-        "reward": action.float(),
-        "discount": torch.ones(600),
-        "next_obs/state": state + action[:, None],
-    }
+    place, eye = Leaf((1,), low=0.0, high=100.0), Leaf((4, 4, 3), "uint8")
+    spec = Spec({"state": place, "eye": eye}, Leaf((), "int64", 0, 2), dt=0.1)
     with pytest.raises(ConfigError, match=r"eye is uint8.*model.obs=\[state\]"):
         build(node(), Dynamics, spec=spec)
     with pytest.raises(ConfigError, match='no observation "stat"'):
         predicted(spec, ("stat",))
+    state, action = 50 * torch.rand(600, 1), torch.randint(3, (600,))
+    rows = {"obs/state": state, "action": action, "reward": action.float()}
+    rows |= {"discount": torch.ones(600), "next_obs/state": state + action[:, None]}
     torch.manual_seed(0)
     model = build(node(obs=["state"], most_updates=1500), Dynamics, spec=spec)
     model.fit(rows)
-    at = torch.full((3, 1), 20.0)
-    found = model.step({"state": at}, torch.arange(3), torch.zeros(3, model.noise_size))
-    assert torch.allclose(found.next_obs["state"][:, 0], torch.tensor([20.0, 21, 22]), atol=0.1)
-    assert torch.allclose(found.reward, torch.arange(3).float(), atol=0.1)
-    end = model.step({"state": 100 * torch.ones(1, 1)}, torch.tensor([2]), torch.zeros(1, 4))
-    assert end.next_obs["state"].item() == 100.0, "observations stay within their bounds"
-    noise = torch.zeros(1, 4)
+    at = torch.tensor([[20.0], [20.0], [20.0], [100.0]])
+    choice, noise = torch.tensor([0, 1, 2, 2]), torch.zeros(4, model.noise_size)
     noise[:, -1] = -20.0
-    assert not model.step({"state": at[:1]}, torch.tensor([2]), noise).terminated, (
-        "none in the data"
-    )
+    found = model.step({"state": at}, choice, noise)
+    after = found.next_obs["state"][:, 0]
+    assert torch.allclose(after[:3], torch.tensor([20.0, 21, 22]), atol=0.1)
+    assert torch.allclose(found.reward[:3], torch.arange(3).float(), atol=0.1)
+    assert after[3] == 100.0, "observations stay within their bounds"
+    assert not found.terminated.any(), "none in the data"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,13 +230,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     about = json.loads((out / "about.json").read_text())
     assert about["episodes"] == 12 and about["demos"] == demos
     assert isinstance(dynamics.load(out), MlpEnsemble)
-    assert exit_of("model", "train", f"demos={demos[0]}", f"out={out}") == 2
-    assert f"out={out} exists" in capsys.readouterr().err
     other = f"out={tmp_path / 'c'}"
-    assert exit_of("model", "train", f"demos={demos[0]}", other, "model.elites=9") == 2
-    assert "model.elites=9" in capsys.readouterr().err
-    assert exit_of("model", "train", "demos=nowhere", other) == 2
-    assert "demos=nowhere" in capsys.readouterr().err
+    for words, why in (
+        ([f"demos={demos[0]}", f"out={out}"], f"out={out} exists"),
+        ([f"demos={demos[0]}", other, "model.elites=9"], "model.elites=9"),
+        (["demos=nowhere", other], "demos=nowhere"),
+    ):
+        assert exit_of("model", "train", *words) == 2
+        assert why in capsys.readouterr().err
 
 
 PENDULUM = Spec(
@@ -259,19 +257,16 @@ def make(spec: Spec = PENDULUM, **settings: Any) -> Sindy:
 def swing(count: int = 500) -> Tensors:
     """Transitions of the Euler-discretised pendulum, without noise: episodes of 25 steps."""
     random = torch.Generator().manual_seed(3)
-    state = torch.rand(count, 2, generator=random) * torch.tensor([6.0, 8.0]) - torch.tensor(
-        [3.0, 4.0]
-    )
+    state = torch.tensor([6.0, 8.0]) * (torch.rand(count, 2, generator=random) - 0.5)
     action = 2 * torch.rand(count, 1, generator=random) - 1
-    speed = state[:, 1] + DT * (GRAVITY * state[:, 0].sin() + TORQUE * action[:, 0])
-    following = torch.stack([state[:, 0] + DT * state[:, 1], speed], 1)
-    reward = -(state[:, 0].square() + 0.1 * state[:, 1].square() + 0.01 * action[:, 0].square())
+    angle, speed = state.T
+    faster = speed + DT * (GRAVITY * angle.sin() + TORQUE * action[:, 0])
     return {
         "obs/state": state,
         "action": action,
-        "reward": reward,
+        "reward": -(angle.square() + 0.1 * speed.square() + 0.01 * action[:, 0].square()),
         "discount": torch.ones(count),
-        "next_obs/state": following,
+        "next_obs/state": torch.stack([angle + DT * speed, faster], 1),
         "episode": torch.arange(count) // 25,
     }
 
@@ -280,23 +275,16 @@ def test_the_pendulum_is_recovered() -> None:
     """From 500 noiseless samples every coefficient to 1e-3, and no other term."""
     model = make(angles=[0])
     fit = model.fit(swing())
-    names = model.names()
-    assert names == [
-        "state/angle",
-        "state/speed",
-        *("sin(state/angle)", "cos(state/angle)"),
-        "action[0]",
-    ]
+    names = ["state/angle", "state/speed", "sin(state/angle)", "cos(state/angle)", "action[0]"]
+    assert model.names() == names
     words = [readable(term, names) for term in model.dynamics.terms]
     found = [
-        {word: c for word, c in zip(words, column.tolist(), strict=True) if c}
-        for column in model.agreed(model.changes).T
+        {word: c for word, c in zip(words, column, strict=True) if c}
+        for column in model.agreed(model.changes).T.tolist()
     ]
-    assert found[0] == {"state/speed": pytest.approx(DT, abs=1e-3)}
-    assert found[1] == {
-        "sin(state/angle)": pytest.approx(DT * GRAVITY, abs=1e-3),
-        "action[0]": pytest.approx(DT * TORQUE, abs=1e-3),
-    }
+    expected = {"sin(state/angle)": DT * GRAVITY, "action[0]": DT * TORQUE}
+    assert found[0] == pytest.approx({"state/speed": DT}, abs=1e-3)
+    assert found[1] == pytest.approx(expected, abs=1e-3)
     assert all(output.explained > 0.9999 for output in fit.outputs[:3])
     assert fit.facts["terms"].startswith("3 of")
     text = model.equations()
@@ -307,16 +295,15 @@ def test_the_pendulum_is_recovered() -> None:
 def test_thresholding_by_hand() -> None:
     """Orthogonal terms: each coefficient is its correlation, and small ones are dropped. Of two
     equal terms a ridge gives each half; where one is missing the other takes it all."""
-    every = torch.ones(3, dtype=torch.bool)
     config = Config(threshold=0.1, ridge=1e-9)
-    cross = torch.tensor([0.5, 0.05, -0.2], dtype=torch.float64)
-    found = stlsq(torch.eye(3, dtype=torch.float64), cross, every, config)
-    torch.testing.assert_close(found, torch.tensor([0.5, 0.0, -0.2], dtype=torch.float64))
-    twins = torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
-    both = torch.ones(2, dtype=torch.float64)
-    assert stlsq(twins, both, every[:2], config).tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
-    one = torch.tensor([True, False])
-    assert stlsq(twins, both, one, config).tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    for gram, cross, known, expected in (
+        (torch.eye(3), [0.5, 0.05, -0.2], [True, True, True], [0.5, 0.0, -0.2]),
+        (torch.ones(2, 2), [1.0, 1.0], [True, True], [0.5, 0.5]),
+        (torch.ones(2, 2), [1.0, 1.0], [True, False], [1.0, 0.0]),
+    ):
+        given = torch.tensor(cross, dtype=torch.float64)
+        found = stlsq(gram.double(), given, torch.tensor(known), config)
+        assert found.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_library_by_hand() -> None:
@@ -374,12 +361,7 @@ def test_ends_are_learned(equations: tuple[Path, Dynamics]) -> None:
 def test_a_folder_holds_equations_and_the_same_model(equations: tuple[Path, Dynamics]) -> None:
     folder, model = equations
     assert "state/x' = state/x + 0.1 state/v" in (folder / "equations.txt").read_text()
-    again = dynamics.load(folder)
-    state, action = torch.rand(8, 2) - 0.5, 2 * torch.rand(8, 1) - 1
-    zero = torch.zeros(8, 1)
-    one, other = (each.step({"state": state}, action, zero) for each in (model, again))
-    assert torch.equal(one.next_obs["state"], other.next_obs["state"])
-    assert torch.equal(one.reward, other.reward)
+    assert equal(model, dynamics.load(folder), 1)
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -388,25 +370,22 @@ def test_the_c_code_is_the_same(tmp_path: Path, circles: list[list[int]]) -> Non
     model = make(angles=[0], circles=circles, outside="end")
     model.fit(swing())
     (tmp_path / "model.h").write_text(model.header())
-    (tmp_path / "main.c").write_text(
-        '#include "model.h"\nint run(const float *, const float *, float *, float *);\n'
-        "int run(const float *x, const float *u, float *n, float *r) "
-        "{ return model_step(x, u, n, r); }\n"
-    )
+    given = "(const float *x, const float *u, float *n, float *r)"
+    body = "{ return model_step(x, u, n, r); }"
+    source = f'#include "model.h"\nint run{given};\nint run{given} {body}\n'
+    (tmp_path / "main.c").write_text(source)
     library = tmp_path / "model.so"
     words = ["cc", *FLAGS, "-shared", "-fPIC", "-o", str(library), "main.c", "-lm"]
     subprocess.run(words, cwd=tmp_path, check=True)
     run = ctypes.CDLL(str(library)).run
     run.argtypes = [ctypes.c_void_p] * 4
     state, action = 8 * torch.rand(50, 2) - 4, 2 * torch.rand(50, 1) - 1
+    found, reward = torch.zeros(50, 2), torch.zeros(50, 1)
+    tensors = zip(state, action, found, reward, strict=True)
+    ends = [bool(run(*(row.data_ptr() for row in rows))) for rows in tensors]
     expected = model.step({"state": state}, action, torch.zeros(50, 1))
-    found, reward = torch.zeros(50, 2), torch.zeros(50)
-    ends = [
-        bool(run(*(t.data_ptr() for t in (state[k], action[k], found[k], reward[k : k + 1]))))
-        for k in range(50)
-    ]
     torch.testing.assert_close(found, expected.next_obs["state"], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(reward, expected.reward, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(reward[:, 0], expected.reward, atol=1e-4, rtol=1e-4)
     assert ends == expected.terminated.tolist()
     assert 0 < sum(ends) < 50 or circles, "beyond the data an episode ends"
 

@@ -46,31 +46,21 @@ class Recital:
         return [messages for seed in sorted(self.heard) for messages in self.heard[seed]]
 
     def ask(
-        self,
-        messages: Sequence[Message],
-        schema: dict[str, Any] | None = None,
-        *,
-        temperature: float = 0.0,
-        seed: int = 0,
+        self, messages: Sequence[Message], schema: Any = None, temperature: float = 0, seed: int = 0
     ) -> Answer:
         with self.lock:
             before = self.heard.setdefault(seed, [])
             at = len(before)
             before.append(tuple(messages))
-        name = self._name(seed, at)
+        names = self.names[seed] if seed < len(self.names) else ()
+        if not isinstance(names, str) and at >= len(names):
+            raise BudgetSpent("all answers are used up")
+        name = names if isinstance(names, str) else names[at]
         if name == "silence":
             raise ChatError("the server does not answer")
         text = self.texts[name]
         data = json.loads(text) if schema is not None else None
         return Answer(text, data, self.name, f"{name}:{seed}:{at}", tokens=7)
-
-    def _name(self, seed: int, at: int) -> str:
-        names = self.names[seed] if seed < len(self.names) else ()
-        if isinstance(names, str):
-            return names
-        if at >= len(names):
-            raise BudgetSpent("all answers are used up")
-        return names[at]
 
 
 WORLD = {"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 16}

@@ -73,16 +73,3 @@ def test_a_served_model_repairs_a_refused_program_and_its_answers_are_recorded(
     assert [o["reply"] for o in origins(again)] == [o["reply"] for o in origins(out)]
     assert all(origin["cached"] and origin["refused"] for origin in origins(again))
     assert (again / "best.py").read_text() == (out / "best.py").read_text()
-
-
-@only_all
-def test_answers_without_a_program_end_in_one_line(
-    tmp_path: Path, endpoint: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "short"
-    cache = f"chat.cache={tmp_path / 'chat.jsonl'}"
-    assert design(*endpoint, cache, "chat.max_tokens=2", f"out={out}") == 2
-    captured = capfd.readouterr()
-    assert captured.err.count("\n") == 1 and "no valid program; see" in captured.err
-    assert captured.out.count("rejected  answer: ") == 2
-    assert all(len(origin["refused"]) == 1 for origin in origins(out))

@@ -14,22 +14,24 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Relabel
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.env import VecEnv
-from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward, Scheduled, Stateful
+from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward, Scheduled
 from embodied.core.tensors import Tensors
 from embodied.envs.quadrotor.hover_env import hover_rows
-from embodied.rewards.handcrafted.composite import CompositeReward, ScheduledWeights, correlation
+from embodied.rewards.handcrafted.composite import ScheduledWeights, correlation
 from embodied.rewards.wrappers.added_observations import VISITS, VisitCountWrapper, with_render
 from tests.builders import node_of
-from tests.rewards.rows import SPEC, drawn, make, rows, state, step
+from tests.rewards.rows import drawn, make, rows, state, step
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
 allow("tests")
+STAY = torch.zeros(2, 1)
 NEAR = {
     "_target_": "embodied.rewards.handcrafted.factors.WeightedSum",
     "factors": {"near": {"of": "distance", "a": "tool", "b": "goal"}},
     "env_weight": 0.0,
 }
+LOOKING = {"_target_": "tests.rewards.test_composite.Looking"}
 RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "env_weight": 0.0, "hidden": [8]}
 
 
@@ -53,61 +55,63 @@ class Sharper(Looking):
     size = 8
 
 
-def mixed(tmp_path: Path, terms: dict[str, Any], **settings: Any) -> CompositeReward:
-    node = node_of("rewards.handcrafted.composite.CompositeReward", terms=terms, **settings)
+def mixed(tmp_path: Path, *terms: dict[str, Any], **settings: Any) -> Any:
+    """A composite of terms that are named a, b, ..."""
+    named = dict(zip("ab", terms, strict=False))
+    node = node_of("rewards.handcrafted.composite.CompositeReward", terms=named, **settings)
     return make(node, folder=tmp_path)
+
+
+def at(*distances: float) -> Tensors:
+    """Rows that stay at these distances from the goal."""
+    states = torch.stack([state(distance) for distance in distances])
+    return rows(states, states)
 
 
 def test_weights_and_clips_by_hand(tmp_path: Path) -> None:
     """Distances 1, 3: w clip(d, 2) and 2 times the world's 0.5."""
-    terms = {"near": {"reward": NEAR, "weight": 10.0, "clip": 2.0}}
-    reward = mixed(tmp_path, terms, env_weight=2.0)
-    now = torch.stack([state(1.0), state(3.0)])
-    assert reward(rows(now, now)).tolist() == [11.0, 21.0]
-    assert reward.frozen
-    assert set(reward.components(rows(now, now))) == {"env", "near"}
+    reward = mixed(tmp_path, {"reward": NEAR, "weight": 10.0, "clip": 2.0}, env_weight=2.0)
+    parts = {name: part.tolist() for name, part in reward.components(at(1.0, 3.0)).items()}
+    assert parts == {"env": [1.0, 1.0], "a": [10.0, 20.0]}
+    assert reward(at(1.0, 3.0)).tolist() == [11.0, 21.0]
 
 
 def test_a_normalised_term_has_mean_0_and_deviation_1(tmp_path: Path) -> None:
     """Distances 1, 3, 5: mean 3, deviation sqrt(8/3), all of it from `update`, none from a call."""
-    reward = mixed(tmp_path, {"near": {"reward": NEAR, "normalise": True}}, env_weight=0.0)
-    now = torch.stack([state(1.0), state(3.0), state(5.0)])
-    batch = rows(now, now)
-    assert not reward.frozen
-    assert torch.equal(reward(batch), reward(batch)) and reward(batch).tolist() == [1.0, 3.0, 5.0]
+    reward = mixed(tmp_path, {"reward": NEAR, "normalise": True}, env_weight=0.0)
+    batch = at(1.0, 3.0, 5.0)
+    for _ in range(2):
+        assert reward(batch).tolist() == [1.0, 3.0, 5.0]
     metrics = reward.update(batch)
-    unit = (8 / 3) ** 0.5
-    torch.testing.assert_close(reward(batch), torch.tensor([-2.0, 0.0, 2.0]) / unit)
-    assert metrics["near"].item() == pytest.approx(0.0, abs=1e-6)
+    torch.testing.assert_close(reward(batch), torch.tensor([-2.0, 0.0, 2.0]) / (8 / 3) ** 0.5)
+    assert metrics["a"].item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
-    plain = mixed(tmp_path, {"near": {"reward": NEAR}}, suspect=0)
-    assert plain.frozen
-    assert not isinstance(plain, AugmentsEnv) and not isinstance(plain, ObservesSteps | Scheduled)
-    learning = mixed(tmp_path, {"near": {"reward": NEAR}, "new": {"reward": RND}}, suspect=0)
-    assert not learning.frozen
-    assert isinstance(learning, ObservesSteps) and isinstance(learning, Stateful)
-    assert isinstance(mixed(tmp_path, {"later": {"reward": SCHEDULE}}), Scheduled)
-    looking = {"reward": {"_target_": "tests.rewards.test_composite.Looking"}}
-    assert isinstance(mixed(tmp_path, {"looks": looking}), AugmentsEnv)
+    protocols = (AugmentsEnv, ObservesSteps, Scheduled)
+    for node, frozen, expected in (
+        (NEAR, True, []),
+        (RND, False, [ObservesSteps]),
+        (SCHEDULE, False, [Scheduled]),
+        (LOOKING, True, [AugmentsEnv]),
+    ):
+        reward = mixed(tmp_path, {"reward": NEAR}, {"reward": node}, suspect=0)
+        assert reward.frozen is frozen
+        assert [each for each in protocols if isinstance(reward, each)] == expected
+    assert not mixed(tmp_path, {"reward": NEAR, "normalise": True}).frozen
 
 
 def test_two_that_look_share_a_picture_or_are_refused(tmp_path: Path) -> None:
-    one = {"reward": {"_target_": "tests.rewards.test_composite.Looking"}}
+    looking, world = {"reward": LOOKING}, Counter(CounterConfig())
+    assert mixed(tmp_path, looking, looking).augment_env(world).depth == 1
     other = {"reward": {"_target_": "tests.rewards.test_composite.Sharper"}}
-    world = Counter(CounterConfig())
-    same: Any = mixed(tmp_path, {"a": one, "b": one})
-    assert same.augment_env(world).depth == 1
-    different: Any = mixed(tmp_path, {"a": one, "b": other})
     with pytest.raises(ConfigError, match=r"reward\.terms\.b renders .* with other settings"):
-        different.augment_env(world)
+        mixed(tmp_path, looking, other).augment_env(world)
 
 
 def test_state_goes_on_exactly(tmp_path: Path) -> None:
-    terms = {"near": {"reward": NEAR, "normalise": True}, "new": {"reward": RND}}
-    one: Any = mixed(tmp_path, terms)
-    other: Any = mixed(tmp_path, terms)
+    terms = {"reward": NEAR, "normalise": True}, {"reward": RND}
+    one, other = (mixed(tmp_path, *terms) for _ in range(2))
     everyone = torch.arange(2)
     one.observe_step(drawn(2), everyone, step(2, [True, False], [True, False]))
     one.update(drawn(8))
@@ -115,31 +119,30 @@ def test_state_goes_on_exactly(tmp_path: Path) -> None:
     for reward in (one, other):
         reward.observe_step(drawn(2, 1), everyone, step(2, [True, True], [False, False]))
         reward.update(drawn(8, 1))
+        assert reward.get_state()["record"]["won"] == [1.0, 0.0, 0.0]
     assert torch.equal(one(drawn(8, 2)), other(drawn(8, 2)))
     assert one.get_state()["record"] == other.get_state()["record"]
-    assert one.get_state()["record"]["won"] == [1.0, 0.0, 0.0]
 
 
 def test_a_term_that_goes_against_success_is_warned_about_once(tmp_path: Path) -> None:
     """Episodes of one step; those that succeed are nearer, so distance goes against success."""
-    terms = {"far": {"reward": NEAR}, "near": {"reward": NEAR, "weight": -1.0}}
-    reward: Any = mixed(tmp_path, terms, report=4, suspect=2)
-    batch = rows(torch.stack([state(1.0), state(3.0)]), torch.stack([state(1.0), state(3.0)]))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            reward.observe_step(batch, torch.arange(2), step(2, [True, True], [True, False]))
-        assert not caught
-        for _ in range(9):
-            reward.observe_step(batch, torch.arange(2), step(2, [True, True], [True, False]))
-    (line,) = (str(warning.message) for warning in caught)
-    assert "term far was lower in successful episodes" in line
+    terms = {"reward": NEAR}, {"reward": NEAR, "weight": -1.0}
+    reward = mixed(tmp_path, *terms, report=4, suspect=2)
+    seen = []
+    for _ in range(12):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ended = step(2, [True, True], [True, False])
+            reward.observe_step(at(1.0, 3.0), torch.arange(2), ended)
+        seen.append([str(warning.message) for warning in caught])
+    (line,) = seen.pop(3)
+    assert "term a was lower in successful episodes" in line and not any(seen)
 
 
 def test_correlation_by_hand() -> None:
-    assert correlation(torch.tensor([1.0, 2, 3]), torch.tensor([2.0, 4, 6])).item() == 1.0
-    assert correlation(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 3, 2])).item() == 0.5
-    assert correlation(torch.ones(3), torch.tensor([1.0, 3, 2])).item() == 0.0
+    pairs = ([1.0, 2, 3], [2.0, 4, 6]), ([1.0, 2, 3], [1.0, 3, 2]), ([1.0, 1, 1], [1.0, 3, 2])
+    found = [correlation(torch.tensor(a), torch.tensor(b)).item() for a, b in pairs]
+    assert found == pytest.approx([1.0, 0.5, 0.0])
 
 
 class Circle(Counter):
@@ -150,40 +153,32 @@ class Circle(Counter):
 
 
 def test_visits_are_counted_within_an_episode_of_each_row() -> None:
-    """0 1 0 1 0 ...: row 0 ends after 3 steps, row 1 after 5; each begins again at one visit."""
-    env = VisitCountWrapper(Circle(CounterConfig()))
-    assert env.reset()[VISITS].tolist() == [1, 1]
-    seen, ends = [], []
-    for _ in range(5):
-        result = env.step(torch.zeros(2, 1))
-        seen.append(result.next_obs[VISITS].tolist())
-        ends.append(result.obs[VISITS].tolist())
-    assert seen == [[1, 1], [2, 2], [2, 2], [1, 3], [2, 3]]
-    assert ends == [[1, 1], [2, 2], [1, 2], [1, 3], [2, 1]]
-
-
-def test_visits_go_on_exactly_and_hash_apart() -> None:
+    """0 1 0 1 0 ...: row 0 ends after 3 steps, row 1 after 5; each begins again at one visit. They
+    go on from a saved state."""
     env, other = (VisitCountWrapper(Circle(CounterConfig())) for _ in range(2))
-    env.reset()
-    for _ in range(4):
-        env.step(torch.zeros(2, 1))
-    other.set_state(env.get_state())
-    for _ in range(200):
-        one, two = env.step(torch.zeros(2, 1)), other.step(torch.zeros(2, 1))
-        assert torch.equal(one.next_obs[VISITS], two.next_obs[VISITS])
+    assert env.reset()[VISITS].tolist() == [1, 1]
+    results = []
+    for _ in range(5):
+        results.append(env.step(STAY))
+        other.set_state(env.get_state())
+        env, other = other, env
+    reached = [result.next_obs[VISITS].tolist() for result in results]
+    assert reached == [[1, 1], [2, 2], [2, 2], [1, 3], [2, 3]]
+    begun = [result.obs[VISITS].tolist() for result in results]
+    assert begun == [[1, 1], [2, 2], [1, 2], [1, 3], [2, 1]]
+
+
+def test_visits_hash_apart() -> None:
     numbers = {"state": torch.arange(20_000.0).view(-1, 1) / 500}
-    long = VisitCountWrapper(Counter(CounterConfig(num_envs=20_000)))
-    assert len(long._hash(numbers).unique()) == 20_000
+    env = VisitCountWrapper(Counter(CounterConfig(num_envs=20_000)))
+    assert len(env._hash(numbers).unique()) == 20_000
 
 
 def test_decay_divides_by_the_visits(tmp_path: Path) -> None:
-    reward: Any = mixed(tmp_path, {"near": {"reward": NEAR, "decay": 2.0}}, env_weight=0.0)
-    now = torch.stack([state(4.0), state(4.0)])
-    batch = rows(now, now) | {f"next_obs/{VISITS}": torch.tensor([1, 4])}
+    reward = mixed(tmp_path, {"reward": NEAR, "decay": 2.0}, env_weight=0.0)
+    batch = at(4.0, 4.0) | {f"next_obs/{VISITS}": torch.tensor([1, 4])}
     assert reward(batch).tolist() == [4.0, 0.25]
-    assert isinstance(reward, AugmentsEnv)
     assert VISITS in reward.augment_env(Counter(CounterConfig())).spec.obs
-    assert VISITS not in SPEC.obs
 
 
 SCHEDULE = {
@@ -197,7 +192,7 @@ SCHEDULE = {
 
 def test_weights_at_each_bump() -> None:
     reward = build(SCHEDULE, Reward)
-    assert isinstance(reward, ScheduledWeights) and isinstance(reward, Scheduled)
+    assert isinstance(reward, ScheduledWeights)
     for at, position, velocity in (
         (0, 5.0, 0.01),
         (99_999, 5.0, 0.01),
@@ -207,9 +202,9 @@ def test_weights_at_each_bump() -> None:
         (10, 5.0, 0.01),
     ):
         reward.set_step(at)
-        assert reward.weights["position"] == pytest.approx(position)
-        assert reward.weights["velocity"] == pytest.approx(velocity)
-        assert float(reward.update({})["position"]) == pytest.approx(position)
+        expected = pytest.approx({"position": position, "velocity": velocity, "action": velocity})
+        assert reward.weights == expected
+        assert {name: float(value) for name, value in reward.update({}).items()} == expected
 
 
 def hovering() -> dict[str, torch.Tensor]:
@@ -233,9 +228,7 @@ def test_stored_rows_are_rewarded_with_the_weights_of_now() -> None:
         reward.set_step(at)
         batch = source.sample(64)
         expected = 2 - 0.5 * (position * 0.25 + action * 4 * 0.334053**2)
-        alive = batch["discount"] > 0
-        assert alive.any() and not alive.all()
-        torch.testing.assert_close(batch["reward"], expected * alive)
+        torch.testing.assert_close(batch["reward"], expected * (batch["discount"] > 0))
     assert replay.sample(1)["reward"] == 7.0
 
 
@@ -258,7 +251,5 @@ def test_settings_reach_the_function() -> None:
 
 def test_rewards_are_multiplied() -> None:
     scaled = build(node_of("rewards.handcrafted.composite.Scaled", factor=0.1), Reward)
-    rows = {"reward": torch.tensor([10.0, -5.0])}
-    torch.testing.assert_close(scaled(rows), torch.tensor([1.0, -0.5]))
-    assert rows["reward"].tolist() == [10.0, -5.0]
-    assert scaled.frozen and scaled.update(rows) == {}
+    paid = scaled({"reward": torch.tensor([10.0, -5.0])})
+    torch.testing.assert_close(paid, torch.tensor([1.0, -0.5]))

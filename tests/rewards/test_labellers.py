@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
-from embodied.rewards.preferences.heron import Heron, preference_loss, preferences
+from embodied.rewards.preferences.heron import preference_loss, preferences
 from embodied.rewards.preferences.labellers import (
     ABSTAIN,
     FIRST,
@@ -33,7 +33,6 @@ from embodied.rewards.preferences.labellers import (
 )
 from embodied.rewards.preferences.preference import (
     FitConfig,
-    Pictures,
     Ranker,
     loss_of,
     scores_of,
@@ -43,17 +42,17 @@ from tests.builders import node_of
 from tests.llm.server import Server, Told, says, serving
 from tests.rewards.rows import drawn, make
 
-CPU = torch.device("cpu")
+CPU, PLANE = torch.device("cpu"), Leaf((2,))
 
 
 def test_the_loss_by_hand() -> None:
+    """-log sigmoid(0.5) and log 2, in mean over the pairs; members are summed."""
     first, second = torch.tensor([[0.2, 0.0]]), torch.tensor([[0.7, 0.0]])
     target = torch.tensor([[1.0, 0.5]])
-    # -log sigmoid(0.5) and log 2, in mean over the pairs.
     expected = (math.log(1 + math.exp(-0.5)) + math.log(2)) / 2
-    assert float(loss_of(first, second, target)) == pytest.approx(expected)
-    two = loss_of(first.expand(2, -1), second.expand(2, -1), target.expand(2, -1))
-    assert float(two) == pytest.approx(2 * expected)  # members are summed: each learns by itself
+    for members in (1, 2):
+        loss = loss_of(*(each.expand(members, -1) for each in (first, second, target)))
+        assert float(loss) == pytest.approx(members * expected)
 
 
 def labels(n: int, seed: int, error: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,84 +63,53 @@ def labels(n: int, seed: int, error: float = 0.0) -> tuple[Tensor, Tensor, Tenso
     return first, second, ((second.sum(1) > first.sum(1)) ^ wrong).float()
 
 
+def ranker(leaf: Leaf = PLANE, **fit: Any) -> Ranker:
+    return Ranker(leaf, FitConfig(**{"hidden": (32,), "rate": 1e-2} | fit), CPU, 0)
+
+
 def test_scores_order_what_was_never_compared() -> None:
-    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-2), CPU, 0)
-    metrics = ranker.learn(labels(200, 0))
-    assert float(metrics["train_accuracy"]) > 0.97
-    assert ranker.accuracy(labels(1000, 1)) > 0.95
-    assert ranker.score(torch.rand(50, 2)).abs().max() <= 1
+    """And their accuracy on new labels is foretold, not fitted."""
+    model = ranker()
+    metrics = model.learn(labels(200, 0))
+    assert float(metrics["train_accuracy"]) > 0.97 and "new_accuracy" not in metrics
+    assert model.accuracy(labels(1000, 1)) > 0.95
+    assert model.score(torch.rand(50, 2)).abs().max() <= 1
+    first, second, target = labels(100, 1)
+    metrics = model.learn((first, second, 1 - target))  # everything the other way round
+    assert float(metrics["new_accuracy"]) < 0.1
+    assert len(model) == 300
 
 
 def test_beginning_anew_keeps_wrong_labels_from_being_learned_by_heart() -> None:
-    parts = [labels(60, seed, error=0.3) for seed in range(6)]
-    held_out = labels(1000, 99)
     told = {}
     for fresh in (True, False):
-        fit = FitConfig(hidden=(64,), rate=3e-3, epochs=20, fresh=fresh)
-        ranker = Ranker(Leaf((2,)), fit, CPU, 0)
-        for part in parts:
-            ranker.learn(part)
-        told[fresh] = ranker.accuracy(held_out)
-    assert told[True] > told[False] + 0.02
-
-
-def test_labels_that_are_often_wrong_still_teach() -> None:
-    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-3, epochs=30), CPU, 0)
-    ranker.learn(labels(600, 0, error=0.3))
-    assert ranker.accuracy(labels(1000, 1)) > 0.85
-
-
-def test_new_accuracy_is_foretold_not_fitted() -> None:
-    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-2), CPU, 0)
-    assert "new_accuracy" not in ranker.learn(labels(200, 0))
-    first, second, target = labels(100, 1)
-    metrics = ranker.learn((first, second, 1 - target))  # everything the other way round
-    assert float(metrics["new_accuracy"]) < 0.1
-    assert len(ranker) == 300
+        model = ranker(hidden=(64,), rate=3e-3, epochs=20, fresh=fresh)
+        for seed in range(6):
+            model.learn(labels(60, seed, error=0.3))
+        told[fresh] = model.accuracy(labels(1000, 99))
+    assert told[True] > told[False] + 0.02 and told[True] > 0.85
 
 
 def test_ties_are_a_half_and_not_counted_as_told() -> None:
-    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(16,), epochs=1), CPU, 0)
+    model = ranker(epochs=1)
     first, second, target = labels(10, 0)
-    told = ranker.accuracy((first, second, target))
     half = torch.full((10,), 0.5)
     both = (torch.cat([first, first]), torch.cat([second, second]), torch.cat([target, half]))
-    assert ranker.accuracy(both) == told
-    assert math.isnan(ranker.accuracy((first, second, half)))
+    assert model.accuracy(both) == model.accuracy((first, second, target))
+    assert math.isnan(model.accuracy((first, second, half)))
 
 
 def test_members_are_apart() -> None:
     """The groups of the convolutions, and the two ways to show pictures, are one computation."""
     net = scores_of(Leaf((40, 40, 3), "uint8", 0, 255), FitConfig(members=3), 0)
-    assert isinstance(net, Pictures)
     pictures = torch.randint(0, 256, (5, 40, 40, 3), dtype=torch.uint8)
+    each = pictures.expand(3, -1, -1, -1, -1).clone()
     shared = net(pictures)
-    own = net(pictures.expand(3, -1, -1, -1, -1), per_member=True)
-    assert shared.shape == (3, 5)
-    torch.testing.assert_close(shared, own)
-    assert not torch.allclose(shared[0], shared[1])
-    other = pictures.expand(3, -1, -1, -1, -1).clone()
-    other[1] = 0
-    changed = net(other, per_member=True)
-    torch.testing.assert_close(changed[[0, 2]], own[[0, 2]])
-    assert not torch.allclose(changed[1], own[1])
-
-
-def test_pictures_are_ranked() -> None:
-    random = torch.Generator().manual_seed(0)
-    place = torch.randint(0, 20, (2, 200), generator=random)
-
-    def drawn(places: Tensor) -> Tensor:
-        pictures = torch.zeros(len(places), 24, 24, 3, dtype=torch.uint8)
-        for picture, x in zip(pictures, places.tolist(), strict=True):
-            picture[10:14, x : x + 4] = 255
-        return pictures
-
-    target = torch.where(place[0] == place[1], 0.5, (place[1] > place[0]).float())
-    ranker = Ranker(Leaf((24, 24, 3), "uint8", 0, 255), FitConfig(epochs=8, rate=1e-3), CPU, 0)
-    ranker.learn((drawn(place[0]), drawn(place[1]), target))
-    scores = ranker.score(drawn(torch.arange(20)))
-    assert torch.corrcoef(torch.stack([scores, torch.arange(20.0)]))[0, 1] > 0.9
+    torch.testing.assert_close(shared, net(each, per_member=True))
+    each[1] = 0
+    changed = net(each, per_member=True)
+    torch.testing.assert_close(changed[[0, 2]], shared[[0, 2]])
+    assert not torch.allclose(shared[0], shared[1]) and not torch.allclose(changed[1], shared[1])
 
 
 FACTORS = [
@@ -181,23 +149,20 @@ def test_the_loss_of_an_order_by_hand() -> None:
 def test_the_model_ranks_as_the_order_does() -> None:
     """On rows that it has not seen, over nine of ten pairs; and it is the reward."""
     reward = make(HERON)
-    assert isinstance(reward, Heron)
     for seed in range(40):
         metrics = reward.update(drawn(256, seed))
     fresh = drawn(512, 10_000)
     values = torch.stack([factor(fresh) for factor in reward.factors], 1)
-    first, second = torch.arange(512), (torch.arange(512) + 200) % 512
-    wins, level = preferences(
-        values[first], values[second], reward.margins * reward.factor_moments.std
-    )
-    paid = reward.score(fresh)
-    right = ((paid[first] - paid[second]) * wins > 0)[wins != 0].float().mean()
+    margins = reward.margins * reward.factor_moments.std
+    wins, level = preferences(values, values.roll(-200, 0), margins)
+    assert (level == 0).any() and (level == 1).any()
+    gain = reward.score(fresh) - reward.score(fresh).roll(-200)
+    right = (gain * wins > 0)[wins != 0].float().mean()
     assert right > 0.9
     assert abs(metrics["accuracy"].item() - right.item()) < 0.1
-    assert (level == 0).any() and (level == 1).any()
-    assert (reward(fresh) <= 0).all() and reward(fresh).std() > 0.3
-    better, worse = reward(fresh)[first][wins > 0], reward(fresh)[second][wins > 0]
-    assert better.mean() > worse.mean() + 0.5
+    paid = reward(fresh)
+    assert (paid <= 0).all() and paid.std() > 0.3
+    assert (paid - paid.roll(-200))[wins > 0].mean() > 0.5
 
 
 def test_the_other_way_round_is_another_reward() -> None:
@@ -223,27 +188,22 @@ def labelled(judge: Labeller, first: dict[str, Tensor], second: dict[str, Tensor
     return [found[ticket] for ticket in tickets if found[ticket] != SKIPPED]
 
 
-def rewards(*values: float) -> dict[str, Tensor]:
-    return {"reward": torch.tensor(values)}
-
-
 def test_a_simulated_judge_knows_the_reward() -> None:
     judge = SimulatedLabeller(SimulatedConfig(tie=0.1))
-    labels = labelled(judge, rewards(0, 1, 2, 2), rewards(1, 0, 2.05, 1.95))
-    assert labels == [SECOND, FIRST, TIE, TIE]
+    first, second = ({"reward": torch.tensor(r)} for r in ([0, 1, 2, 2], [1, 0, 2.05, 1.95]))
+    assert labelled(judge, first, second) == [SECOND, FIRST, TIE, TIE]
     counts = judge.counts
     assert (counts.asked, counts.labelled, counts.tied, counts.abstained) == (4, 2, 2, 0)
 
 
 def test_errors_and_abstentions_come_as_often_as_said() -> None:
-    judge = SimulatedLabeller(SimulatedConfig(error=0.3, unsure=0.1), seed=1)
-    zeros = torch.zeros(20_000)
-    labels = judge.label({"reward": zeros}, {"reward": zeros + 1})
+    judge, again = (SimulatedLabeller(SimulatedConfig(error=0.3, unsure=0.1), 1) for _ in "ab")
+    pair = {"reward": torch.zeros(20_000)}, {"reward": torch.ones(20_000)}
+    labels = judge.label(*pair)
     share = [float((labels == kind).float().mean()) for kind in (FIRST, SECOND, TIE, ABSTAIN)]
     assert share == pytest.approx([0.27, 0.63, 0.0, 0.1], abs=0.012)  # three deviations
-    again = SimulatedLabeller(SimulatedConfig(error=0.3, unsure=0.1), seed=1)
     again.set_state(SimulatedLabeller(SimulatedConfig(), seed=1).get_state())
-    assert again.label({"reward": zeros}, {"reward": zeros + 1}).equal(labels)
+    assert again.label(*pair).equal(labels)
 
 
 @dataclass(frozen=True)
@@ -276,9 +236,7 @@ def flat(*colours: tuple[int, int, int]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("rungs", [("red",), ("blue", "red")])
-def test_an_encoder_judges_by_likeness(
-    rungs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoders_judge_likeness(rungs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embodied.core.build.ALLOWED", ["tests."])
     judge = EmbeddingLabeller(EmbeddingConfig("red", rungs, COLOURS, tie=0.01))
     red, violet, blue = (250, 0, 0), (120, 0, 120), (0, 0, 250)
@@ -300,8 +258,8 @@ class Steps(Colours):
 def test_an_encoder_may_bring_its_own_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embodied.core.build.ALLOWED", ["tests."])
     node = {"_target_": "tests.rewards.test_labellers.Steps"}
-    assert EmbeddingLabeller(EmbeddingConfig("red", (), node)).texts.tolist() == [[0, 1], [1, 0]]
-    assert EmbeddingLabeller(EmbeddingConfig("blue", (), node)).texts.tolist() == [[0, 1]]
+    for goal, rungs in (("red", [[0, 1], [1, 0]]), ("blue", [[0, 1]])):
+        assert EmbeddingLabeller(EmbeddingConfig(goal, (), node)).texts.tolist() == rungs
     with pytest.raises(ConfigError, match=r"labeller.goal is empty"):
         EmbeddingLabeller(EmbeddingConfig(""))
 
@@ -335,13 +293,10 @@ def test_both_orders_have_to_agree(one: str, two: str, label: int, tmp_path: Pat
     with serving(*script) as server:
         judge = model(server, tmp_path)
         assert labelled(judge, flat(DARK), flat(LIGHT)) == [label]
-    shown = [
-        [part["image_url"]["url"] for part in sent["messages"][0]["content"][1:]]
-        for sent in server.asked[::2]
-    ]
+    asked = [sent["messages"][0]["content"] for sent in server.asked]
+    shown = [[part["image_url"]["url"] for part in parts[1:]] for parts in asked[::2]]
     assert shown[0] == shown[1][::-1]
-    assert "touch the ball" in server.asked[0]["messages"][0]["content"][0]["text"]
-    assert "dark, light" in server.asked[1]["messages"][0]["content"]
+    assert "touch the ball" in asked[0][0]["text"] and "dark, light" in asked[1]
     assert judge.counts.tokens == 40
 
 
@@ -363,7 +318,7 @@ def test_a_refusal_costs_one_label_and_the_run_goes_on(tmp_path: Path) -> None:
     assert (judge.counts.failed, judge.counts.abstained, judge.stopped) == (1, 1, "")
 
 
-def test_an_endpoint_that_is_down_ends_the_session_only(
+def test_a_dead_endpoint_ends_the_session_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(Told({"error": "down"}, 500)) as server, caplog.at_level(logging.WARNING):
@@ -375,9 +330,7 @@ def test_an_endpoint_that_is_down_ends_the_session_only(
     assert "continuing in the next session" in caplog.text
 
 
-def test_a_spent_budget_keeps_the_labels_so_far(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_spent_budget_keeps_its_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(says("one"), nearer("first"), says("two"), nearer("first")) as server:
         judge = model(server, tmp_path, swap=False, limits={"calls": 3})
         with caplog.at_level(logging.WARNING):

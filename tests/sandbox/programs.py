@@ -9,13 +9,6 @@ SIGNED = "-> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:"
 EUREKA_START = f"\n{HEAD}\n@torch.jit.script\ndef compute_reward"
 
 EUREKA_PROGRAMS = {
-    "tuples of weights": f"""(tool: Tensor, cube: Tensor, action: Tensor) {SIGNED}
-    w_near, w_act = 1.0, 0.05
-    near = 1.0 / (1.0 + torch.norm(cube - tool, dim=-1) ** 2)
-    effort = torch.sum(action ** 2, dim=-1)
-    reward = w_near * near - w_act * effort
-    return reward, {{"near": w_near * near, "effort": -w_act * effort}}
-""",
     "a helper in TorchScript": f"""
 {HEAD}
 @torch.jit.script
@@ -51,11 +44,6 @@ def compute_reward(tool: Tensor, next_tool: Tensor, goal: Tensor) {SIGNED}
     "a scalar among the components": f"""(tool: Tensor, goal: Tensor) {SIGNED}
     gap = torch.norm(goal - tool, dim=-1)
     return -gap, {{"gap": -gap, "mean_gap": gap.mean(), "temperature": torch.tensor(0.5)}}
-""",
-    "default temperatures": """(tool: Tensor, goal: Tensor, a: float = 0.1, b: float = 1.0):
-    d = torch.norm(tool - goal, dim=-1)
-    near, far = torch.exp(-d / a), torch.exp(-d / b)
-    return near + far, {"near": near, "far": far}
 """,
     "an unused component and a comment": f"""(tool: Tensor, goal: Tensor) {SIGNED}
     # Die Distanz \u2014 kleiner ist besser (\u2264 5 cm \u2192 Bonus)
@@ -177,13 +165,6 @@ class Reward:
 
 PLAIN = {
     "one line": "def reward(goal, next_tool):\n    return -(goal - next_tool).norm(dim=-1)\n",
-    "numpy on batches": """
-import numpy as np
-
-def reward(tool, goal, width):
-    d = np.linalg.norm(tool - goal, axis=-1)
-    return np.where(d < 0.1, 1.0, -d) + 0.1 * np.clip(width, 0, 1)
-""",
     "numpy with parts": """
 def reward(cube, goal, action):
     d = np.sqrt(np.square(cube - goal).sum(axis=1))

@@ -50,6 +50,7 @@ def refused(sandbox: Sandbox, source: str, pattern: str) -> None:
 
 @pytest.mark.parametrize("name", PROCESS)
 def test_the_locked_process_stops_attacks(sandbox: Sandbox, name: str) -> None:
+    assert sandbox.status.startswith("seccomp on") and "possible" not in sandbox.status
     *lines, pattern = PROCESS[name]
     refused(sandbox, tries(*lines), pattern)
 
@@ -96,9 +97,6 @@ BY_HAND: dict[str, Any] = {
     "stages with else": expected_stage,
     "a vector and a number": lambda t: (
         -np.linalg.norm(t["tool"] - t["cube"]) - 0.5 * abs(t["width"])
-    ),
-    "tuples of weights": lambda t: (
-        1 / (1 + np.square(t["cube"] - t["tool"]).sum()) - 0.05 * np.square(t["action"]).sum()
     ),
     "a class with weights": lambda t: (
         -np.linalg.norm(t["tool"] - t["goal"]) - 0.01 * np.square(t["action"]).sum()
@@ -153,7 +151,7 @@ def test_limits_hold_per_call(sandbox: Sandbox) -> None:
         strict.gate(body("for i in range(10**7): x.sum()", "return x[:, 0]"), rows())
 
 
-def test_a_cost_that_only_later_transitions_show_stays_outside_of_training(
+def test_a_cost_that_later_transitions_show_stays_out_of_training(
     sandbox: Sandbox,
 ) -> None:
     """Memory grows with the cube of the transitions in a mask that the gate never saw."""
@@ -167,14 +165,10 @@ def test_a_cost_that_only_later_transitions_show_stays_outside_of_training(
 
 
 def test_nan_on_later_transitions_is_one_clear_line(sandbox: Sandbox) -> None:
-    """The gate saw none; training does."""
+    """The gate saw none; training does. A program that was stopped says so."""
     gated = sandbox.gate(gives("torch.log(x[:, 0] + 100)"), rows())
     with pytest.raises(Rejected, match="the reward is nan in 1 of 2 transitions"):
         gated({"x": torch.tensor([[0.0, 0, 0], [-101.0, 0, 0]])})
-
-
-def test_a_stopped_program_says_so(sandbox: Sandbox) -> None:
-    gated = sandbox.gate(FINE, rows())
     gated.close()
     with pytest.raises(Rejected, match="stopped before"):
         gated(rows())
@@ -185,10 +179,6 @@ def test_inputs_in_this_process_are_not_changed(sandbox: Sandbox) -> None:
     before = given["x"].clone()
     sandbox.gate(body("x *= 2", "return x[:, 0]"), given)(given)
     assert given["x"].equal(before)
-
-
-def test_a_locked_process_says_so(sandbox: Sandbox) -> None:
-    assert sandbox.status.startswith("seccomp on") and "possible" not in sandbox.status
 
 
 def test_a_machine_that_cannot_lock_needs_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,17 +29,23 @@ from embodied.teachers.resets.reset_distribution import (
     record_trajectories,
     restored,
 )
+from embodied.teachers.resets.reset_distribution import (
+    Config as Resets,
+)
 from embodied.teachers.resets.reverse import Reverse
 from embodied.teachers.resets.snapshot import Snapshot, k_means
 from embodied.teachers.resets.trajectory import nearby_states, similarity, similarity_graph
 from embodied.teachers.teacher import FILE, Curriculum, EpisodeLog, Outcome
 from embodied.training.logger import Log
 from embodied.training.train import train
+from tests.builders import make_policy
+from tests.teachers.place import ended
 from tests.training.test_teaching import NODE, PPO
 
 SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
 SNAPSHOT = "embodied.teachers.resets.snapshot.Snapshot"
 REVERSE = "embodied.teachers.resets.reverse.Reverse"
+STILL = torch.zeros(2, 4)
 
 
 def reach(rows: int = 2, horizon: int = 20) -> Fr3:
@@ -51,75 +57,65 @@ def made(target: str, env: Any, **settings: Any) -> Any:
     return build(node, Curriculum, spec=env.spec, env=env, seed=0)
 
 
+def recorded(env: Fr3, episodes: int, every: int) -> Trajectories:
+    policy = build(SCRIPT, Policy, spec=env.spec)
+    return record_trajectories(policy, env, episodes, every, seed=0, gamma=0.99)
+
+
 def ends(n: int, score: float = 1.0) -> Outcome:
-    return Outcome(torch.full((n,), score), torch.full((n,), score), torch.ones(n))
+    return ended(*[score] * n)
 
 
 def paths(sizes: list[int], returns: list[float], togo: list[float] | None = None) -> Trajectories:
     """Trajectories of so many states each, without a world."""
-    episode = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    time = torch.cat([torch.arange(size) for size in sizes])
-    left = torch.cat([torch.arange(size, 0, -1) for size in sizes])
-    values = torch.tensor(togo) if togo else left.double()
-    won = torch.tensor([float(each > 0) for each in returns])
     lengths = torch.tensor(sizes)
+    episode = torch.arange(len(sizes)).repeat_interleave(lengths)
+    time = torch.cat([torch.arange(size) for size in sizes])
+    left = lengths[episode] - time
+    values = torch.tensor(togo) if togo else left.double()
+    won = (torch.tensor(returns) > 0).float()
     obs = {"obs/state": values[:, None]}
     return Trajectories(
         obs, episode, time, left, values, left.double(), torch.tensor(returns), lengths, won
     )
 
 
-def placed(env: Any, rows: torch.Tensor, saved: Trajectories, index: torch.Tensor) -> Tensors:
-    return restored(env.get_state(), rows, saved.states, index, env.state_roles)
-
-
 @pytest.mark.parametrize("world", ["hopper", "reach"])
 def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
     """From each saved state the player earns to the bit what it earned from there."""
     env = reach() if world == "reach" else Gym(GymConfig("Hopper-v5", 2))
-    policy = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=env.spec
-    )
-    policy.eval()
+    policy = make_policy("gaussian.Gaussian", env.spec, seed=None, hidden=[8]).eval()
     saved = record_trajectories(policy, env, episodes=3, every=5, seed=1, gamma=0.9)
     assert saved.returns.shape == (3,) and set(saved.episode.tolist()) == {0, 1, 2}
-    assert all(time % 5 == 0 for time in saved.time.tolist())
+    assert (saved.time % 5 == 0).all() and len(saved) == tt.length(saved.states)
+    assert (saved.time + saved.left == saved.lengths[saved.episode]).all()
+    assert saved.only(torch.tensor([2, 0])).episode.unique().tolist() == [0, 1]
     for number in (0, len(saved) // 2, len(saved) - 1):
         env.reset(7)
         row = int(saved.episode[number]) % 2  # networks round by place in the batch
-        rows = torch.tensor([row])
-        obs = env.set_state(placed(env, rows, saved, torch.tensor([number])))
-        earned, discounted, steps, over = 0.0, 0.0, 0, False
-        with torch.no_grad():
-            while not over:
+        at, which = torch.tensor([row]), torch.tensor([number])
+        obs = env.set_state(restored(env.get_state(), at, saved.states, which, env.state_roles))
+        earned, over = [], False
+        while not over:
+            with torch.no_grad():
                 action, _ = policy.act(obs, policy.initial(2), policy.sample_noise(2))
-                step = env.step(action[:, 0])
-                earned += float(step.reward[row])
-                discounted += 0.9**steps * float(step.reward[row])
-                steps, obs = steps + 1, step.obs
-                over = bool(step.terminated[row]) or steps >= int(saved.left[number])
-        assert steps == int(saved.left[number])
-        assert earned == pytest.approx(float(saved.after[number]), rel=1e-12)
+            step = env.step(action[:, 0])
+            earned.append(float(step.reward[row]))
+            obs = step.obs
+            over = bool(step.terminated[row]) or len(earned) >= int(saved.left[number])
+        assert len(earned) == int(saved.left[number])
+        assert sum(earned) == pytest.approx(float(saved.after[number]), rel=1e-12)
+        discounted = sum(0.9**k * reward for k, reward in enumerate(earned))
         assert discounted == pytest.approx(float(saved.togo[number]), rel=1e-12)
-
-
-def test_a_row_that_takes_a_state_keeps_its_own_chance_and_begins_its_clock() -> None:
-    env = reach()
-    saved = record_trajectories(build(SCRIPT, Policy, spec=env.spec), env, 2, 3, seed=0, gamma=0.9)
-    env.reset(5)
-    for _ in range(4):
-        env.step(torch.zeros(2, 4))
-    before = env.get_state()
-    after = restored(before, torch.tensor([1]), saved.states, torch.tensor([1]), env.state_roles)
-    assert torch.equal(after["generator"], before["generator"])
-    assert after["count"].tolist() == [4, 0]
-    assert torch.equal(after["physics"][1], saved.states["physics"][1])
-    assert torch.equal(after["physics"][0], before["physics"][0])
-    assert saved.time[1] == 3
 
 
 class Fixed(ResetDistribution):
     """Begins in state 1 whenever it may."""
+
+    def __init__(self, env: Any, **settings: Any) -> None:
+        config = Resets(player=SCRIPT, episodes=2, every=3, **settings)
+        super().__init__(config, env.spec, env)
+        self.heard: list[Any] = []
 
     def select(self, paths: Trajectories) -> Trajectories:
         return paths
@@ -128,39 +124,28 @@ class Fixed(ResetDistribution):
         return [(1, "memo")] * n
 
     def learn(self, states: list[int], scores: Any, memos: list[Any]) -> None:
-        self.heard = [
-            *getattr(self, "heard", []),
-            *zip(states, scores.tolist(), memos, strict=True),
-        ]
-
-
-def fixed(env: Any, **settings: Any) -> Fixed:
-    from embodied.teachers.resets.reset_distribution import Config as Resets
-
-    return Fixed(Resets(player=SCRIPT, episodes=2, every=3, **settings), env.spec, env)
+        self.heard += zip(states, scores.tolist(), memos, strict=True)
 
 
 def test_episodes_begin_there_and_are_cut_off_after_the_limit(tmp_path: Path) -> None:
     env = reach(horizon=50)
-    resets = fixed(env, limit=2, steps=12)
+    resets = Fixed(env, limit=2, steps=12)
     world = ResetStateWrapper(env, resets, EpisodeLog(tmp_path / FILE))
-    obs = world.reset(3)
-    begun = resets.paths.states["obs/state"][1]
-    assert torch.equal(obs["state"], begun.expand(2, -1))
-    first = world.step(torch.zeros(2, 4))
+    begun = resets.paths.states["obs/state"][1].expand(2, -1)
+    assert torch.equal(world.reset(3)["state"], begun)
+    first, second = (world.step(STILL) for _ in range(2))
     assert not first.ended.any() and first.log["ticket"].tolist() == [0, 1]
-    second = world.step(torch.zeros(2, 4))
     assert second.truncated.all() and not second.terminated.any()
-    assert torch.equal(second.obs["state"], begun.expand(2, -1))  # begun again
-    assert not torch.equal(second.next_obs["state"], begun.expand(2, -1))  # the true successor
+    assert torch.equal(second.obs["state"], begun)  # begun again
+    assert not torch.equal(second.next_obs["state"], begun)  # the true successor
     assert resets.heard == [(1, 0.0, "memo")] * 2
     for _ in range(4):  # 12 environment steps are done: from now on as usual
-        last = world.step(torch.zeros(2, 4))
+        last = world.step(STILL)
     assert last.truncated.all() and resets.clock == 12
-    assert not torch.equal(last.obs["state"], begun.expand(2, -1))
+    assert not torch.equal(last.obs["state"], begun)
     assert not torch.equal(last.obs["state"][0], last.obs["state"][1])
     for _ in range(10):
-        assert not world.step(torch.zeros(2, 4)).truncated.any()  # the limit is of placed ones
+        assert not world.step(STILL).truncated.any()  # the limit is of placed ones
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     longest = float(resets.paths.lengths.max())
     assert len(lines) == 6 and lines[0]["length"] == 2
@@ -168,23 +153,20 @@ def test_episodes_begin_there_and_are_cut_off_after_the_limit(tmp_path: Path) ->
 
 
 def test_usual_episodes_and_those_without_a_score_teach_nothing() -> None:
-    env = reach()
-    resets = fixed(env, usual=0.5)
+    resets = Fixed(reach(), usual=0.5)
     states, tickets = resets.sample(200)
-    assert 70 < int((states == DEFAULT_RESET).sum()) < 130
+    usual = states == DEFAULT_RESET
+    assert 70 < int(usual.sum()) < 130
     with pytest.warns(UserWarning, match="is NaN"):
         resets.update(tickets[:50], ends(50, float("nan")))
-    assert resets.dropped == int((states[:50] == 1).sum()) and not hasattr(resets, "heard")
+    assert resets.dropped == int((~usual[:50]).sum()) and not resets.heard
     resets.update(tickets[50:199], ends(149))
-    assert len(resets.heard) == int((states[50:199] == 1).sum())
+    assert len(resets.heard) == int((~usual[50:199]).sum())
     assert list(resets.pending) == [199]  # an episode that never ends
-    with pytest.raises(KeyError):
-        resets.update(tickets[:1], ends(1))
 
 
 def test_a_return_is_scored_against_what_the_player_still_earned() -> None:
-    env = reach()
-    resets = fixed(env, signal="return")
+    resets = Fixed(reach(), signal="return")
     resets.paths = replace(resets.paths, after=torch.tensor([4.0, -2.0, *resets.paths.after[2:]]))
     outcome = Outcome(torch.tensor([1.0, -3.0, -1.0]), torch.zeros(3), torch.ones(3))
     assert resets.scores(np.array([0, 1, 1]), outcome).tolist() == [0.25, 0, 1]
@@ -193,8 +175,7 @@ def test_a_return_is_scored_against_what_the_player_still_earned() -> None:
 
 
 def test_snapshot_keeps_the_best_episodes_and_draws_clusters_evenly() -> None:
-    env = reach()
-    teacher: Snapshot = made(SNAPSHOT, env, best=2, clusters=2)
+    teacher: Snapshot = made(SNAPSHOT, reach(), best=2, clusters=2)
     kept = teacher.select(paths([3, 2, 4], [5.0, 1.0, 7.0]))
     assert kept.returns.tolist() == [5, 7] and kept.episode.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert kept.time.tolist() == [0, 1, 2, 0, 1, 2, 3]
@@ -212,14 +193,12 @@ def test_k_means_finds_what_is_apart() -> None:
     random = np.random.default_rng(0)
     points = np.concatenate([random.normal(at, 0.1, (20, 2)) for at in (0, 3, 8)])
     label = k_means(points, 3, random)
-    assert [len(set(label[at : at + 20])) for at in (0, 20, 40)] == [1, 1, 1]
-    assert len(set(label)) == 3
+    assert np.array_equal(label, label[[0, 20, 40]].repeat(20)) and len(set(label)) == 3
     assert set(k_means(points[:2], 6, random)) == {0, 1}  # fewer states than clusters
 
 
 def test_reverse_goes_back_when_it_succeeds_and_only_then() -> None:
-    env = reach()
-    teacher: Reverse = made(REVERSE, env, batch=4, enough=0.5, width=2, stride=3, usual=0.0)
+    teacher: Reverse = made(REVERSE, reach(), batch=4, enough=0.5, width=2, stride=3, usual=0.0)
     assert teacher.select(paths([3, 2], [0.0, 1.0])).returns.tolist() == [1]  # those that succeeded
     with pytest.raises(ConfigError, match="successful"):
         teacher.select(paths([3], [0.0]))
@@ -257,6 +236,8 @@ def test_what_cannot_be(target: str) -> None:
         made(target, env, run="RUN")
     with pytest.raises(ConfigError, match="needs env"):
         build({"_target_": target, "player": SCRIPT}, Curriculum, spec=env.spec)
+    with pytest.raises(ConfigError, match="at most 1"):
+        made_trajectory(env, switch=0.6, stray=0.6)
 
 
 @pytest.mark.parametrize(
@@ -267,24 +248,16 @@ def test_a_run_is_resumed_exactly(tmp_path: Path, target: str, more: dict[str, A
     teacher |= {"limit": 6, "steps": 360}
     node = {**NODE, **more, "teacher": teacher, "env": {**NODE["env"], "horizon": 20}}
 
-    def run(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    def run(name: str, **changes: Any) -> list[dict[str, Any]]:
+        folder = tmp_path / name
         train({**node, "out": str(folder), **changes}, Log(folder, silent=True))
         return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
-    whole = run(tmp_path / "whole")
+    whole = run("whole")
     assert len(whole) > 40 and any(row["task"] != [0.0] for row in whole)
     assert [row for row in whole if row["length"] > 6]  # as usual, in the end
-    run(tmp_path / "parts", steps=240)
-    again = run(tmp_path / "parts", resume=str(tmp_path / "parts"))
-    assert again == whole
-
-
-def test_saved_states_are_tensors_of_one_length() -> None:
-    env = reach()
-    saved = record_trajectories(build(SCRIPT, Policy, spec=env.spec), env, 3, 4, 0, 0.99)
-    assert tt.length(saved.states) == len(saved)
-    assert saved.only(torch.tensor([2, 0])).episode.unique().tolist() == [0, 1]
-    assert (saved.time + saved.left == saved.lengths[saved.episode]).all()
+    run("parts", steps=240)
+    assert run("parts", resume=str(tmp_path / "parts")) == whole
 
 
 made_trajectory = partial(made, "embodied.teachers.resets.trajectory.Trajectory", usual=0.0)
@@ -295,14 +268,12 @@ def alike() -> Trajectories:
     return paths([5, 5], [1.0, 1.0], [0, 1, 2, 3, 4, 0.1, 1.1, 2.1, 3.1, 4.1])
 
 
-def test_similarity_falls_with_the_mean_square() -> None:
+def test_the_graph_joins_what_is_alike_of_other_trajectories() -> None:
+    """Similarity falls with the mean square; never the first two states nor the last are joined."""
     a, b = np.array([[0.0, 0.0]]), np.array([[0.0, 0.0], [1.0, 2.0]])
     np.testing.assert_allclose(similarity(a, b, 2.0), [[1.0, np.exp(-2 * 2.5)]])
-
-
-def test_the_graph_joins_what_is_alike_of_other_trajectories() -> None:
     match, how = similarity_graph(alike(), 1.0, 1e-10)
-    assert match.tolist() == [7, 7, 7, 8, 8, 2, 2, 2, 3, 3]  # never the first two nor the last
+    assert match.tolist() == [7, 7, 7, 8, 8, 2, 2, 2, 3, 3]
     spread = np.array(alike().togo).std()
     np.testing.assert_allclose(how[2], np.exp(-((0.1 / spread) ** 2)), rtol=1e-5)
     assert (similarity_graph(alike(), 1.0, 0.9999)[0] == -1).all()
@@ -311,13 +282,13 @@ def test_the_graph_joins_what_is_alike_of_other_trajectories() -> None:
 
 def test_beside_a_state_is_where_random_actions_lead() -> None:
     env = reach()
-    saved = record_trajectories(build(SCRIPT, Policy, spec=env.spec), env, 2, 2, 0, 0.99)
+    saved = recorded(env, 2, 2)
     near = nearby_states(saved, env, 3, 1.0, np.random.default_rng(0))
     assert 0 < len(near) <= len(saved) and set(near.states) == set(saved.states)
     far = (near.states["obs/state"][:, None] - saved.states["obs/state"][None]).abs().sum(2)
     assert (far.min(1).values > 0).all()
-    known = set(zip(saved.episode.tolist(), saved.time.tolist(), strict=True))
-    assert set(zip(near.episode.tolist(), near.time.tolist(), strict=True)) <= known
+    places = [set(zip(p.episode.tolist(), p.time.tolist(), strict=True)) for p in (near, saved)]
+    assert places[0] <= places[1]
 
 
 def test_what_goes_wrong_is_drawn_more_often() -> None:
@@ -342,15 +313,9 @@ def test_switching_and_straying_are_the_frames_own_score() -> None:
     teacher = made_trajectory(reach(), switch=0.0, stray=1.0)
     strayed = [(state, frame) for state, frame in teacher.propose(60) if state >= teacher.frames]
     assert strayed and all(teacher.origin[s - teacher.frames] == f for s, f in strayed)
-    ended = torch.ones(1)
     for _ in range(20):
         state, ticket = teacher.sample(1)
         frame = teacher.pending[int(ticket)][1]
         before = teacher.means[frame]
-        teacher.update(ticket, Outcome(ended, ended, ended))
+        teacher.update(ticket, ends(1))
         assert teacher.means[frame] == (before + 1) / 2 and state != DEFAULT_RESET
-
-
-def test_settings_that_mean_nothing() -> None:
-    with pytest.raises(ConfigError, match="at most 1"):
-        made_trajectory(reach(), switch=0.6, stray=0.6)

@@ -33,13 +33,9 @@ def world(**settings: Any) -> EpisodicDensity:
     return EpisodicDensity(FamiliarConfig(horizon=50), rooms)
 
 
-def game(
-    env: EpisodicDensity, **settings: Any
-) -> tuple[AdversarialSurprise, Any, Any, list[Tensors | None]]:
+def game(env: EpisodicDensity) -> tuple[AdversarialSurprise, Any, Any, list[Tensors | None]]:
     """A teacher, the worlds of Control and Explore, and what Control was told to see."""
-    teacher: AdversarialSurprise = build(
-        NODE | settings, AdversarialSurprise, spec=env.spec, env=env, seed=0
-    )
+    teacher = build(NODE, AdversarialSurprise, spec=env.spec, env=env, seed=0)
     control = teacher.antagonist_env(env, world)
     told: list[Tensors | None] = []
 
@@ -71,19 +67,14 @@ def test_what_is_known_by_hand() -> None:
     assert env.surprise(obs, third).tolist() == pytest.approx([math.log(8)] * 2)
 
 
-def test_what_is_not_to_be_counted_is_not() -> None:
-    env = world()
+def test_a_new_episode_knows_nothing() -> None:
+    """Nor what was not to be counted."""
+    env = world(horizon=3)
     env.reset(0)
     env.count(False)
     assert torch.allclose(env.step(STILL).obs[KNOWN], torch.tensor(1 / 8))
     env.count(True)
-    assert not torch.allclose(env.step(STILL).obs[KNOWN], torch.tensor(1 / 8))
-
-
-def test_a_new_episode_knows_nothing() -> None:
-    env = world(horizon=3)
-    env.reset(0)
-    steps = [env.step(STILL) for _ in range(3)]
+    steps = [env.step(STILL) for _ in range(2)]
     assert steps[-1].truncated.all()
     assert steps[-1].next_obs[KNOWN].max() > 0.3 and steps[-1].next_obs[CLOCK].max() > 0
     assert torch.allclose(steps[-1].obs[KNOWN], torch.tensor(1 / 8))
@@ -92,13 +83,12 @@ def test_a_new_episode_knows_nothing() -> None:
 
 def test_turns_by_hand() -> None:
     """Explore's three steps, then Control's three, of which the last two are paid."""
-    env = world()
+    env, other = world(), world()
     _, control, explore, told = game(env)
     obs = explore.reset(3)
     steps = [explore.step(STILL) for _ in range(3)]
-    assert [step.reward.tolist() for step in steps[:2]] == [[0, 0], [0, 0]]
-    assert not steps[1].ended.any() and steps[2].terminated.all()
-    assert torch.equal(steps[2].reward, -control.paid)
+    assert not any(step.reward.any() or step.ended.any() for step in steps[:2])
+    assert steps[2].terminated.all() and torch.equal(steps[2].reward, -control.paid)
     # Four turns to the left and one is where it began; Control saw what Explore left, and no more.
     assert told[1:] == [None, None] and told[0] is not None
     assert torch.equal(told[0]["view"], steps[2].next_obs["view"])
@@ -106,13 +96,9 @@ def test_turns_by_hand() -> None:
     # Counted: only paid steps, two of them.
     assert env.memory["counts"].sum(2).unique().tolist() == [2]
     # Paid by hand: first log(1/8); then 1 or the floor of each place, of what was seen before.
-    views = {}
-    other = world()
     other.reset(3)
-    for step in range(6):
-        views[step] = other.step(STILL).next_obs["view"].flatten(1)
-    same = (views[5] == views[4]).float()
-    second = (same * 0 + (1 - same) * math.log(1e-3)).mean(1)
+    views = [other.step(STILL).next_obs["view"].flatten(1) for _ in range(6)]
+    second = ((views[5] != views[4]) * math.log(1e-3)).mean(1)
     assert torch.allclose(control.paid, -math.log(8) + second, atol=1e-5)
 
 
@@ -158,12 +144,16 @@ def play(teacher: Privilege, scores: list[float]) -> torch.Tensor:
 
 
 def test_help_falls_with_success_and_rises_with_failure() -> None:
+    """Episodes with other help than now are not counted."""
     teacher = made()
+    _, late = teacher.sample(4)
     tasks = play(teacher, [1.0] * 3)
     assert (tasks[:, 1] == 1).all() and tasks[:, 0].unique().numel() == 3
     assert teacher.level == 1  # fewer episodes than it waits for
     play(teacher, [1.0])
     assert teacher.level == 0.75
+    teacher.update(late, ended(*[0.0] * 4))
+    assert teacher.level == 0.75 and not teacher.recent
     play(teacher, [1.0, 1.0, 0.0, 0.0])
     assert teacher.level == 0.75 and len(teacher.recent) == 4  # neither enough nor too little
     play(teacher, [0.0])  # the window is 1, 0, 0, 0: a quarter
@@ -171,14 +161,6 @@ def test_help_falls_with_success_and_rises_with_failure() -> None:
     for _ in range(6):
         play(teacher, [1.0] * 4)
     assert teacher.level == 0 and teacher.metrics() == {"help": 0.0}
-
-
-def test_episodes_with_other_help_are_not_counted() -> None:
-    teacher = made()
-    _, late = teacher.sample(4)
-    play(teacher, [1.0] * 4)
-    teacher.update(late, ended(*[0.0] * 4))
-    assert teacher.level == 0.75 and not teacher.recent
 
 
 def test_some_episodes_have_less() -> None:
@@ -191,11 +173,11 @@ def test_some_episodes_have_less() -> None:
 
 
 def test_settings_that_mean_nothing() -> None:
-    with pytest.raises(ConfigError, match="with assistance"):
-        build(PRIVILEGE | {"name": "aid"}, Curriculum, spec=SPEC)
-    with pytest.raises(ConfigError, match="with assistance"):
-        build(PRIVILEGE, Curriculum, spec=replace(SPEC, task=None))
-    with pytest.raises(ConfigError, match="cannot be annealed"):
-        made(box={"help": [0.5, 0.5]})
-    with pytest.raises(ConfigError, match="little < enough"):
-        made(little=0.8)
+    for node, spec, message in (
+        ({"name": "aid"}, SPEC, "with assistance"),
+        ({}, replace(SPEC, task=None), "with assistance"),
+        ({"box": {"help": [0.5, 0.5]}}, SPEC, "cannot be annealed"),
+        ({"little": 0.8}, SPEC, "little < enough"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(PRIVILEGE | node, Curriculum, spec=spec)
