@@ -20,29 +20,37 @@ WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug", "steps=3
 WORDS += ["env.num_envs=4", "save_every=100", "eval_every=0", "video=false"]
 
 
-def flip(file: Path) -> None:
-    """One bit in the middle of a file."""
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+def flip(content: bytes) -> bytes:
+    """One bit in the middle is another one."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+def damage(how: str, folder: Path) -> str:
+    """Damage a file of a checkpoint; its name."""
+    name, change = DAMAGES[how]
+    file = folder / name
+    content = change(file.read_bytes())
+    file.unlink() if content is None else file.write_bytes(content)
+    return name
 
 
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a bit of the learner": (flip, "learner.pt"),
-    "half of the loop": (cut, "loop.pt"),
-    "no facts": (empty, "about.json"),
-    "a bit of the policy": (flip, "policy.safetensors"),
-    "a bit of the spec": (flip, "spec.json"),
-    "a file is gone": (Path.unlink, "learner.pt"),
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
+    "a bit of the learner": ("learner.pt", flip),
+    "half of the loop": ("loop.pt", lambda content: content[: len(content) // 2]),
+    "no facts": ("about.json", lambda content: b""),
+    "a bit of the policy": ("policy.safetensors", flip),
+    "a bit of the spec": ("spec.json", flip),
+    "a file is gone": ("learner.pt", lambda content: None),
 }
+
+
+def said(capsys: pytest.CaptureFixture[str], status: int, *words: object) -> str:
+    """The one line on stderr of a command."""
+    capsys.readouterr()
+    assert exit_of(*words) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +74,13 @@ def run(whole: Path, tmp_path: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_resume_falls_back_to_the_newest_whole_checkpoint(
-    damage: str, run: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+    how: str, run: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    how, name = DAMAGES[damage]
     newest = checkpoint.find(run)
-    how(newest / name)
-    capsys.readouterr()
-    assert exit_of("resume", run) == 0
-    (line,) = capsys.readouterr().err.splitlines()
+    name = damage(how, newest)
+    line = said(capsys, 0, "resume", run)
     assert f"{newest} is damaged ({name} " in line and "going on from 00000200" in line
     again, before = (checkpoint.load_state(each, "learner") for each in (run, whole))
     assert checkpoint.find(run) == newest, "trained again"
@@ -87,31 +92,25 @@ def test_a_resume_falls_back_to_the_newest_whole_checkpoint(
 def test_where_none_is_whole_one_line_says_so(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder in sorted((run / "checkpoints").iterdir())[1:]:
-        flip(folder / "loop.pt")
-    capsys.readouterr()
-    assert exit_of("resume", run) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "00000300 is damaged (loop.pt is not what was saved), and no earlier" in line
-    assert exit_of("resume", run / "checkpoints" / "00000200") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "00000200 is damaged (loop.pt is not what was saved)" in line
+    for number in (200, 300):
+        damage("half of the loop", run / "checkpoints" / f"{number:08d}")
+    damaged = "is damaged (loop.pt is not what was saved)"
+    assert f"00000300 {damaged}, and no earlier" in said(capsys, 2, "resume", run)
+    earlier = run / "checkpoints" / "00000200"
+    assert f"00000200 {damaged}" in said(capsys, 2, "resume", earlier)
     assert len(list((run / "checkpoints").iterdir())) == 3, "nothing was set aside"
 
 
-@pytest.mark.parametrize("damage", [k for k, (_, name) in DAMAGES.items() if name[0] != "l"])
+@pytest.mark.parametrize("how", [how for how, (name, _) in DAMAGES.items() if name[0] != "l"])
 def test_eval_and_view_of_a_damaged_one_are_one_line(
-    damage: str, run: Path, capsys: pytest.CaptureFixture[str]
+    how: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    how, name = DAMAGES[damage]
-    how(checkpoint.find(run) / name)
-    capsys.readouterr()
-    assert exit_of("eval", run, "episodes=1", "num_envs=1") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    name = damage(how, checkpoint.find(run))
+    line = said(capsys, 2, "eval", run, "episodes=1", "num_envs=1")
     with pytest.raises(CheckpointError) as refused:
         open_session(run)
-    for said in (line, str(refused.value)):
-        assert "00000300 is damaged" in said and name in said and "\n" not in said
+    for each in (line, str(refused.value)):
+        assert "00000300 is damaged" in each and name in each and "\n" not in each
 
 
 def test_a_checkpoint_without_hashes_is_loaded_and_said_to_be_unchecked(run: Path) -> None:

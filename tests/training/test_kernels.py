@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.core import checkpoint
 from embodied.nn import kernels
 from embodied.nn.kernels import Kernels, choose
 from tests.builders import exit_of
@@ -22,8 +23,7 @@ def command(line: str) -> None:
 
 
 def saved(run: Path) -> dict[str, Any]:
-    newest = sorted((run / "checkpoints").iterdir())[-1]
-    return json.loads((newest / "about.json").read_text())["kernels"]
+    return checkpoint.read_about(checkpoint.find(run))["kernels"]
 
 
 def test_torch_is_as_it_was_after_the_choice_and_after_a_run() -> None:
@@ -77,17 +77,14 @@ def test_a_product_of_bfloat16_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> 
     assert not kernels.is_exact()
 
 
-def test_the_users_own_precision_is_kept() -> None:
+def test_the_users_own_precision_and_deterministic_and_a_gpu_use_pytorch_only() -> None:
+    for made in (choose(CPU, deterministic=True), choose(torch.device("cuda", 0))):
+        assert (made.product, made.native) == ("torch", False)
     torch.set_float32_matmul_precision("high")
     try:
         assert choose(CPU).product == "torch"
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-def test_deterministic_and_a_gpu_use_pytorch_only() -> None:
-    for made in (choose(CPU, deterministic=True), choose(torch.device("cuda", 0))):
-        assert (made.product, made.native) == ("torch", False)
 
 
 def test_a_run_prints_its_kernels_and_resumes_with_them(
@@ -97,7 +94,7 @@ def test_a_run_prints_its_kernels_and_resumes_with_them(
     command(f"train {PPO} out={run}")
     assert "update: native code" in capsys.readouterr().out
     assert saved(run)["native"]
-    about = sorted((run / "checkpoints").iterdir())[-1] / "about.json"
+    about = checkpoint.find(run) / "about.json"
     facts = json.loads(about.read_text())
     del facts["kernels"]  # a checkpoint of an earlier version
     about.write_text(json.dumps(facts))

@@ -24,11 +24,12 @@ from embodied.rewards.preferences.labellers import (
     SECOND,
     Labeller,
     SegmentPairs,
+    SimulatedConfig,
+    SimulatedLabeller,
 )
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import read_metrics
-from embodied.training.off_policy import OffPolicyLoop
 from embodied.training.offline import OfflineLoop
 from tests.builders import node_of, random_demos
 from tests.training.test_train import resumed, run, same, settings, weights
@@ -41,103 +42,87 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [random_demos(made / f"set_{n}", episodes, n) for n, episodes in enumerate((4, 8))]
 
 
-def node(folder: Path, demos: Any, **changes: Any) -> dict[str, Any]:
+def run_of(folder: Path, demos: Any, **changes: Any) -> dict[str, Any]:
     return settings(folder, demos=demos, warmup_steps=0, pretrain_steps=60, steps=120, **changes)
 
 
-def parts(made: dict[str, Any]) -> RunComponents:
+def parts(made: Any) -> Any:
     return RunComponents(read_config(made))
 
 
+def read(made: Any) -> Episodes:
+    return parts(made).episodes
+
+
 def test_the_clock_counts_updates_and_then_steps(tmp_path: Path, demos: list[str]) -> None:
-    run(node(tmp_path / "run", demos[0], eval_every=60, log_every=20))
-    rows = read_metrics(tmp_path / "run")
+    run(run_of(tmp_path, demos[0], eval_every=60, log_every=20))
+    rows = read_metrics(tmp_path)
     assert [row["step"] for row in rows if "eval/return" in row] == [60, 120, 180]
-    learned = [row["step"] for row in rows if "train/critic_loss" in row]
-    assert learned == list(range(20, 181, 20))
+    assert [row["step"] for row in rows if "train/critic_loss" in row] == [*range(20, 181, 20)]
     # No episode was played in the first 60: they were updates.
     assert min(row["step"] for row in rows if "train/return" in row) > 60
-    assert checkpoint.find(tmp_path / "run").name == "00000180"
+    assert checkpoint.find(tmp_path).name == "00000180"
 
 
-@pytest.mark.parametrize("cut", [40, 100])
-@pytest.mark.parametrize("fraction", [0.5, None])
-def test_resume_is_exact_before_and_after(
+@pytest.mark.parametrize(("cut", "fraction"), [(40, None), (100, None), (100, 0.5)])
+def test_resume_is_exact_while_pretraining_and_while_acting(
     tmp_path: Path, demos: list[str], cut: int, fraction: float | None
 ) -> None:
-    """Interrupted while pretraining (40 of 60) or while acting: the same run in the end."""
-    resumed(node(tmp_path, demos, demo_fraction=fraction), cut)
+    resumed(run_of(tmp_path, demos, demo_fraction=fraction), cut)
 
 
 @pytest.mark.parametrize("cut", [100, 152])
 def test_rows_completed_in_hindsight_resume_too(tmp_path: Path, demos: list[str], cut: int) -> None:
     """Cal-QL's rows wait for their returns: those of running episodes are saved as they wait."""
-    calql = {"_target_": "embodied.learners.offline.calql.CalQl", "hidden": [32], "samples": 2}
-    learner = calql | {"batch_size": 16}
-    made = node(tmp_path, demos, learner=learner, data="off_policy")
-    whole = checkpoint.load_state(resumed(made, cut), "loop")
+    learner = node_of("learners.offline.calql.CalQl", hidden=[32], samples=2, batch_size=16)
+    made = run_of(tmp_path, demos, learner=learner, data="off_policy")
+    whole = checkpoint.load_state(resumed(made, cut), "loop")["loop"]
     # 30 of 120 steps a row: one episode of 20 is stored, 10 steps of the next one wait.
-    assert len(whole["loop"]["replay"]["rows"]["returns"]) == 80
-    assert len(whole["loop"]["trajectory_columns"]["env"]) == 40
+    assert len(whole["replay"]["rows"]["returns"]) == 80
+    assert len(whole["trajectory_columns"]["env"]) == 40
 
 
 def test_demonstrations_begin_the_replay(tmp_path: Path, demos: list[str]) -> None:
     """240 rows of 12 episodes, the older set first, then what the run adds, beside them."""
-    made = parts(node(tmp_path / "run", demos, demo_fraction=None))
-    assert isinstance(made.loop, OffPolicyLoop)
-    buffers = made.loop.buffers
+    made = parts(run_of(tmp_path, demos, demo_fraction=None))
+    buffers, steps = made.loop.buffers, made.episodes.steps
     assert buffers.source is buffers.replay is buffers.demos
-    assert len(buffers.replay) == 240 and buffers.replay.capacity == 240 + 300
-    assert made.episodes is not None
-    first = buffers.replay.take(torch.arange(240))
-    assert torch.equal(first["action"], made.episodes.steps["action"])
-    mean = made.episodes.steps["obs/state"].mean(0)
-    fitted = made.learner.policy.state_dict()["encoder.norm.mean"]
-    torch.testing.assert_close(fitted, mean)  # before any update
-
-
-def without_source(steps: Tensors) -> Tensors:
-    """The steps without the position of their dataset among `demos`."""
-    return {key: value for key, value in steps.items() if key != "source"}
+    assert (len(buffers.replay), buffers.replay.capacity) == (240, 240 + 300)
+    assert torch.equal(buffers.replay.take(torch.arange(240))["action"], steps["action"])
+    fitted = made.learner.policy.state_dict()["encoder.norm.mean"]  # before any update
+    torch.testing.assert_close(fitted, steps["obs/state"].mean(0))
 
 
 def test_several_sets_are_read_as_one(tmp_path: Path, demos: list[str]) -> None:
-    both = parts(node(tmp_path / "run", demos)).episodes
-    one, two = (parts(node(tmp_path / "run", path)).episodes for path in demos)
-    assert both is not None and one is not None and two is not None
-    assert len(both) == 12 and both.length.tolist() == [20] * 12
+    both, one, two = (read(run_of(tmp_path, path)) for path in (demos, *demos))
+    assert both.length.tolist() == [20] * 12
     assert both.start.tolist() == [20 * number for number in range(12)]
-    for number, (part, at) in {3: (one, 3), 4: (two, 0), 11: (two, 7)}.items():
-        whole, own = both.episode(number), part.episode(at)
-        assert set(whole["source"].tolist()) == {0 if part is one else 1}
-        assert same(without_source(whole), without_source(own))
-    first = parts(node(tmp_path / "run", demos, demo_episodes=2)).episodes
-    assert first is not None and same(  # two of each
-        without_source(first.episode(3)), without_source(two.episode(1))
-    )
+    for number, source, own in ((3, 0, one.episode(3)), (4, 1, two.episode(0))):
+        whole = both.episode(number)
+        assert set(whole.pop("source").tolist()) == {source}
+        del own["source"]
+        assert same(whole, own)
+    two_of_each = read(run_of(tmp_path, demos, demo_episodes=2))
+    assert torch.equal(two_of_each.episode(3)["action"], two.episode(1)["action"])
 
 
-def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) -> None:
-    """`steps` are updates, nothing is played, and half-way resumes exactly."""
-    made = settings(tmp_path, demos=demos, data="offline", steps=40, log_every=10)
-    rows = read_metrics(resumed(made, 20))
-    assert [row["step"] for row in rows if "train/critic_loss" in row] == [10, 20, 30, 40]
+def test_a_learner_with_replay_learns_offline_and_resumes(tmp_path: Path, demos: list[str]) -> None:
+    """`steps` are updates, and nothing is played."""
+    rows = read_metrics(resumed(mixed(tmp_path, demos, [0.5, 0.5], log_every=2), 4))
+    assert [row["step"] for row in rows if "train/critic_loss" in row] == [2, 4, 6, 8]
     assert not any("train/return" in row for row in rows)
+
+
+CLONING = node_of("learners.imitation.behavior_cloning.BehaviorCloning")
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"pretrain_steps": 10}, "updates from demonstrations"),
-        ({"pretrain_steps": 10, "demos": "{}", "data": "offline"}, "no effect in offline"),
+        ({"pretrain_steps": 10, "demos": "these", "data": "offline"}, "no effect in offline"),
         ({"data": "offline"}, "needs demonstrations"),
-        (
-            {
-                "data": "off_policy",
-                "learner": node_of("learners.imitation.behavior_cloning.BehaviorCloning"),
-            },
-            "cannot use a replay buffer",
-        ),
+        ({"data": "off_policy", "learner": CLONING}, "cannot use a replay buffer"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(
@@ -145,8 +130,13 @@ def test_what_makes_no_sense_is_one_line(
 ) -> None:
     if "demos" in changes:
         changes = changes | {"demos": demos[0]}
-    with pytest.raises(ConfigError, match=says):
-        run(settings(tmp_path / "run", **changes))
+    refused(settings(tmp_path / "run", **changes), says)
+
+
+def refused(made: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        parts(made)
+    assert "\n" not in str(caught.value)
 
 
 class SourceSac(sac.Sac):
@@ -167,16 +157,14 @@ class SourceCloning(BehaviorCloning):
 
 
 def mixed(folder: Path, demos: Any, fractions: list[float] | None = None, **more: Any) -> Any:
-    made = settings(folder, "offline", demos=demos, steps=8, log_every=1, **more)
+    more = {"steps": 8, "log_every": 1, "fractions": fractions, **more}
+    made = settings(folder, "offline", demos=demos, **more)
     made["learner"]["_target_"] = f"{__name__}.SourceSac"
-    made["data"]["fractions"] = fractions
     return made
 
 
 def loop_of(made: Any) -> OfflineLoop:
-    loop = RunComponents(read_config(made)).loop
-    assert isinstance(loop, OfflineLoop)
-    return loop
+    return parts(made).loop
 
 
 def test_every_batch_has_the_fractions(tmp_path: Path, demos: list[str]) -> None:
@@ -184,17 +172,15 @@ def test_every_batch_has_the_fractions(tmp_path: Path, demos: list[str]) -> None
     assert isinstance(loop.source, Mixture)
     assert loop.data_metrics == {f"data/rows_{n}": len(loop.source.sources[n]) for n in (0, 1)}
     assert len(loop.source.sources[1]) > len(loop.source.sources[0])
-    for _ in range(3):
-        batch = loop.source.sample(32)
-        assert batch["source"].tolist() == [0, 0, 0, 1] * 8
-        assert float(loop.learner.update(batch)["share"]) == 0.25
+    batch = loop.source.sample(32)
+    assert batch["source"].tolist() == [0, 0, 0, 1] * 8
+    assert float(loop.learner.update(batch)["share"]) == 0.25
 
 
 def test_without_fractions_rows_are_of_all_datasets_by_their_lengths(
     tmp_path: Path, demos: list[str]
 ) -> None:
-    loop = loop_of(mixed(tmp_path, demos))
-    of_second = loop.source.sample(4000)["source"].float().mean()
+    of_second = loop_of(mixed(tmp_path, demos)).source.sample(4000)["source"].float().mean()
     assert 0.57 < float(of_second) < 0.77  # 8 of 12 episodes, all of the same length
     assert not loop_of(mixed(tmp_path, demos[1])).source.sample(64)["source"].any()
 
@@ -202,25 +188,15 @@ def test_without_fractions_rows_are_of_all_datasets_by_their_lengths(
 def test_chunks_have_the_column_too(tmp_path: Path, demos: list[str]) -> None:
     made = mixed(tmp_path, demos, [0.5, 0.5])
     made["learner"] = {"_target_": f"{__name__}.SourceCloning", "batch_size": 8}
-    made["policy"] = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8], "chunk": 2}
+    made["policy"] = node_of("policies.gaussian.Gaussian", hidden=[8], chunk=2)
     assert loop_of(made).source.sample(8)["source"].tolist() == [0, 1] * 4
 
 
-def test_resume_with_fractions_is_exact(tmp_path: Path, demos: list[str]) -> None:
-    whole = weights(resumed(mixed(tmp_path, demos, [0.5, 0.5]), 4))
-    run(mixed(tmp_path / "other", demos, [0.25, 0.75]))
-    assert not same(whole, weights(tmp_path / "other"))
-
-
 def test_a_weighting_acts_within_each_dataset(tmp_path: Path, demos: list[str]) -> None:
-    made = mixed(
-        tmp_path, demos, [0.5, 0.5], weighting={"_target_": "embodied.buffers.weighted.Return"}
-    )
-    batch = loop_of(made).source.sample(32)
-    assert batch["source"].tolist() == [0, 1] * 16
-    made["weighting"] = {"_target_": "embodied.buffers.weighted.Top", "share": 0.01}
-    with pytest.raises(ConfigError, match=r"dataset [01] of demos has no step to train on"):
-        loop_of(made)
+    made = mixed(tmp_path, demos, [0.5, 0.5], weighting=node_of("buffers.weighted.Return"))
+    assert loop_of(made).source.sample(32)["source"].tolist() == [0, 1] * 16
+    made["weighting"] = node_of("buffers.weighted.Top", share=0.01)
+    refused(made, r"dataset [01] of demos has no step to train on")
 
 
 @pytest.mark.parametrize(
@@ -237,20 +213,17 @@ def test_a_weighting_acts_within_each_dataset(tmp_path: Path, demos: list[str]) 
 def test_wrong_fractions_are_refused(
     tmp_path: Path, demos: list[str], fractions: list[float], says: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says) as refused:
-        loop_of(mixed(tmp_path, demos, fractions))
-    assert "\n" not in str(refused.value)
+    refused(mixed(tmp_path, demos, fractions), says)
 
 
 def test_online_training_has_no_such_column(tmp_path: Path) -> None:
     made = settings(tmp_path)
     made["learner"]["_target_"] = f"{__name__}.SourceSac"
-    with pytest.raises(ConfigError, match="only offline training has"):
-        RunComponents(read_config(made))
+    refused(made, "only offline training has")
 
 
 LOSS = "train/contrastive_loss"
-SIMULATED = {"_target_": "embodied.rewards.preferences.labellers.SimulatedLabeller"}
+SIMULATED = node_of("rewards.preferences.labellers.SimulatedLabeller")
 
 
 @pytest.fixture(scope="module")
@@ -259,21 +232,19 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def paired(folder: Path, walks: Any, pairs: Any = None, **more: Any) -> Any:
-    made = settings(folder, "offline", demos=walks, steps=8, log_every=1, **more)
-    made["learner"] = {
-        "_target_": "embodied.learners.offline.cpl.Cpl",
-        **{"batch_size": 16, "segment": 5, "alpha": 1.0, "bias": 1.0, "clone": 0.0, "lr": 1e-2},
-    }
-    made["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
+    small = {"batch_size": 16, "segment": 5, "alpha": 1.0, "bias": 1.0, "clone": 0.0, "lr": 1e-2}
+    more = {"steps": 8, "learner": node_of("learners.offline.cpl.Cpl", **small), **more}
+    made = settings(folder, "offline", demos=walks, log_every=1, **more)
+    made["policy"] = node_of("policies.deterministic.Deterministic", hidden=[8])
     made["data"]["pairs"] = pairs or {"labeller": SIMULATED, "count": 60}
     return made
 
 
-def numbered(lengths: list[int]) -> Episodes:
+def numbered(*lengths: int) -> Episodes:
     """Episodes whose observation is the number of the step, and whose reward is 1 in steps 8 to 11;
     with a picture in which every pixel is that number."""
     length = torch.tensor(lengths)
-    step = torch.arange(int(length.sum()))
+    step = torch.arange(sum(lengths))
     leaves = {"state": Leaf((1,)), "camera": Leaf((2, 2, 3), "uint8", 0, 255)}
     spec = Spec(leaves, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
     steps = {
@@ -302,101 +273,72 @@ class Watcher(Labeller):
         return labels
 
 
-def source_of(episodes: Episodes, labeller: Any, count: int = 200) -> SegmentPairs:
+def source_of(episodes: Episodes, labeller: Any, count: int = 200, **more: Any) -> SegmentPairs:
     rows = {key: episodes.steps[key] for key in ("obs/state", "action")}
-    return SegmentPairs(rows, episodes, labeller, 4, count)
+    return SegmentPairs(rows, episodes, labeller, 4, count, **more)
 
 
 def test_a_batch_is_labelled_pairs_of_segments_of_one_episode() -> None:
     """Episodes of 8, 3 and 9 steps: the second one is too short for 4 steps."""
-    from embodied.rewards.preferences.labellers import SimulatedConfig, SimulatedLabeller
-
-    episodes = numbered([8, 3, 9])
+    episodes = numbered(8, 3, 9)
     source = source_of(episodes, SimulatedLabeller(SimulatedConfig()))
     batch = source.sample(500)
-    assert batch["action"].shape == (500, 2, 4, 2) and batch["obs/state"].shape == (500, 2, 4, 1)
-    assert batch["label"].dtype == torch.float32 and batch["label"].shape == (500,)
+    assert batch["action"].shape == (500, 2, 4, 2) and batch["label"].dtype == torch.float32
     steps = batch["obs/state"].squeeze(3)
     assert torch.equal(batch["action"][..., 0], steps)
     assert bool((steps.diff(dim=2) == 1).all())
-    begin = steps[:, :, 0].long()
-    assert set(begin.flatten().tolist()) <= {0, 1, 2, 3, 4, 11, 12, 13, 14, 15, 16}
-    assert {4, 11, 16} <= set(begin.flatten().tolist())  # up to the last step of an episode
-    reward = episodes.steps["reward"][steps.long()].sum(2)
-    better = torch.where(reward[:, 0] == reward[:, 1], 0.5, (reward[:, 1] > reward[:, 0]).float())
-    assert torch.equal(batch["label"], better)
+    assert {*steps[:, :, 0].flatten().tolist()} == {*range(5), *range(11, 17)}
+    one, two = episodes.steps["reward"][steps.long()].sum(2).T
+    assert torch.equal(batch["label"], torch.where(one == two, 0.5, (two > one).float()))
     assert set(batch["label"].tolist()) == {0.0, 0.5, 1.0}
     assert source.metrics()["data/pairs"] == 200 and 0 < source.metrics()["data/tied_pairs"] < 1
 
 
 def test_a_labeller_sees_the_last_picture_and_abstentions_are_left_out() -> None:
     watcher = Watcher()
-    source = source_of(numbered([8, 3, 9]), watcher, 100)
-    first, second, target = source.labelled()
+    first, second, target = source_of(numbered(8, 3, 9), watcher, 100).labelled()
     assert len(target) == 100 and bool((first != second).all())
-    assert set(torch.cat(watcher.seen).tolist()) <= {3, 4, 5, 6, 7, 14, 15, 16, 17, 18, 19}
+    assert {*torch.cat(watcher.seen).tolist()} <= {*range(3, 8), *range(14, 20)}
     assert torch.equal(target, (second > first).float())
 
 
-def test_labels_are_asked_for_once(tmp_path: Path) -> None:
+def test_labels_are_asked_for_once() -> None:
     watcher, other = Watcher(), Watcher()
-    source = source_of(numbered([8, 3, 9]), watcher)
+    source, resumed = (source_of(numbered(8, 3, 9), each) for each in (watcher, other))
     assert not watcher.seen
     state = source.get_state()
     asked = len(watcher.seen)
-    source.sample(5)
-    resumed = source_of(numbered([8, 3, 9]), other)
     resumed.set_state(state)
-    resumed.sample(5)
+    for each in (source, resumed):
+        each.sample(5)
     assert asked == len(watcher.seen) > 0 and not other.seen
     pairs = zip(source.labelled(), resumed.labelled(), strict=True)
     assert all(torch.equal(one, two) for one, two in pairs)
 
 
-def test_it_learns_what_is_preferred(tmp_path: Path, walks: str) -> None:
-    run(paired(tmp_path / "run", walks) | {"steps": 300})
-    rows = read_metrics(tmp_path / "run")
-    assert rows[0]["data/pairs"] == 60 and 0 <= rows[0]["data/tied_pairs"] < 1
-    losses = [row[LOSS] for row in rows if LOSS in row]
-    assert sum(losses[-50:]) / 50 < sum(losses[:10]) / 10
-
-
-def test_resume_is_exact(tmp_path: Path, walks: str) -> None:
-    run(paired(tmp_path / "whole", walks))
-    run(paired(tmp_path / "half", walks) | {"steps": 4})
-    # Labels come from the checkpoint: with labels of another kind the weights would differ.
+def test_a_resume_has_the_labels_of_the_checkpoint(tmp_path: Path, walks: str) -> None:
+    """With labels of another kind the weights would differ."""
     wrong = {"labeller": SIMULATED | {"error": 1.0}, "count": 60}
-    run(paired(tmp_path / "half", walks, wrong) | {"resume": str(tmp_path / "half")})
+    half = tmp_path / "half"
+    run(paired(tmp_path / "whole", walks))
+    run(paired(half, walks, steps=4))
+    run(paired(half, walks, wrong, resume=str(half)))
     run(paired(tmp_path / "wrong", walks, wrong))
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    assert same(weights(tmp_path / "whole"), weights(half))
     assert not same(weights(tmp_path / "whole"), weights(tmp_path / "wrong"))
 
 
 def test_what_is_missing_or_has_no_effect_is_refused(tmp_path: Path, walks: str) -> None:
-    def says(made: Any, text: str) -> None:
-        with pytest.raises(ConfigError, match=text) as refused:
-            loop_of(made)
-        assert "\n" not in str(refused.value)
-
     made = paired(tmp_path, walks)
-    says(made | {"weighting": {"_target_": "embodied.buffers.weighted.Top"}}, "no effect")
-    says(made | {"data": made["data"] | {"fractions": [1.0]}}, "no effect")
-    says(made | {"data": made["data"] | {"pairs": None}}, r"data\.pairs=\{labeller: NODE\}")
-    says(made | {"learner": made["learner"] | {"segment": 5000}}, "no episode has the 5000 steps")
-    never = {"labeller": SIMULATED | {"unsure": 1.0}}
-    loop = loop_of(paired(tmp_path, walks, never))
+    refused(made | {"weighting": node_of("buffers.weighted.Top")}, "no effect")
+    refused(made | {"data": made["data"] | {"fractions": [1.0]}}, "no effect")
+    refused(made | {"data": made["data"] | {"pairs": None}}, r"data\.pairs=\{labeller: NODE\}")
+    refused(made | {"learner": made["learner"] | {"segment": 5000}}, "no episode has the 5000")
+    refused(made | {"data": {"regime": "off_policy"}}, "only offline training has")
+    sac = settings(tmp_path, "offline", demos=walks, pairs={"labeller": SIMULATED})
+    refused(sac, "does not learn from pairs")
+    never = loop_of(paired(tmp_path, walks, {"labeller": SIMULATED | {"unsure": 1.0}}))
     with pytest.raises(ConfigError, match="gave no label"):
-        loop.source.sample(4)
-    sac = settings(tmp_path, "offline", demos=walks, steps=8)
-    sac["data"]["pairs"] = {"labeller": SIMULATED}
-    says(sac, "does not learn from pairs")
-    online = made | {"data": {"regime": "off_policy"}}
-    with pytest.raises(ConfigError, match="only offline training has"):
-        RunComponents(read_config(online))
-
-
-def test_a_labeller_with_images_needs_one(walks: str) -> None:
-    episodes = numbered([8])
-    rows = {"action": episodes.steps["action"]}
+        never.source.sample(4)
     with pytest.raises(ConfigError, match=r"cam is no image of the dataset.*data\.pairs\.picture"):
-        SegmentPairs(rows, episodes, Watcher(), 4, 10, picture="cam")
+        source_of(numbered(8), Watcher(), picture="cam")
