@@ -24,8 +24,8 @@ from embodied.core.spec import MASK, Leaf, Spec, mixed_leaf
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.envs.gym_object import register
 from embodied.export.decision import Decision, facts, write_onnx
-from tests.builders import make_policy, node_of, python, recorded
-from tests.tiers import only_all, usually
+from tests.builders import make_policy, node_of, recorded
+from tests.tiers import usually
 from tests.toy_envs import Forbidden, Lock, batched
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -133,22 +133,6 @@ class Paired(Lock):
         self.pairs = self.np_random.random((3, 4)) < 0.5
         self.pairs[tuple(np.subtract(self.right, [1, -2]))] = True
         return {**obs, MASK: self.pairs}, info
-
-
-@only_all
-def test_a_run_is_loaded_saved_and_predicts_in_another_process(
-    hybrid: em.Agent, tmp_path: Path
-) -> None:
-    assert hybrid.folder is not None and distance(hybrid, lock("Dict", "info")) < 0.2
-    saved = em.save(hybrid, tmp_path / "saved")
-    code = (
-        "import sys, torch, embodied as em; from tests.api.test_choices import distance, lock\n"
-        "print(*(distance(em.load(each), lock('Dict', 'info')) for each in sys.argv[1:]))"
-    )
-    done = python("-c", code, hybrid.folder, saved)
-    hybrid.reset()
-    here = distance(hybrid, lock("Dict", "info"))
-    assert list(map(float, done.stdout.split())) == pytest.approx([here] * 2, abs=1e-5)
 
 
 def test_a_mask_of_combinations_makes_them_one_choice(tmp_path: Path) -> None:

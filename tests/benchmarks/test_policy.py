@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import learners, remote
-from benchmarks.learners import interpolated, learner_for
+from benchmarks import learners
+from benchmarks.learners import learner_for
 from benchmarks.peers import plain
 from benchmarks.policy import FEW, SAMPLERS, bare, files, made, run
 from benchmarks.sac import ACT, OBS
-from embodied.core import build as core_build
 from embodied.core.tensors import Tensors
-from tests.tiers import only_all
 
 
 def test_every_policy_has_a_row_and_few_steps_are_compared_with_many(tmp_path: Path) -> None:
@@ -52,17 +50,6 @@ def test_bare_calls_are_as_many_as_a_decision_makes(
     assert calls == [20 + 3 * 20]
 
 
-@only_all
-def test_a_policy_server_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_build, "ASKED", [])
-    rows = remote.run(tmp_path, repeats=1, calls=3)
-    assert len(rows) == len(remote.SPECS) * len(remote.BATCHES)
-    assert all(row.notes["p99_ms"] >= row.notes["median_ms"] > 0 for row in rows)
-    assert rows[2].notes["bytes"] == 2 * 224 * 224 * 3 + 14 * 4
-    written = json.loads((tmp_path / "remote.json").read_text())
-    assert [each["name"] for each in written["rows"]] == [row.name for row in rows]
-
-
 def batch(n: int) -> Tensors:
     return {
         "obs/state": torch.randn(n, OBS),
@@ -94,10 +81,3 @@ def test_plain_learners_learn(kind: type[plain.PlainSac], monkeypatch: pytest.Mo
 def test_every_learner_of_the_bench_updates(name: str) -> None:
     learner = learner_for(name, torch.device("cpu"), batch_size=8)
     assert learner.update(batch(8))["critic_loss"].isfinite()
-
-
-def test_grid_sample_shifts_whole_pixels() -> None:
-    planes = torch.randint(256, (20, 2, 9, 7), dtype=torch.uint8)
-    assert torch.equal(interpolated(planes, 0).round().byte(), planes)
-    shifted = interpolated(planes, 2)
-    torch.testing.assert_close(shifted, shifted.round(), atol=1e-2, rtol=0)

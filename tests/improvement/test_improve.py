@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,8 +33,15 @@ def score(successes: int, episodes: int = 100) -> Score:
     return Score.of((torch.arange(episodes) < successes).float(), True)
 
 
-def rungs(ways: Sequence[str], budget: float) -> list[tuple[int, float]]:
-    return [(count, share * budget) for count, share in shares(len(ways))]
+def raced(
+    folder: Path,
+    ways: Sequence[str],
+    run: Callable[..., Leg],
+    budget: float = 1.0,
+    pool: Any = None,
+) -> list[Leg]:
+    rungs = [(count, share * budget) for count, share in shares(len(ways))]
+    return race([*ways], rungs, run, Journal(folder / "race.jsonl"), pool or AtOnce())
 
 
 def test_every_rung_has_the_same_share_of_the_budget() -> None:
@@ -42,9 +49,7 @@ def test_every_rung_has_the_same_share_of_the_budget() -> None:
         found = shares(contenders)
         assert [count for count, _ in found][-1] == 1
         assert all(count * share == pytest.approx(1 / len(found)) for count, share in found)
-
-
-def test_minutes_are_spent_by_several_at_once() -> None:
+    # Minutes are spent by several at once.
     assert shares(1) == [(1, pytest.approx(1 / 3))] * 3
     assert shares(4, at_once=2) == [(4, pytest.approx(1 / 6)), (2, 1 / 3), (1, 1 / 3)]
 
@@ -55,15 +60,14 @@ def test_the_better_half_goes_on_and_the_last_one_has_most(tmp_path: Path) -> No
     def run(way: str, rung: int, budget: float) -> Leg:
         return Leg(way, rung, budget, score=score(reached[way] + rung))
 
-    legs = race(
-        [*reached], rungs([*reached], 120.0), run, Journal(tmp_path / "race.jsonl"), AtOnce()
-    )
-    by_rung = {k: [leg.way for leg in g] for k, g in itertools.groupby(legs, lambda leg: leg.rung)}
-    assert by_rung == {0: ["a", "b", "c", "d"], 1: ["d", "b"], 2: ["d"]}
-    spent = {way: sum(leg.budget for leg in legs if leg.way == way) for way in reached}
-    assert sum(spent.values()) == pytest.approx(120) and spent["d"] == pytest.approx(70)
-    chosen = best(legs)
-    assert chosen is not None and (chosen.way, chosen.rung) == ("d", 2)
+    legs = raced(tmp_path, [*reached], run, 120.0)
+    assert [(leg.way, leg.rung) for leg in legs] == [
+        *((way, 0) for way in "abcd"),
+        *(("d", 1), ("b", 1), ("d", 2)),
+    ]
+    assert sum(leg.budget for leg in legs) == pytest.approx(120)
+    assert sum(leg.budget for leg in legs if leg.way == "d") == pytest.approx(70)
+    assert best(legs) is legs[-1]
 
 
 def test_who_cannot_be_measured_is_out_and_the_race_goes_on(tmp_path: Path) -> None:
@@ -72,10 +76,7 @@ def test_who_cannot_be_measured_is_out_and_the_race_goes_on(tmp_path: Path) -> N
             return Leg(way, rung, budget, problem="it has no noise")
         return Leg(way, rung, budget, score=score(50))
 
-    ways = ["broken", "a", "b"]
-    legs = race(
-        ways, rungs(ways, 1.0), run, Journal(tmp_path / "race.jsonl"), ThreadPoolExecutor(2)
-    )
+    legs = raced(tmp_path, ["broken", "a", "b"], run, pool=ThreadPoolExecutor(2))
     assert [leg.way for leg in legs if leg.rung == 1] == ["a", "b"]
 
 
@@ -84,27 +85,25 @@ def test_it_ends_where_nothing_is_left_to_win(tmp_path: Path) -> None:
         return Leg(way, rung, budget, score=score(100 if way == "a" else 50))
 
     assert score(100).low >= ENOUGH
-    legs = race(["a", "b"], rungs("ab", 1.0), run, Journal(tmp_path / "race.jsonl"), AtOnce())
-    assert [leg.way for leg in legs] == ["a", "b"]
+    assert [leg.way for leg in raced(tmp_path, "ab", run)] == ["a", "b"]
 
 
 def test_an_interrupted_race_runs_nothing_twice(tmp_path: Path) -> None:
     ran: list[tuple[str, int]] = []
 
     def run(way: str, rung: int, budget: float) -> Leg:
-        if len(ran) == 3:
-            ran.append(("interrupted", 0))
-            raise KeyboardInterrupt
         ran.append((way, rung))
+        if len(ran) == 4:
+            raise KeyboardInterrupt
         return Leg(way, rung, budget, score=score(len(way) * 10), sampler=("execute=1",))
 
-    ways, file = ["a", "bb", "ccc"], tmp_path / "race.jsonl"
+    ways = ["a", "bb", "ccc"]
     with pytest.raises(KeyboardInterrupt):
-        race(ways, rungs(ways, 9.0), run, Journal(file), AtOnce())
-    legs = race(ways, rungs(ways, 9.0), run, Journal(file), AtOnce())
-    done = [each for each in ran if each[0] != "interrupted"]
-    assert len(done) == len(set(done)) == len(legs)
-    assert Journal(file).legs == legs
+        raced(tmp_path, ways, run, 9.0)
+    del ran[3]
+    legs = raced(tmp_path, ways, run, 9.0)
+    assert len(ran) == len(set(ran)) == len(legs)
+    assert Journal(tmp_path / "race.jsonl").legs == legs
 
 
 def test_equal_scores_go_to_the_cheaper_one() -> None:
@@ -223,13 +222,11 @@ def test_a_policy_of_another_origin_and_the_best_way_even_if_it_is_worse(
     mapping = tmp_path / "names.yaml"
     mapping.write_text("action: {low: [-1, -1], high: [1, 1]}\n")
     words = ["only_better=false", "steps=60", "episodes=20", "held_out=20"]
-    plain = command.improve(
-        str(base), closed(base, tmp_path / "plain", "[quick_dsrl]", *words), [recipes]
-    )
-    mapped = command.improve(
-        str(base),
-        closed(base, tmp_path / "mapped", "[quick_dsrl]", *words, f"mapping={mapping}"),
-        [recipes],
+    plain, mapped = (
+        command.improve(
+            str(base), closed(base, tmp_path / out, "[quick_dsrl]", *words, *more), [recipes]
+        )
+        for out, more in (("plain", []), ("mapped", [f"mapping={mapping}"]))
     )
     assert mapped.rows["base"] == plain.rows["base"]
     assert type(checkpoint.load_policy(tmp_path / "mapped" / "joined")).__name__ == "Mapped"
@@ -262,22 +259,20 @@ def test_every_recipe_can_begin(base: Path, tmp_path: Path) -> None:
 
 
 def test_one_line_for_what_cannot_be_improved(base: Path, recipes: str, tmp_path: Path) -> None:
-    never = closed(base, tmp_path / "never", "[quick_dsrl]", "env.horizon=3")
+    (tmp_path / "improve.yaml").write_text("policy: another\n")
     cases = {
-        "none of 40 episodes succeeded": (str(base), never),
-        "there is no way": (str(base), closed(base, tmp_path / "a", "[quick_dsrk]")),
-        "name the environment": ("ws://127.0.0.1:1", ["minutes=1"]),
-        "minutes=0": (str(base), closed(base, tmp_path / "b", "[quick_dsrl]", "minutes=0")),
+        "none of 40 episodes succeeded": closed(
+            base, tmp_path / "never", "[quick_dsrl]", "env.horizon=3"
+        ),
+        "there is no way": closed(base, tmp_path / "a", "[quick_dsrk]"),
+        "name the environment": ["minutes=1"],
+        "minutes=0": closed(base, tmp_path / "b", "[quick_dsrl]", "minutes=0"),
+        "choose another: out=DIR": closed(base, tmp_path, "[quick_own]"),
     }
-    for line, (policy, words) in cases.items():
+    for line, words in cases.items():
+        policy = "ws://127.0.0.1:1" if words == ["minutes=1"] else str(base)
         with pytest.raises(ConfigError, match=line):
             command.improve(policy, words, [recipes])
-
-
-def test_another_improvement_is_not_overwritten(base: Path, recipes: str, tmp_path: Path) -> None:
-    (tmp_path / "improve.yaml").write_text("policy: another\n")
-    with pytest.raises(ConfigError, match="choose another: out=DIR"):
-        command.improve(str(base), closed(base, tmp_path, "[quick_own]"), [recipes])
 
 
 @only_all

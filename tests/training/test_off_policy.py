@@ -109,14 +109,6 @@ def test_episodes_that_were_not_saved_do_not_go_on(kind: str, tmp_path: Path) ->
         assert steps.tolist() == [0, 0, 0, 0]
 
 
-def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
-    node = settings(tmp_path / "run", **KINDS["prioritized"])
-    node["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
-    node["learner"] = node_of("learners.off_policy.td3.Td3", hidden=[8], batch_size=8)
-    with pytest.raises(ConfigError, match="no TD error"):
-        run(node)
-
-
 GIGABYTE = 10**9
 
 

@@ -26,7 +26,7 @@ from embodied.training.config import read_config
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.reward_pipeline import RewardPipeline
 from embodied.training.trainer import Every, Trainer
-from tests.builders import make_policy, node_of, random_demos
+from tests.builders import make_policy, node_of
 from tests.toy_envs import Config, Counter
 from tests.training.test_train import resumed, run, same, settings, weights
 
@@ -147,12 +147,6 @@ def test_resume_is_exact(tmp_path: Path, policy: dict[str, Any]) -> None:
     more = {"scale_rewards": True, "schedule": "adaptive"}
     learner = node_of("learners.on_policy.ppo.Ppo", horizon=7, epochs=2, batch_size=14, **more)
     resumed(settings(tmp_path, learner=learner, policy=policy, steps=240), 120)
-
-
-def test_demonstrations_are_refused(tmp_path: Path) -> None:
-    node = on_policy(tmp_path / "run", f"{ppo.__name__}.Ppo")
-    with pytest.raises(ConfigError, match="demos have no effect in on-policy"):
-        run(node | {"demos": random_demos(tmp_path / "demos", 4)})
 
 
 def test_a_batch_that_cannot_fit_is_refused(

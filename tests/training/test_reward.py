@@ -1,12 +1,15 @@
-"""Rewards in a run: told the step, saved and resumed exactly; the alarm of reward hacking."""
+"""Rewards in a run: told the step, saved and resumed exactly; what a log says is going wrong; DiWA
+from its command lines."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,19 +20,16 @@ from embodied.core.build import ConfigError, Node, allow
 from embodied.core.env import NotFinite
 from embodied.core.reward import Reward, SummedReward
 from embodied.core.tensors import Tensors
+from embodied.learners.off_policy.sac import Sac
+from embodied.models.latent_policy import LatentPolicy
 from embodied.reports import run_report
+from embodied.rewards.success.model import contrastive_loss
+from embodied.training import warning_signs as signs
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.demonstrations import rows_for
 from embodied.training.logger import Log, read_metrics
-from embodied.training.warning_signs import (
-    PROXY,
-    diverging,
-    evaluations,
-    ever_diverged,
-    log_evaluation,
-)
-from tests.builders import node_of, random_demos
+from tests.builders import exit_of, node_of, random_demos
 from tests.training.test_train import resumed, run, settings
 
 allow("tests")
@@ -177,15 +177,15 @@ UP = [(0.0, 0.9), (1.0, 0.8), (2.0, 0.7), (3.0, 0.6)]
 )
 def test_three_evaluations_apart(pairs: list[tuple[float, float]], expected: bool) -> None:
     history = [(proxy, won, step) for step, (proxy, won) in enumerate(pairs)]
-    assert diverging(history) is expected
+    assert signs.diverging(history) is expected
 
 
 def play(folder: Path, pairs: list[tuple[float, float]], first: int = 0) -> None:
     """Evaluations of a loop that says to have paid so much, and how often they succeeded."""
     log = Log(folder)
     for step, (paid, won) in enumerate(pairs, first + 1):
-        loop = SimpleNamespace(mean_reward=lambda paid=paid: {PROXY: torch.tensor(paid)})
-        log_evaluation(loop, log, 100 * step, {"eval/success": won, "eval/episodes": 10.0})
+        loop = SimpleNamespace(mean_reward=lambda paid=paid: {signs.PROXY: torch.tensor(paid)})
+        signs.log_evaluation(loop, log, 100 * step, {"eval/success": won, "eval/episodes": 10.0})
 
 
 def test_it_warns_once_also_of_another_process_and_the_report_shows_it(
@@ -199,14 +199,14 @@ def test_it_warns_once_also_of_another_process_and_the_report_shows_it(
     assert rang == [0, 0, 0, 1, 1, 1]
     page = run_report.write(tmp_path).read_text()
     assert "Reward and success" in page and "reward rose while success fell" in page
-    assert ever_diverged(evaluations(tmp_path))
-    assert not ever_diverged(evaluations(tmp_path, step=300))
+    assert signs.ever_diverged(signs.evaluations(tmp_path))
+    assert not signs.ever_diverged(signs.evaluations(tmp_path, step=300))
 
 
 def test_a_world_without_success_or_reward_has_none(tmp_path: Path) -> None:
-    log, loop = Log(tmp_path), SimpleNamespace(mean_reward=lambda: {PROXY: torch.ones(())})
-    log_evaluation(loop, log, 100, {"eval/return": 1.0})
-    log_evaluation(object(), log, 200, {"eval/success": 1.0})
+    log, loop = Log(tmp_path), SimpleNamespace(mean_reward=lambda: {signs.PROXY: torch.ones(())})
+    signs.log_evaluation(loop, log, 100, {"eval/return": 1.0})
+    signs.log_evaluation(object(), log, 200, {"eval/success": 1.0})
     assert not any("reward/alarm" in row for row in read_metrics(tmp_path))
 
 
@@ -234,3 +234,123 @@ def test_a_run_logs_what_it_pays_and_of_what(
     exact = rows[-1]["reward/proxy"] - rows[-1]["reward/world"] - 1
     assert abs(exact) < 1e-5 or frozen
     assert "Terms of the reward" in run_report.write(tmp_path).read_text()
+
+
+STEPS = list(range(30))
+
+
+class Paid(Sac):
+    """Its rewards are 1."""
+
+    def update(self, batch: Tensors) -> Tensors:
+        return super().update({**batch, "reward": torch.ones_like(batch["reward"])})
+
+
+@pytest.mark.parametrize(
+    ("values", "rising"),
+    [
+        ([0.01 * s for s in STEPS], True),
+        ([-20 + 0.5 * s for s in STEPS], True),
+        ([1 - np.exp(-s / 15) for s in STEPS], True),  # 86% of the way
+        ([1 - np.exp(-s / 6) for s in STEPS], False),  # arrived
+        ([0.2 + 0.01 * (-1) ** s for s in STEPS], False),
+        ([0.2] * 30, False),
+        ([1 - 0.01 * s for s in STEPS], False),
+        ([min(s, 15) + 0.001 * s for s in STEPS], False),  # a hundredth of what it rose before
+        ([0.01 * s for s in STEPS[:9]], False),  # too few lines
+        ([float("nan")] * 30, False),
+    ],
+)
+def test_rising_is_what_it_says(values: list[float], rising: bool) -> None:
+    assert (signs.rise(range(len(values)), values) is not None) == rising
+
+
+@pytest.mark.parametrize("count", [10, 100])
+def test_noise_hardly_ever_counts_and_a_noisy_rise_does(count: int) -> None:
+    random = np.random.default_rng(0)
+    drawn = random.normal(size=(2000, count)).tolist()
+    assert sum(signs.rise(range(count), values) is not None for values in drawn) < 20
+    assert signs.rise(range(30), [0.01 * s + 0.01 * random.normal() for s in STEPS])
+
+
+def test_the_line_says_what_to_do() -> None:
+    rows = [{"step": 100 * s, signs.METRIC: 0.01 * s} for s in STEPS] + [
+        {"step": 3000, "eval/loss": 1}
+    ]
+    assert signs.warning(rows, 5, "outputs/x").endswith(
+        "train longer, embodied resume outputs/x steps=N"
+    )
+    assert signs.warning(rows, 1, "outputs/x").endswith(
+        "where rewards are sparse, learner.n_step=5"
+    )
+    assert signs.warning(rows[:9], 1, "outputs/x") == ""
+
+
+def test_a_run_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every step of the demonstrations is paid 1: after 90 updates values are far below 100."""
+    made = settings(tmp_path / "run", "offline", demos=random_demos(tmp_path / "set", 2), steps=90)
+    made["log_every"] = 3
+    made["learner"] |= {"critic_lr": 0.003, "tau": 0.02, "_target_": f"{__name__}.Paid"}
+    run(made)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "still rising" in line]
+    assert len(lines) == 1 and "learner.n_step=5" in lines[0]
+
+
+def test_where_they_part_by_hand() -> None:
+    """Wilson intervals of 200 episodes: 80% is [74%, 85%], 66% is [59%, 72%], 70% is [63%, 76%]."""
+    apart = {"imagined_success": 0.8, "success": 0.66, "episodes": 200.0}
+    assert "imagined success is 80% [74%, 85%], and real success 66% [59%, 72%]" in signs.parted(
+        apart
+    )
+    assert signs.parted(apart | {"success": 0.7}) == ""
+    assert "parted" in signs.parted(apart | {"imagined_success": 0.66, "success": 0.8})
+    assert signs.parted({"success": 0.1, "episodes": 200.0}) == ""
+
+
+def test_the_contrastive_loss_by_hand() -> None:
+    """Of (1, 0), (2, 0) with label 1 and (0, 3) with label 0, at temperature 1/2: the cosines are 1
+    and 0, so both positives have log(e^2 / (e^2 + 1)); the negative has none like it."""
+    features = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
+    loss = contrastive_loss(features, torch.tensor([1.0, 1.0, 0.0]), 0.5)
+    expected = 2 / 3 * torch.log(1 + torch.exp(torch.tensor(-2.0)))
+    assert torch.allclose(loss, expected)
+
+
+def test_diwa_runs_at_debug_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Play, demonstrations, model, classifier of latents, base policy and DPPO in the model; the
+    policy that is saved is one of the real environment, which trained nothing."""
+    at = {name: tmp_path / name for name in ("demos", "play", "model", "judge", "base", "diwa")}
+
+    def command(line: str) -> None:
+        assert exit_of(*line.format(**at).split()) == 0, line
+
+    collect = "demos collect env=fr3_insert env.horizon=40 demonstrator.quality"
+    debug = "env.model={model} env.starts={demos} size=debug device=cpu"
+    size = "model.width=16 model.groups=2 model.classes=4 model.hidden=[16] model.length=4"
+    command(f"{collect}=0.9 episodes=4 out={{demos}}")
+    command(f"{collect}=0.2 episodes=3 success_only=false seed=5 out={{play}}")
+    command(
+        f"model train demos=[{{demos}},{{play}}] model=recurrent {size} model.most_updates=10 "
+        "device=cpu out={model}"
+    )
+    command(
+        "reward classifier {demos} {play} latents={model} views=[latent] contrastive=0.5 "
+        "updates=20 out={judge}"
+    )
+    command(
+        f"train env=imagined policy=diffusion learner=imitate demos={{demos}} {debug} steps=20 "
+        "out={base}"
+    )
+    command(
+        f"train experiment=fr3_insert_diwa init={{base}} reward.trained={{judge}} {debug} "
+        "out={diwa}"
+    )
+    last = [row for row in read_metrics(at["diwa"]) if "eval/success" in row][-1]
+    assert {"eval/imagined_success", "eval/imagined_return", "eval/success"} <= last.keys()
+    policy = checkpoint.load_policy(at["diwa"])
+    assert isinstance(policy, LatentPolicy) and [*policy.spec.obs] != ["latent"]
+    capsys.readouterr()
+    command("eval {diwa} env=fr3_insert env.horizon=20 episodes=2 device=cpu")
+    assert "imagined" in capsys.readouterr().out
+    row = json.loads((at["diwa"] / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert row["imagined"] == last["eval/imagined_success"]

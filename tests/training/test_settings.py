@@ -34,6 +34,10 @@ REWARD = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor":
 UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
 PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
 TOP = {"_target_": "embodied.buffers.weighted.Top"}
+TD3 = {
+    "policy": node_of("policies.deterministic.Deterministic", hidden=[8]),
+    "learner": node_of("learners.off_policy.td3.Td3", hidden=[8], batch_size=8),
+}
 RESIDUAL = node_of("policies.steering.residual.Residual")
 
 # Another value than the default of every setting that a regime can use, and how it is seen in the
@@ -65,15 +69,13 @@ WITH_DEMOS: dict[str, tuple[Any, Any]] = {
 ELSEWHERE = {
     "test_a_run_follows": "out log_every save_every eval_every video seed threads",
     "test_parallel.py, a GPU": "device",
-    "test_kernels.py": "deterministic",
-    "test_train.py": "resume",
+    "test_train.py": "deterministic resume",
     "test_logger.py": "log",
-    "test_imitated_steps.py": "finetune init demo_policy_steps",
     "test_foreign_columns.py": "instruction",
     "test_task_grid.py": "eval",
-    "test_a_shift_is_for_images": "data.random_shift",
+    "test_what_has_no_effect_or_no_sense_is_one_line": "data.random_shift",
     "test_dataset_run.py": "demo_memory_mb mapping data.statistics data.held_out",
-    "test_pretrain.py": "data.fractions data.pairs",
+    "test_pretrain.py": "data.fractions data.pairs finetune init demo_policy_steps",
     "test_dyna.py": "data.imagined",
     "actors/test_actor_runs.py": "data.actors data.max_lag data.when_behind data.actors_on",
     "test_finetune_adopted.py": "copy_base_mb",
@@ -172,6 +174,7 @@ def test_it_takes_effect_or_is_refused(
         ({"steps": 0}, "steps=0"),
         ({"threads": 0}, "threads=0"),
         ({"execute": 0}, "execute=0"),
+        ({"replay": PRIORITIZED, **TD3}, "no TD error"),
     ],
 )
 def test_what_has_no_effect_or_no_sense_is_one_line(
@@ -216,13 +219,6 @@ def test_the_clock_ends_a_training(tmp_path: Path) -> None:
     first = int(checkpoint.find(tmp_path).name)
     run(asked | {"resume": str(tmp_path)})
     assert 0 < first < int(checkpoint.find(tmp_path).name)
-
-
-def test_a_shift_is_for_images(tmp_path: Path, demos: str) -> None:
-    with pytest.raises(ConfigError, match="image observations"):
-        made(tmp_path, "offline", demos, **{"data.random_shift": 2})
-    with pytest.raises(ConfigError, match="no effect in on-policy"):
-        made(tmp_path, "on_policy", None, **{"data.random_shift": 2})
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -55,7 +55,7 @@ PPO = {
 
 def run(folder: Path, node: dict[str, Any], **changes: Any) -> tuple[list[dict[str, Any]], Any]:
     """The log of episodes of a run, and the state of its parts."""
-    train({**node, "out": str(folder), **changes}, Log(folder, silent=True))
+    train({**node, "out": str(folder), **changes}, Log(folder))
     lines = (folder / teacher.FILE).read_text().splitlines()
     state = checkpoint.load_state(folder, "loop")["loop"]["parts"]
     return [json.loads(line) for line in lines], state

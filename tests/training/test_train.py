@@ -1,12 +1,15 @@
-"""Runs: exact resume, Ctrl-C, kill -9 while saving, NaN, a full disk."""
+"""Runs: exact resume, Ctrl-C, kill -9 while saving, NaN, a full disk; damaged checkpoints; the
+kernels of a run."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,14 +23,17 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow
 from embodied.core.checkpoint import CheckpointError
 from embodied.core.env import NotFinite, Step
-from embodied.core.errors import RobotError
+from embodied.core.errors import ContractWarning, RobotError
 from embodied.core.tensors import Tensors
+from embodied.nn import kernels
+from embodied.nn.kernels import Kernels, choose
 from embodied.training import trainer
 from embodied.training.config import REGIMES, regime_of, settings_of
 from embodied.training.logger import Log
 from embodied.training.train import train
 from embodied.training.trainer import Trainer
-from tests.builders import node_of, python, wait_until
+from embodied.viewer.launch import open_session
+from tests.builders import exit_of, node_of, python, wait_until
 from tests.tiers import usually
 from tests.toy_envs import Reach
 
@@ -266,3 +272,208 @@ def test_a_policy_that_init_does_not_hold_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=line):
             run({**again, "out": str(tmp_path / "other"), "policy": policy})
+
+
+WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug", "steps=300"]
+WORDS += ["env.num_envs=4", "save_every=100", "eval_every=0", "video=false"]
+
+
+def flip(content: bytes) -> bytes:
+    """One bit in the middle is another one."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def damage(how: str, folder: Path) -> str:
+    """Damage a file of a checkpoint; its name."""
+    name, change = DAMAGES[how]
+    file = folder / name
+    content = change(file.read_bytes())
+    file.unlink() if content is None else file.write_bytes(content)
+    return name
+
+
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
+    "a bit of the learner": ("learner.pt", flip),
+    "half of the loop": ("loop.pt", lambda content: content[: len(content) // 2]),
+    "no facts": ("about.json", lambda content: b""),
+    "a bit of the policy": ("policy.safetensors", flip),
+    "a bit of the spec": ("spec.json", flip),
+    "a file is gone": ("learner.pt", lambda content: None),
+}
+
+
+def said(capsys: pytest.CaptureFixture[str], status: int, *words: object) -> str:
+    """The one line on stderr of a command."""
+    capsys.readouterr()
+    assert exit_of(*words) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A broken with the checkpoints 100, 200 and 300."""
+    broken = tmp_path_factory.mktemp("damaged") / "whole"
+    assert exit_of("train", *WORDS, f"out={broken}") == 0
+    names = sorted(folder.name for folder in (broken / "checkpoints").iterdir())
+    assert names == ["00000100", "00000200", "00000300"]
+    kept = [file.parent.name for file in sorted(broken.glob("checkpoints/*/loop.pt"))]
+    assert kept == names[1:], "the newest one, and one to fall back to"
+    return broken
+
+
+@pytest.fixture
+def broken(whole: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "run"
+    shutil.copytree(whole, copy)
+    yaml = copy / "run.yaml"
+    yaml.write_text(yaml.read_text().replace(str(whole), str(copy)))
+    return copy
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_resume_falls_back_to_the_newest_whole_checkpoint(
+    how: str, broken: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = checkpoint.find(broken)
+    name = damage(how, newest)
+    line = said(capsys, 0, "resume", broken)
+    assert f"{newest} is damaged ({name} " in line and "going on from 00000200" in line
+    again, before = (checkpoint.load_state(each, "learner") for each in (broken, whole))
+    assert checkpoint.find(broken) == newest, "trained again"
+    for key, value in before["module"].items():
+        assert torch.equal(again["module"][key], value), "as it was without damage"
+    assert newest.with_name(f"damaged-{newest.name}").is_dir(), "kept for who wants to look"
+
+
+def test_where_none_is_whole_one_line_says_so(
+    broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (200, 300):
+        damage("half of the loop", broken / "checkpoints" / f"{number:08d}")
+    damaged = "is damaged (loop.pt is not what was saved)"
+    assert f"00000300 {damaged}, and no earlier" in said(capsys, 2, "resume", broken)
+    earlier = broken / "checkpoints" / "00000200"
+    assert f"00000200 {damaged}" in said(capsys, 2, "resume", earlier)
+    assert len(list((broken / "checkpoints").iterdir())) == 3, "nothing was set aside"
+
+
+@pytest.mark.parametrize("how", [how for how, (name, _) in DAMAGES.items() if name[0] != "l"])
+def test_eval_and_view_of_a_damaged_one_are_one_line(
+    how: str, broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = damage(how, checkpoint.find(broken))
+    line = said(capsys, 2, "eval", broken, "episodes=1", "num_envs=1")
+    with pytest.raises(CheckpointError) as refused:
+        open_session(broken)
+    for each in (line, str(refused.value)):
+        assert "00000300 is damaged" in each and name in each and "\n" not in each
+
+
+def test_a_checkpoint_without_hashes_is_loaded_and_said_to_be_unchecked(broken: Path) -> None:
+    """Format 1, of earlier versions."""
+    file = checkpoint.find(broken) / "about.json"
+    facts = json.loads(file.read_text())
+    assert facts.pop("format") == 2 and len(facts.pop("files")) == 5
+    file.write_text(json.dumps(facts))
+    with pytest.warns(ContractWarning, match="has no hashes .* its files are not checked"):
+        checkpoint.load_policy(broken)
+    file.write_text(json.dumps({**facts, "format": 2}))
+    with pytest.raises(CheckpointError, match=r"damaged \(about.json"):
+        checkpoint.load_policy(broken)
+
+
+CPU = torch.device("cpu")
+PPO = "experiment=pendulum_ppo size=debug device=cpu video=false"
+
+
+def command(line: str) -> None:
+    assert exit_of(*line.split()) == 0
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    return checkpoint.read_about(checkpoint.find(folder))["kernels"]
+
+
+def test_torch_is_as_it_was_after_the_choice_and_after_a_run() -> None:
+    state = torch.get_rng_state()
+    made = choose(CPU)
+    assert made.native and "float32 product" in made.note
+    assert torch.equal(torch.get_rng_state(), state)
+    with Kernels("onednn").active():
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize(
+    ("exact", "ratio", "product", "says"),
+    [
+        (True, 1.9, "onednn", "1.90 times"),
+        (True, 1.1, "torch", "1.10 times"),
+        (False, 3.0, "torch", "not exact"),
+    ],
+)
+def test_the_product_is_exact_and_faster(
+    monkeypatch: pytest.MonkeyPatch, exact: bool, ratio: float, product: str, says: str
+) -> None:
+    monkeypatch.setattr(kernels, "is_exact", lambda: exact)
+    monkeypatch.setattr(kernels, "speed_ratio", lambda: ratio)
+    made = choose(CPU)
+    assert made.product == product and says in made.note
+    resumed = choose(CPU, saved={"product": "onednn", "native": False})
+    assert (resumed.product == "onednn") == exact and not resumed.native
+
+
+def test_runs_of_a_process_use_the_same_product() -> None:
+    """Else two runs of one seed differ in the last bits whenever the machine is busy."""
+    assert len({kernels.speed_ratio() for _ in range(5)}) == 1
+
+
+def test_a_product_of_bfloat16_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are computed here: whether oneDNN rounds to bfloat16 depends on the CPU's units."""
+
+    def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a.double() @ b.double()).to(a.dtype) if a.dtype == torch.float32 else product(a, b)
+
+    def rounded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        short = torch.get_float32_matmul_precision() == "medium" and a.dtype == torch.float32
+        return exact(a.bfloat16().float(), b.bfloat16().float()) if short else product(a, b)
+
+    product = torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", exact)
+    assert kernels.is_exact()
+    monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
+    assert not kernels.is_exact()
+
+
+def test_the_users_own_precision_and_deterministic_and_a_gpu_use_pytorch_only() -> None:
+    for made in (choose(CPU, deterministic=True), choose(torch.device("cuda", 0))):
+        assert (made.product, made.native) == ("torch", False)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert choose(CPU).product == "torch"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_a_run_prints_its_kernels_and_resumes_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    command(f"train {PPO} out={folder}")
+    assert "update: native code" in capsys.readouterr().out
+    assert saved(folder)["native"]
+    about = checkpoint.find(folder) / "about.json"
+    facts = json.loads(about.read_text())
+    del facts["kernels"]  # a checkpoint of an earlier version
+    about.write_text(json.dumps(facts))
+    command(f"resume {folder} steps=1200")
+    assert "as in the checkpoint" in capsys.readouterr().out
+    assert saved(folder) == {"product": "torch", "native": False}
+
+
+def test_deterministic_is_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(f"train {PPO} deterministic=true out={tmp_path / 'folder'}")
+    assert "deterministic=true" in capsys.readouterr().out
+    assert saved(tmp_path / "run") == {"product": "torch", "native": False}
