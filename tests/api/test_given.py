@@ -1,9 +1,12 @@
-"""Classes, objects, functions, networks and arrays that a Python program gives."""
+"""Classes, objects, functions, networks and arrays that a Python program gives; what an agent does
+by itself, callbacks, notebooks, and the words of other libraries."""
 
 from __future__ import annotations
 
+import re
 import struct
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +108,33 @@ def test_policies_and_environments_of_ours_are_given(tmp_path: Path) -> None:
     assert len(agent.evaluate(episodes=2).returns) == 2
 
 
+class Net(nn.Module):
+    """A class of networks, as users of other libraries have."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.body = make_net(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
 NETS: list[tuple[str, Any]] = [
     ("sac", make_net),
     ("ppo", make_net(2, 1)),
     ("sac", {"name": "gaussian", "extractor": Features}),
     ("ppo", {"name": "diagonal_gaussian", "extractor": Features, "net": make_net}),
+    ("ppo", Net),
 ]
+
+
+def answered(call: Callable[[], Any]) -> str:
+    """What the mistake in `call` is answered with, without what it is about."""
+    with pytest.raises((ImportError, AttributeError, ValueError)) as told:
+        call()
+    line = str(told.value)
+    assert "\n" not in line
+    return re.split(r": write |: ", line, maxsplit=1)[1]
 
 
 @pytest.mark.parametrize(("learner", "policy"), usually(NETS[:1] + NETS[3:], NETS))
@@ -328,6 +352,42 @@ def test_an_agent_goes_on_films_and_shows_its_curves(
 
 
 @pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        # Stable-Baselines3
+        (lambda: exec("from embodied import PPO"), "em.train(env=ENV, learner='ppo')"),
+        (lambda: em.train(total_timesteps=10_000, **PENDULUM), "steps=N"),
+        (lambda: em.make_vec_env("Pendulum-v1", n_envs=4), "em.make_env(ENV, num_envs=N)"),
+        (lambda: em.make_env("Pendulum-v1", n_envs=4), "num_envs=N"),
+        (lambda: untrained().learn(1_000), "agent.train(steps=N)"),
+        (
+            lambda: untrained().predict(np.zeros(3), deterministic=True),
+            "nothing: predict acts without exploration noise",
+        ),
+        # LeRobot
+        (lambda: em.train(dataset="x", **PENDULUM), "demos=..."),
+        (lambda: em.train(output_dir="x", **PENDULUM), "out=FOLDER"),
+        (lambda: em.from_pretrained("x"), "em.load(FOLDER)"),
+        (lambda: untrained().select_action(np.zeros(3)), "agent.predict(obs)"),
+        (lambda: untrained().push_to_hub("me/policy"), "agent.save(FOLDER)"),
+        # Gymnasium and CleanRL
+        (lambda: em.make("Pendulum-v1"), "em.make_env(ENV, num_envs=N)"),
+        (lambda: em.make_env("Pendulum-v1", render_mode="rgb_array"), "nothing: "),
+        (lambda: em.train(learning_rate=2.5e-4, **PENDULUM), "lr "),
+    ],
+)
+def test_the_words_of_other_libraries_are_answered(call: Callable[[], Any], answer: str) -> None:
+    assert answered(call).startswith(answer)
+
+
+def untrained() -> Any:
+    return em.Agent(em.make_policy("gaussian", em.make_env("Pendulum-v1")))
+
+
+PENDULUM = {"env": "Pendulum-v1", "learner": "sac"}
+
+
+@pytest.mark.parametrize(
     ("given", "answer"),
     [
         ({"learning_rate": 1e-3}, 'learner={"name": NAME, ...}'),
@@ -335,10 +395,42 @@ def test_an_agent_goes_on_films_and_shows_its_curves(
         ({"tensorboard_log": "x"}, 'log="tensorboard"'),
     ],
 )
-def test_the_words_of_other_libraries_are_answered(given: dict[str, Any], answer: str) -> None:
+def test_the_words_of_other_trainings_are_answered(given: dict[str, Any], answer: str) -> None:
     with pytest.raises(ConfigError) as told:
-        em.train(env="Pendulum-v1", learner="sac", **given)
+        em.train(**PENDULUM, **given)
     assert answer in str(told.value)
+
+
+CELLS = """
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell()
+shell.run_cell("import embodied as em")
+for typed in ("em.", "em.ev"):
+    with provisionalcompleter():
+        found = shell.Completer.completions(typed, len(typed))
+        print("complete", *sorted(each.text for each in found))
+def cell(code):
+    print("cell", code.splitlines()[0])
+    done = shell.run_cell(code)
+    assert done.success == ("mistake" not in code), code
+cell('agent = em.train(env="Pendulum-v1", learner="sac", size="debug", out="run", verbose=False)')
+cell("agent")
+cell('agent.metrics.filter(like="eval").columns.tolist()')
+cell('em.train(env="Pendulum-v1", learner="sacc")  # a mistake')
+"""
+
+
+def test_a_notebook(tmp_path: Path) -> None:
+    """Tab completes, an agent and its curves show themselves, and a mistake is short."""
+    said = re.sub(r"\x1b\[[\d;]*m", "", python("-c", CELLS, folder=tmp_path).stdout)
+    first, second = (line for line in said.splitlines() if line.startswith("complete"))
+    assert "train" in first.split() and "evaluate" in first and "TYPE_CHECKING" not in first
+    assert second == "complete evaluate"
+    assert "<Agent Gaussian: state [3] -> action [1]" in said and "eval/return" in said
+    mistake = said.partition("sacc")[2]
+    assert 'there is no learner "sacc" (did you mean "sac"?)' in mistake
+    assert len(mistake.strip().splitlines()) < 30 and "compose.py" not in mistake
 
 
 @pytest.mark.parametrize(

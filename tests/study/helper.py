@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -47,6 +48,13 @@ class Interrupted:
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(shown):
             assert exit_of(*self.words) == 0
         return shown.getvalue()
+
+
+def trials_of(out: Path) -> list[dict[str, Any]]:
+    """The trials of a sweep that completed all of them."""
+    found = json.loads((out / "results.json").read_text())["trials"]
+    assert {trial["state"] for trial in found} == {"complete"}
+    return found
 
 
 def one_trial(out: Path, steps: int = 40_000, rungs: int = 20) -> tuple[Any, Any, Any]:

@@ -11,7 +11,7 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.study.sweep import Here, Searched, searched
 from tests.builders import exit_of
-from tests.study.helper import WORDS, Interrupted, pruned
+from tests.study.helper import WORDS, Interrupted, pruned, trials_of
 from tests.tiers import only_all
 
 
@@ -85,6 +85,5 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=3000", "rungs=6"]
     sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "workers=1")
     assert "resume=out/trial-000" in sweep.again()
-    found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
-    assert [trial["state"] for trial in found] == ["complete"]
-    assert len(found[0]["checkpoints"]) == 5, "all of its evaluations were reported once"
+    (trial,) = trials_of(tmp_path / "out")
+    assert len(trial["checkpoints"]) == 5, "all of its evaluations were reported once"
