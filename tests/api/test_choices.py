@@ -40,6 +40,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
     ),
 }
 PPO = {"name": "ppo", "horizon": 32, "batch_size": 64, "epochs": 10, "lr": 3e-3, "gamma": 0.0}
+HOW = {"learner": PPO, "steps": 4000, "eval": {"episodes": 4}, "verbose": False}
 KINDS = [("MultiDiscrete", "info"), ("Tuple", "obs"), ("Dict", ""), ("Discrete", "obs")]
 KINDS += [("MultiDiscrete", ""), ("MultiBinary", ""), ("MultiBinary", "obs"), ("Tuple", "")]
 
@@ -48,9 +49,9 @@ def lock(kind: str, mask: Any = "") -> Lock:
     return Lock(spaces.Discrete(5, start=-2) if kind == "Discrete" else SPACES[kind], mask)
 
 
-def trained(kind: str, mask: Any, out: Path, steps: int = 4000, **settings: Any) -> em.Agent:
-    given = {"learner": PPO, "steps": steps, "eval": {"episodes": 4}, "verbose": False, **settings}
-    return em.train("env.num_envs=8", env=lambda: lock(kind, mask), out=str(out), **given)
+def trained(kind: str, mask: Any, out: Path, **settings: Any) -> em.Agent:
+    given = {"env": lambda: lock(kind, mask), "out": str(out), **HOW, **settings}
+    return em.train("env.num_envs=8", **given)
 
 
 def distance(agent: em.Agent, env: Lock) -> float:
@@ -137,8 +138,7 @@ class Paired(Lock):
 
 def test_a_mask_of_combinations_makes_them_one_choice(tmp_path: Path) -> None:
     """Its axes are the choices, and no other combination is chosen."""
-    how = {"learner": PPO, "steps": 4000, "eval": {"episodes": 4}, "verbose": False}
-    agent = em.train("env.num_envs=8", env=Paired, out=str(tmp_path), **how)
+    agent = em.train("env.num_envs=8", env=Paired, out=str(tmp_path), **HOW)
     assert agent.policy.spec.act == Leaf((), "int64", 0, 11)
     env = Paired()
     obs, _ = env.reset(seed=0)

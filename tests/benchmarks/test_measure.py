@@ -15,17 +15,20 @@ import torch
 import yaml
 from rich.console import Console
 
-from benchmarks import finetune, gpu, loop
+from benchmarks import finetune, gpu, loop, teachers
 from benchmarks.command import ROOT, put_root_on_path, settings
 from benchmarks.loop import EVERY, Deadlines, Sleeps, histogram, summary
 from benchmarks.measure import Comparison, alone, compare, table, write_json
 from benchmarks.on_gpu.rows import TINY, Row, Scale
+from embodied.checks.teacher import ROWS, ready, teaching
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, parse
 from embodied.core.device import accelerator
 from embodied.study.study import Study
+from embodied.teachers.students.meta_acl import records
 from tests.builders import python
 from tests.pretend_device.process import Call, on_device
+from tests.teachers import place
 from tests.tiers import usually
 
 
@@ -244,3 +247,17 @@ def test_report_of_two_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_bench_without_a_bc_policy_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no seed of the bc"):
         finetune.report(study(bc="x", residual="x"), tmp_path, tmp_path)
+
+
+def test_a_block_is_as_many_episodes_as_it_says() -> None:
+    teacher = place.made("tasks.uniform.Uniform")
+    block = teaching(teacher, 30)
+    assert [block(), block()] == [30, 30]
+    assert teacher.issued == ROWS + 60 and len(teacher.pending) == ROWS
+
+
+def test_a_classroom_is_made_where_one_is_read(tmp_path: Path) -> None:
+    node = yaml.safe_load(Path("configs/teacher/meta_acl.yaml").read_text())
+    room = ready(node, teachers.SPEC, tmp_path)
+    assert sorted(records(Path(room["archive"]))) == ["seed-1", "seed-2"]
+    assert ready({"_target_": "x"}, teachers.SPEC, tmp_path) == {"_target_": "x"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from benchmarks.learners import learner_for
 from benchmarks.peers import plain
 from benchmarks.policy import FEW, SAMPLERS, bare, files, made, run
 from benchmarks.sac import ACT, OBS
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from tests.builders import transitions
 
 
 def test_every_policy_has_a_row_and_few_steps_are_compared_with_many(tmp_path: Path) -> None:
@@ -51,13 +54,9 @@ def test_bare_calls_are_as_many_as_a_decision_makes(
 
 
 def batch(n: int) -> Tensors:
-    return {
-        "obs/state": torch.randn(n, OBS),
-        "action": torch.rand(n, ACT) * 2 - 1,
-        "reward": torch.ones(n),
-        "discount": torch.zeros(n),
-        "next_obs/state": torch.randn(n, OBS),
-    }
+    """Every decision ends the world and pays 1."""
+    spec = Spec({"state": Leaf((OBS,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.1)
+    return transitions(n, spec) | {"reward": torch.ones(n), "discount": torch.zeros(n)}
 
 
 @pytest.mark.parametrize("kind", [plain.PlainSac, plain.PlainTd3])
@@ -65,14 +64,13 @@ def test_plain_learners_learn(kind: type[plain.PlainSac], monkeypatch: pytest.Mo
     monkeypatch.setattr(plain, "LR", 3e-3)
     torch.manual_seed(0)
     learner = kind(OBS, ACT, (32,), "cpu")
-    before = [p.detach().clone() for p in learner.policy.parameters()]
+    before = copy.deepcopy([*learner.policy.parameters()])
     for _ in range(150):
         learner.update(batch(64))
     rows = batch(100)
     with torch.no_grad():
         values = learner.values(learner.critics, rows["obs/state"], rows["action"])
-    for q in values:  # every decision ends the world and pays 1
-        assert q.mean().item() == pytest.approx(1.0, abs=0.15)
+    assert [q.mean().item() for q in values] == pytest.approx([1.0] * len(values), abs=0.15)
     moved = zip(before, learner.policy.parameters(), strict=True)
     assert all(not torch.equal(old, new) for old, new in moved)
 

@@ -85,13 +85,10 @@ def test_one_row_begins_again_alone() -> None:
     assert played(actor, at(9, 4), NEVER) == [3.1, 4.0]
     assert actor.carry["count"].tolist() == [2, 2]
     assert actor.decision_obs["before"].tolist() == [1, 1]
-
-
-def test_beginning_again_when_all_decide_also_clears_the_carry() -> None:
-    actor = Actor(Counting(), 2, execute=1)
-    played(actor, at(1, 2), ~NEVER)
-    assert played(actor, at(3, 4), flags(1, 0)) == [3.0, 4.0]
-    assert actor.carry["count"].tolist() == [1, 2]
+    every = Actor(Counting(), 2, execute=1)  # all rows decide: it also clears the carry
+    played(every, at(1, 2), ~NEVER)
+    assert played(every, at(3, 4), flags(1, 0)) == [3.0, 4.0]
+    assert every.carry["count"].tolist() == [1, 2]
 
 
 def test_choice_and_rows_are_what_a_learner_stores() -> None:
@@ -101,9 +98,6 @@ def test_choice_and_rows_are_what_a_learner_stores() -> None:
     assert actor.extras["age"].tolist() == [10, 10]
     actor.carry["row/action"] = torch.zeros(2, 5)
     assert actor.stored_action.shape == (2, 5) and set(actor.extras) == {"age"}
-
-
-def test_exploring_reaches_the_noise() -> None:
     assert played(Actor(Counting(), 1, explore=True), at(1), flags(1)) == [1001.0]
 
 
@@ -119,10 +113,12 @@ def same(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_execute_has_to_fit_the_chunk() -> None:
+def test_what_an_actor_cannot_do_is_refused() -> None:
     for wrong in (0, 5):
         with pytest.raises(ValueError, match=rf"execute={wrong} is not in 1\.\.4"):
             Actor(Counting(), 1, execute=wrong)
+    with pytest.raises(ConfigError, match=r"needs a GPU, and this policy is on the cpu$"):
+        Actor(make(NODES[0]), 2, cuda_graph=True)
 
 
 def test_some_rows_deciding_equals_all_rows_deciding() -> None:
@@ -246,11 +242,6 @@ def test_a_decision_never_looks_at_a_value(chosen: Node) -> None:
     obs = {"state": torch.zeros(3, 5, device="meta")}
     given = inputs(obs, policy.initial(3), policy.sample_noise(3))
     assert all(value.is_meta for value in decision(policy, given).values())
-
-
-def test_without_a_gpu_it_is_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"needs a GPU, and this policy is on the cpu$"):
-        Actor(make(NODES[0]), 2, cuda_graph=True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

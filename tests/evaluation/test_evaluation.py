@@ -4,7 +4,6 @@ off-policy evaluation; the effective horizon."""
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,24 +43,21 @@ def test_the_worst_tenth_is_the_mean_of_the_lowest_returns() -> None:
         assert metrics["return"] == pytest.approx(sum(returns) / len(returns))
 
 
-Z = 1.959963984540054
+@pytest.mark.parametrize(
+    ("won", "of", "interval"),
+    [
+        # 1/2 -+ z sqrt(1/40 + z^2/400) / (1 + z^2/10) with z = 1.959963984540054
+        (5, 10, (0.236593090, 0.763406910)),
+        (0, 10, (0.0, 3.841458821 / 13.841458821)),  # z^2 / (n + z^2)
+        (10, 10, (1 - 3.841458821 / 13.841458821, 1.0)),
+        (0, 0, (0.0, 1.0)),
+    ],
+)
+def test_wilson_by_hand(won: int, of: int, interval: tuple[float, float]) -> None:
+    assert statistics.wilson(won, of) == pytest.approx(interval)
 
 
-def test_wilson_by_hand() -> None:
-    """5 of 10: centre 1/2, half width z sqrt(1/40 + z^2/400) / (1 + z^2/10) = 0.263405."""
-    low, high = statistics.wilson(5, 10)
-    square = Z**2
-    half = Z * math.sqrt(0.25 / 10 + square / 400) / (1 + square / 10)
-    assert low == pytest.approx(0.5 - half) and high == pytest.approx(0.5 + half)
-    assert (round(low, 4), round(high, 4)) == (0.2366, 0.7634)
-
-
-def test_wilson_at_the_ends() -> None:
-    """0 of 10: the upper end is z^2 / (n + z^2) = 3.8415 / 13.8415; it mirrors 10 of 10."""
-    low, high = statistics.wilson(0, 10)
-    assert low == 0.0 and high == pytest.approx(3.841459 / 13.841459, abs=1e-6)
-    assert statistics.wilson(10, 10) == (pytest.approx(1 - high), 1.0)
-    assert statistics.wilson(0, 0) == (0.0, 1.0)
+def test_more_successes_than_trials_are_refused() -> None:
     with pytest.raises(ValueError, match="11 successes of 10 trials"):
         statistics.wilson(11, 10)
 
@@ -108,10 +104,9 @@ SPEC = Spec({}, Leaf((1,)), 0.1, Leaf((2,), low=0.0, high=1.0, names=("a", "b"))
 def test_the_grid_has_the_middles_of_cells() -> None:
     expected = [[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.75]]
     assert task_grid.grid(SPEC, 2).tolist() == expected
-    with pytest.raises(ConfigError, match="at most"):
-        task_grid.grid(SPEC, 101)
-    with pytest.raises(ConfigError, match="none"):
-        task_grid.grid(replace(SPEC, task=None), 2)
+    for spec, cells, line in ((SPEC, 101, "at most"), (replace(SPEC, task=None), 2, "none")):
+        with pytest.raises(ConfigError, match=line):
+            task_grid.grid(spec, cells)
 
 
 class Telling(Wrapper):
@@ -133,19 +128,21 @@ def test_every_task_is_played_once_and_listed_in_order() -> None:
 
 
 def test_a_run_writes_down_every_tasks_outcome(tmp_path: Path) -> None:
-    settings = {"eval": {"num_envs": 4, "grid": 2}, "steps": 64, "eval_every": 32, "teacher": None}
-    log = Log(tmp_path)
-    train({**NODE, **settings, "out": str(tmp_path)}, log)
-    assert log.last["eval/episodes"] == 8
-    rows = [json.loads(line) for line in (tmp_path / task_grid.FILE).read_text().splitlines()]
-    assert [row["step"] for row in rows] == [32] * 8 + [64] * 8
-    assert [row["task"] for row in rows[:8]] == task_grid.grid(
-        Fr3(Fr3Config(task="reach", num_envs=1)).spec, 2
-    ).tolist()
-    assert {row["success"] for row in rows} <= {True, False}
-    train({**NODE, **settings, "steps": 32, "out": str(tmp_path)}, Log(tmp_path, silent=True))
-    again = (tmp_path / task_grid.FILE).read_text().splitlines()
-    assert [json.loads(line) for line in again] == rows[:8]  # what came later is of another run
+    settings = {"eval": {"num_envs": 4, "grid": 2}, "eval_every": 32, "teacher": None}
+    node = {**NODE, **settings, "out": str(tmp_path)}
+
+    def rows(steps: int) -> list[dict[str, Any]]:
+        log = Log(tmp_path)
+        train(node | {"steps": steps}, log)
+        assert log.last["eval/episodes"] == 8
+        return [json.loads(line) for line in (tmp_path / task_grid.FILE).read_text().splitlines()]
+
+    both = rows(64)
+    assert [row["step"] for row in both] == [32] * 8 + [64] * 8
+    reach = Fr3(Fr3Config(task="reach", num_envs=1)).spec
+    assert [row["task"] for row in both[:8]] == task_grid.grid(reach, 2).tolist()
+    assert {row["success"] for row in both} <= {True, False}
+    assert rows(32) == both[:8], "what came later is of another run"
 
 
 PLACE = (0.3, 0.85)
@@ -185,18 +182,33 @@ def test_only_the_named_parameters_are_searched() -> None:
     drawn goal_x, the same for every point, so that the first one is taken."""
     env = Telling(Fr3(Fr3Config(task="reach", num_envs=2, threads=1, horizon=2)))
     policy = make_policy("gaussian.Gaussian", env.spec, hidden=[8])
-    for name, mean, points in (("goal_x", 0.0, 2), ("goal_y", None, 2)):
+    drawn = torch.rand(6, 3, generator=torch.Generator().manual_seed(1))[:, 0].mean().item()
+    for name, expected in (("goal_x", 0.0), ("goal_y", 10 * drawn)):
         config = task_grid.Config(names=(name,), cells=2, episodes=4, generations=0)
         worst = task_grid.worst_case(policy, env, config, 6, 1)
-        assert len(worst.found.points) == points and worst.found.worst == [0.0]
-        drawn = torch.rand(6, 3, generator=torch.Generator().manual_seed(1))[:, 0].mean().item()
-        expected = 10 * drawn if mean is None else mean
+        assert len(worst.found.points) == 2 and worst.found.worst == [0.0]
         assert worst.metrics()["worst_return"] == pytest.approx(expected, abs=1e-5)
         low, high = worst.interval
         assert low <= expected + 1e-5 and expected <= high + 1e-5
         assert worst.values[name][1] == "m"
     with pytest.raises(ConfigError, match="goal_z"):
         task_grid.worst_case(policy, env, task_grid.Config(names=("goal_z1",)), 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("maze_trials", "cannot begin in the middle"),
+        ("cartpole num_envs=2", "target=NUMBER"),
+        ("cartpole dept=2", "depth"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_measured(
+    words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_of("env", "horizon", *words.split()) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert line in said
 
 
 ENV = {**node_of("envs.fr3.env.Fr3", task="reach", horizon=2), "threads": 1}
@@ -426,11 +438,3 @@ def test_the_command_says_what_it_measured(capsys: pytest.CaptureFixture[str]) -
     assert exit_of("env", "horizon", "CartPole-v1", "target=20", "num_envs=8", "tries=2") == 0
     shown = capsys.readouterr().out
     assert "k + log_A m" in shown and "effective horizon 1.00: 2 actions" in shown
-    for words, says in (
-        (["maze_trials"], "cannot begin in the middle"),
-        (["cartpole", "num_envs=2"], "target=NUMBER"),
-        (["cartpole", "dept=2"], "depth"),
-    ):
-        assert exit_of("env", "horizon", *words) == 2
-        line = capsys.readouterr().err
-        assert says in line and line.count("\n") == 1

@@ -19,7 +19,7 @@ from embodied.study import sweep as module
 from embodied.study.study import STOPPED
 from embodied.study.sweep import Runner, launcher
 from tests.builders import exit_of, wait_until
-from tests.study.helper import WORDS, Interrupted, one_trial, pruned, trials_of
+from tests.study.test_sweep import WORDS, Interrupted, one_trial, pruned, trials_of
 from tests.tiers import only_all
 from tests.training.actors.helper import alive, left_of
 

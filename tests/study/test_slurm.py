@@ -12,7 +12,7 @@ import pytest
 
 from embodied.study.sweep import launcher
 from tests.builders import exit_of, wait_until
-from tests.study.helper import WORDS, Interrupted, pruned, trials_of
+from tests.study.test_sweep import WORDS, Interrupted, pruned, trials_of
 from tests.tiers import only_all
 
 SBATCH = """#!{python}

@@ -24,7 +24,7 @@ from embodied.evaluation.statistics import probability_of_improvement
 from embodied.study import study as module
 from embodied.study.study import Place, choose, command, filled, read_study, seconds_of
 from tests.builders import ROOT, exit_of, wait_until, write_files
-from tests.study.helper import Interrupted
+from tests.study.test_sweep import Interrupted
 
 STUDY = """
 metric: eval/return

@@ -254,16 +254,16 @@ def test_imitation_is_the_same_bit_by_bit(
         loads.extend(all_)
         return real(all_)
 
-    monkeypatch.setattr(pictures, "load_all", counting)
-    words = ["size=debug", "steps=8", "learner.batch_size=4", "eval_every=4", "data.random_shift=2"]
-    policies, losses, lazy = [], [], []
-    for name, memory in (("whole", 2000), ("lazy", 0.05)):
+    def trained(name: str, memory: float) -> tuple[dict[str, Any], list[float]]:
         loads.clear()
         out = train_on(filmed, tmp_path / name, *words, f"demo_memory_mb={memory}")
-        lazy.append(len(loads))
-        policies.append(load_file(out / "checkpoints" / "00000008" / "policy.safetensors"))
-        losses.append([row["eval/loss"] for row in read_metrics(out) if "eval/loss" in row])
-    assert lazy[0] == 0 and lazy[1] >= 8
-    assert policies[0].keys() == policies[1].keys()
-    assert all(torch.equal(value, policies[1][key]) for key, value in policies[0].items())
-    assert losses[0] == losses[1] and len(losses[0]) == 2
+        losses = [row["eval/loss"] for row in read_metrics(out) if "eval/loss" in row]
+        return load_file(out / "checkpoints" / "00000008" / "policy.safetensors"), losses
+
+    monkeypatch.setattr(pictures, "load_all", counting)
+    words = ["size=debug", "steps=8", "learner.batch_size=4", "eval_every=4", "data.random_shift=2"]
+    whole, losses = trained("whole", 2000)
+    assert not loads and len(losses) == 2
+    lazy, again = trained("lazy", 0.05)
+    assert len(loads) >= 8 and losses == again and whole.keys() == lazy.keys()
+    assert all(torch.equal(value, lazy[key]) for key, value in whole.items())

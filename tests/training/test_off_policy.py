@@ -221,7 +221,7 @@ def fed(schedule: SwitchWhenSteady, values: list[Any]) -> list[float]:
         # The threshold is included, and the first check has nothing to compare.
         (Config(every=1, window=1, threshold=0.5), [0, 0.5], 1),
         (Config(every=1, window=1, threshold=0.5), [0, 0.51], 2),
-        (Config(every=2, window=1, earliest=7), [1.0] * 9, 7),
+        (Config(every=2, window=1, earliest=8), [1.0] * 9, 7),
     ],
 )
 def test_it_switches_once_when_the_metric_is_steady(

@@ -47,7 +47,8 @@ class Config:
 
 
 class Growing(Reward):
-    """The world's reward times a factor that learning raises; remembers every step it was told."""
+    """Pays a factor that learning raises, and remembers every step it was told. What it sees and is
+    taught from holds what the world paid: less than 0."""
 
     frozen = False
 
@@ -58,9 +59,11 @@ class Growing(Reward):
         self.told.append(step)
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return self.factor * rows["reward"]
+        assert (rows["reward"] < 0).all()
+        return torch.full_like(rows["reward"], self.factor)
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
+        assert (rows["reward"] < 0).all() and not any("own" in key for key in rows)
         self.factor += 0.01
         return {"factor": torch.tensor(self.factor)}
 
@@ -69,24 +72,6 @@ class Growing(Reward):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.factor, self.told = state["factor"], list(state["told"])
-
-
-class Told(Reward):
-    """Pays 1 for everything; what it is taught from holds what the world paid: less than 0."""
-
-    frozen = False
-
-    def __init__(self) -> None:
-        self.lessons = 0
-
-    def __call__(self, rows: Tensors) -> Tensor:
-        assert (rows["reward"] < 0).all()
-        return torch.ones_like(rows["reward"])
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        assert (rows["reward"] < 0).all() and not any("own" in key for key in rows)
-        self.lessons += 1
-        return {"lessons": torch.tensor(float(self.lessons))}
 
 
 class Broken(Reward):
@@ -123,15 +108,11 @@ def test_rewards_of_single_decisions_are_no_n_step_returns(tmp_path: Path) -> No
     made(node_of("rewards.handcrafted.composite.Scaled", factor=2.0))
 
 
-def test_rewards_learn_from_what_the_world_paid(tmp_path: Path) -> None:
-    run(settings(tmp_path, steps=200, reward=mine("Told")))
-    assert max(row.get("train/reward_lessons", 0) for row in read_metrics(tmp_path)) > 10
-
-
-def test_a_reward_with_a_state_is_resumed_exactly(tmp_path: Path) -> None:
+def test_a_reward_learns_from_what_the_world_paid_and_is_resumed_exactly(tmp_path: Path) -> None:
     whole = resumed(settings(tmp_path, reward=mine("Growing")), 200)
     state = checkpoint.load_state(whole, "loop")["loop"]["reward"]
     assert state["factor"] > 1.5 and state["told"] == [*range(4, 401, 4)]
+    assert max(row.get("train/reward_factor", 0) for row in read_metrics(whole)) > 1.5
 
 
 def test_a_flight_school_is_resumed_exactly(tmp_path: Path) -> None:
