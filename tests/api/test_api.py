@@ -27,7 +27,7 @@ from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
 from embodied.training.logger import read_metrics
-from tests.builders import node_of, python, write_files
+from tests.builders import Patch, node_of, python, write_files
 
 SMALL = {"size": "debug", "verbose": False}
 
@@ -257,7 +257,7 @@ class Told(Slide):
         return obs, reward, over, late, {"is_success": True} if late else {}
 
 
-def test_an_environment_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_never_ends_is_one_line(monkeypatch: Patch) -> None:
     monkeypatch.setattr(evaluate, "LONGEST", 300)
     agent = em.Agent(em.make_policy("gaussian", em.make_env(Endless)))
     with pytest.raises(ContractError, match="no episode has ended in 300 steps: give") as told:
@@ -327,7 +327,7 @@ def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:
         em.evaluate(policy)
 
 
-def test_an_address_where_a_run_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_a_run_can_be(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(core_build, "ASKED", [])
     policy = em.make_policy("flow", em.make_env("two_gap"), width=16, chunk=4).eval()
     folder = em.save(policy, tmp_path / "mine")
@@ -363,9 +363,7 @@ def test_the_package_imports_without_torch_and_says_its_version() -> None:
     assert all(getattr(em, name).__doc__ for name in em.__all__)
 
 
-def test_an_environment_of_an_allowed_package_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_of_an_allowed_package_by_name(tmp_path: Path, monkeypatch: Patch) -> None:
     """`allow` counts before the usual policy is chosen, which builds the environment."""
     slides = "import gymnasium\nfrom tests.api.test_api import Slide\n"
     files = {

@@ -26,7 +26,7 @@ from embodied.core.build import ConfigError, parse
 from embodied.core.device import accelerator
 from embodied.study.study import Study
 from embodied.teachers.students.meta_acl import records
-from tests.builders import python
+from tests.builders import Capture, Patch, python
 from tests.pretend_device.process import Call, on_device
 from tests.teachers import place
 from tests.tiers import usually
@@ -91,9 +91,7 @@ def test_a_mistake_is_one_line() -> None:
     assert done.stderr.count("\n") == 1 and '"fast=yes" is not a setting' in done.stderr
 
 
-def test_a_child_finds_the_package_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_finds_the_package_from_any_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     put_root_on_path()
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "elsewhere"]
@@ -116,7 +114,7 @@ def test_what_is_lost_and_what_of_it_in_a_stall() -> None:
     assert lines[-1].split()[:5] == ["10", "to", "more", "ms", "1"]
 
 
-def test_relative_sleep_drifts_and_deadlines_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_sleep_drifts_and_deadlines_do_not(monkeypatch: Patch) -> None:
     now = [50.0]
 
     def sleep(seconds: float) -> None:
@@ -141,9 +139,7 @@ MEASURED = [name for name in gpu.PARTS if name not in SLOW]
 NOT_THERE = ("warp", "maniskill")  # their simulators know CUDA alone
 
 
-def test_without_a_gpu_it_says_so_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path, capsys: Capture) -> None:
     if accelerator() is not None:
         pytest.skip("there is a GPU here")
     assert gpu.run(tmp_path) == []
@@ -172,7 +168,7 @@ def two_rows(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def test_an_error_is_a_row_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """What ran before stays; a process that dies is a row too; parts that are done are kept."""
     monkeypatch.setattr(gpu, "PARTS", {"broken": (two_rows, 60), "gone": (two_rows, 60)})
@@ -191,9 +187,7 @@ def test_an_error_is_a_row_and_is_tried_again(
     capsys.readouterr()
 
 
-def test_a_second_run_measures_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_measures_what_is_missing(tmp_path: Path, monkeypatch: Patch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(gpu, "separately", lambda name, *rest: asked.append(name))
     gpu.save(tmp_path / "gpu", "sac", [Row("sac, eager", 1.0)], None)
@@ -229,7 +223,7 @@ def test_variants_name_experiments_and_share_the_bc_policy() -> None:
         assert all(w == "init=W/bc-0" for w in words if w.startswith("init="))
 
 
-def test_report_of_two_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_two_seeds(tmp_path: Path, capsys: Capture) -> None:
     work, own = tmp_path / "work", study(bc="x", residual="embodied train init=y", unfinished="x")
     for seed, score in enumerate((0.4, 0.6)):
         write_run(work, f"bc-{seed}", [score])

@@ -17,7 +17,7 @@ from benchmarks.policy import FEW, SAMPLERS, bare, files, made, run
 from benchmarks.sac import ACT, OBS
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from tests.builders import transitions
+from tests.builders import Patch, transitions
 
 
 def test_every_policy_has_a_row_and_few_steps_are_compared_with_many(tmp_path: Path) -> None:
@@ -33,9 +33,7 @@ def test_every_policy_has_a_row_and_few_steps_are_compared_with_many(tmp_path: P
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_bare_calls_are_as_many_as_a_decision_makes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bare_calls_are_as_many_as_a_decision_makes(name: str, monkeypatch: Patch) -> None:
     node, calls = SAMPLERS[name], [0]
     policy: Any = made(node).eval()
     network = type(policy.net)
@@ -60,7 +58,7 @@ def batch(n: int) -> Tensors:
 
 
 @pytest.mark.parametrize("kind", [plain.PlainSac, plain.PlainTd3])
-def test_plain_learners_learn(kind: type[plain.PlainSac], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_learners_learn(kind: type[plain.PlainSac], monkeypatch: Patch) -> None:
     monkeypatch.setattr(plain, "LR", 3e-3)
     torch.manual_seed(0)
     learner = kind(OBS, ACT, (32,), "cpu")

@@ -12,7 +12,7 @@ import embodied as em
 from embodied.cli import mistake
 from embodied.core import checkpoint, env_contract
 from embodied.evaluation import evaluate
-from tests.builders import exit_of, write_files
+from tests.builders import Capture, Patch, exit_of, write_files
 from tests.checks import wrong_envs
 from tests.checks import wrong_gym_envs as wrong
 
@@ -74,7 +74,7 @@ def embodied(*words: str) -> int | str:
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: Patch) -> None:
     """An episode's end is waited for on a busy machine too."""
     monkeypatch.setattr(env_contract, "MOST_SECONDS", 60.0)
 
@@ -85,7 +85,7 @@ def named(kind: type) -> str:
     return f"{kind.__module__}:{kind.__name__}-v0" if gym else f"{kind.__module__}.{kind.__name__}"
 
 
-def checked(name: str, capsys: pytest.CaptureFixture[str], code: int = 1) -> list[str]:
+def checked(name: str, capsys: Capture, code: int = 1) -> list[str]:
     """What the check finds wrong, or all that it prints of a sound one."""
     assert embodied("check", "env", name) == code
     lines = capsys.readouterr().out.splitlines()
@@ -102,12 +102,12 @@ def train(kind: type, folder: Path, *more: str) -> int | str:
 
 
 @pytest.mark.parametrize(("kind", "line"), [*REFUSED, *WARNED, *ONLY_CHECKED, *WRONG, *CONVERTED])
-def test_check_names_it(kind: type, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_it(kind: type, line: str, capsys: Capture) -> None:
     found = checked(named(kind), capsys)
     assert any(says(line, 2) in each for each in found), found
 
 
-def test_check_says_each_mistake_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_says_each_mistake_once(capsys: Capture) -> None:
     found = checked(named(wrong_envs.NanObs), capsys)
     assert len(set(found)) == len(found) > 0
     assert all("not finite" in each or "something wrong" in each for each in found), found
@@ -117,7 +117,7 @@ def test_check_says_each_mistake_once(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("kind", SOUND)
 def test_check_and_training_find_nothing_in_a_sound_one(
-    kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: type, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = checked(named(kind), capsys, 0)
     assert lines[-1] == f"{named(kind)}: sound"
@@ -128,25 +128,21 @@ def test_check_and_training_find_nothing_in_a_sound_one(
 
 
 @pytest.mark.parametrize(("kind", "line"), [*REFUSED, *WRONG])
-def test_train_refuses_it(
-    kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_refuses_it(kind: type, line: str, tmp_path: Path, capsys: Capture) -> None:
     code = train(kind, tmp_path)
     err = capsys.readouterr().err
     assert code == 2 and says(line, 4) in err and err.count("\n") == 1, err
 
 
 @pytest.mark.parametrize(("kind", "line"), [*WARNED, *CONVERTED])
-def test_train_warns_of_it(
-    kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_warns_of_it(kind: type, line: str, tmp_path: Path, capsys: Capture) -> None:
     assert train(kind, tmp_path) == 0
     (said,) = capsys.readouterr().err.splitlines()
     assert line in said
 
 
 def test_an_ignored_mask_ends_a_run_with_a_teacher_and_an_endless_one_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     assert train(wrong_envs.NoMask, tmp_path / "mask", "teacher=uniform") == 2
     assert "NoMask: reset(mask=...) changes envs" in capsys.readouterr().err
@@ -159,7 +155,7 @@ def test_an_ignored_mask_ends_a_run_with_a_teacher_and_an_endless_one_is_named(
     assert list(saved.glob("*/policy.safetensors")), "what was trained is kept"
 
 
-def test_a_gymnasium_id_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gymnasium_id_is_checked(capsys: Capture) -> None:
     assert embodied("check", "env", named(wrong.Unseeded)) == 1
     out = capsys.readouterr().out
     assert "gives other observations the second time" in out
@@ -175,7 +171,7 @@ def test_a_gymnasium_id_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
         (("reward", "scaled"), "a reward is checked in a run: add experiment=NAME"),
     ],
 )
-def test_mistakes(words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(words: tuple[str, ...], line: str, capsys: Capture) -> None:
     assert embodied("check", *words) == 2
     assert line in capsys.readouterr().err
 
@@ -190,9 +186,7 @@ def test_python_names_the_mistake_too(tmp_path: Path) -> None:
     assert said is not None and line in said and "\n" not in said
 
 
-def test_a_random_one_is_not_told_to_clamp(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_random_one_is_not_told_to_clamp(tmp_path: Path, capsys: Capture) -> None:
     assert train(wrong.Random, tmp_path, "env.num_envs=2") == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{named(wrong.Random)}: seed 0 gives other observations" in line
@@ -200,7 +194,7 @@ def test_a_random_one_is_not_told_to_clamp(
 
 
 def test_many_numbers_are_named_and_the_advice_makes_them_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     words = ["env.num_envs=2", "steps=20"]
     assert train(wrong.Bright, tmp_path / "numbers", *words) == 0

@@ -22,7 +22,7 @@ from embodied.core.build import ConfigError
 from embodied.core.children import import_from_here
 from embodied.core.errors import ContractWarning
 from embodied.study.study import command as study_command
-from tests.builders import ROOT, exit_of, node_of, python, run_folder, wait_until
+from tests.builders import ROOT, Capture, Patch, exit_of, node_of, python, run_folder, wait_until
 
 TRAIN = """
 import sys
@@ -37,7 +37,7 @@ assert "torch._dynamo" not in sys.modules
 """
 
 
-def test_the_current_folder_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_comes_last(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     import_from_here()
@@ -121,7 +121,7 @@ STUDY = "metric: eval/return\nseeds: [0]\n"
 STUDY += "variants: {only: env=two_gap policy=gaussian learner=sac}\n"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def said(capsys: Capture, *words: object) -> str:
     """The one line with which a command is refused."""
     capsys.readouterr()
     assert exit_of(*words) == 2
@@ -130,9 +130,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 @pytest.mark.parametrize("verb", ["train", "collect", "study", "sweep", "improve"])
-def test_no_command_writes_where_another_does(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_writes_where_another_does(verb: str, tmp_path: Path, capsys: Capture) -> None:
     out, study, run = (tmp_path / name for name in ("out", "it.yaml", "run"))
     study.write_text(STUDY)
     run_folder(run, node_of("envs.toy.two_gap.TwoGap"), node_of("policies.gaussian.Gaussian"), (1,))
@@ -153,7 +151,7 @@ def test_no_command_writes_where_another_does(
 
 
 def test_a_running_training_is_not_joined_and_a_killed_one_is_gone_on_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     run = tmp_path / "run"
     long = [*WORDS, "steps=1000000", "save_every=200", "eval_every=0", f"out={run}"]
@@ -182,9 +180,7 @@ def test_a_study_deletes_nothing_in_which_a_training_of_another_one_runs(tmp_pat
     study_command("python -c pass", out)
 
 
-def test_a_file_system_without_locks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: Patch) -> None:
     def flock(handle: int, how: int) -> Any:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -227,7 +223,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(trained: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     """The same elsewhere, remembered as training does."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("state"))
     enter(tmp_path, monkeypatch)
@@ -237,7 +233,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
+def enter(folder: Path, patch: Patch) -> None:
     patch.chdir(folder)
     patch.setattr(sys, "path", [*sys.path])
     patch.setenv("XDG_STATE_HOME", str(folder / "state"))
@@ -250,7 +246,7 @@ def forget() -> None:
     build.ASKED.clear()
 
 
-def test_the_owner_need_not_say_it_again(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_owner_need_not_say_it_again(place: Path, capsys: Capture) -> None:
     assert exit_of("eval", "run", "episodes=2") == 0
     assert "embodied: allow=[remembered_lab], as when it was trained" in capsys.readouterr().err
     forget()
@@ -260,9 +256,7 @@ def test_the_owner_need_not_say_it_again(place: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("how", ["moved", "changed", "said in the file", "beside it", "damaged"])
-def test_a_run_cannot_extend_the_list(
-    place: Path, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_cannot_extend_the_list(place: Path, how: str, capsys: Capture) -> None:
     """A folder from somebody else: no entry, another run.yaml, or a list of its own; beside one of
     the user's; or what was remembered cannot be read."""
     run, theirs = place / "run", place / "theirs"

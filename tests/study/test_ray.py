@@ -18,7 +18,7 @@ from embodied.core.build import ConfigError
 from embodied.study import sweep as module
 from embodied.study.study import STOPPED
 from embodied.study.sweep import Runner, launcher
-from tests.builders import exit_of, wait_until
+from tests.builders import Capture, Patch, exit_of, wait_until
 from tests.study.test_sweep import WORDS, Interrupted, one_trial, pruned, trials_of
 from tests.tiers import only_all
 from tests.training.actors.helper import alive, left_of
@@ -52,7 +52,7 @@ def test_a_poor_trial_is_interrupted_and_saves(tmp_path: Path) -> None:
 
 @only_all
 def test_a_training_whose_actor_is_killed_saves_and_counts_as_interrupted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     sweep, _, trial = one_trial(tmp_path, *LONG)
     folder = module.folder_of(tmp_path, trial.number)
@@ -91,7 +91,7 @@ def test_what_is_interrupted_just_before_it_begins_hears_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("content", [None, "of an earlier sweep"])
 def test_a_folder_that_is_not_shared_is_one_line(
-    tmp_path: Path, content: str | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, content: str | None, monkeypatch: Patch
 ) -> None:
     """The runner as on a machine on which the folder is another one, or not there."""
     monkeypatch.setattr(module, "SHARED", 0.2)
@@ -101,9 +101,7 @@ def test_a_folder_that_is_not_shared_is_one_line(
     assert "it.ray of the sweep's machine is not here" in str(said) and "share" in str(said)
 
 
-def test_why_a_training_could_not_begin_ends_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_a_training_could_not_begin_ends_the_sweep(tmp_path: Path, monkeypatch: Patch) -> None:
     sweep, study, trial = one_trial(tmp_path / "out", *LONG)
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -122,7 +120,7 @@ def test_why_a_training_could_not_begin_ends_the_sweep(
     ],
 )
 def test_mistakes_are_one_line(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, tmp_path: Path, capsys: Capture
 ) -> None:
     every = [*WORDS, "learner.gamma=0.9..0.99", *words, f"out={tmp_path / 'out'}", "on=ray"]
     assert exit_of("sweep", *every) == 2
@@ -130,7 +128,7 @@ def test_mistakes_are_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_line(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r'on=ray needs Ray: pip install "embodied-rl\[ray\]"'):
         launcher("ray", None)

@@ -23,7 +23,7 @@ from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import probability_of_improvement
 from embodied.study import study as module
 from embodied.study.study import Place, choose, command, filled, read_study, seconds_of
-from tests.builders import ROOT, exit_of, wait_until, write_files
+from tests.builders import ROOT, Capture, Patch, exit_of, wait_until, write_files
 from tests.study.test_sweep import Interrupted
 
 STUDY = """
@@ -37,7 +37,7 @@ variants:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(monkeypatch: Patch) -> None:
     """A study of one worker runs `embodied` in this process, which has imported PyTorch."""
     run = subprocess.run
 
@@ -60,7 +60,7 @@ def results(out: Path) -> dict[str, Any]:
     return json.loads((out / "results.json").read_text())["variants"]
 
 
-def test_from_yaml_to_page(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_yaml_to_page(file: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     assert exit_of("study", file, f"out={out}", "workers=1") == 0
     shown = capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
 
 
 def test_a_failing_run_does_not_stop_the_others(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     file.write_text(STUDY.replace("  wide:", '  wide: python -c "raise SystemExit(3)"'))
     assert exit_of("study", file, f"out={tmp_path}/out", "seeds=[0]", "workers=1") == 2
@@ -165,9 +165,7 @@ def test_a_failing_run_does_not_stop_the_others(
         ("seeds: [0,\nmetric: x", "is not YAML, line 2: expected ',' or ']'"),
     ],
 )
-def test_mistakes_cost_nothing(
-    file: Path, text: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_cost_nothing(file: Path, text: str, line: str, capsys: Capture) -> None:
     file.write_text(text)
     assert exit_of("study", file, f"out={file.parent}/out") == 2
     assert line in capsys.readouterr().err
@@ -242,7 +240,7 @@ variants:
 
 
 @pytest.fixture
-def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def stages(tmp_path: Path, monkeypatch: Patch) -> Any:
     """`stages(old, new, ...)` runs the study with a change of its text; its exit status."""
     (tmp_path / "add.py").write_text(ADD)
     monkeypatch.chdir(tmp_path)
@@ -262,7 +260,7 @@ def last_scores() -> list[float]:
     return results(Path("out"))["last"]["scores"]
 
 
-def test_stages_feed_each_other(stages: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_feed_each_other(stages: Any, capsys: Capture) -> None:
     assert stages("", "", "workers=2") == 0
     # seed + the better choice + three rounds + the last round's number in tenths
     assert last_scores() == pytest.approx([1 + 20 + 300 + 0.2 + 1000, 1322.2])
@@ -298,9 +296,7 @@ def test_a_killed_study_goes_on(stages: Any) -> None:
     assert last_scores() == pytest.approx([1321.2])
 
 
-def test_a_seed_whose_stage_fails_has_no_variants(
-    stages: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_whose_stage_fails_has_no_variants(stages: Any, capsys: Capture) -> None:
     write_files(Path(), {"none2/value": "0"})
     assert stages("{out} none {seed}", "{out} none{seed} 7") == 2
     assert "stages-1/data" in capsys.readouterr().err
@@ -344,9 +340,7 @@ def test_words_of_a_training_and_places() -> None:
     assert filled("{a.out}/x {{y}}", a=Place(Path("A"))) == "A/x {y}"
 
 
-def test_the_settings_of_trainings_are_checked_first(
-    stages: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_settings_of_trainings_are_checked_first(stages: Any, capsys: Capture) -> None:
     assert stages("python add.py {work} {out} none {seed}", "env=two_gap learner=sax") == 2
     assert 'stage data: there is no learner "sax"' in capsys.readouterr().err
     assert not Path("out/log").exists()

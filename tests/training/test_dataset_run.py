@@ -22,7 +22,7 @@ from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from embodied.evaluation.held_out import HeldOut
 from embodied.reports.run_report import summary
 from embodied.training.logger import read_metrics
-from tests.builders import exit_of
+from tests.builders import Patch, exit_of
 from tests.datasets.test_editing import DATA, rewrite
 from tests.foreign import DEGREES, MAPPING, SPEC, foreign_two_gap
 
@@ -100,7 +100,7 @@ def test_it_is_evaluated_on_held_out_episodes(cloned: Path) -> None:
 
 
 def test_the_best_policy_is_saved_not_the_last(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     losses = iter([2.0, 1.0, 3.0])
     measured = HeldOut.evaluate
@@ -243,9 +243,7 @@ def test_without_an_environment_and_without_data_it_says_what_to_give() -> None:
         train(["policy=flow", "learner=imitate"])
 
 
-def test_imitation_is_the_same_bit_by_bit(
-    filmed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imitation_is_the_same_bit_by_bit(filmed: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """Whether pictures are in memory or are decoded when they are sampled."""
     pytest.importorskip("av")
     real, loads = pictures.load_all, []

@@ -26,7 +26,7 @@ from embodied.training.config import read_config
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.reward_pipeline import RewardPipeline
 from embodied.training.trainer import Every, Trainer
-from tests.builders import make_policy, node_of
+from tests.builders import Patch, make_policy, node_of
 from tests.toy_envs import Config, Counter
 from tests.training.test_train import resumed, run, same, settings, weights
 
@@ -149,9 +149,7 @@ def test_resume_is_exact(tmp_path: Path, policy: dict[str, Any]) -> None:
     resumed(settings(tmp_path, learner=learner, policy=policy, steps=240), 120)
 
 
-def test_a_batch_that_cannot_fit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_cannot_fit_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     learner = node_of("learners.on_policy.ppo.Ppo", horizon=8, epochs=1, batch_size=8)
     node = settings(tmp_path / "run", learner=learner, policy=KINDS[0], steps=64)
     monkeypatch.setattr(loops, "free_bytes", lambda device: 32 * 32 - 1)

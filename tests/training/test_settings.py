@@ -69,8 +69,7 @@ WITH_DEMOS: dict[str, tuple[Any, Any]] = {
 ELSEWHERE = {
     "test_a_run_follows": "out log_every save_every eval_every video seed threads",
     "test_parallel.py, a GPU": "device",
-    "test_train.py": "deterministic resume",
-    "test_logger.py": "log",
+    "test_train.py": "deterministic log resume",
     "test_foreign_columns.py": "instruction",
     "test_task_grid.py": "eval",
     "test_what_has_no_effect_or_no_sense_is_one_line": "data.random_shift",

@@ -27,7 +27,7 @@ from embodied.training.logger import Log, read_metrics
 from embodied.training.task_sampling import SEED, TaskValueEstimator, task_value_estimator
 from embodied.training.train import train
 from embodied.training.trainer import Every, Trainer
-from tests.builders import node_of, run_folder
+from tests.builders import Patch, node_of, run_folder
 from tests.tiers import usually
 
 NODE: dict[str, Any] = {
@@ -262,9 +262,7 @@ def test_a_game_resumes_exactly(tmp_path: Path) -> None:
     assert str(states[0]) == str(states[1])
 
 
-def test_control_begins_where_explore_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_begins_where_explore_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
     """What it sees is what the body sees then, and its turns are its episodes."""
     parts = parts_of(tmp_path, ROOMS)
     loop: Any = parts.loop

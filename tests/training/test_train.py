@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -27,13 +28,13 @@ from embodied.core.errors import ContractWarning, RobotError
 from embodied.core.tensors import Tensors
 from embodied.nn import kernels
 from embodied.nn.kernels import Kernels, choose
+from embodied.training import logger as logger_module
 from embodied.training import trainer
 from embodied.training.config import REGIMES, regime_of, settings_of
-from embodied.training.logger import Log
+from embodied.training.logger import Log, newest, read_metrics
 from embodied.training.train import train
 from embodied.training.trainer import Trainer
-from embodied.viewer.launch import open_session
-from tests.builders import exit_of, node_of, python, wait_until
+from tests.builders import Capture, Patch, exit_of, node_of, python, wait_until
 from tests.tiers import usually
 from tests.toy_envs import Reach
 
@@ -153,7 +154,7 @@ class Tired(Reach):
 
 
 def test_a_robot_that_gives_up_costs_nothing_that_was_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
     node = settings(tmp_path / "run", env={"_target_": f"{__name__}.Tired", "num_envs": 4})
@@ -186,7 +187,7 @@ def test_the_seed_decides(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_saves_and_resumes_and_its_echo_is_no_second_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """A parent that is killed sends SIGINT for each of its threads; a later one stops at once."""
     advance = Trainer.advance
@@ -304,7 +305,7 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
 }
 
 
-def said(capsys: pytest.CaptureFixture[str], status: int, *words: object) -> str:
+def said(capsys: Capture, status: int, *words: object) -> str:
     """The one line on stderr of a command."""
     capsys.readouterr()
     assert exit_of(*words) == status
@@ -335,7 +336,7 @@ def broken(whole: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_resume_falls_back_to_the_newest_whole_checkpoint(
-    how: str, broken: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+    how: str, broken: Path, whole: Path, capsys: Capture
 ) -> None:
     newest = checkpoint.find(broken)
     name = damage(how, newest)
@@ -348,9 +349,7 @@ def test_a_resume_falls_back_to_the_newest_whole_checkpoint(
     assert newest.with_name(f"damaged-{newest.name}").is_dir(), "kept for who wants to look"
 
 
-def test_where_none_is_whole_one_line_says_so(
-    broken: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_none_is_whole_one_line_says_so(broken: Path, capsys: Capture) -> None:
     for number in (200, 300):
         damage("half of the loop", broken / "checkpoints" / f"{number:08d}")
     damaged = "is damaged (loop.pt is not what was saved)"
@@ -362,8 +361,10 @@ def test_where_none_is_whole_one_line_says_so(
 
 @pytest.mark.parametrize("how", [how for how, (name, _) in DAMAGES.items() if name[0] != "l"])
 def test_eval_and_view_of_a_damaged_one_are_one_line(
-    how: str, broken: Path, capsys: pytest.CaptureFixture[str]
+    how: str, broken: Path, capsys: Capture
 ) -> None:
+    from embodied.viewer.launch import open_session
+
     name = damage(how, checkpoint.find(broken))
     line = said(capsys, 2, "eval", broken, "episodes=1", "num_envs=1")
     with pytest.raises(CheckpointError) as refused:
@@ -416,7 +417,7 @@ def test_torch_is_as_it_was_after_the_choice_and_after_a_run() -> None:
     ],
 )
 def test_the_product_is_exact_and_faster(
-    monkeypatch: pytest.MonkeyPatch, exact: bool, ratio: float, product: str, says: str
+    monkeypatch: Patch, exact: bool, ratio: float, product: str, says: str
 ) -> None:
     monkeypatch.setattr(kernels, "is_exact", lambda: exact)
     monkeypatch.setattr(kernels, "speed_ratio", lambda: ratio)
@@ -431,7 +432,7 @@ def test_runs_of_a_process_use_the_same_product() -> None:
     assert len({kernels.speed_ratio() for _ in range(5)}) == 1
 
 
-def test_a_product_of_bfloat16_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_of_bfloat16_is_not_exact(monkeypatch: Patch) -> None:
     """Both are computed here: whether oneDNN rounds to bfloat16 depends on the CPU's units."""
 
     def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -458,9 +459,7 @@ def test_the_users_own_precision_and_deterministic_and_a_gpu_use_pytorch_only() 
         torch.set_float32_matmul_precision("highest")
 
 
-def test_a_run_prints_its_kernels_and_resumes_with_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_prints_its_kernels_and_resumes_with_them(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "run"
     command(f"train {PPO} out={folder}")
     assert "update: native code" in capsys.readouterr().out
@@ -474,7 +473,118 @@ def test_a_run_prints_its_kernels_and_resumes_with_them(
     assert saved(folder) == {"product": "torch", "native": False}
 
 
-def test_deterministic_is_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deterministic_is_a_setting(tmp_path: Path, capsys: Capture) -> None:
     command(f"train {PPO} deterministic=true out={tmp_path / 'run'}")
     assert "deterministic=true" in capsys.readouterr().out
     assert saved(tmp_path / "run") == {"product": "torch", "native": False}
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [row["step"] for row in read_metrics(folder)]
+
+
+def test_one_object_a_line(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write(10, {"train/critic_loss": torch.tensor(0.5), "train/return": 2})
+    log.write(20, {"eval/success": 0.25})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    first, second = map(json.loads, lines)
+    assert first["step"] == 10 and first["train/critic_loss"] == 0.5 and first["seconds"] >= 0
+    assert second == {"step": 20, "seconds": second["seconds"], "eval/success": 0.25}
+    assert log.last == {"train/critic_loss": 0.5, "train/return": 2.0, "eval/success": 0.25}
+
+
+def logged_at(folder: Path, *at: int) -> Log:
+    log = Log(folder)
+    for step in at:
+        log.write(step, {"train/loss": step, "train/extra": step})
+    return log
+
+
+@pytest.mark.parametrize("cut", [b'{"step": 40, "tra', b"\0\0\0\0\n", b""])
+def test_a_resume_drops_a_cut_line_and_steps_after_the_checkpoint(
+    tmp_path: Path, cut: bytes
+) -> None:
+    logged_at(tmp_path, 10, 20, 30)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(cut)
+    assert steps_in(tmp_path) == [10, 20, 30]
+    again = Log(tmp_path)
+    again.begin({}, 100, 20)
+    again.write(35, {"train/loss": 7.0})
+    assert steps_in(tmp_path) == [10, 20, 35]
+    assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 3
+    assert again.last == {"train/loss": 7.0, "train/extra": 20.0}
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """A limit on the size of files makes the real write fail as a full disk does."""
+    log = logged_at(tmp_path, 10)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"metrics\.jsonl"):
+            log.write(20, {"train/loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert steps_in(tmp_path) == [10]
+
+
+def test_the_clock_goes_on(tmp_path: Path) -> None:
+    row = {"step": 10, "seconds": 1000.0, "train/loss": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    log = Log(tmp_path)
+    log.begin({}, 100, 10)
+    log.write(20, {"train/loss": 1.0})
+    assert read_metrics(tmp_path)[-1]["seconds"] >= 1000.0
+
+
+def test_a_new_run_starts_anew(tmp_path: Path) -> None:
+    logged_at(tmp_path, 10)
+    log = Log(tmp_path)
+    log.begin({}, 100, 0)
+    log.write(5, {"train/loss": 1.0})
+    log.write(6, {})  # nothing to say
+    assert steps_in(tmp_path) == [5]
+
+
+def test_lines_without_a_terminal(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(logger_module, "PLAIN", -1.0)
+    with Log(tmp_path) as log:
+        log.begin({"env": "Fr3 [odd]", "folder": "here"}, 200, 0)
+        log.write(50, {"eval/success": 0.5})
+        log.advance(50)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["env", "Fr3", "[odd]"]
+    assert lines[-1].startswith("50/200") and lines[-1].endswith("eval success 50%")
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    with Log(tmp_path) as log:
+        log.begin({"env": "world"}, 200, 0)
+        log.write(50, {"train/success": 0.25})
+        log.advance(200)
+    shown = capsys.readouterr().out
+    assert "200/200" in shown and "train success 25%" in shown
+
+
+def test_what_people_wait_for_comes_first() -> None:
+    less = {"train/loss": 0.1, "train/return": 5.0, "eval/return": 7.0}
+    assert newest({**less, "eval/success": 1.0}) == "eval success 100%"
+    assert newest(less) == "eval return 7.0" and newest({"train/loss": 0.1}) == "loss 0.1"
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Without a login nothing leaves the machine; what is logged_at is in the run folder."""
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with Log(tmp_path / "run", "wandb") as log:
+        log.begin({}, 20, 0, {"seed": 0})
+        log.write(10, {"train/loss": 1.0})
+    written = list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(written) == 1 and written[0].stat().st_size > 0
