@@ -219,7 +219,6 @@ def test_online_training_has_no_such_column(tmp_path: Path) -> None:
     refused(made, "only offline training has")
 
 
-LOSS = "train/contrastive_loss"
 SIMULATED = node_of("rewards.preferences.labellers.SimulatedLabeller")
 
 

@@ -19,6 +19,7 @@ from embodied.core.device import seed_everything
 from embodied.core.env import VecEnv
 from embodied.envs.maze.levels import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
+from embodied.reports.run_report import TASKS, write
 from embodied.teachers import teacher
 from embodied.teachers.teacher import TaskWrapper, read_episode_log
 from embodied.training.components import RunComponents
@@ -78,6 +79,8 @@ def test_tasks_are_the_teachers_and_a_resume_is_exact(tmp_path: Path, more: dict
     assert len(whole) >= 40 and len({row["episode"] for row in whole}) == len(whole)
     assert all(0.1 <= row["task"][0] <= 0.3 for row in whole)
     assert {row["length"] for row in whole} <= set(range(1, 9))
+    assert "that the teacher sampled" in write(tmp_path / "whole").read_text()
+    assert (tmp_path / "whole" / TASKS).stat().st_size
 
 
 @pytest.mark.parametrize("more", [{}, PPO], ids=["replay", "rollout"])
@@ -189,7 +192,6 @@ def test_evaluation_is_on_the_held_out_mazes(mazes: Path, tmp_path: Path) -> Non
 def test_the_report_shows_levels(mazes: Path) -> None:
     """Nine of each quarter, drawn as the world draws them, not points over two of 28 numbers."""
     from embodied.datasets.lerobot.video import decode_image
-    from embodied.reports.run_report import TASKS, write
     from embodied.teachers.plots import chosen
 
     assert "that the teacher sampled" in write(mazes).read_text()
