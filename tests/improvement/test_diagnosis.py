@@ -157,7 +157,7 @@ def test_a_deterministic_policy_is_corrected_and_the_report_shows_failures(tmp_p
 @pytest.mark.parametrize(
     ("kind", "facts", "first"),
     [
-        ("wrong", {"reached": False, "longer": 0.0}, "demonstrations"),  # nothing to learn from
+        ("wrong", {"reached": False}, "demonstrations"),  # there is nothing to learn from
         ("slow", {"longer": 1.0}, "more_time"),
         ("dice", {"noise": "hidden", "fixed": None}, "offer_noise"),
     ],
