@@ -212,7 +212,7 @@ def test_an_action_is_split_joined_and_one_hot() -> None:
 @pytest.mark.parametrize("kind", usually(["Dict"], SPACES))
 def test_behaviour_cloning_of_recorded_choices(kind: str, tmp_path: Path) -> None:
     seen = [{"state": torch.rand(11, 1) * 2 - 1} for _ in range(8)]
-    given = {"learner": {"name": "imitate", "lr": 1e-2}}
+    given: dict[str, Any] = {"learner": {"name": "imitate", "lr": 1e-2}}
     given["demos"] = recorded_lock(tmp_path / "demos", kind, seen)
     agent = trained(kind, "", tmp_path / "run", steps=150, **given)
     assert distance(agent, lock(kind)) < 0.1

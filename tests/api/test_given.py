@@ -384,7 +384,7 @@ def untrained() -> Any:
     return em.Agent(em.make_policy("gaussian", em.make_env("Pendulum-v1")))
 
 
-PENDULUM = {"env": "Pendulum-v1", "learner": "sac"}
+PENDULUM: dict[str, Any] = {"env": "Pendulum-v1", "learner": "sac"}
 
 
 @pytest.mark.parametrize(

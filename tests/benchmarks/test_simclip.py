@@ -79,7 +79,9 @@ def test_views_stand_side_by_side() -> None:
 def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
     reach = node_of("envs.fr3.env.Fr3", task="reach", num_envs=2, drawing="light")
     env, alone = (build(reach | more, VecEnv) for more in ({"portraits": ["front", "wrist"]}, {}))
-    shots, single = (each.reset(0) and each.render_batch(ROWS, 24) for each in (env, alone))
+    for each in (env, alone):
+        each.reset(0)
+    shots, single = (each.render_batch(ROWS, 24) for each in (env, alone))
     assert env.num_views == 2 and shots.shape == (2, 24, 48, 3) and views_of(shots) == 2
     assert torch.equal(single, shots[:, :, :24])
     assert not torch.equal(shots[:, :, :24], shots[:, :, 24:])

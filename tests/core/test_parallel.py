@@ -66,14 +66,14 @@ def all_rows(kind: str, seed: int) -> Tensors:
 
 def sac(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
-    policy = build({"_target_": "tests.core.test_parallel.Told"}, Policy, spec=contract.SPEC)
+    policy: Any = build({"_target_": "tests.core.test_parallel.Told"}, Policy, spec=contract.SPEC)
     policy.begin = begin
     return make_learner("off_policy.sac.Sac", policy, hidden=[32], batch_size=rows)
 
 
 def ppo(begin: int, rows: int) -> Learner:
     policy = make_policy("diagonal_gaussian.DiagonalGaussian", contract.SPEC)
-    size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
+    size: dict[str, Any] = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
     return make_learner("on_policy.ppo.Ppo", policy, RunPlan(), epochs=1, advantage="raw", **size)
 
 
