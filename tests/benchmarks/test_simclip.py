@@ -76,6 +76,9 @@ def test_views_stand_side_by_side() -> None:
     torch.testing.assert_close(look.of(single), look.of(filled))
 
 
+ROWS = torch.tensor([1, 0])
+
+
 def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
     reach = node_of("envs.fr3.env.Fr3", task="reach", num_envs=2, drawing="light")
     env, alone = (build(reach | more, VecEnv) for more in ({"portraits": ["front", "wrist"]}, {}))
@@ -87,9 +90,6 @@ def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
     assert not torch.equal(shots[:, :, :24], shots[:, :, 24:])
     with pytest.raises(ConfigError, match=r"camera 'wrst'.*wrist"):
         build({**reach, "portraits": ["wrst"]}, VecEnv)
-
-
-ROWS = torch.tensor([1, 0])
 
 
 def test_nothing_is_seen_in_a_blank() -> None:
