@@ -109,6 +109,13 @@ def test_episodes_that_were_not_saved_do_not_go_on(kind: str, tmp_path: Path) ->
         assert steps.tolist() == [0, 0, 0, 0]
 
 
+def test_a_learner_that_does_not_say_its_errors_is_refused(tmp_path: Path) -> None:
+    td3 = node_of("learners.off_policy.td3.Td3", hidden=[8], batch_size=8)
+    policy = node_of("policies.deterministic.Deterministic", hidden=[8])
+    with pytest.raises(ConfigError, match="no TD error"):
+        run(settings(tmp_path, **KINDS["prioritized"], policy=policy, learner=td3))
+
+
 GIGABYTE = 10**9
 
 

@@ -34,10 +34,6 @@ REWARD = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor":
 UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
 PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
 TOP = {"_target_": "embodied.buffers.weighted.Top"}
-TD3 = {
-    "policy": node_of("policies.deterministic.Deterministic", hidden=[8]),
-    "learner": node_of("learners.off_policy.td3.Td3", hidden=[8], batch_size=8),
-}
 RESIDUAL = node_of("policies.steering.residual.Residual")
 
 # Another value than the default of every setting that a regime can use, and how it is seen in the
@@ -173,7 +169,6 @@ def test_it_takes_effect_or_is_refused(
         ({"steps": 0}, "steps=0"),
         ({"threads": 0}, "threads=0"),
         ({"execute": 0}, "execute=0"),
-        ({"replay": PRIORITIZED, **TD3}, "no TD error"),
     ],
 )
 def test_what_has_no_effect_or_no_sense_is_one_line(
