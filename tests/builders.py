@@ -31,6 +31,8 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.learners.learner import UNPLANNED, Learner, RunPlan
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).resolve().parents[1]
 LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)

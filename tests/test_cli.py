@@ -31,7 +31,7 @@ from tests.builders import exit_of, wait_until
 from tests.tiers import once_per_option
 
 ON_A_ROBOT = {"robot_reach_rlpd"}  # one arm, in real time: tests/docs runs its page
-IN_A_MODEL = {"fr3_insert_diwa"}  # tests/training/test_warning_signs.py makes it one
+IN_A_MODEL = {"fr3_insert_diwa"}  # tests/training/test_reward.py makes it one
 APART = ON_A_ROBOT | IN_A_MODEL
 EXPERIMENTS = [name for name in options("experiment", [PACKAGED]) if name not in APART]
 

@@ -17,11 +17,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
 import embodied as em
-from embodied.commands.train import next_lines
 from embodied.core import build as core_build
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.core.checkpoint import load_policy
 from embodied.core.errors import ContractError
 from embodied.evaluation import evaluate
 from embodied.policies.gaussian import Config, Gaussian
@@ -29,7 +27,7 @@ from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
 from embodied.training.logger import read_metrics
-from tests.builders import python
+from tests.builders import Patch, node_of, python, write_files
 
 SMALL = {"size": "debug", "verbose": False}
 
@@ -73,13 +71,10 @@ def play(agent: em.Agent, env: gymnasium.Env[Any, Any]) -> list[Any]:
 
 
 def test_a_class_of_ones_own_trains_and_acts_in_its_own_units(agent: em.Agent) -> None:
-    actions = play(agent, Slide())
-    assert all(0 <= action[0] <= 20 for action in actions)
+    actions = play(agent, Slide())  # which asserts that they are in its space
     assert np.std(actions) > 0 and np.mean(actions) > 1.5, "in newtons, not in [-1, 1]"
     played = em.rollout(agent, Slide, steps=3)
     assert torch.equal(played["obs/state"][1], played["next_obs/state"][0])
-    unit = played["action"][:, 0, 0].numpy()
-    assert np.allclose([a[0] for a in play(agent, Slide())[:1]], 10 + 10 * unit[:1], atol=20)
 
 
 def test_predict_is_the_policys_action_in_newtons(agent: em.Agent) -> None:
@@ -94,10 +89,9 @@ def test_predict_is_the_policys_action_in_newtons(agent: em.Agent) -> None:
 
 
 def test_a_run_is_loaded_as_it_was(agent: em.Agent) -> None:
-    assert agent.folder is not None
     before = play(agent, Slide())
-    assert np.array_equal(before, play(em.load(agent.folder), Slide()))
-    assert np.array_equal(before, play(em.load(str(agent.folder), env=Slide()), Slide()))
+    for again in (em.load(agent.folder or ""), em.load(str(agent.folder), env=Slide())):
+        assert np.array_equal(before, play(again, Slide()))
 
 
 PREDICTS = """
@@ -113,12 +107,12 @@ def test_another_process_loads_what_acts_the_same_and_asks_for_the_object(
     agent: em.Agent, tmp_path: Path
 ) -> None:
     """Of the run, of a saved agent and of a checkpoint that was copied out of its run."""
-    assert agent.folder is not None
-    folders = [agent.folder, em.save(agent, tmp_path / "saved"), tmp_path / "copied"]
-    shutil.copytree(checkpoint.find(agent.folder), folders[2])
+    run = agent.folder or Path()
+    saved, copied = em.save(agent, tmp_path / "saved"), tmp_path / "copied"
+    shutil.copytree(checkpoint.find(run), copied)
     agent.reset()
     here = float(agent.predict([0.5, 0.1])[0])
-    done = python("-c", PREDICTS, *folders)
+    done = python("-c", PREDICTS, run, saved, copied)
     assert [float(line) for line in done.stdout.split()] == pytest.approx([here] * 3, abs=1e-5)
     assert "ConfigError: python/Slide-v0 was an object of the Python program" in done.stderr
 
@@ -147,7 +141,7 @@ class Counted(Slide):
 
 def test_one_object_is_stepped_itself_and_stays_open_and_copies_are_closed(tmp_path: Path) -> None:
     env = Counted()
-    made = em.train(env=env, learner="ppo", out=str(tmp_path / "run"), **SMALL)
+    made = em.train(env=env, learner="ppo", out=str(tmp_path), **SMALL)
     assert env.open and Counted.made - Counted.closed == 1 and Counted.made > 1
     result = em.evaluate(made, episodes=4, num_envs=2)
     assert len(result.returns) == 4 and str(result).startswith("return -")
@@ -158,22 +152,29 @@ def test_a_simulator_of_one_instance_is_enough(tmp_path: Path) -> None:
     env, before = Counted(), Counted.made
     with pytest.raises(ConfigError, match="log-probabilities"):  # a refused run gives it back, too
         em.train(env=env, num_envs=1, learner="ppo", policy="gaussian", **SMALL)
+    one = {"env": env, "num_envs": 1, "steps": 120, "eval_every": 50, "eval": {"episodes": 2}}
     for learner in ("ppo", "sac"):
-        steps = {"steps": 120, "eval_every": 50, "eval": {"episodes": 2}}
-        out = str(tmp_path / learner)
-        made = em.train(env=env, num_envs=1, learner=learner, out=out, **steps, **SMALL)
+        made = em.train(learner=learner, out=str(tmp_path / learner), **one, **SMALL)
         assert env.open and Counted.made == before, "no other one was made"
-        rows = read_metrics(Path(out))
+        rows = read_metrics(tmp_path / learner)
         assert [row["step"] for row in rows if "eval/return" in row] == [50, 100, 120]
         assert all(row.get("train/length", 20) == 20 for row in rows), "no episode was cut"
     assert len(em.evaluate(made, env, episodes=2, num_envs=1).returns) == 2
     assert env.open and Counted.made == before
+    two = {"env": Counted, "learner": "ppo", "out": str(tmp_path / "two"), **SMALL}
     shared = {"eval.shared": True, "eval.num_envs": 1, "env.num_envs": 2}
     with pytest.raises(ConfigError, match=r"eval.shared .* has 2 parallel ") as told:
-        em.train(env=Counted, learner="ppo", out=str(tmp_path / "two"), **shared, **SMALL)
-    word = str(told.value).rpartition(": ")[2].split("=")
-    two = {**shared, word[0]: int(word[1])}
-    em.train(env=Counted, learner="ppo", out=str(tmp_path / "two"), **two, **SMALL)
+        em.train(**two, **shared)
+    key, _, value = str(told.value).rpartition(": ")[2].partition("=")
+    em.train(**two, **{**shared, key: int(value)})
+
+
+class Several:
+    possible_agents = ("a", "b")
+
+
+class Plain:
+    reset = step = None
 
 
 class Tasked(Counted):
@@ -190,69 +191,73 @@ def test_a_teacher_chooses_tasks_of_a_gymnasium_environment_and_all_are_closed(
     tmp_path: Path,
 ) -> None:
     teacher = {"name": "selfpaced", "value": "critic", "every": 2, "returns": [-20, 0]}
-    out = tmp_path / "run"
-    em.train(env=Tasked, num_envs=2, learner="ppo", teacher=teacher, out=str(out), **SMALL)
-    rows = [json.loads(line) for line in (out / "tasks.jsonl").read_text().splitlines()]
+    em.train(env=Tasked, num_envs=2, learner="ppo", teacher=teacher, out=str(tmp_path), **SMALL)
+    rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
     assert rows and all(0 <= row["task"][0] <= 1 and row["length"] == 20 for row in rows)
     assert Tasked.made == Tasked.closed > 2
 
 
-def test_what_is_no_single_environment_is_said_in_one_line() -> None:
-    class Several:
-        possible_agents = ("a", "b")
-
-    class Plain:
-        reset = step = None
-
-    vector = gymnasium.make_vec("Pendulum-v1", num_envs=3)
-    cases: list[tuple[Any, str]] = [
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
         (None, "env is NoneType: give a name"),
         (int, "env is the class int: give a name"),
         (Several(), "env is Several of several agents, and one policy acts here"),
         (Plain, "env is the class Plain, which is no gymnasium.Env: derive its class"),
         ([], "env is list: give a name"),
         ([Slide, int], "env is the class int: give a name"),
-        (lambda: vector, "env is SyncVectorEnv of 3 environments"),
+        (lambda: gymnasium.make_vec("Pendulum-v1", num_envs=3), "SyncVectorEnv of 3 environments"),
         (lambda: None, "env is NoneType"),
         (DummyVecEnv([Slide]), "env is DummyVecEnv of 1 environments"),
         (lambda: Slide(1), "python/lambda-v0 is not made: .*takes"),
         ({"num_envs": 2}, 'env needs a name: env={"name": NAME, ...}'),
+    ],
+)
+def test_what_is_no_single_environment_is_said_in_one_line(given: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(line).replace(r"\.\*", ".*")) as caught:
+        em.make_env(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_environments_are_asked_for_in_several_ways() -> None:
+    several = [
+        em.make_env(lambda: gymnasium.make("Pendulum-v1"), num_envs=3),
+        em.make_env(gymnasium.make_vec("Pendulum-v1", num_envs=3)),
+        em.make_env({"name": "Pendulum-v1", "num_envs": 3}),
+        em.make_env({"name": "two_gap", "num_envs": 3}),
     ]
-    for given, line in cases:
-        with pytest.raises(ValueError, match=re.escape(line).replace(r"\.\*", ".*")) as caught:
-            em.make_env(given)
-        assert "\n" not in str(caught.value)
-    # What the line about vectors says is right.
-    assert em.make_env(lambda: gymnasium.make("Pendulum-v1"), num_envs=3).num_envs == 3
-    assert em.make_env(vector).num_envs == 3
-    assert em.make_env({"name": "Pendulum-v1", "num_envs": 4}).num_envs == 4
-    assert em.make_env({"name": "two_gap", "num_envs": 4}).num_envs == 4
-    with pytest.raises(ConfigError, match=r"Conv2d does not take observations \[n, 2\]: "):
-        em.train(env=Slide, learner="sac", policy=nn.Conv2d)
-    with pytest.raises(ConfigError, match=r"lambda does not take observations .* positional"):
-        em.train(env=Slide, learner="sac", policy=lambda obs: obs)
-    with pytest.raises(ConfigError, match=r"reward is the class Linear: give a name .* a Reward"):
-        em.train(env=Slide, learner="sac", reward=nn.Linear)
-    with pytest.raises(ConfigError, match="replay is function: give a name"):
-        em.train(env=Slide, learner="sac", replay=lambda: 0)
+    assert [env.num_envs for env in several] == [3] * 4
 
 
-def test_what_to_type_next_is_what_works(agent: em.Agent, tmp_path: Path) -> None:
-    assert agent.folder is not None
-    (line,) = next_lines(agent.folder).splitlines()
-    assert line == f"next: em.evaluate(em.load({str(agent.folder)!r}, env=...)) in Python"
-    folder = tmp_path / "two words"
-    folder.mkdir()
-    (folder / "run.yaml").write_text("env: {id: Pendulum-v1}\npolicy: {}\n")
-    assert next_lines(folder).startswith(f"next: embodied view '{folder}'\n")
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ({"policy": nn.Conv2d}, r"Conv2d does not take observations \[n, 2\]: "),
+        ({"policy": lambda obs: obs}, r"lambda does not take observations .* positional"),
+        ({"reward": nn.Linear}, r"reward is the class Linear: give a name .* a Reward"),
+        ({"replay": lambda: 0}, "replay is function: give a name"),
+    ],
+)
+def test_what_is_no_part_of_a_run_is_said_in_one_line(part: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        em.train(env=Slide, learner="sac", **part)
 
 
-def test_an_environment_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Endless(Slide):
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            obs, reward, _, _, info = super().step(action)
-            return obs, reward, False, False, info
+class Endless(Slide):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, False, False, info
 
+
+class Told(Slide):
+    """Says whether it is a success in the last step only."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, over, late, _ = super().step(action)
+        return obs, reward, over, late, {"is_success": True} if late else {}
+
+
+def test_an_environment_that_never_ends_is_one_line(monkeypatch: Patch) -> None:
     monkeypatch.setattr(evaluate, "LONGEST", 300)
     agent = em.Agent(em.make_policy("gaussian", em.make_env(Endless)))
     with pytest.raises(ContractError, match="no episode has ended in 300 steps: give") as told:
@@ -274,11 +279,6 @@ def test_an_object_that_cannot_be_copied_asks_for_a_function() -> None:
 
 
 def test_what_only_the_last_step_says_is_false_before() -> None:
-    class Told(Slide):
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            obs, reward, over, late, _ = super().step(action)
-            return obs, reward, over, late, {"is_success": True} if late else {}
-
     policy = em.make_policy("gaussian", em.make_env(Told))
     played = em.rollout(policy, Told, steps=25)
     assert played["success"].flatten().tolist() == [False] * 19 + [True] + [False] * 5
@@ -287,80 +287,73 @@ def test_what_only_the_last_step_says_is_false_before() -> None:
 
 
 def test_a_torch_module_is_a_policy(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
-    out = str(tmp_path / "run")
-    made = em.train(env=Slide, learner="td3", policy=module, out=out, **SMALL)
-    again = em.load(out, module=nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
+    def module() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    made = em.train(env=Slide, learner="td3", policy=module(), out=str(tmp_path), **SMALL)
+    again = em.load(tmp_path, module=module())
     assert np.array_equal(play(made, Slide()), play(again, Slide()))
-    with pytest.raises(ConfigError, match=r"returns \[2, 3\] for 2 observations, not \[2, 1\]"):
-        em.make_policy(nn.Linear(2, 3), em.make_env(Slide))
-    with pytest.raises(ConfigError, match=r"does not take observations \[n, 2\]"):
-        em.make_policy(nn.Linear(5, 1), em.make_env(Slide))
+    for wrong, line in (
+        (nn.Linear(2, 3), r"returns \[2, 3\] for 2 observations, not \[2, 1\]"),
+        (nn.Linear(5, 1), r"does not take observations \[n, 2\]"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            em.make_policy(wrong, em.make_env(Slide))
 
 
-def test_names_ids_and_settings(tmp_path: Path) -> None:
+def test_names_ids_and_settings() -> None:
     env = em.make_env("two_gap", num_envs=3)
-    assert env.num_envs == 3 and len(env.reset(0)["state"]) == 3
-    assert em.make_env(env) is env
-    with pytest.raises(ConfigError, match="there is no environment"):
-        em.make_env("Pendulum-v7")
-    with pytest.raises(ConfigError, match="made already"):
-        em.make_env(env, num_envs=4)
+    assert len(env.reset(0)["state"]) == 3 and em.make_env(env) is env
     policy = em.make_policy("flow", env, chunk=4, width=32)
-    learner = em.make_learner({"name": "imitate", "lr": 1e-4}, policy)
-    batch = {"obs/state": torch.rand(8, 2), "action": torch.rand(8, 4, 2)}
-    losses = learner.update({**batch, "valid": torch.ones(8, 4, dtype=torch.bool)})
-    assert all(value.isfinite() for value in losses.values())
-    assert "sac" in em.list("learner")
-    with pytest.raises(ConfigError, match='there is no group "sacs"'):
-        em.list("sacs")
-    assert em.collect("two_gap", tmp_path / "demos", episodes=2).is_dir()
+    assert em.make_learner({"name": "imitate", "lr": 1e-4}, policy).node["lr"] == 1e-4
+    for call, line in (
+        (lambda: em.make_env("Pendulum-v7"), "there is no environment"),
+        (lambda: em.make_env(env, num_envs=4), "made already"),
+        (lambda: em.list("sacs"), 'there is no group "sacs"'),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            call()
 
 
 def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:
     env = em.make_env("Pendulum-v1")
     policy = Gaussian(Config(hidden=(8,)), env.spec)
-    folder = em.save(policy, tmp_path / "mine")
-    again = load_policy(folder, env.spec)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(policy.state_dict().values(), again.state_dict().values(), strict=True)
-    )
-    assert em.load(folder).folder is None
-    result = em.evaluate(em.load(folder), env="Pendulum-v1", episodes=2)
-    assert len(result.returns) == 2
+    again = em.load(em.save(policy, tmp_path / "mine"))
+    assert again.folder is None
+    pairs = zip(policy.parameters(), again.policy.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert len(em.evaluate(again, env="Pendulum-v1", episodes=2).returns) == 2
     with pytest.raises(ConfigError, match="belongs to no run: give the environment"):
         em.evaluate(policy)
 
 
-def test_an_address_where_a_run_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_a_run_can_be(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(core_build, "ASKED", [])
-    env = em.make_env("two_gap", num_envs=2)
-    policy = em.make_policy("flow", env, width=16, chunk=4).eval()
+    policy = em.make_policy("flow", em.make_env("two_gap"), width=16, chunk=4).eval()
     folder = em.save(policy, tmp_path / "mine")
     with Server(PolicyService(policy), port=0) as server:
-        served, own = (
-            em.evaluate(run, env="two_gap", episodes=4, num_envs=2) for run in (server.url, folder)
-        )
-        assert torch.equal(served.returns, own.returns)
-        seen = {"state": np.zeros(2, np.float32)}
+        returns = [
+            em.evaluate(run, env="two_gap", episodes=4, num_envs=2).returns.tolist()
+            for run in (server.url, folder)
+        ]
+        assert returns[0] == returns[1]
         agents = [em.load(server.url), em.load(server.url, env="two_gap"), em.load(folder)]
-        acted = []
+        acted: list[Any] = []
         for agent in agents:
             torch.manual_seed(0)
-            acted.append(agent.predict(seen))
-        assert np.array_equal(acted[0], acted[1]) and np.array_equal(acted[0], acted[2])
+            acted.append(agent.predict({"state": np.zeros(2, np.float32)}).tolist())
+        assert acted == [acted[0]] * 3
         with pytest.raises(ConfigError, match="name the environment"):
             em.evaluate(server.url)
         with pytest.raises(ConfigError, match="leave module out"):
             em.load(server.url, module=nn.Linear(2, 2))
-        inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
-        node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
-        steered = em.save(Dsrl.wrap(agents[0].policy, node, inner), tmp_path / "steered")
+        inner = node_of("policies.gaussian.Gaussian", hidden=[8])
+        steered = Dsrl.wrap(agents[0].policy, node_of("policies.steering.dsrl.Dsrl"), inner)
+        saved = em.save(steered, tmp_path / "steered")
         monkeypatch.setattr(core_build, "ASKED", [])
         with pytest.raises(ConfigError, match=r'allow=\["embodied.policies.remote"\]'):
-            em.load(steered)
-        assert em.load(steered, allow=["embodied.policies.remote"]).policy.chunk == 4
+            em.load(saved)
+        assert em.load(saved, allow=["embodied.policies.remote"]).policy.chunk == 4
 
 
 def test_the_package_imports_without_torch_and_says_its_version() -> None:
@@ -370,23 +363,17 @@ def test_the_package_imports_without_torch_and_says_its_version() -> None:
     assert all(getattr(em, name).__doc__ for name in em.__all__)
 
 
-def test_an_environment_of_an_allowed_package_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_of_an_allowed_package_by_name(tmp_path: Path, monkeypatch: Patch) -> None:
     """`allow` counts before the usual policy is chosen, which builds the environment."""
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "slide.yaml").write_text(
-        "_target_: embodied.envs.gym.Gym\nid: slides:Slide-v0\n"
-    )
-    (tmp_path / "slides.py").write_text(
-        "import gymnasium\nfrom tests.api.test_api import Slide\n"
-        'gymnasium.register("Slide-v0", entry_point=Slide)\n'
-    )
+    slides = "import gymnasium\nfrom tests.api.test_api import Slide\n"
+    files = {
+        "env/slide.yaml": "_target_: embodied.envs.gym.Gym\nid: slides:Slide-v0\n",
+        "slides.py": f'{slides}gymnasium.register("Slide-v0", entry_point=Slide)\n',
+    }
+    write_files(tmp_path, files)
     monkeypatch.setenv("EMBODIED_CONFIGS", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
+    how = {"env": "slide", "learner": "sac", "out": str(tmp_path / "run"), **SMALL}
     with pytest.raises(ConfigError, match=r'allow=\["slides"\]'):
-        em.train(env="slide", learner="sac", out=str(tmp_path / "no"), **SMALL)
-    agent = em.train(
-        "allow=[slides]", env="slide", learner="sac", out=str(tmp_path / "run"), **SMALL
-    )
-    assert agent.folder == tmp_path / "run"
+        em.train(**how)
+    assert em.train("allow=[slides]", **how).folder == tmp_path / "run"

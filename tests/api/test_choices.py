@@ -24,8 +24,8 @@ from embodied.core.spec import MASK, Leaf, Spec, mixed_leaf
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.envs.gym_object import register
 from embodied.export.decision import Decision, facts, write_onnx
-from tests.builders import make_policy, node_of, python, recorded
-from tests.tiers import only_all, usually
+from tests.builders import make_policy, node_of, recorded
+from tests.tiers import usually
 from tests.toy_envs import Forbidden, Lock, batched
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -40,6 +40,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
     ),
 }
 PPO = {"name": "ppo", "horizon": 32, "batch_size": 64, "epochs": 10, "lr": 3e-3, "gamma": 0.0}
+HOW = {"learner": PPO, "steps": 4000, "eval": {"episodes": 4}, "verbose": False}
 KINDS = [("MultiDiscrete", "info"), ("Tuple", "obs"), ("Dict", ""), ("Discrete", "obs")]
 KINDS += [("MultiDiscrete", ""), ("MultiBinary", ""), ("MultiBinary", "obs"), ("Tuple", "")]
 
@@ -48,9 +49,9 @@ def lock(kind: str, mask: Any = "") -> Lock:
     return Lock(spaces.Discrete(5, start=-2) if kind == "Discrete" else SPACES[kind], mask)
 
 
-def trained(kind: str, mask: Any, out: Path, steps: int = 4000, **settings: Any) -> em.Agent:
-    given = {"learner": PPO, "steps": steps, "eval": {"episodes": 4}, "verbose": False, **settings}
-    return em.train("env.num_envs=8", env=lambda: lock(kind, mask), out=str(out), **given)
+def trained(kind: str, mask: Any, out: Path, **settings: Any) -> em.Agent:
+    given = {"env": lambda: lock(kind, mask), "out": str(out), **HOW, **settings}
+    return em.train("env.num_envs=8", **given)
 
 
 def distance(agent: em.Agent, env: Lock) -> float:
@@ -106,8 +107,7 @@ class Starts(gymnasium.Env[Any, Any]):
 
 @pytest.mark.filterwarnings("error")  # a first observation may be the last one by chance
 def test_discrete_numbers_may_begin_anywhere(tmp_path: Path) -> None:
-    how = {"learner": "ppo", "steps": 4000, "verbose": False, "out": str(tmp_path / "run")}
-    agent = em.train("env.num_envs=8", env=Starts, **how)
+    agent = em.train("env.num_envs=8", env=Starts, learner="ppo", steps=4000, out=str(tmp_path))
     assert em.evaluate(agent, Starts, episodes=8).returns.tolist() == [10.0] * 8
     actions = []
     for obs in (5, 6):
@@ -116,44 +116,29 @@ def test_discrete_numbers_may_begin_anywhere(tmp_path: Path) -> None:
     assert actions == [-1, 1]
 
 
-@only_all
-def test_a_run_is_loaded_saved_and_predicts_in_another_process(
-    hybrid: em.Agent, tmp_path: Path
-) -> None:
-    assert hybrid.folder is not None and distance(hybrid, lock("Dict", "info")) < 0.2
-    saved = em.save(hybrid, tmp_path / "saved")
-    code = (
-        "import sys, torch, embodied as em; from tests.api.test_choices import distance, lock\n"
-        "print(*(distance(em.load(each), lock('Dict', 'info')) for each in sys.argv[1:]))"
-    )
-    done = python("-c", code, hybrid.folder, saved)
-    hybrid.reset()
-    here = distance(hybrid, lock("Dict", "info"))
-    assert list(map(float, done.stdout.split())) == pytest.approx([here] * 2, abs=1e-5)
+class Paired(Lock):
+    """With a mask of combinations, half of which are allowed."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.MultiDiscrete([3, 4], start=[1, -2]))
+        parts = {"state": spaces.Box(-1, 1, (1,)), MASK: spaces.MultiBinary((3, 4))}
+        self.observation_space = spaces.Dict(parts)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.pairs[tuple(np.subtract(action, [1, -2]))]:
+            raise Forbidden(action)
+        return super().step(action)
+
+    def _shown(self) -> tuple[Any, dict[str, Any]]:
+        obs, info = super()._shown()
+        self.pairs = self.np_random.random((3, 4)) < 0.5
+        self.pairs[tuple(np.subtract(self.right, [1, -2]))] = True
+        return {**obs, MASK: self.pairs}, info
 
 
 def test_a_mask_of_combinations_makes_them_one_choice(tmp_path: Path) -> None:
-    """Its axes are the choices. Half of the combinations are allowed, and none is chosen else."""
-
-    class Paired(Lock):
-        def __init__(self) -> None:
-            super().__init__(spaces.MultiDiscrete([3, 4], start=[1, -2]))
-            parts = {"state": spaces.Box(-1, 1, (1,)), MASK: spaces.MultiBinary((3, 4))}
-            self.observation_space = spaces.Dict(parts)
-
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            if not self.pairs[tuple(np.subtract(action, [1, -2]))]:
-                raise Forbidden(action)
-            return super().step(action)
-
-        def _shown(self) -> tuple[Any, dict[str, Any]]:
-            obs, info = super()._shown()
-            self.pairs = self.np_random.random((3, 4)) < 0.5
-            self.pairs[tuple(np.subtract(self.right, [1, -2]))] = True
-            return {**obs, MASK: self.pairs}, info
-
-    given = {"learner": PPO, "steps": 4000, "eval": {"episodes": 4}, "verbose": False}
-    agent = em.train("env.num_envs=8", env=Paired, out=str(tmp_path / "run"), **given)
+    """Its axes are the choices, and no other combination is chosen."""
+    agent = em.train("env.num_envs=8", env=Paired, out=str(tmp_path), **HOW)
     assert agent.policy.spec.act == Leaf((), "int64", 0, 11)
     env = Paired()
     obs, _ = env.reset(seed=0)
@@ -165,14 +150,24 @@ def test_a_mask_of_combinations_makes_them_one_choice(tmp_path: Path) -> None:
 
 def test_a_batch_of_observations_has_nested_arrays_of_actions(hybrid: em.Agent) -> None:
     obs = {"state": np.zeros((3, 1), np.float32)}
-    classes = np.ones((3, 3), np.int8), np.ones((3, 4), np.int8)
+    given = {"gear": np.ones((3, 3), np.int8), "hand": {"on": np.ones((3, 4), np.int8)}}
     hybrid.reset()
-    given = {MASK: {"gear": classes[0], "hand": {"on": classes[1]}}}
-    actions = hybrid.predict(obs, given)
+    actions = hybrid.predict(obs, {MASK: given})
     assert actions["gear"].shape == (3,) and actions["hand"]["on"].shape == (3, 2)
     hybrid.reset()
     with pytest.raises(ConfigError, match=r"needs the action_mask: agent.predict\(obs, info\)"):
         hybrid.predict(obs)
+
+
+def recorded_lock(folder: Path, kind: str, episodes: list[dict[str, torch.Tensor]]) -> str:
+    """A dataset whose actions are the right one, with these observations."""
+    mask = "obs" if MASK in episodes[0] else ""
+    env, spec = lock(kind, mask), em.make_env(lambda: lock(kind, mask)).spec
+    right = env.act.unit(batched(env.action_space, [env.right] * 10))
+    with EpisodeWriter(folder, spec) as writer:
+        for obs in episodes:
+            writer.add(recorded(obs, right))
+    return str(folder)
 
 
 @pytest.mark.parametrize("kind", usually(["MultiDiscrete"], ["Discrete", "MultiDiscrete"]))
@@ -216,20 +211,16 @@ def test_an_action_is_split_joined_and_one_hot() -> None:
 
 @pytest.mark.parametrize("kind", usually(["Dict"], SPACES))
 def test_behaviour_cloning_of_recorded_choices(kind: str, tmp_path: Path) -> None:
-    env = lock(kind)
-    spec = em.make_env(lambda: lock(kind)).spec
-    right = env.act.unit(batched(env.action_space, [env.right] * 10))
-    with EpisodeWriter(tmp_path / "demos", spec) as writer:
-        for _ in range(8):
-            writer.add(recorded({"state": torch.rand(11, 1) * 2 - 1}, right))
-    given = {"learner": {"name": "imitate", "lr": 1e-2}, "demos": str(tmp_path / "demos")}
+    seen = [{"state": torch.rand(11, 1) * 2 - 1} for _ in range(8)]
+    given: dict[str, Any] = {"learner": {"name": "imitate", "lr": 1e-2}}
+    given["demos"] = recorded_lock(tmp_path / "demos", kind, seen)
     agent = trained(kind, "", tmp_path / "run", steps=150, **given)
-    assert distance(agent, env) < 0.1
+    assert distance(agent, lock(kind)) < 0.1
 
 
-@pytest.mark.parametrize(("kind", "mask"), [(kind, "obs") for kind in ("Discrete", *SPACES)])
-def test_an_exported_policy_chooses_the_same(kind: str, mask: str, tmp_path: Path) -> None:
-    env = em.make_env(lambda: lock(kind, mask), num_envs=1)
+@pytest.mark.parametrize("kind", ["Discrete", *SPACES])
+def test_an_exported_policy_chooses_the_same(kind: str, tmp_path: Path) -> None:
+    env = em.make_env(lambda: lock(kind, "obs"), num_envs=1)
     policy = make_policy("categorical.Categorical", env.spec)
     decision = Decision(policy)
     write_onnx(decision, facts(decision), tmp_path / "policy.onnx")
@@ -244,16 +235,12 @@ def test_an_exported_policy_chooses_the_same(kind: str, mask: str, tmp_path: Pat
 
 
 def test_a_recorded_action_that_its_mask_forbids_is_one_line(tmp_path: Path) -> None:
-    env, spec = lock("Discrete", "obs"), em.make_env(lambda: lock("Discrete", "obs")).spec
-    mask = torch.ones(11, 5)
-    right = env.act.unit(batched(env.action_space, [env.right] * 10))
-    with EpisodeWriter(tmp_path / "demos", spec) as writer:
-        writer.add(recorded({"state": torch.zeros(11, 1), MASK: mask}, right))
-        mask[3] -= torch.nn.functional.one_hot(right[3], 5)
-        writer.add(recorded({"state": torch.zeros(11, 1), MASK: mask}, right))
-    given = {"learner": "imitate", "demos": str(tmp_path / "demos")}
+    whole, holed = ({"state": torch.zeros(11, 1), MASK: torch.ones(11, 5)} for _ in range(2))
+    env = lock("Discrete", "obs")
+    holed[MASK][3, int(env.act.unit(batched(env.action_space, [env.right])).item())] = 0
+    demos = recorded_lock(tmp_path / "demos", "Discrete", [whole, holed])
     with pytest.raises(ConfigError, match=r"1 recorded actions are ones .* in episode 1: record"):
-        trained("Discrete", "obs", tmp_path / "run", steps=10, **given)
+        trained("Discrete", "obs", tmp_path / "run", steps=10, learner="imitate", demos=demos)
 
 
 def test_what_cannot_choose_says_what_can(tmp_path: Path) -> None:

@@ -25,6 +25,12 @@ def test_the_page_is_that_of_the_options() -> None:
     assert papers.PAGE.read_text() == papers.page(), "python -m benchmarks.papers writes it anew"
 
 
+PAGES = evidence.TABLE.read_text() + evidence.ARCHIVE.read_text()
+
+
+ROWS = {*re.findall(r'<a id="([^"]+)"></a>', PAGES)}
+
+
 @pytest.mark.parametrize(
     ("group", "file", "paper"), PUBLISHED, ids=[f"{g}={f.stem}" for g, f, _ in PUBLISHED]
 )
@@ -34,12 +40,7 @@ def test_an_entry_is_complete_and_its_command_runs_the_option(
     """tests/test_docs.py composes the command, which is on the page."""
     assert paper.title and paper.differs and 1950 < paper.year < 2100 and sentence(file)
     assert IDENTIFIER.fullmatch(paper.id)
-    rows = set(
-        re.findall(
-            r'<a id="([^"]+)"></a>', evidence.TABLE.read_text() + evidence.ARCHIVE.read_text()
-        )
-    )
-    assert paper.evidence and set(paper.evidence) <= rows
+    assert paper.evidence and set(paper.evidence) <= ROWS
     assert paper.run.startswith("embodied train ")
     words = dict(word.split("=", 1) for word in shlex.split(paper.run)[2:])
     experiment = (PACKAGED / "experiment" / f"{words['experiment']}.yaml").read_text()
@@ -49,10 +50,8 @@ def test_an_entry_is_complete_and_its_command_runs_the_option(
 
 def test_list_papers_prints_them(embodied: Shell) -> None:
     shown = embodied("list", "papers").out
-    assert (
-        all(paper.id in shown for _, _, paper in PUBLISHED)
-        and "evidence: docs/papers.md, " in shown
-    )
+    assert all(paper.id in shown for _, _, paper in PUBLISHED)
+    assert "evidence: docs/papers.md, " in shown
 
 
 def test_a_block_is_no_setting_and_no_sentence_and_lacks_no_field(tmp_path: Path) -> None:

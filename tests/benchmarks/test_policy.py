@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import learners, remote
-from benchmarks.learners import interpolated, learner_for
+from benchmarks import learners
+from benchmarks.learners import learner_for
 from benchmarks.peers import plain
 from benchmarks.policy import FEW, SAMPLERS, bare, files, made, run
 from benchmarks.sac import ACT, OBS
-from embodied.core import build as core_build
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from tests.tiers import only_all
+from tests.builders import Patch, transitions
 
 
 def test_every_policy_has_a_row_and_few_steps_are_compared_with_many(tmp_path: Path) -> None:
@@ -32,9 +33,7 @@ def test_every_policy_has_a_row_and_few_steps_are_compared_with_many(tmp_path: P
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_bare_calls_are_as_many_as_a_decision_makes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bare_calls_are_as_many_as_a_decision_makes(name: str, monkeypatch: Patch) -> None:
     node, calls = SAMPLERS[name], [0]
     policy: Any = made(node).eval()
     network = type(policy.net)
@@ -52,40 +51,24 @@ def test_bare_calls_are_as_many_as_a_decision_makes(
     assert calls == [20 + 3 * 20]
 
 
-@only_all
-def test_a_policy_server_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_build, "ASKED", [])
-    rows = remote.run(tmp_path, repeats=1, calls=3)
-    assert len(rows) == len(remote.SPECS) * len(remote.BATCHES)
-    assert all(row.notes["p99_ms"] >= row.notes["median_ms"] > 0 for row in rows)
-    assert rows[2].notes["bytes"] == 2 * 224 * 224 * 3 + 14 * 4
-    written = json.loads((tmp_path / "remote.json").read_text())
-    assert [each["name"] for each in written["rows"]] == [row.name for row in rows]
-
-
 def batch(n: int) -> Tensors:
-    return {
-        "obs/state": torch.randn(n, OBS),
-        "action": torch.rand(n, ACT) * 2 - 1,
-        "reward": torch.ones(n),
-        "discount": torch.zeros(n),
-        "next_obs/state": torch.randn(n, OBS),
-    }
+    """Every decision ends the world and pays 1."""
+    spec = Spec({"state": Leaf((OBS,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.1)
+    return transitions(n, spec) | {"reward": torch.ones(n), "discount": torch.zeros(n)}
 
 
 @pytest.mark.parametrize("kind", [plain.PlainSac, plain.PlainTd3])
-def test_plain_learners_learn(kind: type[plain.PlainSac], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_learners_learn(kind: type[plain.PlainSac], monkeypatch: Patch) -> None:
     monkeypatch.setattr(plain, "LR", 3e-3)
     torch.manual_seed(0)
     learner = kind(OBS, ACT, (32,), "cpu")
-    before = [p.detach().clone() for p in learner.policy.parameters()]
+    before = copy.deepcopy([*learner.policy.parameters()])
     for _ in range(150):
         learner.update(batch(64))
     rows = batch(100)
     with torch.no_grad():
         values = learner.values(learner.critics, rows["obs/state"], rows["action"])
-    for q in values:  # every decision ends the world and pays 1
-        assert q.mean().item() == pytest.approx(1.0, abs=0.15)
+    assert [q.mean().item() for q in values] == pytest.approx([1.0] * len(values), abs=0.15)
     moved = zip(before, learner.policy.parameters(), strict=True)
     assert all(not torch.equal(old, new) for old, new in moved)
 
@@ -94,10 +77,3 @@ def test_plain_learners_learn(kind: type[plain.PlainSac], monkeypatch: pytest.Mo
 def test_every_learner_of_the_bench_updates(name: str) -> None:
     learner = learner_for(name, torch.device("cpu"), batch_size=8)
     assert learner.update(batch(8))["critic_loss"].isfinite()
-
-
-def test_grid_sample_shifts_whole_pixels() -> None:
-    planes = torch.randint(256, (20, 2, 9, 7), dtype=torch.uint8)
-    assert torch.equal(interpolated(planes, 0).round().byte(), planes)
-    shifted = interpolated(planes, 2)
-    torch.testing.assert_close(shifted, shifted.round(), atol=1e-2, rtol=0)

@@ -12,7 +12,7 @@ import embodied as em
 from embodied.cli import mistake
 from embodied.core import checkpoint, env_contract
 from embodied.evaluation import evaluate
-from tests.builders import exit_of
+from tests.builders import Capture, Patch, exit_of, write_files
 from tests.checks import wrong_envs
 from tests.checks import wrong_gym_envs as wrong
 
@@ -44,118 +44,6 @@ ONLY_CHECKED = [
     (wrong_envs.ClocksUnmasked, "reset(mask=...) changes envs that are not in the mask"),
     (wrong_envs.Endless, "no episode has ended in 2,000 steps: give a time limit"),
 ]
-
-
-def says(line: str, num_envs: int) -> str:
-    return line.replace("B", str(num_envs), 2) if "[B" in line else line
-
-
-def embodied(*words: str) -> int | str:
-    return exit_of(*words, "allow=[tests]")
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An episode's end is waited for on a busy machine too."""
-    monkeypatch.setattr(env_contract, "MOST_SECONDS", 60.0)
-
-
-def train(kind: type, folder: Path, *more: str) -> int | str:
-    configs = folder / "configs" / "env"
-    configs.mkdir(parents=True)
-    (configs / "mine.yaml").write_text(f"_target_: tests.checks.wrong_envs.{kind.__name__}\n")
-    words = ["env=mine", "policy=gaussian", "learner=sac", "size=debug", "video=false"]
-    words += ["--config-dir", str(folder / "configs"), f"out={folder}/run", "steps=120"]
-    return embodied("train", *words, *more)
-
-
-@pytest.mark.parametrize(("kind", "line"), [*REFUSED, *WARNED, *ONLY_CHECKED])
-def test_check_names_it(kind: type, line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = embodied("check", "env", f"tests.checks.wrong_envs.{kind.__name__}")
-    found = [each for each in capsys.readouterr().out.splitlines() if " wrong " in f" {each} "]
-    assert code == 1 and any(says(line, 2) in each for each in found), found
-
-
-def test_check_says_each_mistake_once(capsys: pytest.CaptureFixture[str]) -> None:
-    embodied("check", "env", "tests.checks.wrong_envs.NanObs")
-    found = [each for each in capsys.readouterr().out.splitlines() if " wrong " in f" {each} "]
-    assert len(set(found)) == len(found) > 0
-    assert all("not finite" in each or "something wrong" in each for each in found), found
-    embodied("check", "env", "tests.checks.wrong_envs.ResetDouble")
-    assert 'write obs["state"].to(torch.float32)' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", SOUND)
-def test_check_finds_nothing_in_a_sound_one(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
-    name = f"tests.checks.wrong_envs.{kind.__name__}"
-    assert embodied("check", "env", name) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"{name}: sound"
-    skipped = [line for line in lines if "skipped" in line]
-    assert len(skipped) == 3, "it has no get_state, no task, and is not one of Gymnasium's"
-
-
-@pytest.mark.parametrize(("kind", "line"), REFUSED)
-def test_train_refuses_it(
-    kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = train(kind, tmp_path)
-    err = capsys.readouterr().err
-    assert code == 2 and says(line, 4) in err and err.count("\n") == 1, err
-
-
-@pytest.mark.parametrize(("kind", "line"), WARNED)
-def test_train_warns_of_it(
-    kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(kind, tmp_path) == 0
-    err = capsys.readouterr().err.splitlines()
-    assert sum(line in each for each in err) == 1, err
-
-
-def test_an_ignored_mask_ends_a_run_with_a_teacher_and_an_endless_one_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert train(wrong_envs.NoMask, tmp_path / "mask", "teacher=uniform") == 2
-    assert "NoMask: reset(mask=...) changes envs" in capsys.readouterr().err
-    monkeypatch.setattr(evaluate, "LONGEST", 100)
-    assert train(wrong_envs.Endless, tmp_path / "endless") == 2
-    first, last = capsys.readouterr().err.splitlines()
-    assert "Endless: no episode has ended in 2,000 steps: give a time limit" in first
-    assert "Endless: no episode has ended in 100 steps" in last
-    saved = tmp_path / "endless" / "run" / "checkpoints"
-    assert list(saved.glob("*/policy.safetensors")), "what was trained is kept"
-
-
-@pytest.mark.parametrize("kind", SOUND)
-def test_train_says_nothing_about_a_sound_one(
-    kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(kind, tmp_path) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_a_gymnasium_id_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert embodied("check", "env", "tests.checks.wrong_gym_envs:Unseeded-v0") == 1
-    out = capsys.readouterr().out
-    assert "gives other observations the second time" in out
-    assert "gymnasium's check_env says" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("env", "pendulm"), 'no env "pendulm" (did you mean "pendulum"?)'),
-        (("envs", "pendulum"), 'nothing to check in "envs" (did you mean "env"?)'),
-        (("env", "nowhere.Env"), "add its package with allow="),
-        (("reward", "scaled"), "a reward is checked in a run: add experiment=NAME"),
-    ],
-)
-def test_mistakes(words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert embodied("check", *words) == 2
-    assert line in capsys.readouterr().err
-
-
 WRONG = [
     (wrong.RewardArray, "reward is of shape [1], should be a number: write reward.item()"),
     (wrong.RewardColumn, "reward is of shape [1, 1], should be a number"),
@@ -177,60 +65,142 @@ CONVERTED = [  # trained in, with a warning
 ]
 
 
-@pytest.mark.parametrize(("kind", "line"), [*WRONG, *CONVERTED])
-def test_check_names_a_gymnasium_mistake(
-    kind: type, line: str, capsys: pytest.CaptureFixture[str]
+def says(line: str, num_envs: int) -> str:
+    return line.replace("B", str(num_envs), 2) if "[B" in line else line
+
+
+def embodied(*words: str) -> int | str:
+    return exit_of(*words, "allow=[tests]")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: Patch) -> None:
+    """An episode's end is waited for on a busy machine too."""
+    monkeypatch.setattr(env_contract, "MOST_SECONDS", 60.0)
+
+
+def named(kind: type) -> str:
+    """How `embodied check env` is asked for one of them."""
+    gym = kind.__module__ == wrong.__name__
+    return f"{kind.__module__}:{kind.__name__}-v0" if gym else f"{kind.__module__}.{kind.__name__}"
+
+
+def checked(name: str, capsys: Capture, code: int = 1) -> list[str]:
+    """What the check finds wrong, or all that it prints of a sound one."""
+    assert embodied("check", "env", name) == code
+    lines = capsys.readouterr().out.splitlines()
+    return [each for each in lines if " wrong " in f" {each} "] if code else lines
+
+
+def train(kind: type, folder: Path, *more: str) -> int | str:
+    words = ["env=gym", f"env.id={named(kind)}"]
+    if kind.__module__ == wrong_envs.__name__:
+        write_files(folder, {"configs/env/mine.yaml": f"_target_: {named(kind)}\n"})
+        words = ["env=mine", "--config-dir", str(folder / "configs")]
+    words += ["policy=gaussian", "learner=sac", "size=debug", "video=false", "steps=120"]
+    return embodied("train", *words, f"out={folder}/run", *more)
+
+
+@pytest.mark.parametrize(("kind", "line"), [*REFUSED, *WARNED, *ONLY_CHECKED, *WRONG, *CONVERTED])
+def test_check_names_it(kind: type, line: str, capsys: Capture) -> None:
+    found = checked(named(kind), capsys)
+    assert any(says(line, 2) in each for each in found), found
+
+
+def test_check_says_each_mistake_once(capsys: Capture) -> None:
+    found = checked(named(wrong_envs.NanObs), capsys)
+    assert len(set(found)) == len(found) > 0
+    assert all("not finite" in each or "something wrong" in each for each in found), found
+    embodied("check", "env", named(wrong_envs.ResetDouble))
+    assert 'write obs["state"].to(torch.float32)' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_check_and_training_find_nothing_in_a_sound_one(
+    kind: type, tmp_path: Path, capsys: Capture
 ) -> None:
-    code = exit_of("check", "env", f"{wrong.__name__}:{kind.__name__}-v0", "allow=[tests]")
-    said = [each for each in capsys.readouterr().out.splitlines() if line in each]
-    assert code == 1 and said and said[0].lstrip().startswith("wrong")
+    lines = checked(named(kind), capsys, 0)
+    assert lines[-1] == f"{named(kind)}: sound"
+    skipped = [line for line in lines if "skipped" in line]
+    assert len(skipped) == 3, "it has no get_state, no task, and is not one of Gymnasium's"
+    assert train(kind, tmp_path) == 0
+    assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("kind", "line"), WRONG)
-def test_training_names_it(kind: type, line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "line"), [*REFUSED, *WRONG])
+def test_train_refuses_it(kind: type, line: str, tmp_path: Path, capsys: Capture) -> None:
+    code = train(kind, tmp_path)
+    err = capsys.readouterr().err
+    assert code == 2 and says(line, 4) in err and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(("kind", "line"), [*WARNED, *CONVERTED])
+def test_train_warns_of_it(kind: type, line: str, tmp_path: Path, capsys: Capture) -> None:
+    assert train(kind, tmp_path) == 0
+    (said,) = capsys.readouterr().err.splitlines()
+    assert line in said
+
+
+def test_an_ignored_mask_ends_a_run_with_a_teacher_and_an_endless_one_is_named(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    assert train(wrong_envs.NoMask, tmp_path / "mask", "teacher=uniform") == 2
+    assert "NoMask: reset(mask=...) changes envs" in capsys.readouterr().err
+    monkeypatch.setattr(evaluate, "LONGEST", 100)
+    assert train(wrong_envs.Endless, tmp_path / "endless") == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert "Endless: no episode has ended in 2,000 steps: give a time limit" in first
+    assert "Endless: no episode has ended in 100 steps" in last
+    saved = tmp_path / "endless" / "run" / "checkpoints"
+    assert list(saved.glob("*/policy.safetensors")), "what was trained is kept"
+
+
+def test_a_gymnasium_id_is_checked(capsys: Capture) -> None:
+    assert embodied("check", "env", named(wrong.Unseeded)) == 1
+    out = capsys.readouterr().out
+    assert "gives other observations the second time" in out
+    assert "gymnasium's check_env says" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("env", "pendulm"), 'no env "pendulm" (did you mean "pendulum"?)'),
+        (("envs", "pendulum"), 'nothing to check in "envs" (did you mean "env"?)'),
+        (("env", "nowhere.Env"), "add its package with allow="),
+        (("reward", "scaled"), "a reward is checked in a run: add experiment=NAME"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], line: str, capsys: Capture) -> None:
+    assert embodied("check", *words) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_python_names_the_mistake_too(tmp_path: Path) -> None:
+    how = {"learner": "sac", "size": "debug", "verbose": False}
+    em.train(env=wrong.Sound, out=str(tmp_path / "sound"), **how)
+    kind, line = WRONG[0]
     with pytest.raises(Exception) as caught:
-        em.train(env=kind, learner="sac", size="debug", out=str(tmp_path / "run"), verbose=False)
+        em.train(env=kind, out=str(tmp_path / "wrong"), **how)
     said = mistake(caught.value)
     assert said is not None and line in said and "\n" not in said
 
 
-@pytest.mark.parametrize(("kind", "line"), CONVERTED)
-def test_training_warns_of_it(
-    kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["env=gym", f"env.id={wrong.__name__}:{kind.__name__}-v0", "policy=gaussian"]
-    words += ["learner=sac", "size=debug", "video=false", f"out={tmp_path}/run", "steps=120"]
-    code = exit_of("train", *words, "allow=[tests]")
-    err = capsys.readouterr().err
-    assert code == 0 and line in err and err.count("\n") == 1, err
-
-
-def test_a_random_one_is_not_told_to_clamp(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["env=gym", f"env.id={wrong.__name__}:Random-v0", "env.num_envs=2", "policy=gaussian"]
-    words += ["learner=sac", "size=debug", "video=false", f"out={tmp_path}/run", "steps=120"]
-    assert exit_of("train", *words, "allow=[tests]") == 0
-    err = capsys.readouterr().err
-    assert f"{wrong.__name__}:Random-v0: seed 0 gives other observations" in err
-    assert err.count("\n") == 1 and "clamp" not in err, err
+def test_a_random_one_is_not_told_to_clamp(tmp_path: Path, capsys: Capture) -> None:
+    assert train(wrong.Random, tmp_path, "env.num_envs=2") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{named(wrong.Random)}: seed 0 gives other observations" in line
+    assert "clamp" not in line
 
 
 def test_many_numbers_are_named_and_the_advice_makes_them_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
-    words = ["env=gym", f"env.id={wrong.__name__}:Bright-v0", "env.num_envs=2", "policy=gaussian"]
-    words += ["learner=sac", "size=debug", "video=false", "steps=20", "allow=[tests]"]
-    assert exit_of("train", *words, f"out={tmp_path}/numbers") == 0
+    words = ["env.num_envs=2", "steps=20"]
+    assert train(wrong.Bright, tmp_path / "numbers", *words) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert "the observation state [40, 40, 3] is 4,800 numbers, and no picture: if it is" in line
-    assert (
-        exit_of("train", *words, f"out={tmp_path}/picture", line.partition("if it is one, ")[2])
-        == 0
-    )
+    advice = line.partition("if it is one, ")[2]
+    assert train(wrong.Bright, tmp_path / "picture", *words, advice) == 0
     assert not capsys.readouterr().err
-    assert checkpoint.load_spec(tmp_path / "picture").obs["state"].is_image
-
-
-def test_a_sound_one_is_trained_in(tmp_path: Path) -> None:
-    em.train(env=wrong.Sound, learner="sac", size="debug", out=str(tmp_path / "run"), verbose=False)
+    assert checkpoint.load_spec(tmp_path / "picture" / "run").obs["state"].is_image

@@ -82,13 +82,18 @@ class PlaneAndClock(Plane):
         return replace(step, obs=obs, next_obs=following)
 
 
+def wrong(name: str, **parts: Any) -> type[Plane]:
+    """`Plane` with other methods or attributes."""
+    return type(name, (Plane,), {"__module__": __name__, **parts})
+
+
 def changed(name: str, **leaves: Callable[[Step], Any]) -> type[Plane]:
     """`Plane` with steps that have other leaves."""
 
     def change(self: Plane, step: Step) -> Step:
         return replace(step, **{leaf: make(step) for leaf, make in leaves.items()})
 
-    return type(name, (Plane,), {"__module__": __name__, "changed": change})
+    return wrong(name, changed=change)
 
 
 def always(step: Step) -> torch.Tensor:
@@ -102,31 +107,19 @@ FlagsAsNumbers = changed("FlagsAsNumbers", truncated=lambda step: step.truncated
 NanReward = changed("NanReward", reward=lambda step: (step.reward - step.reward) / 0.0)
 NoSuccessor = changed("NoSuccessor", next_obs=lambda step: step.obs)
 Both = changed("Both", terminated=always, truncated=always)
+NanObs = wrong("NanObs", begin=lambda self, index: torch.full((2,), torch.nan))
+Unseeded = wrong("Unseeded", begin=lambda self, index: torch.rand(2) * 10 - 5)
+OneEpisode = wrong("OneEpisode", begin=lambda self, index: torch.ones(2))
+NoAutoreset = wrong("NoAutoreset", after=lambda self, following, over: following)
+Unbounded = wrong("Unbounded", bounded=lambda self, action: action)
+OwnUnits = wrong("OwnUnits", act=Leaf((2,), low=-2.0, high=2.0))
+NoTask = wrong("NoTask", task=Leaf((2,), low=0.0, high=1.0))  # declares a task and ignores it
+Raises = wrong("Raises", step=lambda self, action: Plane.step(self, action.view(-1, 7)))
 
 
 class ResetDouble(Plane):
     def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
         return {"state": super().reset(seed)["state"].double()}
-
-
-class NanObs(Plane):
-    def begin(self, index: int) -> torch.Tensor:
-        return super().begin(index) / 0.0 * 0.0
-
-
-class NoAutoreset(Plane):
-    def after(self, following: torch.Tensor, over: torch.Tensor) -> torch.Tensor:
-        return following
-
-
-class Unseeded(Plane):
-    def begin(self, index: int) -> torch.Tensor:
-        return torch.rand(2) * 10 - 5
-
-
-class OneEpisode(Plane):
-    def begin(self, index: int) -> torch.Tensor:
-        return torch.ones(2)
 
 
 class NoMask(Plane):
@@ -152,34 +145,14 @@ class SeedsUnmasked(Plane):
         return super().reset(seed if mask is None else None, task, mask)
 
 
-class NoTask(Plane):
-    """Declares a task and ignores it."""
-
-    task = Leaf((2,), low=0.0, high=1.0)
-
-
 class Endless(Plane):
     def __init__(self, config: Config) -> None:
         super().__init__(replace(config, horizon=10**9))
 
 
-class Unbounded(Plane):
-    def bounded(self, action: torch.Tensor) -> torch.Tensor:
-        return action
-
-
-class OwnUnits(Plane):
-    act = Leaf((2,), low=-2.0, high=2.0)
-
-
 class OtherName(Plane):
     def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
         return {"observation": super().reset(seed)["state"]}
-
-
-class Raises(Plane):
-    def step(self, action: torch.Tensor) -> Step:
-        return super().step(action.view(-1, 7))
 
 
 class SameBuffer(Plane):

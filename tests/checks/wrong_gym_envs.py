@@ -45,22 +45,23 @@ ObsNan = wrong("ObsNan", observe=lambda self: np.array([np.nan, 0], np.float32))
 ObsShape = wrong("ObsShape", observe=lambda self: np.zeros(3, np.float32))
 ObsDouble = wrong("ObsDouble", observe=lambda self: self.place)
 ObsWhole = wrong("ObsWhole", observe=lambda self: (10 * self.place).astype(np.int64))
-
-
-class ObsUnit(Sound):
-    """A picture in [0, 1] where bytes are declared: all of it would become 0."""
-
-    observation_space = gym.spaces.Box(0, 255, (20, 20, 3), np.uint8)
-
-    def observe(self) -> Any:
-        return np.full((20, 20, 3), 0.5)
-
-
-class ObsChoice(Sound):
-    observation_space = gym.spaces.MultiDiscrete([3, 3])
-
-    def observe(self) -> Any:
-        return np.array([7, 1])
+# A picture in [0, 1] where bytes are declared: all of it would become 0.
+ObsUnit = wrong(
+    "ObsUnit",
+    observation_space=gym.spaces.Box(0, 255, (20, 20, 3), np.uint8),
+    observe=lambda self: np.full((20, 20, 3), 0.5),
+)
+ObsChoice = wrong(
+    "ObsChoice",
+    observation_space=gym.spaces.MultiDiscrete([3, 3]),
+    observe=lambda self: np.array([7, 1]),
+)
+# A picture whose space does not tell that it is one.
+Bright = wrong(
+    "Bright",
+    observation_space=gym.spaces.Box(-1, 1, (40, 40, 3), np.float32),
+    observe=lambda self: np.clip(np.full((40, 40, 3), self.place[0], np.float32), -1, 1),
+)
 
 
 class OldStep(Sound):
@@ -78,15 +79,6 @@ class Unseeded(Sound):
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.place, self.age = np.random.uniform(-1, 1, 2), 0
         return self.observe(), {}
-
-
-class Bright(Sound):
-    """Shows a picture whose space does not tell that it is one."""
-
-    observation_space = gym.spaces.Box(-1, 1, (40, 40, 3), np.float32)
-
-    def observe(self) -> Any:
-        return np.clip(np.full((40, 40, 3), self.place[0], np.float32), -1, 1)
 
 
 class Random(Sound):

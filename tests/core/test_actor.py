@@ -3,6 +3,7 @@ their inputs (anywhere); a replay is the same (on a GPU)."""
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -65,14 +66,11 @@ def played(actor: Actor, obs: Tensors, first: Tensor) -> list[float]:
 
 def test_a_chunk_is_played_and_then_comes_a_decision() -> None:
     actor = Actor(Counting(), 2, execute=3)
-    assert played(actor, at(1, 2), ~NEVER) == [1.0, 2.0]
-    assert actor.decided.tolist() == [True, True]
-    assert played(actor, at(50, 50), NEVER) == [1.1, 2.1]
-    assert actor.decided.tolist() == [False, False]
+    assert played(actor, at(1, 2), ~NEVER) == [1.0, 2.0] and actor.decided.all()
+    assert played(actor, at(50, 50), NEVER) == [1.1, 2.1] and not actor.decided.any()
     assert played(actor, at(50, 50), NEVER) == [1.2, 2.2]
     assert played(actor, at(5, 6), NEVER) == [5.0, 6.0]  # after three steps of four
-    assert actor.decided.tolist() == [True, True]
-    assert actor.carry["count"].tolist() == [2, 2]
+    assert actor.decided.all() and actor.carry["count"].tolist() == [2, 2]
 
 
 def test_one_row_begins_again_alone() -> None:
@@ -87,13 +85,10 @@ def test_one_row_begins_again_alone() -> None:
     assert played(actor, at(9, 4), NEVER) == [3.1, 4.0]
     assert actor.carry["count"].tolist() == [2, 2]
     assert actor.decision_obs["before"].tolist() == [1, 1]
-
-
-def test_beginning_again_when_all_decide_also_clears_the_carry() -> None:
-    actor = Actor(Counting(), 2, execute=1)
-    played(actor, at(1, 2), ~NEVER)
-    assert played(actor, at(3, 4), flags(1, 0)) == [3.0, 4.0]
-    assert actor.carry["count"].tolist() == [1, 2]
+    every = Actor(Counting(), 2, execute=1)  # all rows decide: it also clears the carry
+    played(every, at(1, 2), ~NEVER)
+    assert played(every, at(3, 4), flags(1, 0)) == [3.0, 4.0]
+    assert every.carry["count"].tolist() == [1, 2]
 
 
 def test_choice_and_rows_are_what_a_learner_stores() -> None:
@@ -103,25 +98,27 @@ def test_choice_and_rows_are_what_a_learner_stores() -> None:
     assert actor.extras["age"].tolist() == [10, 10]
     actor.carry["row/action"] = torch.zeros(2, 5)
     assert actor.stored_action.shape == (2, 5) and set(actor.extras) == {"age"}
-
-
-def test_exploring_reaches_the_noise() -> None:
     assert played(Actor(Counting(), 1, explore=True), at(1), flags(1)) == [1001.0]
 
 
 def test_peek_sees_as_the_next_decision_would_and_changes_nothing() -> None:
     actor = Actor(Counting(), 2)
     played(actor, at(1, 2), ~NEVER)
-    before = {key: value.clone() for key, value in actor.get_state().items()}
+    before = copy.deepcopy(actor.get_state())
     assert actor.preview(at(5, 6))["before"].tolist() == [1, 1]
-    after = actor.get_state()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert same(before, actor.get_state())
 
 
-def test_execute_has_to_fit_the_chunk() -> None:
+def same(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_what_an_actor_cannot_do_is_refused() -> None:
     for wrong in (0, 5):
         with pytest.raises(ValueError, match=rf"execute={wrong} is not in 1\.\.4"):
             Actor(Counting(), 1, execute=wrong)
+    with pytest.raises(ConfigError, match=r"needs a GPU, and this policy is on the cpu$"):
+        Actor(make(NODES[0]), 2, cuda_graph=True)
 
 
 def test_some_rows_deciding_equals_all_rows_deciding() -> None:
@@ -131,13 +128,11 @@ def test_some_rows_deciding_equals_all_rows_deciding() -> None:
     together = Actor(policy, 3, execute=3)
     alone = [Actor(policy, 1, execute=3) for _ in range(3)]
     for t in range(30):
-        obs = {"state": torch.randn(3, 1)}
-        first = torch.rand(3) < 0.2 if t else torch.ones(3, dtype=torch.bool)
-        actions = together(obs, first)
-        for i, actor in enumerate(alone):
-            one = actor({"state": obs["state"][i : i + 1]}, first[i : i + 1])
-            torch.testing.assert_close(actions[i : i + 1], one)
-            assert together.decided[i] == actor.decided[0]
+        state, first = torch.randn(3, 1), torch.rand(3) < (0.2 if t else 1.0)
+        actions = together({"state": state}, first)
+        ones = [each({"state": state[i : i + 1]}, first[i : i + 1]) for i, each in enumerate(alone)]
+        torch.testing.assert_close(actions, torch.cat(ones))
+        assert together.decided.tolist() == [bool(each.decided) for each in alone]
 
 
 def test_a_restored_actor_goes_on_exactly() -> None:
@@ -164,10 +159,10 @@ def test_what_is_saved_is_flat_and_does_not_change_afterwards() -> None:
     state = actor.get_state()
     assert {"cursor", "plan", "carry/count", "carry/row/age", "decision_obs/state"} <= set(state)
     assert all(len(value) == 2 for value in state.values())
-    before = {key: value.clone() for key, value in state.items()}
+    before = copy.deepcopy(state)
     for _ in range(6):
         played(actor, at(3, 3), NEVER)
-    assert all(torch.equal(before[key], state[key]) for key in before)
+    assert same(before, state)
 
 
 def test_warm_ups_and_the_recording_have_inputs_of_the_same_layout(
@@ -236,9 +231,7 @@ def test_one_dict_in_and_one_out_is_the_same_decision(chosen: Node) -> None:
     expected = policy.observe(obs, carry, noise)
     actions, after = policy.act(*expected, noise)
     seen, found, left = outputs(decision(policy, inputs(obs, carry, noise)))
-    assert torch.equal(found, actions)
-    assert set(left) == set(after) and all(torch.equal(left[k], after[k]) for k in after)
-    assert set(seen) == set(expected[0])
+    assert torch.equal(found, actions) and same(left, after) and set(seen) == set(expected[0])
 
 
 @each_policy
@@ -246,15 +239,9 @@ def test_one_dict_in_and_one_out_is_the_same_decision(chosen: Node) -> None:
 def test_a_decision_never_looks_at_a_value(chosen: Node) -> None:
     """On the meta device there are none: what passes here does not wait for a GPU either."""
     policy = make(chosen).to("meta")
-    given = inputs(
-        {"state": torch.zeros(3, 5, device="meta")}, policy.initial(3), policy.sample_noise(3)
-    )
+    obs = {"state": torch.zeros(3, 5, device="meta")}
+    given = inputs(obs, policy.initial(3), policy.sample_noise(3))
     assert all(value.is_meta for value in decision(policy, given).values())
-
-
-def test_without_a_gpu_it_is_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"needs a GPU, and this policy is on the cpu$"):
-        Actor(make(NODES[0]), 2, cuda_graph=True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -265,10 +252,7 @@ def test_a_replay_is_the_decision(chosen: Node) -> None:
     for graph in (False, True):
         torch.manual_seed(1)
         actor = Actor(policy, 3, explore=True, cuda_graph=graph)
-        first = torch.ones(3, dtype=torch.bool, device="cuda")
-        steps = []
         for t in range(9):
             obs = {"state": torch.sin(torch.arange(15.0, device="cuda") + t).view(3, 5)}
-            steps.append(actor(obs, first & (t == 0)))
-        played.append(torch.stack(steps))
-    torch.testing.assert_close(played[0], played[1], atol=1e-5, rtol=0)
+            played.append(actor(obs, torch.full((3,), t == 0, device="cuda")))
+    torch.testing.assert_close(torch.stack(played[:9]), torch.stack(played[9:]), atol=1e-5, rtol=0)

@@ -18,14 +18,18 @@ from embodied import cli
 from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node
+from embodied.datasets.collect import CollectConfig, collect
 from embodied.envs.toy import two_gap
+from embodied.export.c_header import comment
 from embodied.policies.gaussian import Config, Gaussian
 from embodied.policies.scripted.simple import CheckpointConfig as Trained
 from embodied.policies.scripted.simple import CheckpointDemonstrator
 from embodied.real_robot.policy import decider
+from embodied.reports.datasets import make_reward, of_run
 from embodied.viewer.launch import open_session
+from embodied.viewer.session.recorded_env import open_recorded
 from tests.attacks.child import STARTS, WIRES
-from tests.builders import node_of
+from tests.builders import node_of, write_files
 
 SPEC = two_gap.TwoGap(two_gap.Config(num_envs=1)).spec
 ENV = node_of("envs.toy.two_gap.TwoGap", num_envs=1)
@@ -267,18 +271,15 @@ def test_no_run_file_runs_code(
 def test_a_run_that_is_resumed_extends_no_list(
     kind: str, tmp_path: Path, marker: Path, watched: list[str]
 ) -> None:
+    search = {"searchpath": [f"file://{tmp_path / 'run'}"]}
     more: dict[str, Any] = {
-        "hydra": {"hydra": {"searchpath": [f"file://{tmp_path / 'run'}"]}},
-        "defaults": {
-            "defaults": ["_self_", {"/evil@_global_": "it"}],
-            "hydra": {"searchpath": [f"file://{tmp_path / 'run'}"]},
-        },
+        "hydra": {"hydra": search},
+        "defaults": {"defaults": ["_self_", {"/evil@_global_": "it"}], "hydra": search},
         "allow": {"allow": ["run"]},
     }[kind]
     run = run_of(tmp_path / "run", GAUSSIAN, {"_target_": "run.code.World"}, RESUMED | more)
     code_beside(run, marker)
-    (run / "evil").mkdir()
-    (run / "evil" / "it.yaml").write_text("allow: [run]\n")
+    write_files(run, {"evil/it.yaml": "allow: [run]\n"})
     command("train", f"resume={run}")
 
 
@@ -293,8 +294,8 @@ def test_a_run_that_is_resumed_reaches_nothing_outside(
 
 def test_a_design_that_is_resumed_allows_nothing(tmp_path: Path, watched: list[str]) -> None:
     """Its words become arguments of `embodied train`."""
-    for words, learn in (["env=pendulum", "allow=[evil]"], []), (["--config-dir", "evil"], []):
-        saved = {"config": {"learn": learn, "env": ENV}, "words": words}
+    for words in (["env=pendulum", "allow=[evil]"], ["--config-dir", "evil"]):
+        saved = {"config": {"learn": [], "env": ENV}, "words": words}
         (tmp_path / "design.yaml").write_text(yaml.safe_dump(saved))
         assert "if you trust it" in command("reward", "design", f"resume={tmp_path}")
 
@@ -303,28 +304,22 @@ def test_a_dataset_names_an_environment_and_nothing_else(
     tmp_path: Path, marker: Path, watched: list[str]
 ) -> None:
     """The viewer reads collect.yaml beside the episodes."""
-    from embodied.datasets.collect import CollectConfig, collect
-    from embodied.viewer.session.recorded_env import open_recorded
-
-    config = CollectConfig(env=ENV, demonstrator=RANDOM, episodes=1, out=str(tmp_path / "data"))
-    collect(CollectConfig(**{**vars(config), "success_only": False}), lambda kept, played: None)
+    how = {"success_only": False, "episodes": 1, "out": str(tmp_path / "data")}
+    collect(CollectConfig(ENV, RANDOM, **how), lambda kept, played: None)
     watched.clear()
+    sound = {"an environment", "a critic that is a policy's"}
+    composed = {"the environment's variables", "instructions to Hydra"}  # nothing is, here
     for name, made in {**ENVS, **POLICIES}.items():
         found = made(marker)
-        if not isinstance(found, dict) or name in ("an environment", "a critic that is a policy's"):
+        if not isinstance(found, dict) or name in sound | composed:
             continue
-        if name in ("the environment's variables", "instructions to Hydra"):
-            continue  # nothing is composed
         (tmp_path / "data" / "collect.yaml").write_text(yaml.safe_dump({"env": found}))
         with pytest.raises(ConfigError):
             open_recorded(tmp_path / "data", 0, None)
-        assert not marker.exists(), name
-        assert not watched, name
+        assert not marker.exists() and not watched, name
 
 
 def test_a_reward_of_a_run_is_a_reward(tmp_path: Path, marker: Path, watched: list[str]) -> None:
-    from embodied.reports.datasets import make_reward, of_run
-
     secret = {"of": "embodied.core.checkpoint.file_hash", "path": "/etc/passwd"}
     revision = {"function": "embodied.core.checkpoint.git_revision", "start": {}}
     rewards = (
@@ -336,9 +331,8 @@ def test_a_reward_of_a_run_is_a_reward(tmp_path: Path, marker: Path, watched: li
     )
     for number, reward in enumerate(rewards):
         run = run_of(tmp_path / str(number), GAUSSIAN, settings={"reward": reward})
-        checkpoint.save(
-            run / "checkpoints" / "00000001", untrained(), 1, {}, {"loop": {"reward": 0}}
-        )
+        state = {"loop": {"reward": 0}}
+        checkpoint.save(run / "checkpoints" / "00000001", untrained(), 1, {}, state)
         watched.clear()
         with pytest.raises(ConfigError):
             made, state = of_run(run)
@@ -352,13 +346,10 @@ def test_a_reference_leads_to_the_same_check(
     """A policy that names another run, by `..` and by a link: that one is judged like the first."""
     run_of(tmp_path / "evil", collect_with_a_shell(marker))
     (tmp_path / "link").symlink_to(tmp_path / "evil")
-    for path in (tmp_path / "other" / ".." / "evil", tmp_path / "link"):
-        (tmp_path / "other").mkdir(exist_ok=True)
-        run = run_of(
-            tmp_path / "run",
-            node_of("policies.scripted.simple.CheckpointDemonstrator", run=str(path)),
-        )
-        DOORS["load"](run)
+    (tmp_path / "other").mkdir()
+    for path in ("other/../evil", "link"):
+        demonstrator = "policies.scripted.simple.CheckpointDemonstrator"
+        DOORS["load"](run_of(tmp_path / "run", node_of(demonstrator, run=str(tmp_path / path))))
         assert not watched
 
 
@@ -374,24 +365,19 @@ class Bomb:
 
 def test_no_tensor_file_runs_code(tmp_path: Path, marker: Path) -> None:
     run = run_of(tmp_path / "run", GAUSSIAN)
+    folder = checkpoint.find(run)
+    for file in ("learner.pt", "loop.pt", "policy.safetensors"):
+        torch.save({"x": Bomb(marker)}, folder / file)
+        checkpoint.seal(folder, checkpoint.read_about(run))
     for name in ("learner", "loop"):
-        torch.save({"x": Bomb(marker)}, checkpoint.find(run) / f"{name}.pt")
-        checkpoint.seal(checkpoint.find(run), checkpoint.read_about(run))
         with pytest.raises(Exception, match=r"(?i)weights.only"):
             checkpoint.load_state(run, name)
-    torch.save({"x": Bomb(marker)}, checkpoint.find(run) / "policy.safetensors")
-    checkpoint.seal(checkpoint.find(run), checkpoint.read_about(run))
     DOORS["load"](run)
 
 
-def test_no_name_in_a_file_becomes_c_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["*/ int main(void) { system(0); } /*", "\\\n#include </etc/passwd>", "??/\n", "\r"]
+)
+def test_no_name_in_a_file_becomes_c_code(text: str) -> None:
     """`embodied export --header` compiles what it writes, and runs it."""
-    from embodied.export.c_header import comment
-
-    for text in (
-        "*/ int main(void) { system(0); } /*",
-        "\\\n#include </etc/passwd>",
-        "??/\n",
-        "\r",
-    ):
-        assert not {*"*\\\n\r#?{}"} & {*comment(text)}
+    assert not {*"*\\\n\r#?{}"} & {*comment(text)}

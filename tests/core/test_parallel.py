@@ -3,6 +3,7 @@ run this file."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import sys
 from collections.abc import Callable
@@ -20,18 +21,16 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.gaussian import Gaussian
+from embodied.training.components import RunComponents
 from embodied.training.logger import Log
 from embodied.training.train import train
-from tests.builders import exit_of, node_of, python
+from tests.builders import exit_of, make_learner, make_policy, node_of, python
 from tests.contract import test_learner as contract
 from tests.training.test_train import settings
 
 allow("tests")
 
 ROWS = 16  # of one process
-SAC = node_of("learners.off_policy.sac.Sac", hidden=[32], batch_size=ROWS)
-PPO = node_of("learners.on_policy.ppo.Ppo", horizon=8, epochs=1, advantage="raw")
-DIAGONAL = node_of("policies.diagonal_gaussian.DiagonalGaussian")
 
 
 class Told(Gaussian):
@@ -50,9 +49,9 @@ def updated(kind: str, begin: int, rows: int) -> Tensors:
     make, dim = MADE[kind]
     learner = make(begin, rows)
     for seed in range(3):
-        batch = all_rows(kind, seed)
-        learner.update(each(batch, lambda leaf: leaf.narrow(dim, begin, rows)))
-    return {key: value.clone() for key, value in learner.state_dict().items()}
+        whole = all_rows(kind, seed)
+        learner.update(each(whole, lambda leaf: leaf.narrow(dim, begin, rows)))
+    return copy.deepcopy(learner.state_dict())
 
 
 def all_rows(kind: str, seed: int) -> Tensors:
@@ -67,16 +66,15 @@ def all_rows(kind: str, seed: int) -> Tensors:
 
 def sac(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
-    policy = build({"_target_": "tests.core.test_parallel.Told"}, Policy, spec=contract.SPEC)
+    policy: Any = build({"_target_": "tests.core.test_parallel.Told"}, Policy, spec=contract.SPEC)
     policy.begin = begin
-    return build(SAC | {"batch_size": rows}, Learner, policy=policy, spec=contract.SPEC)
+    return make_learner("off_policy.sac.Sac", policy, hidden=[32], batch_size=rows)
 
 
 def ppo(begin: int, rows: int) -> Learner:
-    torch.manual_seed(0)
-    policy = build(DIAGONAL, Policy, spec=contract.SPEC)
-    size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
-    return build(PPO | size, Learner, policy=policy, spec=contract.SPEC, run=RunPlan())
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", contract.SPEC)
+    size: dict[str, Any] = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
+    return make_learner("on_policy.ppo.Ppo", policy, RunPlan(), epochs=1, advantage="raw", **size)
 
 
 # How to make it, and the dimension of a batch in which its rows are.
@@ -142,33 +140,26 @@ def digest(tensors: Tensors) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def update(folder: Path) -> None:
-    rank = distributed.rank()
-    for kind in MADE:
-        torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{kind}{rank}.pt")
-
-
 def run(kind: str, folder: Path) -> None:
     """Train, and write down what was learned and where the worlds are."""
-    from embodied.training import train as module
-
     made: list[Any] = []
-    build_parts = module.RunComponents.__init__
+    build_parts = RunComponents.__init__
 
     def remember(self: Any, config: Any) -> None:
         build_parts(self, config)
         made.append(self)
 
-    module.RunComponents.__init__ = remember
+    RunComponents.__init__ = remember  # type: ignore[method-assign]
     given = settings(folder / "run", steps=480, normalize=True)
     if kind == "chunks":
         given["policy"]["chunk"] = 3
     if kind == "rollout":
-        given |= {"policy": DIAGONAL, "learner": PPO | {"batch_size": 16, "epochs": 2}}
-        given["data"] = "on_policy"
+        learner = {"horizon": 8, "epochs": 2, "batch_size": 16, "advantage": "raw"}
+        given["policy"] = node_of("policies.diagonal_gaussian.DiagonalGaussian")
+        given |= {"learner": node_of("learners.on_policy.ppo.Ppo", **learner), "data": "on_policy"}
     rank = distributed.rank()
     train(given, Log(Path(given["out"]), silent=rank > 0))
-    learned, world = made[0].learner.state_dict(), made[0].env.get_state()
+    learned, world = made[-1].learner.state_dict(), made[-1].env.get_state()
     folder.mkdir(exist_ok=True)
     (folder / f"{rank}.txt").write_text(f"{digest(learned)} {digest(world)}")
 
@@ -177,7 +168,9 @@ def everything(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.start()
     stop, distributed.stop = distributed.stop, lambda: None  # one group of processes for all runs
-    update(folder)
+    rank = distributed.rank()
+    for kind in MADE:
+        torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{kind}{rank}.pt")
     for kind in ("replay", "chunks", "rollout"):
         run(kind, folder / kind)
     exit_of("train", "experiment=pendulum_sac", "size=debug", f"out={folder / 'run'}")

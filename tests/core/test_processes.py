@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from embodied.core.build import ConfigError
 from embodied.core.children import import_from_here
 from embodied.core.errors import ContractWarning
 from embodied.study.study import command as study_command
-from tests.builders import ROOT, exit_of, node_of, python, run_folder, wait_until
+from tests.builders import ROOT, Capture, Patch, exit_of, node_of, python, run_folder, wait_until
 
 TRAIN = """
 import sys
@@ -38,7 +37,7 @@ assert "torch._dynamo" not in sys.modules
 """
 
 
-def test_the_current_folder_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_comes_last(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     import_from_here()
@@ -80,13 +79,8 @@ def test_a_child_runs_no_file_of_the_current_folder(tmp_path: Path, code: str) -
 
 
 def test_every_module_is_started_by_module_command() -> None:
-    started = [
-        f"{file.relative_to(ROOT)}: {found[0]}"
-        for top in ("embodied", "envs", "policies", "real_robot")
-        for file in (ROOT / top).rglob("*.py")
-        for found in re.finditer(r'executable, "-m"', file.read_text())
-    ]
-    assert started == []
+    files = (ROOT / "embodied").rglob("*.py")
+    assert [file for file in files if 'executable, "-m"' in file.read_text()] == []
 
 
 PARENT = """
@@ -127,7 +121,7 @@ STUDY = "metric: eval/return\nseeds: [0]\n"
 STUDY += "variants: {only: env=two_gap policy=gaussian learner=sac}\n"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def said(capsys: Capture, *words: object) -> str:
     """The one line with which a command is refused."""
     capsys.readouterr()
     assert exit_of(*words) == 2
@@ -136,19 +130,16 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 @pytest.mark.parametrize("verb", ["train", "collect", "study", "sweep", "improve"])
-def test_no_command_writes_where_another_does(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    (tmp_path / "it.yaml").write_text(STUDY)
-    env, policy = node_of("envs.toy.two_gap.TwoGap"), node_of("policies.gaussian.Gaussian")
-    run_folder(tmp_path / "run", env, policy, (1,))
+def test_no_command_writes_where_another_does(verb: str, tmp_path: Path, capsys: Capture) -> None:
+    out, study, run = (tmp_path / name for name in ("out", "it.yaml", "run"))
+    study.write_text(STUDY)
+    run_folder(run, node_of("envs.toy.two_gap.TwoGap"), node_of("policies.gaussian.Gaussian"), (1,))
     words: dict[str, list[object]] = {
         "train": ["train", *WORDS],
         "collect": ["demos", "collect", "env=two_gap", "episodes=1"],
-        "study": ["study", tmp_path / "it.yaml"],
+        "study": ["study", study],
         "sweep": ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1"],
-        "improve": ["improve", tmp_path / "run", "env=two_gap"],
+        "improve": ["improve", run, "env=two_gap"],
     }
     if verb == "sweep":
         pytest.importorskip("optuna")
@@ -160,7 +151,7 @@ def test_no_command_writes_where_another_does(
 
 
 def test_a_running_training_is_not_joined_and_a_killed_one_is_gone_on_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     run = tmp_path / "run"
     long = [*WORDS, "steps=1000000", "save_every=200", "eval_every=0", f"out={run}"]
@@ -189,9 +180,7 @@ def test_a_study_deletes_nothing_in_which_a_training_of_another_one_runs(tmp_pat
     study_command("python -c pass", out)
 
 
-def test_a_file_system_without_locks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: Patch) -> None:
     def flock(handle: int, how: int) -> Any:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -234,7 +223,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(trained: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     """The same elsewhere, remembered as training does."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("state"))
     enter(tmp_path, monkeypatch)
@@ -244,7 +233,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
+def enter(folder: Path, patch: Patch) -> None:
     patch.chdir(folder)
     patch.setattr(sys, "path", [*sys.path])
     patch.setenv("XDG_STATE_HOME", str(folder / "state"))
@@ -257,7 +246,7 @@ def forget() -> None:
     build.ASKED.clear()
 
 
-def test_the_owner_need_not_say_it_again(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_owner_need_not_say_it_again(place: Path, capsys: Capture) -> None:
     assert exit_of("eval", "run", "episodes=2") == 0
     assert "embodied: allow=[remembered_lab], as when it was trained" in capsys.readouterr().err
     forget()
@@ -266,52 +255,35 @@ def test_the_owner_need_not_say_it_again(place: Path, capsys: pytest.CaptureFixt
     assert exit_of("eval", "run", "episodes=2") == 0  # its run.yaml has changed since
 
 
-@pytest.mark.parametrize("how", ["moved", "changed", "said in the file"])
-def test_a_run_cannot_extend_the_list(
-    place: Path, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A folder from somebody else: no entry, another run.yaml, or a list of its own."""
-    run = place / "run"
-    if how == "moved":
-        shutil.copytree(run, place / "theirs")
-        run = place / "theirs"
+@pytest.mark.parametrize("how", ["moved", "changed", "said in the file", "beside it", "damaged"])
+def test_a_run_cannot_extend_the_list(place: Path, how: str, capsys: Capture) -> None:
+    """A folder from somebody else: no entry, another run.yaml, or a list of its own; beside one of
+    the user's; or what was remembered cannot be read."""
+    run, theirs = place / "run", place / "theirs"
+    runs = [run]
+    if how in ("moved", "beside it"):
+        shutil.copytree(run, theirs)
+        runs = [theirs] if how == "moved" else [run, theirs]
+    elif how == "damaged":
+        run_packages.state_file().write_text("{")
     else:
         node = yaml.safe_load((run / "run.yaml").read_text())
         node |= {"seed": 7} if how == "changed" else {"allow": ["remembered_lab"]}
         (run / "run.yaml").write_text(yaml.safe_dump(node))
-    assert exit_of("eval", run, "episodes=2") == 2
+    assert exit_of("eval", *runs, "episodes=2") == 2
     assert "add its package with allow=" in capsys.readouterr().err
 
 
-def test_another_run_beside_it_gains_nothing(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(place / "run", place / "theirs")
-    assert exit_of("eval", "run", "theirs", "episodes=2") == 2
-    assert "add its package with allow=" in capsys.readouterr().err
-
-
-def test_what_reaches_robots_is_not_remembered(place: Path) -> None:
+def test_what_is_remembered(place: Path) -> None:
+    """Not what reaches robots, and nothing of a run without packages of its own."""
+    file = run_packages.state_file()
+    before = file.read_text()
+    assert list(json.loads(before)) == [str(place / "run")]
+    assert run_packages.recall(["a" * 5000]) == [], "a word too long for a path names no run"
+    assert exit_of(*SHORT, "policy=gaussian", "out=plain") == 0
+    assert file.read_text() == before
     build.allow("embodied.real_robot")
     build.allow("remembered_lab")
     run_packages.remember(place / "run")
-    (entry,) = json.loads(run_packages.state_file().read_text()).values()
+    (entry,) = json.loads(file.read_text()).values()
     assert entry["packages"] == ["remembered_lab"]
-
-
-def test_nothing_is_written_without_packages(place: Path) -> None:
-    before = run_packages.state_file().read_text()
-    assert list(json.loads(before)) == [str(place / "run")]
-    assert exit_of(*SHORT, "policy=gaussian", "out=plain") == 0
-    assert run_packages.state_file().read_text() == before
-
-
-def test_a_damaged_file_is_ignored(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_packages.state_file().write_text("{")
-    assert exit_of("eval", "run", "episodes=2") == 2
-    assert "allow=" in capsys.readouterr().err
-
-
-def test_a_word_too_long_for_a_path_names_no_run(place: Path) -> None:
-    assert json.loads(run_packages.state_file().read_text()), "a run is remembered"
-    assert run_packages.recall(["a" * 5000]) == []

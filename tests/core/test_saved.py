@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from embodied.checks.check import from_file
 from embodied.core import checkpoint, formats
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import CheckpointError
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.policy import Policy
 from embodied.core.remembered import Remembered, pack, unpack
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec
@@ -29,9 +31,10 @@ from embodied.datasets.lerobot.schema import OURS, new_info, read_info
 from embodied.nn.normalizers import RunningMeanStd
 from embodied.policies.steering.dsrl import Dsrl
 from embodied.policies.wrappers.best_of_n import BestOfN
+from tests.builders import make_policy, node_of
 
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
-FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 64}
+FLOW = node_of("policies.generative.flow.Flow", chunk=4, width=64)
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
 DSRL = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
 
@@ -50,6 +53,19 @@ def steered(run: Path) -> Dsrl:
     return Dsrl.wrap(checkpoint.load_policy(run), DSRL, INNER)
 
 
+def acts_as(folder: Path, policy: Policy) -> bool:
+    return torch.equal(actions(checkpoint.load_policy(folder)), actions(policy))
+
+
+def entries(folder: Path, content: Any = None) -> Any:
+    """The references of a checkpoint, or what an attacker writes in their place."""
+    file = folder / "references.json"
+    if content is not None:
+        file.write_text(json.dumps(content))
+        checkpoint.seal(folder, checkpoint.read_about(folder))
+    return json.loads(file.read_text())
+
+
 def saved(policy: Policy, folder: Path, mb: float = 0.0) -> Path:
     return checkpoint.save(folder / "checkpoints" / "00000002", policy, 2, copy_base_mb=mb)
 
@@ -64,38 +80,33 @@ def actions(policy: Policy) -> torch.Tensor:
 
 def test_only_what_was_trained_is_written(run: Path, tmp_path: Path) -> None:
     policy = steered(run)
-    folder = saved(policy, tmp_path / "steered")
-    whole = saved(policy, tmp_path / "copied", mb=16.0)
-    small, large = (f / "policy.safetensors" for f in (folder, whole))
+    folder, whole = saved(policy, tmp_path / "steered"), saved(policy, tmp_path / "copied", mb=16.0)
     base = run / "checkpoints" / "00000001" / "policy.safetensors"
-    assert small.stat().st_size < large.stat().st_size - 0.9 * base.stat().st_size
+    small, large = ((each / "policy.safetensors").stat().st_size for each in (folder, whole))
+    assert small < large - 0.9 * base.stat().st_size
     assert not (whole / "references.json").exists()
-    (entry,) = json.loads((folder / "references.json").read_text())
-    assert entry["part"] == "base"
-    assert entry["sha256"] == checkpoint.file_hash(base)
-    for made in (folder, whole):
-        assert torch.equal(actions(checkpoint.load_policy(made)), actions(policy))
+    (entry,) = entries(folder)
+    assert (entry["part"], entry["sha256"]) == ("base", checkpoint.file_hash(base))
+    assert acts_as(folder, policy) and acts_as(whole, policy)
 
 
 def test_it_can_be_wrapped_and_saved_again(run: Path, tmp_path: Path) -> None:
     loaded = checkpoint.load_policy(saved(steered(run), tmp_path / "steered"))
-    node = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "n": 2}
-    node |= {"critic": {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": [8]}}
-    best = BestOfN.wrap(loaded, node)
+    critic = node_of("learners.critics.Critic", n=2, hidden=[8])
+    best = BestOfN.wrap(loaded, node_of("policies.wrappers.best_of_n.BestOfN", n=2, critic=critic))
     folder = saved(best, tmp_path / "best")
-    entries = json.loads((folder / "references.json").read_text())
-    assert {entry["part"] for entry in entries} == {"base", "base.base"}
-    assert torch.equal(actions(checkpoint.load_policy(folder)), actions(best))
+    assert {entry["part"] for entry in entries(folder)} == {"base", "base.base"}
+    assert acts_as(folder, best)
 
 
 def test_a_changed_base_is_copied(run: Path, tmp_path: Path) -> None:
     """What is trained is never taken from the file."""
     policy = steered(run)
+    assert policy.base.saved_file is not None and policy.saved_file is None
     with torch.no_grad():
         next(policy.base.parameters()).add_(1.0)
     folder = saved(policy, tmp_path / "steered")
-    assert not (folder / "references.json").exists()
-    assert torch.equal(actions(checkpoint.load_policy(folder)), actions(policy))
+    assert not (folder / "references.json").exists() and acts_as(folder, policy)
 
 
 def refused(folder: Path) -> str:
@@ -112,7 +123,7 @@ def test_a_base_that_moved(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     run.rename(moved)
     assert "EMBODIED_BASES=RUN" in refused(folder)
     monkeypatch.setenv("EMBODIED_BASES", f"{tmp_path / 'nothing'}:{moved}")
-    assert torch.equal(actions(checkpoint.load_policy(folder)), actions(policy))
+    assert acts_as(folder, policy)
 
 
 def test_runs_that_moved_together(run: Path, tmp_path: Path) -> None:
@@ -129,8 +140,7 @@ def test_a_base_that_changed(run: Path, tmp_path: Path) -> None:
     other = build({**FLOW, "depth": 1}, Policy, spec=SPEC)
     checkpoint.save(run / "checkpoints" / "00000001", other, 1)
     line = refused(folder)
-    assert "has changed" in line
-    assert "EMBODIED_BASES=RUN" in line
+    assert "has changed" in line and "EMBODIED_BASES=RUN" in line
 
 
 ENTRIES: dict[str, Any] = {
@@ -146,65 +156,54 @@ ENTRIES: dict[str, Any] = {
 @pytest.mark.parametrize("case", ENTRIES)
 def test_files_from_other_people(case: str, run: Path, tmp_path: Path) -> None:
     folder = saved(steered(run), tmp_path / "steered")
-    (folder / "references.json").write_text(json.dumps(ENTRIES[case]))
-    checkpoint.seal(folder, checkpoint.read_about(folder))
+    entries(folder, ENTRIES[case])
     refused(folder)
 
 
 def test_a_pipe_is_not_waited_for(run: Path, tmp_path: Path) -> None:
     folder = saved(steered(run), tmp_path / "steered")
-    entry = json.loads((folder / "references.json").read_text())[0]
     pipe = tmp_path / "pipe.safetensors"
     os.mkfifo(pipe)
-    entry |= {"file": str(pipe), "relative": "nothing.safetensors"}
-    (folder / "references.json").write_text(json.dumps([entry]))
-    checkpoint.seal(folder, checkpoint.read_about(folder))
+    entries(folder, [entries(folder)[0] | {"file": str(pipe), "relative": "nothing.safetensors"}])
     assert "is not there" in refused(folder)
 
 
 def test_a_reference_cannot_replace_what_was_saved(run: Path, tmp_path: Path) -> None:
     """A file of the right hash with other names does not fit the policy."""
     folder = saved(steered(run), tmp_path / "steered")
-    entry = json.loads((folder / "references.json").read_text())[0]
-    (folder / "references.json").write_text(json.dumps([{**entry, "part": "inner"}]))
-    checkpoint.seal(folder, checkpoint.read_about(folder))
+    entries(folder, [entries(folder)[0] | {"part": "inner"}])
     assert "do not fit" in refused(folder)
 
 
-def test_wrappers_note_where_the_base_is_from(run: Path) -> None:
-    policy = steered(run)
-    assert isinstance(policy, PolicyWrapper)
-    assert policy.base.saved_file is not None
-    assert policy.saved_file is None
-
-
-def changed(file: Path, **facts: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+def newer(what: str, read: Callable[[], Any], file: Path, facts: Any, format: int) -> None:
+    """`read` refuses what a newer version wrote."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(facts))
+    with pytest.raises(
+        ConfigError, match=rf"the {what} has format {format + 1}, .* up to {format}"
+    ):
+        read()
 
 
 def test_what_a_newer_version_wrote_is_refused(tmp_path: Path) -> None:
-    policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC)
+    policy = make_policy("random.Random", SPEC)
     folder = checkpoint.save(tmp_path / "00000001", policy, 1, loop={"step": torch.ones(1)})
-    assert checkpoint.read_about(folder)["format"] == formats.CHECKPOINT
+    about = checkpoint.read_about(folder)
+    format = formats.CHECKPOINT
+    assert about["format"] == format
     assert checkpoint.load_state(folder, "loop")["step"] == 1
-    changed(folder / "about.json", format=formats.CHECKPOINT + 1)
     for read in (checkpoint.load_policy, lambda path: checkpoint.load_state(path, "loop")):
-        with pytest.raises(ConfigError, match=r"the checkpoint has format 3, .* up to 2"):
-            read(folder)
-    file = tmp_path / "meta" / "info.json"
-    file.parent.mkdir()
+        facts = about | {"format": format + 1}
+        newer("checkpoint", partial(read, folder), folder / "about.json", facts, format)
     info = new_info(SPEC, (), "", "png", 20.0)
-    file.write_text(json.dumps(info))
-    assert read_info(tmp_path)[OURS]["format"] == formats.DATASET
-    changed(file, **{OURS: info[OURS] | {"format": formats.DATASET + 1}})
-    with pytest.raises(ConfigError, match=r"the dataset has format 2, .* up to 1"):
-        read_info(tmp_path)
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump({"format": formats.RUN, "seed": 3}))
+    format = formats.DATASET
+    assert info[OURS]["format"] == format
+    info[OURS] |= {"format": format + 1}
+    newer("dataset", partial(read_info, tmp_path), tmp_path / "meta" / "info.json", info, format)
+    file, format = tmp_path / "run.yaml", formats.RUN
+    file.write_text(yaml.safe_dump({"format": format, "seed": 3}))
     assert read_run_settings(file) == {"seed": 3}
-    file.write_text(yaml.safe_dump({"format": formats.RUN + 1, "seed": 3}))
-    with pytest.raises(ConfigError, match=r"the run folder has format 3, .* up to 2"):
-        read_run_settings(file)
+    newer("run folder", partial(read_run_settings, file), file, {"format": format + 1}, format)
 
 
 @pytest.mark.parametrize("format", [0, True, "1", None])
@@ -268,8 +267,9 @@ def test_it_goes_on_as_before() -> None:
     assert torch.equal(one.net.weight, two.net.weight) and torch.equal(one.rows, two.rows)
     assert one.fit == two.fit and one.said == two.said == Counter(word=5)
     assert one.recent == two.recent and two.recent.maxlen == 2
-    assert one.points[4][0].tolist() == two.points[4][0].tolist()
-    assert one.points[1][0].tolist() == two.points[1][0].tolist()
+    assert [one.points[n][0].tolist() for n in (1, 4)] == [
+        two.points[n][0].tolist() for n in (1, 4)
+    ]
     assert torch.equal(one.moments["a"].mean, two.moments["a"].mean)
 
 

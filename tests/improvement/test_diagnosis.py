@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -14,24 +15,15 @@ from torch import Tensor
 
 import embodied as em
 from embodied.core.build import Node, allow
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.improvement import advice, diagnosis, pages
 from embodied.improvement.advice import Advice, Diagnosis, Region, Score, advise
-from embodied.improvement.diagnosis import (
-    Config,
-    Findings,
-    best_of,
-    chosen_noise,
-    diagnose,
-    regions,
-    thirds,
-    with_horizon,
-)
 from embodied.improvement.ways import sampler_in, with_steps
 from tests.builders import exit_of, make_policy, node_of, run_folder
+from tests.toy_envs import Reach
 
 FAR = 3.0
 
@@ -46,76 +38,53 @@ class SidesConfig:
     success: bool = True
 
 
-class Sides(VecEnv):
+class Sides(Reach):
     """Reaching 3 on the goal's side is a success with reward 1; 3 on the other side ends the
     episode too. Observed: the side (-1, 1), and a number in [0, 1] that means nothing here."""
 
     def __init__(self, config: SidesConfig) -> None:
+        super().__init__(config.num_envs)
         self.config = config
-        self.num_envs = config.num_envs
-        self.spec = Spec(
-            {"state": Leaf((2,), names=("side", "number"))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1
+        seen = Leaf((2,), names=("side", "number"))
+        self.spec = Spec({"state": seen}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+        self.way = torch.zeros(config.num_envs)
+
+    def _draw(self, row: int) -> Tensor:
+        side, number = torch.rand(2, generator=self.generators[row])
+        return torch.stack(
+            [torch.tensor(-1.0 if self.config.sides and side < 0.5 else 1.0), number]
         )
-        self.generators = [torch.Generator() for _ in range(config.num_envs)]
-        self.state = torch.zeros(config.num_envs, 2)
-        self.place = torch.zeros(config.num_envs)
-        self.age = torch.zeros(config.num_envs, dtype=torch.int64)
 
-    def begin(self, mask: Tensor) -> None:
-        self.state = self.state.clone()
-        self.place = self.place * ~mask
-        self.age = self.age * ~mask
-        for i in mask.nonzero().flatten().tolist():
-            side, number = torch.rand(2, generator=self.generators[i])
-            self.state[i, 0] = -1.0 if self.config.sides and side < 0.5 else 1.0
-            self.state[i, 1] = number
-
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        chosen = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        if seed is not None:
-            for i in chosen.nonzero().flatten().tolist():
-                self.generators[i].manual_seed(1000 * seed + i)
-        self.begin(chosen)
-        return {"state": self.state}
+    def _begin(self, rows: Tensor) -> None:
+        super()._begin(rows)
+        self.way = self.way * ~rows
 
     def step(self, action: Tensor) -> Step:
-        self.place = self.place + action[:, 0]
+        self.way = self.way + action[:, 0]
         self.age = self.age + 1
-        reached = self.place * self.state[:, 0]
+        reached = self.way * self.place[:, 0]
         won = reached >= FAR
         over = won | (reached <= -FAR)
         late = (self.age >= self.config.horizon) & ~over
-        following = {"state": self.state}
+        following = {"state": self.place}
         if (over | late).any():
             self._notify_before_reset(over | late)
-            self.begin(over | late)
+            self._begin(over | late)
         log = {"success": won} if self.config.success else {}
-        return Step({"state": self.state}, following, won.float(), over, late, log)
+        return Step({"state": self.place}, following, won.float(), over, late, log)
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        level = int(20 * (self.place[row] + 6))
+        level = int(20 * (self.way[row] + 6))
         return torch.full((height, width, 3), level, dtype=torch.uint8)
-
-
-@dataclass(frozen=True)
-class PusherConfig:
-    """`kind`: how it chooses its push; `chunk`: steps of one push."""
-
-    kind: Literal["coin", "number", "wrong", "slow", "dice"]
-    chunk: int = 4
 
 
 class Pusher(Policy):
     """`coin` pushes by the sign of its noise, `dice` in the same way but by noise that it does not
     offer, `number` upwards where the number is above 1/2, `wrong` downwards, `slow` up slowly."""
 
-    def __init__(self, config: PusherConfig, spec: Spec) -> None:
+    def __init__(self, kind: str, spec: Spec) -> None:
         super().__init__()
-        self.spec = spec
-        self.kind = config.kind
-        self.chunk = config.chunk
+        self.spec, self.kind, self.chunk = spec, kind, 4
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, 1) if self.kind == "coin" else torch.zeros(n, 0)
@@ -133,18 +102,15 @@ class Pusher(Policy):
 
 
 allow("tests")
-SMALL = Config(episodes=40, num_envs=20)
+SMALL = diagnosis.Config(episodes=40, num_envs=20)
 
 
 def sides(**settings: Any) -> Node:
     return {"_target_": "tests.improvement.test_diagnosis.Sides", **settings}
 
 
-def found(kind: Any, chunk: int = 4, **env: Any) -> Findings:
-    def make(spec: Spec) -> Pusher:
-        return Pusher(PusherConfig(kind, chunk), spec)
-
-    return diagnose(make, sides(**env), SMALL)
+def found(kind: str, **env: Any) -> diagnosis.Findings:
+    return diagnosis.diagnose(partial(Pusher, kind), sides(**env), SMALL)
 
 
 def ways(d: Diagnosis) -> list[str]:
@@ -152,12 +118,16 @@ def ways(d: Diagnosis) -> list[str]:
 
 
 def test_a_coin_is_steered() -> None:
-    """One noise is right in every state: a ticket, and no network is needed."""
+    """One noise is right in every state: a ticket, and no network is needed. Also where success is
+    not reported."""
     d = found("coin").diagnosis
     assert d.noise == "chosen" and d.pass_at[16] > 0.99 and 0.3 < d.pass_at[1] < 0.7
     assert d.fixed == 1.0 and ways(d)[:2] == ["ticket", "dsrl"] and "residual" not in ways(d)
     assert d.noise_spread > 0.5 and d.obs_spread == 0.0
     assert d.limit is None, "no episode ran out of time"
+    d = found("coin", success=False).diagnosis
+    assert not d.base.is_rate and (d.worst, d.best) == (0.0, 1.0) and d.longer is None
+    assert ways(d)[0] == "ticket"
 
 
 def test_where_the_side_decides_a_noise_is_chosen_by_the_state() -> None:
@@ -166,40 +136,16 @@ def test_where_the_side_decides_a_noise_is_chosen_by_the_state() -> None:
     assert d.fixed_by_state > 0.9 and "three regions" in advise(d)[0].reason
 
 
-def test_a_deterministic_policy_is_corrected() -> None:
+def test_a_deterministic_policy_is_corrected_and_the_report_shows_failures(tmp_path: Path) -> None:
     """It stands still where the number is small, however long it takes."""
-    d = found("number").diagnosis
+    result = found("number")
+    d = result.diagnosis
     assert d.noise == "none" and d.pass_at == {1: pytest.approx(d.pass_at[1])}
     assert d.obs_spread > 0.5 and d.noise_spread == 0.0
     assert ways(d)[0] == "residual" and "ticket" not in ways(d) and "dsrl" not in ways(d)
     assert d.limit == 10 and d.longer == pytest.approx(d.pass_at[1]) and d.timeouts == 1.0
     assert [r.name for r in d.regions] == ["state.number"] and "demonstrations_there" in ways(d)
     assert d.always + d.never == pytest.approx(1.0)
-
-
-def test_without_a_success_there_is_nothing_to_learn_from() -> None:
-    d = found("wrong").diagnosis
-    assert d.base.mean == 0 and not d.reached and ways(d) == ["demonstrations"]
-
-
-def test_a_slow_policy_needs_time() -> None:
-    d = found("slow").diagnosis
-    assert d.base.mean == 0 and d.longer == 1.0 and ways(d)[0] == "more_time"
-
-
-def test_noise_that_is_not_offered_cannot_be_chosen() -> None:
-    d = found("dice").diagnosis
-    assert d.noise == "hidden" and d.fixed is None and ways(d)[0] == "offer_noise"
-
-
-def test_returns_where_success_is_not_reported() -> None:
-    d = found("coin", success=False).diagnosis
-    assert not d.base.is_rate and (d.worst, d.best) == (0.0, 1.0) and d.longer is None
-    assert ways(d)[0] == "ticket"
-
-
-def test_the_report_shows_failures(tmp_path: Path) -> None:
-    result = found("number")
     assert 1 <= len(result.pictures) <= 4
     assert all("out of time after 10 steps" in name for name in result.pictures)
     page = pages.write_diagnosis(tmp_path, "<a policy>", sides(), SMALL, result).read_text()
@@ -208,14 +154,32 @@ def test_the_report_shows_failures(tmp_path: Path) -> None:
     assert written["advice"][0]["way"] == "residual" and written["diagnosis"]["limit"] == 10
 
 
+@pytest.mark.parametrize(
+    ("kind", "facts", "first"),
+    [
+        ("wrong", {"reached": False}, "demonstrations"),  # there is nothing to learn from
+        ("slow", {"longer": 1.0}, "more_time"),
+        ("dice", {"noise": "hidden", "fixed": None}, "offer_noise"),
+    ],
+)
+def test_what_is_advised_first(kind: str, facts: dict[str, Any], first: str) -> None:
+    d = found(kind).diagnosis
+    assert {name: getattr(d, name) for name in facts} == facts
+    assert (d.base.mean == 0) == (kind != "dice") and ways(d)[0] == first
+    assert len(ways(d)) == 1 or kind != "wrong"
+
+
 def test_best_of_k_by_hand() -> None:
     """The mean of the best over all pairs, and 1 - C(n - c, k) / C(n, k) of successes."""
     values = torch.tensor([[3.0], [1.0], [2.0], [7.0]])
     pairs = [max(a, b) for a, b in combinations([3, 1, 2, 7], 2)]
-    assert best_of(values, 2) == pytest.approx(sum(pairs) / 6)
+    assert diagnosis.best_of(values, 2) == pytest.approx(sum(pairs) / 6)
     won = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert best_of(won, 2) == pytest.approx(((1 - 1 / 6) + (1 - 3 / 6)) / 2)
-    assert best_of(won, 1) == pytest.approx(won.mean().item()) and best_of(won, 4) == 1.0
+    assert diagnosis.best_of(won, 2) == pytest.approx(((1 - 1 / 6) + (1 - 3 / 6)) / 2)
+    assert (
+        diagnosis.best_of(won, 1) == pytest.approx(won.mean().item())
+        and diagnosis.best_of(won, 4) == 1.0
+    )
 
 
 def test_a_chosen_noise_is_scored_where_it_was_not_chosen() -> None:
@@ -223,20 +187,22 @@ def test_a_chosen_noise_is_scored_where_it_was_not_chosen() -> None:
     torch.manual_seed(0)
     luck = (torch.rand(16, 400) < 0.5).float()
     one = torch.zeros(400, dtype=torch.int64)
-    assert best_of(luck, 16) == 1.0 and chosen_noise(luck, [one]) == pytest.approx(0.5, abs=0.1)
+    assert diagnosis.best_of(luck, 16) == 1.0 and diagnosis.chosen_noise(
+        luck, [one]
+    ) == pytest.approx(0.5, abs=0.1)
     group = torch.arange(400) // 2 % 2
     right = torch.stack([group == 0, group == 1]).float()
-    assert chosen_noise(right, [one]) == pytest.approx(0.5)
-    assert chosen_noise(right, [one, group]) == 1.0
+    assert diagnosis.chosen_noise(right, [one]) == pytest.approx(0.5)
+    assert diagnosis.chosen_noise(right, [one, group]) == 1.0
 
 
 def test_regions_are_those_that_matter() -> None:
     torch.manual_seed(0)
     numbers = {name: torch.rand(90) for name in ("this", *map(str, range(20)))}
-    (region,) = regions(numbers, (numbers["this"] > 0.5).float())
+    (region,) = diagnosis.regions(numbers, (numbers["this"] > 0.5).float())
     assert region.name == "this" and region.scores[0] == 0.0 and region.scores[2] == 1.0
     assert region.place.startswith("this below 0.")
-    assert thirds(torch.tensor([1.0, -1.0, 1.0, -1.0]))[0].unique().numel() == 2
+    assert diagnosis.thirds(torch.tensor([1.0, -1.0, 1.0, -1.0]))[0].unique().numel() == 2
 
 
 PLAIN = Diagnosis(base=Score(0.5, 0.4, 0.6, 100, True), pass_at={1: 0.5, 4: 0.5, 16: 0.5})
@@ -267,18 +233,15 @@ def test_what_a_rule_does_not_advise() -> None:
     assert advice.residual(d) is None and advise(d) == []
     assert advice.residual(replace(PLAIN, reached=False, rewarded=False)) is None
     assert advice.NOTHING in str(replace(PLAIN, pass_at={1: 0.99}, continuous=False))
-
-
-def test_equal_gains_go_to_the_cheaper_way() -> None:
-    d = replace(PLAIN, noise="chosen", fixed=0.96, fixed_any=1.0)
-    assert ways(d)[0] == "ticket"
+    equal = replace(PLAIN, noise="chosen", fixed=0.96, fixed_any=1.0)
+    assert ways(equal)[0] == "ticket", "equal gains go to the cheaper way"
 
 
 def test_settings_inside_of_others_are_found() -> None:
     env = {"_target_": "embodied.envs.wrappers.stack.Wrapped", "env": sides(), "wrappers": []}
-    changed = with_horizon({**env, "env": node_of("envs.toy.two_gap.TwoGap")}, 7)
+    changed = diagnosis.with_horizon({**env, "env": node_of("envs.toy.two_gap.TwoGap")}, 7)
     assert changed is not None and changed["env"]["horizon"] == 7
-    assert with_horizon(node_of("policies.random.Random"), 7) is None
+    assert diagnosis.with_horizon(node_of("policies.random.Random"), 7) is None
     spec = em.make_env("two_gap").spec
     flow = make_policy("generative.flow.Flow", spec, chunk=2, width=16)
     assert sampler_in(flow) == () and with_steps(flow, 10).steps == 10  # type: ignore[attr-defined]

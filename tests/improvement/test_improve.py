@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ from embodied.commands.eval import evaluate_run
 from embodied.commands.train import train
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
+from embodied.improvement import race
 from embodied.improvement.advice import Score
-from embodied.improvement.race import ENOUGH, AtOnce, Journal, Leg, best, gain, race, shares
 from embodied.training.logger import read_metrics
 from tests.policies.remote.servers import free_port
 from tests.tiers import only_all
@@ -33,89 +33,93 @@ def score(successes: int, episodes: int = 100) -> Score:
     return Score.of((torch.arange(episodes) < successes).float(), True)
 
 
-def rungs(ways: Sequence[str], budget: float) -> list[tuple[int, float]]:
-    return [(count, share * budget) for count, share in shares(len(ways))]
+def raced(
+    folder: Path,
+    ways: Sequence[str],
+    run: Callable[..., race.Leg],
+    budget: float = 1.0,
+    pool: Any = None,
+) -> list[race.Leg]:
+    rungs = [(count, share * budget) for count, share in race.shares(len(ways))]
+    return race.race(
+        [*ways], rungs, run, race.Journal(folder / "race.jsonl"), pool or race.AtOnce()
+    )
 
 
 def test_every_rung_has_the_same_share_of_the_budget() -> None:
     for contenders in range(1, 9):
-        found = shares(contenders)
+        found = race.shares(contenders)
         assert [count for count, _ in found][-1] == 1
         assert all(count * share == pytest.approx(1 / len(found)) for count, share in found)
-
-
-def test_minutes_are_spent_by_several_at_once() -> None:
-    assert shares(1) == [(1, pytest.approx(1 / 3))] * 3
-    assert shares(4, at_once=2) == [(4, pytest.approx(1 / 6)), (2, 1 / 3), (1, 1 / 3)]
+    # Minutes are spent by several at once.
+    assert race.shares(1) == [(1, pytest.approx(1 / 3))] * 3
+    assert race.shares(4, at_once=2) == [(4, pytest.approx(1 / 6)), (2, 1 / 3), (1, 1 / 3)]
 
 
 def test_the_better_half_goes_on_and_the_last_one_has_most(tmp_path: Path) -> None:
     reached = {"a": 20, "b": 60, "c": 40, "d": 70}
 
-    def run(way: str, rung: int, budget: float) -> Leg:
-        return Leg(way, rung, budget, score=score(reached[way] + rung))
+    def run(way: str, rung: int, budget: float) -> race.Leg:
+        return race.Leg(way, rung, budget, score=score(reached[way] + rung))
 
-    legs = race(
-        [*reached], rungs([*reached], 120.0), run, Journal(tmp_path / "race.jsonl"), AtOnce()
-    )
-    by_rung = {k: [leg.way for leg in g] for k, g in itertools.groupby(legs, lambda leg: leg.rung)}
-    assert by_rung == {0: ["a", "b", "c", "d"], 1: ["d", "b"], 2: ["d"]}
-    spent = {way: sum(leg.budget for leg in legs if leg.way == way) for way in reached}
-    assert sum(spent.values()) == pytest.approx(120) and spent["d"] == pytest.approx(70)
-    chosen = best(legs)
-    assert chosen is not None and (chosen.way, chosen.rung) == ("d", 2)
+    legs = raced(tmp_path, [*reached], run, 120.0)
+    assert [(leg.way, leg.rung) for leg in legs] == [
+        *((way, 0) for way in "abcd"),
+        *(("d", 1), ("b", 1), ("d", 2)),
+    ]
+    assert sum(leg.budget for leg in legs) == pytest.approx(120)
+    assert sum(leg.budget for leg in legs if leg.way == "d") == pytest.approx(70)
+    assert race.best(legs) is legs[-1]
 
 
 def test_who_cannot_be_measured_is_out_and_the_race_goes_on(tmp_path: Path) -> None:
-    def run(way: str, rung: int, budget: float) -> Leg:
+    def run(way: str, rung: int, budget: float) -> race.Leg:
         if way == "broken":
-            return Leg(way, rung, budget, problem="it has no noise")
-        return Leg(way, rung, budget, score=score(50))
+            return race.Leg(way, rung, budget, problem="it has no noise")
+        return race.Leg(way, rung, budget, score=score(50))
 
-    ways = ["broken", "a", "b"]
-    legs = race(
-        ways, rungs(ways, 1.0), run, Journal(tmp_path / "race.jsonl"), ThreadPoolExecutor(2)
-    )
+    legs = raced(tmp_path, ["broken", "a", "b"], run, pool=ThreadPoolExecutor(2))
     assert [leg.way for leg in legs if leg.rung == 1] == ["a", "b"]
 
 
 def test_it_ends_where_nothing_is_left_to_win(tmp_path: Path) -> None:
-    def run(way: str, rung: int, budget: float) -> Leg:
-        return Leg(way, rung, budget, score=score(100 if way == "a" else 50))
+    def run(way: str, rung: int, budget: float) -> race.Leg:
+        return race.Leg(way, rung, budget, score=score(100 if way == "a" else 50))
 
-    assert score(100).low >= ENOUGH
-    legs = race(["a", "b"], rungs("ab", 1.0), run, Journal(tmp_path / "race.jsonl"), AtOnce())
-    assert [leg.way for leg in legs] == ["a", "b"]
+    assert score(100).low >= race.ENOUGH
+    assert [leg.way for leg in raced(tmp_path, "ab", run)] == ["a", "b"]
 
 
 def test_an_interrupted_race_runs_nothing_twice(tmp_path: Path) -> None:
     ran: list[tuple[str, int]] = []
+    interrupts = iter([False, False, False, True])  # the fourth leg, once
 
-    def run(way: str, rung: int, budget: float) -> Leg:
-        if len(ran) == 3:
-            ran.append(("interrupted", 0))
+    def run(way: str, rung: int, budget: float) -> race.Leg:
+        if next(interrupts, False):
             raise KeyboardInterrupt
         ran.append((way, rung))
-        return Leg(way, rung, budget, score=score(len(way) * 10), sampler=("execute=1",))
+        return race.Leg(way, rung, budget, score=score(len(way) * 10), sampler=("execute=1",))
 
-    ways, file = ["a", "bb", "ccc"], tmp_path / "race.jsonl"
+    ways = ["a", "bb", "ccc"]
     with pytest.raises(KeyboardInterrupt):
-        race(ways, rungs(ways, 9.0), run, Journal(file), AtOnce())
-    legs = race(ways, rungs(ways, 9.0), run, Journal(file), AtOnce())
-    done = [each for each in ran if each[0] != "interrupted"]
-    assert len(done) == len(set(done)) == len(legs)
-    assert Journal(file).legs == legs
+        raced(tmp_path, ways, run, 9.0)
+    legs = raced(tmp_path, ways, run, 9.0)
+    assert len(ran) == len(set(ran)) == len(legs)
+    assert race.Journal(tmp_path / "race.jsonl").legs == legs
 
 
 def test_equal_scores_go_to_the_cheaper_one() -> None:
-    dear, cheap = Leg("a", 0, minutes=9, score=score(60)), Leg("b", 0, minutes=1, score=score(60))
-    assert best([dear, cheap]) is cheap
-    assert best([Leg("c", 0)]) is None
+    dear, cheap = (
+        race.Leg("a", 0, minutes=9, score=score(60)),
+        race.Leg("b", 0, minutes=1, score=score(60)),
+    )
+    assert race.best([dear, cheap]) is cheap
+    assert race.best([race.Leg("c", 0)]) is None
 
 
 def test_a_gain_has_the_interval_of_a_difference_of_rates() -> None:
     """56 of 70 against 48 of 80: 0.2 with [0.0524, 0.3339] (Newcombe, 1998, example a)."""
-    change, low, high = gain(score(56, 70), score(48, 80))
+    change, low, high = race.gain(score(56, 70), score(48, 80))
     assert (change, low, high) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
 
 
@@ -148,7 +152,6 @@ demos: needed
 init: false
 """,
 }
-SMALL = ["episodes=40", "held_out=60", "num_envs=20", "steps=1500"]
 
 
 @pytest.fixture(scope="module")
@@ -170,16 +173,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def closed(base: Path, out: Path, ways: str, *words: str) -> list[str]:
-    return ["env=two_gap", "env.gaps=[0.75]", f"ways={ways}", f"out={out}", *SMALL, *words]
+def improved(
+    base: Path, recipes: str, out: Path, ways: str, *words: str, tell: Any = print
+) -> race.Improvement:
+    """`embodied improve` of the base in a task where one of the gaps is closed."""
+    task = ["env=two_gap", "env.gaps=[0.75]", f"ways={ways}", f"out={out}"]
+    small = ["episodes=40", "held_out=60", "num_envs=20", "steps=1500"]
+    return command.improve(str(base), [*task, *small, *words], [recipes], tell)
 
 
 def test_the_better_policy_is_left_behind_with_the_proof(
     base: Path, recipes: str, tmp_path: Path
 ) -> None:
-    out, said = tmp_path / "better", list[str]()
-    ways = "[quick_dsrl,quick_own,quick_clone]"
-    result = command.improve(str(base), closed(base, out, ways), [recipes], said.append)
+    result = improved(base, recipes, tmp_path, "[quick_dsrl,quick_own,quick_clone]")
     assert {"base", "quick_dsrl", "quick_own"} <= result.rows.keys()
     assert "demos=DIR" in result.problems["quick_clone"]
     assert result.gain[1] > 0 and result.chosen.way != "base"
@@ -187,10 +193,10 @@ def test_the_better_policy_is_left_behind_with_the_proof(
     assert row["successes"] == round(result.rows[result.chosen.way].mean * 60)
     page = result.report.read_text()
     assert all(name in page for name in result.rows) and "needs demonstrations" in page
-    assert yaml.safe_load((out / "result.yaml").read_text())["chosen"] == result.chosen.way
-    line = read_metrics(out)[-1]
+    assert yaml.safe_load((tmp_path / "result.yaml").read_text())["chosen"] == result.chosen.way
+    line = read_metrics(tmp_path)[-1]
     assert line["eval/success"] == line[f"held_out/{result.chosen.way}"] == row["successes"] / 60
-    again = command.improve(str(out), [], [recipes])
+    again = command.improve(str(tmp_path), [], [recipes])
     assert (again.rows, again.chosen) == (result.rows, result.chosen)
 
 
@@ -198,21 +204,22 @@ def test_the_better_policy_is_left_behind_with_the_proof(
 def test_two_at_once_and_one_that_is_interrupted_come_to_the_same_result(
     base: Path, recipes: str, tmp_path: Path
 ) -> None:
-    words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
-    words += ["steps=90", "episodes=10", "held_out=10", "num_envs=10"]  # the last ones count
-    whole = command.improve(str(base), [*words, "workers=2"], [recipes])
-    assert (tmp_path / "out/log.txt").exists()
-    kept = {leg: score.mean for leg, score in whole.rows.items()}
-    shutil.rmtree(tmp_path / "out")
-
     def interrupt(line: str) -> None:
         if line.startswith("rung 2"):
             raise KeyboardInterrupt
 
+    def means(result: race.Improvement) -> dict[str, float]:
+        return {leg: score.mean for leg, score in result.rows.items()}
+
+    out = tmp_path / "out"
+    how = (base, recipes, out, "[quick_dsrl,quick_own]", "steps=90", "episodes=10")
+    how = (*how, "held_out=10", "num_envs=10")
+    kept = means(improved(*how, "workers=2"))
+    assert (out / "log.txt").exists()
+    shutil.rmtree(out)
     with pytest.raises(KeyboardInterrupt, match="go on with: embodied improve"):
-        command.improve(str(base), words, [recipes], interrupt)
-    resumed = command.improve(str(tmp_path / "out"), [], [recipes])
-    assert {leg: score.mean for leg, score in resumed.rows.items()} == kept
+        improved(*how, tell=interrupt)
+    assert means(command.improve(str(out), [], [recipes])) == kept
 
 
 @only_all
@@ -222,24 +229,15 @@ def test_a_policy_of_another_origin_and_the_best_way_even_if_it_is_worse(
     """A mapping that changes nothing gives the same base. 60 steps are too few to learn."""
     mapping = tmp_path / "names.yaml"
     mapping.write_text("action: {low: [-1, -1], high: [1, 1]}\n")
-    words = ["only_better=false", "steps=60", "episodes=20", "held_out=20"]
-    plain = command.improve(
-        str(base), closed(base, tmp_path / "plain", "[quick_dsrl]", *words), [recipes]
-    )
-    mapped = command.improve(
-        str(base),
-        closed(base, tmp_path / "mapped", "[quick_dsrl]", *words, f"mapping={mapping}"),
-        [recipes],
-    )
+    few = ("[quick_dsrl]", "only_better=false", "steps=60", "episodes=20", "held_out=20")
+    plain = improved(base, recipes, tmp_path / "plain", *few)
+    mapped = improved(base, recipes, tmp_path / "mapped", *few, f"mapping={mapping}")
     assert mapped.rows["base"] == plain.rows["base"]
     assert type(checkpoint.load_policy(tmp_path / "mapped" / "joined")).__name__ == "Mapped"
     assert (plain.chosen.way, mapped.chosen.way) == ("quick_dsrl", "quick_dsrl")
     lines = read_metrics(tmp_path / "plain")
     assert [line["step"] for line in lines] == [20, 40, 60]
     assert lines[-1]["eval/success"] == plain.rows["quick_dsrl"].mean
-    told = closed(base, tmp_path / "told", "[quick_own]", "task=go")
-    with pytest.raises(ConfigError, match="never saw the task"):
-        command.improve(str(base), told, [recipes])
 
 
 def test_every_recipe_can_begin(base: Path, tmp_path: Path) -> None:
@@ -250,7 +248,9 @@ def test_every_recipe_can_begin(base: Path, tmp_path: Path) -> None:
     improver = command.improver_of(node, [], [], lambda _: None)
     assert improver.ways["clone"].config.updates == 7  # type: ignore[attr-defined]
     score = Score.of(torch.ones(4), True)
-    leg = Leg("base", 0, budget=1000.0, minutes=1.0, score=score, policy=str(checkpoint.find(base)))
+    leg = race.Leg(
+        "base", 0, budget=1000.0, minutes=1.0, score=score, policy=str(checkpoint.find(base))
+    )
     setup = improver.setup(leg, leg)
     assert improver.problems(replace(setup, whole=math.inf)).keys() == {"dppo"}
     acting = replace(leg, sampler=("policy.steps=2", "execute=1"))
@@ -261,23 +261,30 @@ def test_every_recipe_can_begin(base: Path, tmp_path: Path) -> None:
     assert few.keys() == {"dppo", "reinflow", "residual_ppo"} and "30,000" in few["reinflow"]
 
 
-def test_one_line_for_what_cannot_be_improved(base: Path, recipes: str, tmp_path: Path) -> None:
-    never = closed(base, tmp_path / "never", "[quick_dsrl]", "env.horizon=3")
-    cases = {
-        "none of 40 episodes succeeded": (str(base), never),
-        "there is no way": (str(base), closed(base, tmp_path / "a", "[quick_dsrk]")),
-        "name the environment": ("ws://127.0.0.1:1", ["minutes=1"]),
-        "minutes=0": (str(base), closed(base, tmp_path / "b", "[quick_dsrl]", "minutes=0")),
-    }
-    for line, (policy, words) in cases.items():
-        with pytest.raises(ConfigError, match=line):
-            command.improve(policy, words, [recipes])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("[quick_dsrl]", "env.horizon=3"), "none of 40 episodes succeeded"),
+        (("[quick_dsrk]",), "there is no way"),
+        (("[quick_dsrl]", "minutes=0"), "minutes=0"),
+        (("[quick_own]", "task=go"), "never saw the task"),
+    ],
+)
+def test_one_line_for_what_cannot_be_improved(
+    base: Path, recipes: str, tmp_path: Path, words: tuple[str, ...], line: str
+) -> None:
+    with pytest.raises(ConfigError, match=line):
+        improved(base, recipes, tmp_path, *words)
 
 
-def test_another_improvement_is_not_overwritten(base: Path, recipes: str, tmp_path: Path) -> None:
+def test_what_is_not_known_or_would_be_overwritten(
+    base: Path, recipes: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="name the environment"):
+        command.improve("ws://127.0.0.1:1", ["minutes=1"], [recipes])
     (tmp_path / "improve.yaml").write_text("policy: another\n")
     with pytest.raises(ConfigError, match="choose another: out=DIR"):
-        command.improve(str(base), closed(base, tmp_path, "[quick_own]"), [recipes])
+        improved(base, recipes, tmp_path, "[quick_own]")
 
 
 @only_all
@@ -286,12 +293,11 @@ def test_a_served_policy_is_improved_in_its_noise_and_by_its_own_successes(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings = serve.parsed([str(base), f"port={free_port()}"])[1]
+    few = ("steps=300", "episodes=10", "held_out=10", "num_envs=10")
     with serve.serving(checkpoint.load_policy(base), settings) as server:
         address = tmp_path / "served.yaml"
         address.write_text(yaml.safe_dump({"url": server.url, "timeout": 60.0}))
-        words = closed(base, tmp_path / "out", "[quick_dsrl,quick_own]")
-        words += ["steps=300", "episodes=10", "held_out=10", "num_envs=10"]
-        result = command.improve(str(address), words, [recipes])
+        result = improved(address, recipes, tmp_path / "out", "[quick_dsrl,quick_own]", *few)
     assert {"base", "quick_dsrl", "quick_own"} <= result.rows.keys() and not result.problems
     assert result.policy in (str(address), str(tmp_path / "out" / "policy"))
 

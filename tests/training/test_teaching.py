@@ -11,24 +11,24 @@ import pytest
 import torch
 import yaml
 
-from embodied.cli import main
 from embodied.core import checkpoint
+from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.config_fields import complete
 from embodied.core.device import seed_everything
 from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
 from embodied.envs.maze.levels import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
+from embodied.reports.run_report import TASKS, write
 from embodied.teachers import teacher
 from embodied.teachers.teacher import TaskWrapper, read_episode_log
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
-from embodied.training.logger import Log
+from embodied.training.logger import Log, read_metrics
 from embodied.training.task_sampling import SEED, TaskValueEstimator, task_value_estimator
 from embodied.training.train import train
 from embodied.training.trainer import Every, Trainer
-from tests.builders import node_of
+from tests.builders import Patch, node_of, run_folder
 from tests.tiers import usually
 
 NODE: dict[str, Any] = {
@@ -55,12 +55,11 @@ PPO = {
 
 
 def run(folder: Path, node: dict[str, Any], **changes: Any) -> tuple[list[dict[str, Any]], Any]:
-    node = {**node, "out": str(folder), **changes}
-    train(node, Log(folder, silent=True))
+    """The log of episodes of a run, and the state of its parts."""
+    train({**node, "out": str(folder), **changes}, Log(folder))
     lines = (folder / teacher.FILE).read_text().splitlines()
-    return [json.loads(line) for line in lines], checkpoint.load_state(folder, "loop")["loop"][
-        "parts"
-    ]
+    state = checkpoint.load_state(folder, "loop")["loop"]["parts"]
+    return [json.loads(line) for line in lines], state
 
 
 def resumed(folder: Path, node: dict[str, Any], cut: int) -> tuple[list[dict[str, Any]], Any]:
@@ -70,8 +69,7 @@ def resumed(folder: Path, node: dict[str, Any], cut: int) -> tuple[list[dict[str
     with (folder / "parts" / teacher.FILE).open("a") as late:
         late.write('{"half a li')  # what came after the checkpoint is cut off
     again, other = run(folder / "parts", node, resume=str(folder / "parts"))
-    assert again == whole
-    assert str(other) == str(state)
+    assert (again, str(other)) == (whole, str(state))
     return whole, state
 
 
@@ -81,19 +79,16 @@ def test_tasks_are_the_teachers_and_a_resume_is_exact(tmp_path: Path, more: dict
     assert len(whole) >= 40 and len({row["episode"] for row in whole}) == len(whole)
     assert all(0.1 <= row["task"][0] <= 0.3 for row in whole)
     assert {row["length"] for row in whole} <= set(range(1, 9))
+    assert "that the teacher sampled" in write(tmp_path / "whole").read_text()
+    assert (tmp_path / "whole" / TASKS).stat().st_size
 
 
-def test_an_offline_learner_has_no_use_for_a_teacher(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="teacher has no effect in offline"):
-        run(tmp_path / "run", NODE, data="offline")
-
-
-def test_the_report_shows_where_the_teacher_sampled(tmp_path: Path) -> None:
-    from embodied.reports.run_report import write
-
-    run(tmp_path / "run", NODE)
-    page = write(tmp_path / "run").read_text()
-    assert "that the teacher sampled" in page and (tmp_path / "run" / "tasks.png").stat().st_size
+@pytest.mark.parametrize("more", [{}, PPO], ids=["replay", "rollout"])
+def test_a_teacher_of_tasks_is_in_the_log(tmp_path: Path, more: dict[str, Any]) -> None:
+    mpts = yaml.safe_load(Path("configs/teacher/mpts.yaml").read_text())
+    run(tmp_path, {**NODE, **more, "teacher": mpts, "steps": 600, "log_every": 200})
+    rows = [row for row in read_metrics(tmp_path) if "train/steps_per_second" in row]
+    assert len(rows) >= 2 and all("train/teacher_correlation" in row for row in rows)
 
 
 MEMORY = node_of(
@@ -125,6 +120,15 @@ def maze_node(name: str, **changes: Any) -> dict[str, Any]:
     return {**MAZES, "teacher": teacher | small, **changes}
 
 
+def trained(folder: Path, node: dict[str, Any]) -> tuple[RunComponents, Trainer]:
+    parts = parts_of(folder, node)
+    nothing = Every(0, 0, 0)
+    log = Log(folder, silent=True)
+    with Trainer(log, 960, nothing, lambda step: None, lambda step: None) as keeper:
+        parts.loop.run(keeper)
+    return parts, keeper
+
+
 TEACHERS = ("accel", "paired", "domain_randomization", "plr")
 
 
@@ -148,31 +152,24 @@ def parts_of(tmp_path: Path, taught: dict[str, Any]) -> RunComponents:
 @pytest.mark.parametrize("name", ["plr", "accel"])
 def test_every_step_is_told_of_once(tmp_path: Path, name: str) -> None:
     """After an update, running episodes have as many steps as the world has counted."""
-    parts = parts_of(tmp_path, maze_node(name))
-    log = Log(tmp_path, silent=True)
-    with Trainer(log, 960, Every(0, 0, 0), lambda step: None, lambda step: None) as keeper:
-        parts.loop.run(keeper)
-    loop: Any = parts.loop
+    loop: Any = trained(tmp_path, maze_node(name))[0].loop
     estimates, world = loop.estimates, loop.collector.env
-    assert estimates is not None and isinstance(world, TaskWrapper) and not estimates.ended
+    assert isinstance(world, TaskWrapper) and not estimates.ended
     numbers, steps = (world.memory[key].tolist() for key in ("ticket", "length"))
     lengths = dict(zip(numbers, steps, strict=True))
     told = {number: row[0] for number, row in estimates.sums.items()}
     assert told and told == {number: length for number, length in lengths.items() if length}
-    assert world.teacher.dropped == 0
     teacher: Any = world.teacher
+    assert teacher.dropped == 0
     assert set(teacher.pending) == set(lengths) and len(teacher.library) == 12
 
 
-def test_a_student_that_expects_nothing_is_refused(tmp_path: Path) -> None:
+def test_students_and_worlds_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     scaled = {**MAZES["learner"], "scale_rewards": True}
     with pytest.raises(ConfigError, match="advantages and values"):
-        run(tmp_path / "a", maze_node("plr"), learner=scaled)
-
-
-def test_a_world_without_levels_is_refused(tmp_path: Path) -> None:
+        run(tmp_path, maze_node("plr"), learner=scaled)
     with pytest.raises(ConfigError, match="environment with levels"):
-        run(tmp_path / "a", {**NODE, **PPO}, teacher=maze_node("plr")["teacher"])
+        run(tmp_path, {**NODE, **PPO}, teacher=maze_node("plr")["teacher"])
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +192,6 @@ def test_evaluation_is_on_the_held_out_mazes(mazes: Path, tmp_path: Path) -> Non
 def test_the_report_shows_levels(mazes: Path) -> None:
     """Nine of each quarter, drawn as the world draws them, not points over two of 28 numbers."""
     from embodied.datasets.lerobot.video import decode_image
-    from embodied.reports.run_report import TASKS, write
     from embodied.teachers.plots import chosen
 
     assert "that the teacher sampled" in write(mazes).read_text()
@@ -207,57 +203,32 @@ def test_the_report_shows_levels(mazes: Path) -> None:
     assert chosen(np.arange(5)) == [0, 1, 2, 3, 4] and chosen(np.arange(17))[-1] == 16
 
 
-@pytest.mark.parametrize(
-    "words", ["learner=sac policy=gaussian", "learner=ppo policy=diagonal_gaussian"]
-)
-def test_a_teacher_of_tasks_is_in_the_log(tmp_path: Path, words: str) -> None:
-    """Off-policy and on-policy, by the command line."""
-    small = "steps=600 log_every=200 eval_every=0 save_every=0 video=false eval.episodes=2"
-    task = f"env=fr3_reach env.num_envs=2 teacher=mpts out={tmp_path}/run"
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["train", *f"{task} {words} {small}".split()])
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    logged = [line for line in map(json.loads, lines) if "train/steps_per_second" in line]
-    assert len(logged) >= 2 and all("train/teacher_correlation" in line for line in logged)
-
-
-def test_how_the_teacher_does_is_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows: list[dict[str, float]] = []
-    monkeypatch.setattr(Log, "write", lambda log, step, row: rows.append(dict(row)))
-    run(tmp_path / "run", maze_node("plr", log_every=96))
-    seen = [row for row in rows if "train/teacher_library" in row]
+def test_how_the_teacher_does_is_in_the_log(tmp_path: Path) -> None:
+    run(tmp_path, maze_node("plr", log_every=96))
+    seen = [row for row in read_metrics(tmp_path) if "train/teacher_library" in row]
     assert seen[-1]["train/teacher_library"] == 12 and 0 < seen[-1]["train/teacher_again"] < 1
     assert 0 <= seen[0]["train/teacher_walls"] <= 8 and seen[0]["train/teacher_way"] >= 1
 
 
 def test_both_are_counted_and_both_learn(tmp_path: Path) -> None:
     """960 steps are 120 of each of the two students' four rows."""
-    parts = parts_of(tmp_path, maze_node("paired"))
+    beginners: Any = parts_of(tmp_path, maze_node("paired"))
+    parts, keeper = trained(tmp_path, maze_node("paired"))
     loop: Any = parts.loop
-    rival = loop.second_agent
-    assert rival is not None
-    before = [p.clone() for p in rival.learner.parameters()]
-    first = [p.clone() for p in parts.learner.parameters()]
-    assert any(not torch.equal(a, b) for a, b in zip(before, first, strict=True))  # two beginners
-    steps: list[int] = []
-    log = Log(tmp_path, silent=True)
-    with Trainer(log, 960, Every(0, 0, 0), steps.append, lambda step: None) as keeper:
-        parts.loop.run(keeper)
-    assert keeper.step == 960 and parts.learner.done == rival.learner.done == 480  # type: ignore
-    for learner, old in ((rival.learner, before), (parts.learner, first)):
-        moved = [not torch.equal(a, b) for a, b in zip(learner.parameters(), old, strict=True)]
-        assert any(moved)
+    learners = [parts.learner, loop.second_agent.learner]
+    before = [beginners.learner, beginners.loop.second_agent.learner]
+    moved = zip([*before, before[0]], [*learners, before[1]], strict=True)
+    for one, other in moved:  # and they began as two
+        pairs = zip(one.parameters(), other.parameters(), strict=True)
+        assert any(not torch.equal(a, b) for a, b in pairs)
+    assert keeper.step == 960 and [each.done for each in learners] == [480, 480]
     assert any(key.startswith("rival_") for update in keeper.updates for key in update)
-    assert parts.loop.teacher is rival.teacher and "regret" in rival.teacher.metrics()
+    assert loop.teacher is loop.second_agent.teacher and "regret" in loop.teacher.metrics()
 
 
 def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
-    reward = {"_target_": "embodied.rewards.handcrafted.composite.Scaled"}
-    random = {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]}
-    base = build(random, Policy, spec=build(MAZES["env"], VecEnv).spec)
-    checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
+    run_folder(tmp_path / "base", MAZES["env"], MAZES["policy"], (0,))
+    reward = node_of("rewards.handcrafted.composite.Scaled")
     for changes in ({"init": str(tmp_path / "base")}, {"reward": reward}):
         with pytest.raises(ConfigError, match="second agent from scratch"):
             parts_of(tmp_path, maze_node("paired", **changes))
@@ -280,49 +251,38 @@ ROOMS: dict[str, Any] = {
 def test_a_game_resumes_exactly(tmp_path: Path) -> None:
     """In the middle of a turn of the first student; the second has had its batches meanwhile."""
     states = []
-    for name, steps in (("whole", (1200,)), ("parts", (852, 1200))):
-        for end in steps:
-            resume = str(tmp_path / name) if end != steps[0] else None
-            settings = {**ROOMS, "out": str(tmp_path / name), "steps": end, "resume": resume}
-            train(settings, Log(tmp_path / name, silent=True))
-        kept = checkpoint.load_state(tmp_path / name, "loop")["loop"]["parts"]
+    for name, ends in (("whole", (1200,)), ("parts", (852, 1200))):
+        folder = tmp_path / name
+        for end in ends:
+            resume = str(folder) if folder.exists() else None
+            settings = {**ROOMS, "out": str(folder), "steps": end, "resume": resume}
+            train(settings, Log(folder, silent=True))
+        kept = checkpoint.load_state(folder, "loop")["loop"]["parts"]
         assert kept["teacher"]["games"] == 1200 // (4 * 5 * 4)
         assert kept["second_agent"]["learner"]["done"] == 576  # of 600, by the dozen
-        states.append((kept, checkpoint.load_state(tmp_path / name, "learner")))
+        states.append((kept, checkpoint.load_state(folder, "learner")))
     assert str(states[0]) == str(states[1])
 
 
-def test_control_begins_where_explore_stopped(tmp_path: Path) -> None:
+def test_control_begins_where_explore_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
     """What it sees is what the body sees then, and its turns are its episodes."""
     parts = parts_of(tmp_path, ROOMS)
     loop: Any = parts.loop
-    rival = loop.second_agent
-    rollout, rooms = rival.loop.collector, parts.env.env.env  # type: ignore[attr-defined]
+    rooms: Any = parts.env.env.env  # type: ignore[attr-defined]
+    controls = loop.second_agent.loop.collector.actor
     told: list[tuple[bool, bool]] = []
-    act = rollout.actor
+    act = Actor.__call__
 
-    def noting(obs: Any, first: torch.Tensor) -> torch.Tensor:
-        shown = rooms.observe(torch.arange(rooms.num_envs))
-        told.append((bool(first.all()), all(torch.equal(obs[k], shown[k]) for k in shown)))
-        return act(obs, first)
+    def noting(actor: Actor, obs: Any, first: torch.Tensor) -> torch.Tensor:
+        if actor is controls:
+            shown = rooms.observe(torch.arange(rooms.num_envs))
+            told.append((bool(first.all()), all(torch.equal(obs[k], shown[k]) for k in shown)))
+        return act(actor, obs, first)
 
-    rollout.actor = _Noting(act, noting)
+    monkeypatch.setattr(Actor, "__call__", noting)
     for _ in range(10):
         loop.advance()
     assert told == [(True, True), *[(False, True)] * 4] * 2
-
-
-class _Noting:
-    """An actor that is watched."""
-
-    def __init__(self, actor: Any, call: Any) -> None:
-        self.actor, self.call = actor, call
-
-    def __call__(self, obs: Any, first: torch.Tensor) -> torch.Tensor:
-        return self.call(obs, first)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.actor, name)
 
 
 SPDL = yaml.safe_load(Path("configs/teacher/selfpaced.yaml").read_text())
@@ -341,8 +301,7 @@ def test_values_are_the_critics_of_first_observations(
     tasks = env.levels.random(6, np.random.default_rng(0))
     found = student.values(tasks)
     assert found.shape == (6,) and np.array_equal(found, student.values(tasks))
-    rows = torch.from_numpy(tasks[[4, 5, 4, 5]]).float()
-    obs = env.reset(SEED, rows)
+    obs = env.reset(SEED, torch.from_numpy(tasks[[4, 5, 4, 5]]).float())
     value: Any = parts.learner.value
     if policy is MEMORY:
         batch = {key: leaf[None] for key, leaf in obs.items()}
