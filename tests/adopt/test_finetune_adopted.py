@@ -9,27 +9,16 @@ import pytest
 import torch
 import yaml
 
-from embodied.adopt.adopt import own_spec, policy_node
-from embodied.adopt.lerobot_config import read_config
-from embodied.commands.eval import asked_for, trained_with
 from embodied.commands.train import train
-from embodied.compose import compose
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
-from embodied.core.spec import Leaf
-from embodied.datasets.mapping import short
-from embodied.learners.learner import RunPlan
+from embodied.core.build import ConfigError
 from embodied.policies.abilities import with_real_time_chunking
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.lerobot.diffusion import LeRobotDiffusion
 from embodied.policies.steering.dsrl import Dsrl
-from embodied.policies.wrappers.best_of_n import BestOfN
 from embodied.viewer.launch import open_session
-from tests.adopt.checkpoints import DATA, adopted, embodied, two_gap_checkpoint
-from tests.builders import make_learner
-from tests.learners.finetune.test_ppo_on_chain import batch_of
-from tests.tiers import only_all, usually
+from tests.adopt.checkpoints import adopted, embodied, two_gap_checkpoint
+from tests.tiers import usually
 
 DEBUG = ["size=debug", "steps=60", "save_every=0", "eval.episodes=2", "device=cpu"]
 SMALL = ["data.warmup_steps=24", "data.utd_ratio=0.2"]
@@ -55,10 +44,8 @@ def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def act(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with an adopted ACT policy."""
-    folder = tmp_path_factory.mktemp("act")
-    return adopted(
-        two_gap_checkpoint(folder / "lerobot", "act_numbers"), folder / "base", "two_gap"
-    )
+    base = two_gap_checkpoint(tmp_path_factory.mktemp("act") / "lerobot", "act_numbers")
+    return adopted(base, base.with_name("base"), "two_gap")
 
 
 def evaluated(run: Path, *words: str) -> None:
@@ -80,18 +67,6 @@ def test_finetuned_by(name: str, diffusion: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
-def test_shared_noise_is_that_of_one_step(diffusion: Path, tmp_path: Path) -> None:
-    base = checkpoint.load_policy(diffusion)
-    inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
-    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 2.0, "shared_noise": True}
-    policy = Dsrl.wrap(base, node, inner)
-    assert policy.inner.spec.act.size == 2
-    u = torch.rand(3, 2)
-    noise = policy.base_noise(u)
-    assert noise.shape == (3, 8, 2)
-    assert torch.equal(noise, (2 * u)[:, None].expand(3, 8, 2))
-
-
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(diffusion: Path, tmp_path: Path) -> None:
     """Without its base in the checkpoint, bit for bit."""
     words = [*CASES["dsrl_na"], *DEBUG, f"init={diffusion}", "copy_base_mb=0"]
@@ -103,7 +78,8 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(diffusion: Path, tmp_pat
     assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
-def test_real_time_chunking_and_other_sampler_steps(diffusion: Path) -> None:
+def test_real_time_chunking_other_sampler_steps_and_the_viewer(diffusion: Path) -> None:
+    assert open_session(diffusion) is not None
     evaluated(diffusion, "policy=real_time_chunking", "policy.delay=1", "execute=2")
     evaluated(diffusion, "policy.steps=3")
 
@@ -112,28 +88,8 @@ def test_what_can_help_it(diffusion: Path, tmp_path: Path) -> None:
     """Other steps of its sampler are among what is tried."""
     few = ["episodes=2", "num_envs=1", "noises=2", f"out={tmp_path}"]
     embodied("diagnose", str(diffusion), *few)
-    assert (
-        yaml.safe_load((tmp_path / "diagnosis.yaml").read_text())["diagnosis"]["noise"] == "chosen"
-    )
-
-
-@only_all
-def test_best_of_n_plays_the_chunk_that_the_critic_prefers(diffusion: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train([*CASES["dsrl_na"], *DEBUG, f"init={diffusion}", f"out={run}"])
-    evaluated(run, "policy=best_of_n", "policy.n=4")
-    words = ["env=two_gap", "policy=best_of_n", "policy.n=4"]
-    saved, node = checkpoint.find(run), compose("eval", words).node
-    policy = asked_for(checkpoint.load_policy(run), node["policy"], saved, trained_with(saved))
-    assert isinstance(policy, BestOfN)
-    obs, noise = {"state": torch.rand(6, 2)}, policy.sample_noise(6, explore=True)
-    seen, carry = policy.observe(obs, policy.initial(6), noise)
-    chunks, _ = policy.candidates(seen, carry, noise)
-    chunks = chunks.unflatten(0, (6, 4))
-    q = torch.stack([policy.critic(seen, c.flatten(1)).mean(0) for c in chunks.unbind(1)], 1)
-    chosen, _ = policy.act(seen, carry, noise)
-    assert torch.equal(chosen, chunks[torch.arange(6), q.argmax(1)])
-    assert chunks.std(1).amax() > 1e-3 and len(set(q.argmax(1).tolist())) > 1
+    found = yaml.safe_load((tmp_path / "diagnosis.yaml").read_text())["diagnosis"]
+    assert found["noise"] == "chosen"
 
 
 def test_best_of_n_without_a_critic_is_refused(diffusion: Path) -> None:
@@ -175,34 +131,45 @@ def test_dppo_of_all_steps_goes_back_to_lerobot(diffusion: Path, tmp_path: Path)
         embodied("export", str(tmp_path / "run"), "--lerobot", str(tmp_path / "back"))
 
 
-@only_all
-def test_dppo_from_pictures() -> None:
-    """Two cameras and two steps of them: without noise the base bit for bit; the copy's encoders
-    learn; the actions that are executed are the ones after the oldest observation."""
-    config = read_config(DATA / "diffusion_pictures")
-    names = {name: short(name) for name in config.inputs}
-    node = policy_node(config, {"diffusion.rgb_encoder.0.": torch.zeros(())}, names, 3, 4)
-    node["action"] = {"low": [-2.0] * 3, "high": [2.0] * 3}
-    spec = own_spec(config, {}, 10.0, "").with_act(Leaf((3,), low=-1.0, high=1.0))
-    torch.manual_seed(0)
-    base = build(node, Policy, spec=spec).eval()
-    target = "embodied.policies.denoising_mdp.noisy_diffusion.NoisyDiffusion"
-    policy = NoisyDiffusion.wrap(base, {"_target_": target, "last": 2})
-    assert policy.executed(6) == slice(3, 9)
-    batch = batch_of(policy, times=3, rows=2)
-    obs, noise = {k: leaf.sample(3) for k, leaf in spec.obs.items()}, policy.sample_noise(3)
-    plain = base.act(obs, {}, noise[:, : policy.size])[0]
-    assert torch.equal(policy.act(obs, {}, noise)[0], plain)
-    plan = RunPlan(decisions=100)
-    learner = make_learner("finetune.dppo.Dppo", policy, plan, warm_up=0, epochs=1)
-    before = {key: value.clone() for key, value in policy.state_dict().items()}
-    metrics = learner.update(batch)
-    after = policy.state_dict()
-    moved = {key for key in before if not torch.equal(before[key], after[key])}
-    assert metrics["kl"].isfinite()
-    assert all(key.startswith("inner.tuned.diffusion.") for key in moved)
-    assert any("rgb_encoder.1.backbone" in key for key in moved)
-    assert any("unet" in key for key in moved)
+@pytest.mark.parametrize("name", ["dsrl", "dsrl_na", "features"])
+def test_a_policy_without_noise_cannot_be_steered(name: str, act: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train([*CASES[name], *DEBUG, f"init={act}", f"out={tmp_path / name}"])
+    assert "finetune=residual and finetune=expo" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["residual", "expo"])
+def test_a_policy_without_noise_can_be_corrected(name: str, act: Path, tmp_path: Path) -> None:
+    train([*CASES[name], *DEBUG, f"init={act}", f"out={tmp_path / name}"])
+    evaluated(tmp_path / name)
+
+
+def test_a_steered_checkpoint_is_small(tmp_path: Path) -> None:
+    """A U-Net of 16.6 million parameters: at the default settings, below 5 MB."""
+    folder = two_gap_checkpoint(
+        tmp_path / "lerobot", down_dims=[128, 256, 512], horizon=16, n_action_steps=8
+    )
+    base = checkpoint.load_policy(adopted(folder, tmp_path / "base", "two_gap", "steps=1"))
+    assert isinstance(base, LeRobotDiffusion)
+    inner = {"_target_": "embodied.policies.gaussian.Gaussian"}
+    policy = Dsrl.wrap(base, {"_target_": "embodied.policies.steering.dsrl.Dsrl"}, inner)
+    saved = checkpoint.save(tmp_path / "steered" / "checkpoints" / "00000001", policy, 1)
+    assert (checkpoint.find(tmp_path / "base") / "policy.safetensors").stat().st_size > 4e7
+    assert sum(file.stat().st_size for file in saved.iterdir()) < 5e6
+    assert json.loads((saved / "references.json").read_text())[0]["part"] == "base"
+    assert isinstance(checkpoint.load_policy(saved), Dsrl)
+
+
+def test_shared_noise_is_that_of_one_step(diffusion: Path) -> None:
+    base = checkpoint.load_policy(diffusion)
+    inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 2.0, "shared_noise": True}
+    policy = Dsrl.wrap(base, node, inner)
+    assert policy.inner.spec.act.size == 2
+    u = torch.rand(3, 2)
+    noise = policy.base_noise(u)
+    assert noise.shape == (3, 8, 2)
+    assert torch.equal(noise, (2 * u)[:, None].expand(3, 8, 2))
 
 
 def test_guidance_joins_the_previous_chunk(diffusion: Path) -> None:
@@ -223,44 +190,13 @@ def test_guidance_joins_the_previous_chunk(diffusion: Path) -> None:
     assert (made[:, 1] - plan[:, 2]).abs().mean() < (free[:, 1] - plan[:, 2]).abs().mean()
 
 
-@pytest.mark.parametrize("name", ["dsrl", "dsrl_na", "features"])
-def test_a_policy_without_noise_cannot_be_steered(name: str, act: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        train([*CASES[name], *DEBUG, f"init={act}", f"out={tmp_path / name}"])
-    assert "finetune=residual and finetune=expo" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["residual", "expo"])
-def test_a_policy_without_noise_can_be_corrected(name: str, act: Path, tmp_path: Path) -> None:
-    train([*CASES[name], *DEBUG, f"init={act}", f"out={tmp_path / name}"])
-    evaluated(tmp_path / name)
-
-
-def test_exported_with_its_past_as_an_input(diffusion: Path, tmp_path: Path) -> None:
-    embodied("export", str(diffusion), "--to", str(tmp_path), "--torchscript")
-    policy = torch.jit.load(str(tmp_path / "policy.pt"))
-    past, obs, noise = torch.rand(2, 1, 2), torch.rand(2, 2), torch.randn(2, 8, 2)
-    found = policy(obs, past, noise)
-    own = checkpoint.load_policy(diffusion)
-    expected, _ = own.act({"state": obs, "history/state": past}, {}, noise)
-    assert torch.allclose(found, expected, atol=1e-5)
-
-
-def test_the_viewer_opens_it(diffusion: Path) -> None:
-    assert open_session(diffusion) is not None
-
-
-def test_a_steered_checkpoint_is_small(tmp_path: Path) -> None:
-    """A U-Net of 16.6 million parameters: at the default settings, below 5 MB."""
-    folder = two_gap_checkpoint(
-        tmp_path / "lerobot", down_dims=[128, 256, 512], horizon=16, n_action_steps=8
-    )
-    base = checkpoint.load_policy(adopted(folder, tmp_path / "base", "two_gap", "steps=1"))
-    assert isinstance(base, LeRobotDiffusion)
-    inner = {"_target_": "embodied.policies.gaussian.Gaussian"}
-    policy = Dsrl.wrap(base, {"_target_": "embodied.policies.steering.dsrl.Dsrl"}, inner)
-    saved = checkpoint.save(tmp_path / "steered" / "checkpoints" / "00000001", policy, 1)
-    assert (checkpoint.find(tmp_path / "base") / "policy.safetensors").stat().st_size > 4e7
-    assert sum(file.stat().st_size for file in saved.iterdir()) < 5e6
-    assert json.loads((saved / "references.json").read_text())[0]["part"] == "base"
-    assert isinstance(checkpoint.load_policy(saved), Dsrl)
+def test_the_executed_actions_are_those_after_the_oldest_observation(diffusion: Path) -> None:
+    """Of denoising as an MDP; without noise it is the base bit for bit."""
+    base = checkpoint.load_policy(diffusion)
+    target = f"{NoisyDiffusion.__module__}.NoisyDiffusion"
+    policy = NoisyDiffusion.wrap(base, {"_target_": target, "last": 1})
+    assert policy.executed(4) == slice(2, 6)
+    obs = {"state": torch.rand(4, 2), "history/state": torch.rand(4, 1, 2)}
+    noise = policy.sample_noise(4)
+    plain = base.act(obs, {}, noise[:, : policy.size])[0]
+    assert torch.equal(policy.act(obs, {}, noise)[0], plain)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,14 +27,17 @@ from tests.toy_envs import Config, Counter
 allow("tests")
 
 
-def settings(folder: Path, **changes: object) -> CollectConfig:
+def gathered(
+    folder: Path, told: Callable[[int, int], None] = lambda kept, played: None, **changes: Any
+) -> tuple[int, int]:
     """Row 0 ends after 3 steps and succeeds, row 1 after 5 and does not."""
     env, random = {"_target_": "tests.toy_envs.Counter"}, node_of("policies.random.Random")
-    return replace(CollectConfig(env, random, 4, str(folder), num_envs=2), **changes)
+    config = CollectConfig(env, random, 4, str(folder), num_envs=2)
+    return collect(replace(config, **changes), told)
 
 
-def silent(kept: int, played: int) -> None:
-    """Nobody watches."""
+def played(env: Counter, count: int, seed: int = 0) -> list[Tensors]:
+    return [one for one, _ in islice(play(Random(RandomConfig(), env.spec), env, seed), count)]
 
 
 class Reusing(Counter):
@@ -49,7 +54,7 @@ class Reusing(Counter):
 def test_a_held_episode_keeps_its_own_end() -> None:
     """The third of row 0 ends at 9 but waits for row 1 to end at 10, when row 0 is at 1 again."""
     env = Reusing(Config())
-    episodes = [one for one, _ in islice(play(Random(RandomConfig(), env.spec), env, 0), 5)]
+    episodes = played(env, 5)
     assert env.memory.flatten().tolist() == [1, 105]
     assert [episode["next_obs/state"].item() for episode in episodes] == [3, 105, 3, 105, 3]
 
@@ -65,7 +70,7 @@ class Playing(Counter):
 
 def test_where_returns_end_is_recorded(tmp_path: Path) -> None:
     env = {"_target_": f"{__name__}.Playing"}
-    collect(settings(tmp_path, env=env, episodes=2, success_only=False), silent)
+    gathered(tmp_path, env=env, episodes=2, success_only=False)
     kept = read_episodes(tmp_path)
     assert kept.length.tolist() == [3, 5]
     assert kept.steps[RETURN_ENDS].int().tolist() == [0, 1, 0, 0, 1, 0, 0, 0]
@@ -89,8 +94,7 @@ def test_corrections_are_recorded_as_a_persons_steps(tmp_path: Path) -> None:
     target = "embodied.rewards.success.interventions.Corrections"
     node = {"_target_": target, "intervener": {"_target_": f"{__name__}.FromTheSecond"}}
     for name in ("one", "again"):
-        given = settings(tmp_path / name, corrections=node, episodes=2, success_only=False)
-        collect(given, silent)
+        gathered(tmp_path / name, corrections=node, episodes=2, success_only=False)
     kept, again = read_episodes(tmp_path / "one"), read_episodes(tmp_path / "again")
     human = kept.steps["intervened"].flatten()
     assert human.int().tolist() == [0, 1, 1, 0, 1, 1, 1, 1]
@@ -100,12 +104,8 @@ def test_corrections_are_recorded_as_a_persons_steps(tmp_path: Path) -> None:
 
 def test_episodes_come_in_turns_not_as_they_end() -> None:
     """Rows of 3 and 5 steps end in the order 3 5 3 3 5 3; in turns they alternate."""
-    env = Counter(Config())
-    episodes = [one for one, _ in islice(play(Random(RandomConfig(), env.spec), env, 0), 6)]
-    assert [len(episode["action"]) for episode in episodes] == [3, 5, 3, 5, 3, 5]
-    for number, episode in enumerate(episodes):
-        begin = 100.0 * (number % 2)
-        length = len(episode["action"])
+    for number, episode in enumerate(played(Counter(Config()), 6)):
+        begin, length = 100.0 * (number % 2), (3, 5)[number % 2]
         expected = begin + torch.arange(length, dtype=torch.float32)
         assert torch.equal(episode["obs/state"].flatten(), expected)
         assert episode["next_obs/state"].item() == begin + length
@@ -114,25 +114,18 @@ def test_episodes_come_in_turns_not_as_they_end() -> None:
         assert last.tolist() == [False] * (length - 1) + [True]
 
 
-def test_what_happens_between_episodes_changes_nothing() -> None:
-    """Demonstrations depend on the seed only, not on who else draws random numbers."""
-
-    def actions(disturb: bool) -> list[torch.Tensor]:
-        env = Counter(Config())
-        found = []
-        for episode, _ in islice(play(Random(RandomConfig(), env.spec), env, 7), 4):
-            found.append(episode["action"])
-            if disturb:
-                torch.rand(3)
-        return found
-
-    assert all(torch.equal(a, b) for a, b in zip(actions(False), actions(True), strict=True))
+def test_the_seed_alone_decides_whoever_else_draws_random_numbers() -> None:
+    whole, env, actions = played(Counter(Config()), 4, seed=7), Counter(Config()), []
+    for episode, _ in islice(play(Random(RandomConfig(), env.spec), env, 7), 4):
+        actions.append(episode["action"])
+        torch.rand(3)
+    assert all(torch.equal(a, b["action"]) for a, b in zip(actions, whole, strict=True))
 
 
 def test_all_or_only_the_successful(tmp_path: Path) -> None:
-    assert collect(settings(tmp_path / "won"), silent) == (4, 7)
+    assert gathered(tmp_path / "won") == (4, 7)
     assert read_episodes(tmp_path / "won").length.tolist() == [3, 3, 3, 3]
-    assert collect(settings(tmp_path / "all", success_only=False), silent) == (4, 4)
+    assert gathered(tmp_path / "all", success_only=False) == (4, 4)
     every = read_episodes(tmp_path / "all")
     assert every.length.tolist() == [3, 5, 3, 5]
     assert [note["number"] for note in every.info] == [0, 1, 2, 3]
@@ -148,20 +141,14 @@ def test_going_on_is_the_same_as_not_stopping(tmp_path: Path) -> None:
         if kept == 2:
             raise Gone
 
-    collect(settings(tmp_path / "whole"), silent)
+    gathered(tmp_path / "whole")
     with pytest.raises(Gone):
-        collect(settings(tmp_path / "cut"), stop)
+        gathered(tmp_path / "cut", stop)
     assert len(read_episodes(tmp_path / "cut")) == 2
-    collect(settings(tmp_path / "cut"), silent)
+    gathered(tmp_path / "cut")
     whole, cut = read_episodes(tmp_path / "whole"), read_episodes(tmp_path / "cut")
     assert whole.length.tolist() == cut.length.tolist()
     assert torch.equal(whole.steps["action"], cut.steps["action"])
-
-
-def test_other_settings_need_another_folder(tmp_path: Path) -> None:
-    collect(settings(tmp_path), silent)
-    with pytest.raises(DatasetError, match="another folder"):
-        collect(settings(tmp_path, seed=1), silent)
 
 
 def test_a_demonstrator_that_never_succeeds_is_given_up(
@@ -170,4 +157,4 @@ def test_a_demonstrator_that_never_succeeds_is_given_up(
     step, lost = Counter.step, {"success": torch.zeros(2, dtype=torch.bool)}
     monkeypatch.setattr(Counter, "step", lambda *given: replace(step(*given), log=lost))
     with pytest.raises(DatasetError, match="succeeded in 0 of 100 episodes"):
-        collect(settings(tmp_path), silent)
+        gathered(tmp_path)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -26,7 +27,8 @@ from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes, salvage
 from embodied.datasets.lerobot.video import decode_film, encode_film, join_films
-from tests.builders import python
+from tests.builders import ROOT, python
+from tests.datasets.test_foreign_columns import foreign
 from tests.tiers import usually
 
 ACT = Leaf((2,), low=-1.0, high=1.0, names=("x", "y"))
@@ -88,6 +90,14 @@ def write(path: Path, spec: Spec, numbers: range, images: str = "mp4") -> None:
             writer.add(episode(spec, number), text, {"seed": number})
 
 
+def started(path: Path, count: int) -> EpisodeWriter:
+    """A session that has added episodes of STATE, and goes on."""
+    writer = EpisodeWriter(path, STATE)
+    for number in range(count):
+        writer.add(episode(STATE, number))
+    return writer
+
+
 def require_numbers(path: Path, spec: Spec, count: int, filmed: bool = False) -> None:
     """The dataset is exactly episodes 0 to count - 1."""
     found = read_episodes(path)
@@ -116,15 +126,6 @@ def test_what_is_written_is_read(tmp_path: Path, images: str) -> None:
     assert found.length.tolist() == [3, 4, 5, 6, 3, 4]
     assert found.start.tolist() == [0, 3, 7, 12, 18, 21]
     assert len(read_episodes(tmp_path, limit=4)) == 4
-
-
-def test_true_successors_in_place_of_the_final_observation(tmp_path: Path) -> None:
-    rows = episode(STATE, 0)
-    rows["next_obs/state"] = torch.cat([rows["obs/state"][1:], rows["next_obs/state"][None]])
-    with EpisodeWriter(tmp_path, STATE) as writer:
-        writer.add(rows)
-    assert torch.equal(read_episodes(tmp_path).final["state"][0], rows["next_obs/state"][-1])
-    assert read_episodes(tmp_path).texts == ("lift the cube",)
 
 
 def test_the_layout_is_lerobots(tmp_path: Path) -> None:
@@ -186,15 +187,13 @@ def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
 def test_what_lerobot_recorded_is_read(tmp_path: Path) -> None:
     """Without our key, channels first, one column in native units and no flag of truncation."""
     write(tmp_path, RICH, range(3), "png")
-    info = info_of(tmp_path)
-    del info["embodied"], info["features"]["next.truncated"]
-    camera = info["features"]["observation.images.wrist"]
-    camera |= {"shape": [3, 16, 32], "names": ["channels", "height", "width"]}
-    (tmp_path / "meta" / "info.json").write_text(json.dumps(info))
-    lines = tmp_path / "meta/episodes/chunk-000/file-000.parquet"
-    table = pq.read_table(lines)
-    ours = [name for name in table.column_names if name == "info" or name.startswith("final/")]
-    pq.write_table(table.drop_columns(ours), lines)
+    shape = {"shape": [3, 16, 32], "names": ["channels", "height", "width"]}
+
+    def theirs(features: dict[str, Any]) -> None:
+        del features["next.truncated"]
+        features["observation.images.wrist"].update(shape)
+
+    foreign(tmp_path, theirs)
     found = read_episodes(tmp_path)
     given = episode(RICH, 2)
     rows = found.episode(2)
@@ -333,8 +332,7 @@ def test_killed_between_any_two_writes(memory: Path, before: int, limit: int) ->
         assert not (path / "pending").exists() and not list(path.rglob("*.partial"))
 
 
-def test_killed_from_outside(tmp_path: Path) -> None:
-    code = """
+ENDLESS = """
 import sys
 from pathlib import Path
 from tests.datasets.test_episodes import STATE, EpisodeWriter, episode
@@ -343,13 +341,12 @@ with EpisodeWriter(Path(sys.argv[1]), STATE) as writer:
         writer.add(episode(STATE, number))
         print(len(writer), flush=True)
 """
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": "."},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+
+
+def test_killed_from_outside(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", ENDLESS, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     for _ in range(20):
         child.stdout.readline()
@@ -378,16 +375,9 @@ def files_at_most(size: int) -> Iterator[None]:
 
 
 def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
-    writer = EpisodeWriter(tmp_path, STATE)
-    for number in range(3):
-        writer.add(episode(STATE, number))
-    with (
-        pytest.raises(
-            DatasetError, match=r"could not write to .* its 3 finished episodes are safe"
-        ),
-        files_at_most(30_000),
-        writer,
-    ):
+    writer = started(tmp_path, 3)
+    safe = r"could not write to .* its 3 finished episodes are safe"
+    with pytest.raises(DatasetError, match=safe), files_at_most(30_000), writer:
         writer.add(episode(STATE, 3, steps=2000))
     require_numbers(tmp_path, STATE, 3)
     assert not list(tmp_path.rglob("*.partial"))
@@ -397,13 +387,9 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_while_files_are_moved(tmp_path: Path) -> None:
-    writer = EpisodeWriter(tmp_path, STATE)
-    for number in range(40):
-        writer.add(episode(STATE, number))
-    with (
-        pytest.raises(DatasetError, match="its 40 finished episodes are safe") as error,
-        files_at_most(40_000),
-    ):
+    writer = started(tmp_path, 40)
+    safe = "its 40 finished episodes are safe"
+    with pytest.raises(DatasetError, match=safe) as error, files_at_most(40_000):
         writer.close()
     assert "\n" not in str(error.value)
     require_numbers(tmp_path, STATE, 40)
@@ -424,66 +410,57 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def damage(path: Path, what: str) -> str:
-    """Break one thing; returns what the message must name."""
-    data = path / "data/chunk-000/file-001.parquet"
-    film = path / "videos/observation.images.wrist/chunk-000/file-001.mp4"
-    index = path / "meta/episodes/chunk-000/file-001.parquet"
-    if what == "data missing":
-        data.unlink()
-    elif what == "data cut":
-        data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
-    elif what.endswith("flipped"):
-        flip(data if what == "data flipped" else index)
-    elif what == "steps missing":
-        pq.write_table(pq.read_table(data).slice(0, 4), data)
-    elif what == "film missing":
-        film.unlink()
-    elif what == "film cut":
-        film.write_bytes(film.read_bytes()[: film.stat().st_size // 2])
-    elif what == "index missing":
-        index.unlink()
-        return "meta/episodes"
-    elif what == "index cut":
-        index.write_bytes(index.read_bytes()[:-20])
-    elif what in ("info cut", "totals"):
-        info = path / "meta" / "info.json"
-        text = info.read_text()
-        assert '"total_frames": 18' in text
-        wrong = text.replace('"total_frames": 18', '"total_frames": 99')
-        info.write_text(text[: len(text) // 2] if what == "info cut" else wrong)
-        return "info.json"
-    kind = what.split()[0]
-    return str({"data": data, "steps": data, "film": film, "index": index}[kind])
+def halve(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-DAMAGE = (
-    "data missing, data cut, data flipped, steps missing, film missing, film cut, index missing, "
-    "index cut, index flipped, info cut, totals"
-)
+def shorten(data: Path) -> None:
+    pq.write_table(pq.read_table(data).slice(0, 4), data)
 
 
-@pytest.mark.parametrize("what", DAMAGE.split(", "))
+def miscount(info: Path) -> None:
+    text = info.read_text()
+    assert '"total_frames": 18' in text
+    info.write_text(text.replace('"total_frames": 18', '"total_frames": 99'))
+
+
+DATA = "data/chunk-000/file-001.parquet"
+FILM = "videos/observation.images.wrist/chunk-000/file-001.mp4"
+INDEX = "meta/episodes/chunk-000/file-001.parquet"
+# What is broken and how; what the message names where that is not the file; what can be saved.
+DAMAGE: dict[str, tuple[str, Callable[[Path], None], str, int]] = {
+    "data missing": (DATA, Path.unlink, DATA, 2),
+    "data cut": (DATA, halve, DATA, 2),
+    "data flipped": (DATA, flip, DATA, 3),
+    "steps missing": (DATA, shorten, DATA, 2),
+    "film missing": (FILM, Path.unlink, FILM, 2),
+    "film cut": (FILM, halve, FILM, 2),
+    "index missing": (INDEX, Path.unlink, "meta/episodes", 2),
+    "index cut": (INDEX, halve, INDEX, 2),
+    "index flipped": (INDEX, flip, INDEX, 2),
+    "info cut": ("meta/info.json", halve, "info.json", 0),
+    "totals": ("meta/info.json", miscount, "info.json", 4),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
 def test_damage_names_the_file_and_the_way_out(tmp_path: Path, what: str) -> None:
-    path = tmp_path / "set"
+    path, (file, break_, named, kept) = tmp_path / "set", DAMAGE[what]
     write(path, RICH, range(2))
     write(path, RICH, range(2, 4))
-    named = damage(path, what)
+    break_(path / file)
     with pytest.raises(DatasetError) as error:
         read_episodes(path)
     assert named in str(error.value) and "\n" not in str(error.value)
-    assert ("salvage" in str(error.value)) == (what != "info cut")
-    if what != "info cut":
-        kept = salvage(path, tmp_path / "saved")
-        assert kept == {"totals": 4, "data flipped": 3}.get(what, 2)
+    assert ("salvage" in str(error.value)) == (kept > 0)
+    if kept:
+        assert salvage(path, tmp_path / "saved") == kept
         saved = read_episodes(tmp_path / "saved")
         assert saved.spec == RICH and [one["seed"] for one in saved.info] == list(range(kept))
 
 
 def test_a_damaged_pending_episode_is_named(tmp_path: Path) -> None:
-    writer = EpisodeWriter(tmp_path / "set", STATE)
-    for number in range(3):
-        writer.add(episode(STATE, number))
+    started(tmp_path / "set", 3)
     file = tmp_path / "set/pending/episode-000001.parquet"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(DatasetError, match="episode-000001"):
@@ -534,12 +511,18 @@ def test_a_wrong_episode_is_refused(tmp_path: Path, change: Tensors, message: st
     require_numbers(tmp_path, STATE, 1)
 
 
-def test_an_episode_that_merely_stops_was_cut(tmp_path: Path) -> None:
+def test_an_episode_that_merely_stops_was_cut_and_ctrl_c_keeps_it(tmp_path: Path) -> None:
+    """True successors may stand in place of the final observation."""
     rows = episode(STATE, 0)
     rows["terminated"] = torch.zeros(3, dtype=torch.bool)
-    with EpisodeWriter(tmp_path, STATE) as writer:
+    rows["next_obs/state"] = torch.cat([rows["obs/state"][1:], rows["next_obs/state"][None]])
+    with pytest.raises(KeyboardInterrupt), EpisodeWriter(tmp_path, STATE) as writer:
         writer.add(rows)
-    assert read_episodes(tmp_path).steps["truncated"].tolist() == [False, False, True]
+        raise KeyboardInterrupt
+    found = read_episodes(tmp_path)
+    assert found.steps["truncated"].tolist() == [False, False, True]
+    assert torch.equal(found.final["state"][0], rows["next_obs/state"][-1])
+    assert found.texts == ("lift the cube",) and info_of(tmp_path)["total_episodes"] == 1
 
 
 def test_a_camera_that_cannot_be_filmed_says_what_to_do(tmp_path: Path) -> None:
@@ -548,12 +531,3 @@ def test_a_camera_that_cannot_be_filmed_says_what_to_do(tmp_path: Path) -> None:
         write(tmp_path, odd, range(1))
     write(tmp_path, odd, range(1), "png")
     require_numbers(tmp_path, odd, 1)
-
-
-def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), EpisodeWriter(tmp_path, STATE) as writer:
-        writer.add(episode(STATE, 0))
-        writer.add(episode(STATE, 1))
-        raise KeyboardInterrupt
-    require_numbers(tmp_path, STATE, 2)
-    assert info_of(tmp_path)["total_episodes"] == 2

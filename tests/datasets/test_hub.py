@@ -43,62 +43,45 @@ class Hub(BaseHTTPRequestHandler):
     asked: list[str]
 
     def do_GET(self) -> None:
-        self._answer(True)
+        self._answer()
 
     def do_HEAD(self) -> None:
-        self._answer(False)
+        self._answer()
 
-    def _answer(self, whole: bool) -> None:
+    def _answer(self) -> None:
         self.asked.append(self.path)
-        path = self.path.partition("?")[0].removeprefix("/")
-        if path.startswith("api/datasets/me/gap/revision/"):
-            self._repository(path.rpartition("/")[2])
-        elif path.startswith("api/datasets/me/gap/tree/"):
-            self._send(json.dumps([_entry(p) for p in self._files()]).encode())
-        elif path.startswith("api/"):
-            self._missing("RepoNotFound")
-        elif path.startswith("datasets/me/gap/resolve/"):
-            self._file(path.split("/", 5)[5], whole)
+        files = {str(p.relative_to(self.folder)): p for p in self.folder.rglob("*") if p.is_file()}
+        path = self.path.partition("?")[0]
+        revision = path.removeprefix("/api/datasets/me/gap/revision/")
+        name = path.split("/", 6)[-1]
+        if revision in REVISIONS:
+            about = {"id": "me/gap", "sha": COMMIT, "private": False, "tags": []}
+            about["siblings"] = [{"rfilename": name} for name in files]
+            self._send(json.dumps(about | {"downloads": 0, "likes": 0}).encode())
+        elif path.startswith("/api/datasets/me/gap/tree/"):
+            self._send(json.dumps([_entry(*each) for each in files.items()]).encode())
+        elif path.startswith("/datasets/me/gap/resolve/") and name in files:
+            data = files[name].read_bytes()
+            digest = hashlib.sha256(data).hexdigest()
+            self._send(data, {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT})
         else:
-            self._missing("RepoNotFound")
+            missing = "RevisionNotFound" if revision != path else "RepoNotFound"
+            self._send(b"{}", {"X-Error-Code": missing}, status=404)
 
-    def _repository(self, revision: str) -> None:
-        if revision not in REVISIONS:
-            return self._missing("RevisionNotFound")
-        names = [{"rfilename": str(p.relative_to(self.folder))} for p in self._files()]
-        about = {"id": "me/gap", "sha": COMMIT, "siblings": names, "private": False}
-        return self._send(json.dumps({**about, "tags": [], "downloads": 0, "likes": 0}).encode())
-
-    def _files(self) -> list[Path]:
-        return [p for p in self.folder.rglob("*") if p.is_file()]
-
-    def _file(self, name: str, whole: bool) -> None:
-        file = self.folder / name
-        if not file.is_file():
-            return self._missing("EntryNotFound")
-        data = file.read_bytes()
-        tags = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
-        return self._send(data, tags, whole)
-
-    def _missing(self, code: str) -> None:
-        self._send(b"{}", {"X-Error-Code": code}, status=404)
-
-    def _send(
-        self, data: bytes, more: dict[str, str] | None = None, whole: bool = True, status: int = 200
-    ) -> None:
+    def _send(self, data: bytes, more: dict[str, str] | None = None, status: int = 200) -> None:
         self.send_response(status)
         for name, value in {**(more or {}), "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if whole:
+        if self.command == "GET":
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
         """Quiet."""
 
 
-def _entry(file: Path) -> dict[str, Any]:
-    name, data = str(file.relative_to(Hub.folder)), file.read_bytes()
+def _entry(name: str, file: Path) -> dict[str, Any]:
+    data = file.read_bytes()
     digest = hashlib.sha1(data).hexdigest()
     return {"type": "file", "path": name, "size": len(data), "oid": digest}
 

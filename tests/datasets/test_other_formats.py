@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import zipfile
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,11 @@ import torch
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import (
-    DatasetError,
-    EpisodeWriter,
-    read_episodes,
-)
+from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.video import encode_png
 from embodied.importers import Bounds, Converted, convert
 from tests.builders import exit_of, recorded
+from tests.datasets.test_foreign_columns import foreign
 from tests.foreign import as_version_2
 
 SPEC = Spec(
@@ -48,11 +45,7 @@ def version_3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     with EpisodeWriter(folder, SPEC, "arm", request.param) as writer:
         for number, text in enumerate(("push", "pull", "push")):
             writer.add(episode(number, 5 + number), text)
-    file = folder / "meta" / "info.json"
-    info = json.loads(file.read_text())
-    del info["embodied"]
-    file.write_text(json.dumps(info))
-    return folder
+    return foreign(folder)
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1"])
@@ -65,8 +58,7 @@ def test_lerobot_2_is_read_as_3(version_3: Path, tmp_path: Path, version: str) -
     theirs, ours = read_episodes(version_3), read_episodes(tmp_path / "new")
     assert ours.spec == theirs.spec and ours.texts == theirs.texts == ("push", "pull", "push")
     assert ours.length.tolist() == [5, 6, 7]
-    for key, value in theirs.steps.items():
-        assert torch.equal(ours.steps[key], value), key
+    assert all(torch.equal(ours.steps[key], value) for key, value in theirs.steps.items())
     stats = [json.loads((f / "meta/stats.json").read_text()) for f in (version_3, tmp_path / "new")]
     for feature, kinds in stats[1].items():
         for kind, value in kinds.items():
@@ -123,19 +115,18 @@ def write_zarr(
 def test_a_replay_buffer_of_diffusion_policy(tmp_path: Path) -> None:
     """As PushT's: pictures are floats from 0 to 255; 3 episodes over many chunks."""
     folder, ends = tmp_path / "replay.zarr", np.array([4, 9, 17])
-    shown = RNG.integers(0, 256, (17, 24, 32, 3)).astype(np.float32)
     data = {
         "action": RNG.uniform(0, 512, (17, 2)).astype(np.float32),
-        "img": shown,
+        "img": RNG.integers(0, 256, (17, 24, 32, 3)).astype(np.float32),
         "keypoint": RNG.normal(size=(17, 9, 2)),
         "state": RNG.normal(size=(17, 5)).astype(np.float32),
     }
+    delta, zlib = {"id": "delta", "dtype": "<f4", "astype": "<f4"}, {"id": "zlib", "level": 1}
     write_zarr(folder, "meta/episode_ends", ends, 3, None)
     write_zarr(folder, "data/action", data["action"], 5, LZ4)
     write_zarr(folder, "data/img", data["img"], 3, ZSTD)
     write_zarr(folder, "data/keypoint", data["keypoint"], 17, None, order="F")
-    delta = {"id": "delta", "dtype": "<f4", "astype": "<f4"}
-    write_zarr(folder, "data/state", data["state"], 4, {"id": "zlib", "level": 1}, filters=[delta])
+    write_zarr(folder, "data/state", data["state"], 4, zlib, filters=[delta])
     with pytest.raises(DatasetError, match="does not say its control period: --dt"):
         convert("zarr", folder, tmp_path / "out")
     assert convert("zarr", folder, tmp_path / "out", 0.1, images="png") == Converted(3)
@@ -158,28 +149,20 @@ def test_a_replay_buffer_of_diffusion_policy(tmp_path: Path) -> None:
 def test_a_zipped_replay_buffer_of_umi(tmp_path: Path) -> None:
     """Without actions: the next pose is the action; what is known afterwards is hidden."""
     folder = tmp_path / "replay"
-    data = {
-        "camera0_rgb": RNG.integers(0, 256, (11, 3, 16, 20)).astype(np.uint8),
-        "robot0_eef_pos": RNG.normal(size=(11, 3)).astype(np.float32),
-        "robot0_eef_rot_axis_angle": RNG.normal(size=(11, 3)).astype(np.float32),
-        "robot0_gripper_width": RNG.normal(size=(11, 1)).astype(np.float32),
-        "robot0_demo_end_pose": RNG.normal(size=(11, 6)),
-    }
+    pose = {"eef_pos": 3, "eef_rot_axis_angle": 3, "gripper_width": 1}
+    data = {f"robot0_{k}": RNG.normal(size=(11, n)).astype(np.float32) for k, n in pose.items()}
+    poses = np.concatenate([*data.values()], 1)
+    data["camera0_rgb"] = RNG.integers(0, 256, (11, 3, 16, 20)).astype(np.uint8)
+    data["robot0_demo_end_pose"] = RNG.normal(size=(11, 6))
     write_zarr(folder, "meta/episode_ends", np.array([6, 10, 11]), 3, LZ4)
     for name, values in data.items():
         write_zarr(folder, f"data/{name}", values, 4, LZ4)
-    with zipfile.ZipFile(tmp_path / "replay.zarr.zip", "w") as made:
-        for file in folder.rglob("*"):
-            if file.is_file():
-                made.write(file, str(file.relative_to(folder)))
+    shutil.make_archive(str(tmp_path / "replay.zarr"), "zip", folder)
     made = convert("zarr", tmp_path / "replay.zarr.zip", tmp_path / "out", 1 / 60, images="png")
     assert made == Converted(2, 0, ("episode 2",))
     ours = read_episodes(tmp_path / "out")
     assert ours.spec.obs["camera0_rgb"].shape == (16, 20, 3)
     assert "privileged/robot0_demo_end_pose" in ours.spec.obs
-    poses = np.concatenate(
-        [data[f"robot0_{part}"] for part in ("eef_pos", "eef_rot_axis_angle", "gripper_width")], 1
-    )
     assert len(ours.spec.act.names) == 7 and ours.spec.act.names[6] == "robot0_gripper_width"
     for at, (begin, end) in enumerate([(0, 6), (6, 10)]):
         rows = ours.episode(at)
@@ -309,8 +292,7 @@ def test_rlds_without_tensorflow(tmp_path: Path) -> None:
         moves = np.concatenate([one["open_gripper"][:, None], one["world_vector"]], 1)
         np.testing.assert_array_equal(rows["action"], moves[:-1].astype(np.float32))
         np.testing.assert_array_equal(rows["reward"], one["reward"][:-1])
-        ends = [bool(rows[key][-1]) for key in ("terminated", "truncated")]
-        assert ends == [at != 1, at == 1]
+        assert [bool(rows[key][-1]) for key in ("terminated", "truncated")] == [at != 1, at == 1]
     assert convert("rlds", folder, tmp_path / "val", 0.2, images="png", mask="val").episodes == 1
     file = folder / "robot-val.tfrecord-00000-of-00001"
     file.write_bytes(file.read_bytes()[:-9])

@@ -8,7 +8,6 @@ import torch
 from embodied.buffers.pending import columns_of_episodes
 from embodied.core.env import RETURN_ENDS
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import remembered, with_history
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import (
     Dataset,
@@ -48,18 +47,6 @@ def episodes(rewards: list[list[float]], terminated: list[bool]) -> Episodes:
 TWO = episodes([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]], [True, False])
 
 
-def test_single_steps() -> None:
-    rows = transitions(TWO, gamma=0.5)
-    assert rows["obs/state"].flatten().tolist() == [0, 1, 2, 10, 11, 12]
-    assert rows["next_obs/state"].flatten().tolist() == [1, 2, 3, 11, 12, 13]
-    assert rows["reward"].tolist() == [1, 2, 4, 8, 16, 32]
-    assert rows["discount"].tolist() == [0.5, 0.5, 0.0, 0.5, 0.5, 0.5]
-    assert rows["action"].tolist()[1] == [1, -1]
-    assert rows["episode"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert rows["episode"].dtype == torch.int64
-    assert set(rows) == {"obs/state", "next_obs/state", "reward", "discount", "action", "episode"}
-
-
 def test_past_observations() -> None:
     """Of two steps, before each step and before the one two steps later; the episode's first
     observation again where it has none."""
@@ -72,16 +59,6 @@ def test_past_observations() -> None:
     assert after == [[0, 1], [1, 2], [1, 2], [10, 11], [11, 12], [11, 12]]
 
 
-def test_past_observations_are_those_of_a_policys_carry() -> None:
-    states = TWO.steps["obs/state"][:3]
-    carry = {"history/state": torch.zeros(1, 2, 1), "fresh": torch.ones(1, dtype=torch.bool)}
-    rows = past_observations(TWO, {"state": 2})["obs/history/state"]
-    for step, state in enumerate(states):
-        seen = with_history({"state": state[None]}, carry)
-        assert torch.equal(seen["history/state"][0], rows[step])
-        carry = remembered(carry, {"state": state[None]})
-
-
 def test_chunks_of_two_at_every_offset() -> None:
     rows = transitions(TWO, gamma=0.5, chunk=2)
     # 1 + 2/2, 2 + 4/2, 4 (cut); 8 + 16/2, 16 + 32/2, 32 (cut)
@@ -92,14 +69,6 @@ def test_chunks_of_two_at_every_offset() -> None:
     assert rows["action"].shape == (6, 4)
     assert rows["action"][0].tolist() == [0, 0, 1, -1]
     assert rows["action"][2].tolist() == [2, -2, 2, -2]  # cut: the last action again
-
-
-def test_n_step_keeps_the_first_action() -> None:
-    rows = transitions(TWO, gamma=0.5, n_step=3)
-    assert rows["reward"].tolist() == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8, 16 + 16, 32]
-    assert rows["discount"].tolist() == [0.0, 0.0, 0.0, 0.125, 0.25, 0.5]
-    assert rows["next_obs/state"].flatten().tolist() == [3, 3, 3, 13, 13, 13]
-    assert torch.equal(rows["action"], TWO.steps["action"])
 
 
 def test_n_steps_of_chunks() -> None:

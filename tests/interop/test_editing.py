@@ -14,8 +14,7 @@ from tests.interop import need
 need("lerobot", "av")
 
 from embodied.core.spec import DEPTH, Leaf, Spec  # noqa: E402
-from embodied.datasets.editing.check import CheckConfig  # noqa: E402
-from embodied.datasets.editing.edit import Split, checked, drop, merge, numbered, split  # noqa: E402
+from embodied.datasets.editing.edit import Split, drop, merge, numbered, split  # noqa: E402
 from embodied.datasets.editing.rotations import to_matrix  # noqa: E402
 from embodied.datasets.editing.transform import Rotation, rotate  # noqa: E402
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
@@ -74,17 +73,6 @@ def test_lerobot_reads_what_was_merged_and_split(theirs: Path, tmp_path: Path) -
     require_same_items(items(tmp_path / "a", 3), items(theirs, 3))
 
 
-def test_statistics_are_those_lerobot_computes(theirs: Path, tmp_path: Path) -> None:
-    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-
-    drop(theirs, tmp_path / "kept", numbered("3"))
-    kept = LeRobotDatasetMetadata("me/test", root=tmp_path / "kept")
-    rows = read_episodes(tmp_path / "kept").steps["action"].numpy()
-    assert np.allclose(kept.stats["action"]["mean"], rows.mean(0), rtol=1e-4, atol=1e-4)
-    assert np.allclose(kept.stats["action"]["max"], rows.max(0))
-    assert kept.total_episodes == 3 and kept.total_frames == len(rows)
-
-
 @pytest.mark.parametrize("images", ["mp4", "png"])
 def test_what_policies_do_not_see_stays_hidden_in_lerobot(images: Any, tmp_path: Path) -> None:
     """Its training does not take it as an input, and its editing, which drops our key, keeps it."""
@@ -131,16 +119,6 @@ def test_what_policies_do_not_see_stays_hidden_in_lerobot(images: Any, tmp_path:
             torch.testing.assert_close(edited.steps[f"obs/{name}"][5:10], obs[name][:5])
 
 
-def test_a_good_dataset_of_lerobots_has_no_findings(theirs: Path) -> None:
-    found, count = checked(theirs, CheckConfig())
-    assert found == [] and count == len(LENGTHS)
-
-
-def test_limits_can_be_given_for_datasets_that_have_none(theirs: Path) -> None:
-    found, _ = checked(theirs, CheckConfig(action=(-80.0, 1000.0), pictures=False))
-    assert found and {one.what.split("]")[0] for one in found} == {"action[x.pos"}
-
-
 def test_a_rotated_and_relative_dataset_is_lerobots(theirs: Path, tmp_path: Path) -> None:
     """LeRobot reads the new column with its size and statistics, and the rest as it was."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -148,13 +126,12 @@ def test_a_rotated_and_relative_dataset_is_lerobots(theirs: Path, tmp_path: Path
     rotate(theirs, tmp_path / "six", Rotation("observation.state", "euler", "6d"))
     was, now = items(theirs, 2), items(tmp_path / "six", 2)
     for here, there in zip(now, was, strict=True):
-        assert here["observation.state"].shape == (6,) and torch.equal(
-            here["observation.images.top"], there["observation.images.top"]
+        assert torch.equal(here["observation.images.top"], there["observation.images.top"])
+        ours, theirs_ = (
+            to_matrix(item["observation.state"][None].numpy(), kind)
+            for item, kind in ((here, "6d"), (there, "euler"))
         )
-        ours = to_matrix(here["observation.state"][None].numpy(), "6d")
-        np.testing.assert_allclose(
-            ours, to_matrix(there["observation.state"][None].numpy(), "euler"), atol=1e-5
-        )
+        np.testing.assert_allclose(ours, theirs_, atol=1e-5)
     meta = LeRobotDataset("me/test", root=tmp_path / "six").meta
     assert meta.features["observation.state"]["shape"] == (6,)
     assert len(meta.stats["observation.state"]["mean"]) == 6
@@ -162,16 +139,13 @@ def test_a_rotated_and_relative_dataset_is_lerobots(theirs: Path, tmp_path: Path
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1"])
 def test_lerobot_reads_a_dataset_of_version_2(theirs: Path, tmp_path: Path, version: str) -> None:
+    from lerobot.scripts.convert_dataset_v21_to_v30 import convert_dataset
+
     old = as_version_2(theirs, tmp_path / "old", version)
     convert("lerobot", old, tmp_path / "new")
     for episode in range(len(LENGTHS)):
         require_same_items(items(tmp_path / "new", episode), items(theirs, episode))
-
-
-def test_lerobots_own_converter_makes_the_same(theirs: Path, tmp_path: Path) -> None:
-    from lerobot.scripts.convert_dataset_v21_to_v30 import convert_dataset
-
-    convert("lerobot", as_version_2(theirs, tmp_path / "old"), tmp_path / "ours")
-    convert_dataset("me/test", root=tmp_path / "old", push_to_hub=False)
-    for episode in range(len(LENGTHS)):
-        require_same_items(items(tmp_path / "ours", episode), items(tmp_path / "old", episode))
+    if version == "v2.1":  # LeRobot's own converter makes the same
+        convert_dataset("me/test", root=old, push_to_hub=False)
+        for episode in range(len(LENGTHS)):
+            require_same_items(items(tmp_path / "new", episode), items(old, episode))

@@ -1,9 +1,11 @@
-"""The way back: LeRobot loads what `embodied export --lerobot` writes, and acts the same."""
+"""`embodied adopt` against the real LeRobot: same checkpoint, same noise, same actions; and the way
+back: LeRobot loads what `embodied export --lerobot` writes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +21,9 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from embodied.adopt.adopt import Options, adopt  # noqa: E402
 from embodied.core import checkpoint  # noqa: E402
 from tests.adopt.checkpoints import embodied  # noqa: E402
-from tests.adopt.test_adopt import with_weights  # noqa: E402
+from tests.adopt.test_adopt import DATA, TOLERANCE, play_in_double, with_weights  # noqa: E402
 from tests.builders import make_learner  # noqa: E402
+from tests.interop.write_lerobot_checkpoints import cases, write  # noqa: E402
 
 CASES = ("act_pictures", "diffusion_numbers", "diffusion_shared", "act_dilated")
 LOAD = """
@@ -95,3 +98,16 @@ def test_lerobot_acts_the_same(case: str, acted: dict[str, tuple[Tensor, Tensor]
     own, said = acted[case]
     assert own.std() > 1e-3
     torch.testing.assert_close(said, own, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["act_numbers", "diffusion_numbers", "diffusion_pictures"])
+def test_lerobots_own_checkpoint(case: str, tmp_path: Path) -> None:
+    """Written by LeRobot with all its tensors, played by it, adopted and played by us."""
+    write(case, cases()[case], tmp_path, with_weights=True)
+    torch.set_default_dtype(torch.float32)
+    policy = adopt(tmp_path / case, tmp_path / "run", Options(fps=10.0))
+    played = load_file(tmp_path / case / "played.safetensors")
+    assert (play_in_double(policy, played) - played["actions"]).abs().max() <= TOLERANCE
+    # What the ordinary tests compare with is what this LeRobot does.
+    recorded = load_file(DATA / case / "played.safetensors")
+    assert torch.allclose(recorded["actions"], played["actions"], atol=1e-9)

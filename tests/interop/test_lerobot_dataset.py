@@ -1,10 +1,11 @@
 """Datasets of LeRobot's own writer and of ours, films included, are read by the other's reader;
-policies of either are the same."""
+policies of either are the same; and all that LeRobot's writer can store in a column."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from tests.interop import need
 
 need("lerobot", "av")
 
+from lerobot.configs.video import DepthEncoderConfig, RGBEncoderConfig  # noqa: E402
+from lerobot.datasets.dataset_tools import delete_episodes  # noqa: E402
 from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: E402
 
-from embodied.commands.eval import evaluate_run  # noqa: E402
 from embodied.commands.train import train  # noqa: E402
 from embodied.core import checkpoint  # noqa: E402
 from embodied.core.build import build  # noqa: E402
@@ -29,12 +31,15 @@ from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec  # noqa: E402
 from embodied.core.tensors import Tensors  # noqa: E402
 from embodied.datasets.collect import play  # noqa: E402
+from embodied.datasets.editing.check import CheckConfig  # noqa: E402
+from embodied.datasets.editing.edit import checked  # noqa: E402
 from embodied.datasets.lerobot.pictures import LazyPictures  # noqa: E402
-from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
-from embodied.datasets.transitions import Dataset, chunks  # noqa: E402
+from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes  # noqa: E402
+from embodied.datasets.lerobot.schema import Depth  # noqa: E402
+from embodied.datasets.transitions import human_steps  # noqa: E402
 from tests.adopt.checkpoints import embodied  # noqa: E402
-from tests.builders import node_of, recorded  # noqa: E402
-from tests.interop.datasets import FPS, H, W, action, picture, state, write_with_lerobot  # noqa: E402
+from tests.builders import exit_of, node_of, recorded  # noqa: E402
+from tests.interop.datasets import FPS, H, W, action, picture, state  # noqa: E402
 
 EPISODES, TASK = 30, "pass the wall"
 NUMBERS = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
@@ -78,19 +83,13 @@ def ours(episodes: list[Tensors], tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_the_numbers_are_the_same(theirs: Path, ours: Path) -> None:
-    here, there = read_episodes(ours), read_episodes(theirs)
-    assert torch.equal(here.length, there.length)
-    for key in ("obs/state", "action"):
-        assert torch.equal(here.steps[key], there.steps[key])
-    assert set(there.texts) == {TASK} and there.spec.dt == pytest.approx(0.1)
-    assert there.spec.act.names == ("x", "y")
-
-
 def test_a_policy_of_their_dataset_is_that_of_ours(
     theirs: Path, ours: Path, tmp_path: Path
 ) -> None:
-    """In the environment, by a mapping: the same numbers, so the same weights and success."""
+    """In the environment, by a mapping: the same numbers, so the same weights."""
+    read = read_episodes(theirs)
+    assert set(read.texts) == {TASK} and read.spec.dt == pytest.approx(0.1)
+    assert read.spec.act.names == ("x", "y")
     mapping = tmp_path / "two_gap.yaml"
     mapping.write_text(MAPPING)
     words = ("env=two_gap", "policy=flow", "learner=imitate", *STEPS)
@@ -100,45 +99,7 @@ def test_a_policy_of_their_dataset_is_that_of_ours(
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_policy_without_an_environment_is_too(theirs: Path, ours: Path, tmp_path: Path) -> None:
-    """In physical units from the datasets' own statistics, then in the environment."""
-    mapping = tmp_path / "two_gap.yaml"
-    mapping.write_text(MAPPING)
-    words = ("policy=flow", "learner=imitate", *STEPS)
-    there = train([*words, f"demos={theirs}", f"out={tmp_path / 'a'}"])
-    here = train([*words, f"demos={ours}", f"out={tmp_path / 'b'}"])
-    acted = ["env=two_gap", f"mapping={mapping}", "episodes=40"]
-    rows = [evaluate_run(there, acted, []), evaluate_run(here, acted, [])]
-    assert abs(rows[0]["successes"] - rows[1]["successes"]) <= 0.02 * 40
-
-
 LENGTHS = [12, 25, 8]
-
-
-@pytest.mark.parametrize("codec", ["libsvtav1", "h264", None])
-def test_we_read_what_lerobot_wrote(codec: str | None, tmp_path: Path) -> None:
-    write_with_lerobot(tmp_path / "theirs", LENGTHS, codec)
-    whole = read_episodes(tmp_path / "theirs")
-    lazy = read_episodes(tmp_path / "theirs", memory_mb=0.5)
-    assert whole.length.tolist() == LENGTHS and whole.texts == ("push the block",) * 3
-    assert isinstance(lazy.steps["obs/top"], LazyPictures)
-    tolerance = 0 if codec is None else 30  # of 255, at LeRobot's own quality
-    row = 0
-    for episode, length in enumerate(LENGTHS):
-        for step in range(length):
-            assert torch.equal(whole.steps["action"][row], torch.from_numpy(action(episode, step)))
-            shown = whole.steps["obs/side"][row].int() - torch.from_numpy(
-                picture(episode, step + 7)
-            )
-            assert shown.abs().float().mean() <= tolerance / 10
-            assert shown.abs()[:, : W - 17].max() <= 4 * tolerance
-            assert torch.equal(lazy.steps["obs/side"][row], whole.steps["obs/side"][row])
-            row += 1
-    torch.manual_seed(0)
-    one = Dataset(chunks(whole, 4)).sample(8)
-    torch.manual_seed(0)
-    other = Dataset(chunks(lazy, 4)).sample(8)
-    assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
 def our_dataset(folder: Path, images: Any) -> None:
@@ -151,13 +112,13 @@ def our_dataset(folder: Path, images: Any) -> None:
     )
     with EpisodeWriter(folder, spec, "sim", images) as writer:
         for number, length in enumerate(LENGTHS):
-            tops = np.stack([picture(number, t) for t in range(length + 1)])
-            sides = np.stack([picture(number, t + 7) for t in range(length + 1)])
-            states = np.stack([state(number, t) for t in range(length + 1)])
+            steps = range(length + 1)
+            seen = {"top": [picture(number, t) for t in steps]}
+            seen["side"] = [picture(number, t + 7) for t in steps]
+            seen["state"] = [state(number, t) for t in steps]
+            obs = {name: torch.from_numpy(np.stack(values)) for name, values in seen.items()}
+            obs["privileged/mass"] = torch.ones(length + 1, 1)
             acts = np.stack([action(number, t) / 200 for t in range(length)])
-            seen = {"top": tops, "side": sides, "state": states}
-            seen["privileged/mass"] = np.ones((length + 1, 1), np.float32)
-            obs = {name: torch.from_numpy(value) for name, value in seen.items()}
             writer.add(recorded(obs, torch.from_numpy(acts)))
 
 
@@ -197,3 +158,185 @@ def test_lerobot_trains_on_what_we_wrote_and_its_policy_comes_back(tmp_path: Pat
     embodied("adopt", str(weights), f"fps={FPS}", f"out={tmp_path / 'run'}")
     spec = checkpoint.load_policy(tmp_path / "run").spec
     assert set(spec.obs) == {"state", "top", "side"} and spec.act.size == 2
+
+
+HEIGHT, WIDTH, SHORT = 48, 64, (4, 7)
+STATE = {"dtype": "float32", "shape": (3,), "names": ["a", "b", "c"]}
+ACTION = {"dtype": "float32", "shape": (2,), "names": ["x.pos", "y.pos"]}
+DEPTH = {"is_depth_map": True}
+Values = Callable[[int], Any]
+
+
+def numbers(dtype: str, *shape: int) -> Values:
+    size = int(np.prod(shape))
+    base = np.arange(size).reshape(shape)
+    return lambda step: (base + step % 2 if dtype == "bool" else base + step).astype(dtype)
+
+
+def distances(dtype: str, unit: float) -> Values:
+    """A slope from 0.4 to 3 m that comes nearer, [HEIGHT, WIDTH, 1], in units of `unit` m; in the
+    first row nothing was measured."""
+    slope = np.linspace(0.4, 3.0, WIDTH)[None, :, None].repeat(HEIGHT, 0)
+    known = np.arange(HEIGHT)[:, None, None] > 0
+    return lambda step: (known * (slope - 0.01 * step) / unit).astype(dtype)
+
+
+def colours(step: int) -> np.ndarray:
+    shown = np.full((HEIGHT, WIDTH, 3), 40 + 10 * step, np.uint8)
+    shown[:, :, 2] = np.linspace(0, 120, WIDTH, dtype=np.uint8)
+    return shown
+
+
+def first_axis(step: int) -> np.ndarray:
+    return np.ascontiguousarray(colours(step).transpose(2, 0, 1))
+
+
+def feature_of(dtype: str, channels: int, info: dict[str, Any] | None = None) -> dict[str, Any]:
+    made: dict[str, Any] = {"dtype": dtype, "shape": (HEIGHT, WIDTH, channels)}
+    made["names"] = ["height", "width", "channels"]
+    return made if info is None else {**made, "info": info}
+
+
+def vector(dtype: str, *shape: int) -> dict[str, Any]:
+    names = [f"e{i}" for i in range(shape[0])] if len(shape) == 1 else None
+    return {"dtype": dtype, "shape": shape, "names": names}
+
+
+LINEAR = DepthEncoderConfig(depth_min=0.2, depth_max=4.0, use_log=False)
+TOP, TOUCH = "observation.images.top", "observation.touch"
+CLASSES = {"dtype": "int64", "shape": (1,), "names": ["choice"]}
+AXES = ["channels", "height", "width"]
+CHANNELS_FIRST = {"dtype": "image", "shape": (3, HEIGHT, WIDTH), "names": AXES}
+DTYPES = "float64 float16 int8 int16 int32 int64 uint8 uint16 uint32 bool"
+SHAPES: list[Any] = [("float32", 1), ("float32", 4, 5), ("float32", 2, 4, 5), ("int32", 2, 2, 4, 5)]
+# Features beyond state and action, and their values at a step.
+CASES: dict[str, dict[str, tuple[dict[str, Any], Values]]] = {
+    "plain": {},
+    **{dtype: {TOUCH: (vector(dtype, 4), numbers(dtype, 4))} for dtype in DTYPES.split()},
+    **{
+        f"{len(shape)} axes of {shape[0]}": {TOUCH: (vector(dtype, *shape), numbers(dtype, *shape))}
+        for dtype, *shape in SHAPES
+    },
+    "words": {"note": ({"dtype": "string", "shape": (1,), "names": None}, lambda step: "ok")},
+    "rewards": {
+        "next.reward": (vector("float32", 1), numbers("float32", 1)),
+        "next.success": (vector("bool", 1), numbers("bool", 1)),
+        "next.done": (vector("bool", 1), lambda step: np.array([False])),
+    },
+    "intervention": {"complementary_info.is_intervention": (vector("bool", 1), numbers("bool", 1))},
+    "class": {"action": (CLASSES, lambda step: np.array([step % 3]))},
+    "float64 action": {"action": (vector("float64", 2), numbers("float64", 2))},
+    "picture": {TOP: (feature_of("image", 3), colours)},
+    "picture, channels first": {TOP: (CHANNELS_FIRST, first_axis)},
+    "film": {TOP: (feature_of("video", 3), colours)},
+    "film, AV1": {TOP: (feature_of("video", 3), colours)},
+    "depth picture, mm": {TOP: (feature_of("image", 1, DEPTH), distances("uint16", 1e-3))},
+    "depth picture, m": {TOP: (feature_of("image", 1, DEPTH), distances("float32", 1.0))},
+    "depth film": {TOP: (feature_of("video", 1, DEPTH), distances("uint16", 1e-3))},
+    "depth film, even steps": {TOP: (feature_of("video", 1, DEPTH), distances("float32", 1.0))},
+    "two tasks": {},
+}
+
+
+def write_case(root: Path, name: str) -> Path:
+    more = CASES[name]
+    features = {"observation.state": STATE, "action": ACTION}
+    features |= {key: dict(feature) for key, (feature, _) in more.items()}
+    films = any(feature["dtype"] == "video" for feature in features.values())
+    codec = "libsvtav1" if name == "film, AV1" else "h264"
+    settings: dict[str, Any] = {"rgb_encoder": RGBEncoderConfig(vcodec=codec)} if films else {}
+    if name == "depth film, even steps":
+        settings["depth_encoder"] = LINEAR
+    dataset = LeRobotDataset.create(
+        "me/test", FPS, features, root, "arm", use_videos=films, **settings
+    )
+    for length in SHORT:
+        for step in range(length):
+            frame = {"observation.state": numbers("float32", 3)(step)}
+            frame["action"] = numbers("float32", 2)(step)
+            frame |= {key: values(step) for key, (_, values) in more.items()}
+            task = "stop" if name == "two tasks" and step == 3 else "go"
+            dataset.add_frame({**frame, "task": task})
+        dataset.save_episode()
+    dataset.finalize()
+    return root
+
+
+def require_same(ours: Episodes, theirs: LeRobotDataset, name: str) -> None:
+    """Every row of both readers; pictures to what encoding costs, distances to a millimetre."""
+    keys = {TOP: "obs/top", TOUCH: "obs/touch", "observation.state": "obs/state"}
+    keys |= {"next.reward": "reward", "next.success": "success", "action": "action"}
+    for row in range(len(theirs)):
+        item = theirs[row]
+        for column, key in keys.items():
+            if column not in item:
+                continue
+            there, here = torch.as_tensor(item[column]), ours.steps[key][row]
+            if column == TOP:
+                there = there.permute(1, 2, 0)
+                depth = ours.spec.obs["top"].is_depth
+                assert depth == name.startswith("depth")
+                here, room = (here * 1000, 1.01) if depth else (here / 255, 0.02)
+                assert (there - here).abs().max() <= room, (name, row)
+                continue
+            assert torch.equal(there.double().flatten(), here.double().flatten()), (name, column)
+        assert ours.words()[row] == item["task"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_readers_give_the_same(name: str, tmp_path: Path) -> None:
+    root = write_case(tmp_path / "theirs", name)
+    ours = read_episodes(root)
+    require_same(ours, LeRobotDataset("me/test", root=root), name)
+    lazy = read_episodes(root, memory_mb=0.01)
+    for key, value in lazy.steps.items():
+        assert isinstance(value, LazyPictures) == (key == "obs/top")
+        value = value.load() if isinstance(value, LazyPictures) else value
+        assert torch.equal(value, ours.steps[key])
+    found = checked(root, CheckConfig(still=10.0))[0]
+    assert found == []
+    assert exit_of("demos", "info", root) == 0
+    policy = "categorical" if name == "class" else "flow"
+    words = (f"policy={policy}", "learner=imitate", "size=debug", "steps=2", f"demos={root}")
+    spec = checkpoint.load_policy(train([*words, f"out={tmp_path / 'run'}"])).spec
+    assert ("instruction" in spec.obs) == (name == "two tasks")
+    if name == "intervention":
+        assert human_steps(ours).tolist() == [step % 2 == 1 for n in SHORT for step in range(n)]
+    if name == "class":
+        assert spec.act.dtype == "int64" and spec.act.high == 2
+
+
+@pytest.mark.parametrize("name", [case for case in CASES if case.startswith("depth")])
+def test_depth_becomes_points_that_lerobot_keeps(name: str, tmp_path: Path) -> None:
+    root, out = write_case(tmp_path / "theirs", name), tmp_path / "out"
+    sight = ("fx=60", "fy=60", "cx=31.5", "cy=23.5", "voxel=0.001", "points=300")
+    assert exit_of("demos", "points", root, *sight, f"out={out}") == 0
+    depth, clouds = read_episodes(root).steps["obs/top"], read_episodes(out).steps["obs/points"]
+    for seen, cloud in zip(depth, clouds, strict=True):
+        # The pixel of each point has its distance; a voxel holds less than a pixel.
+        column = (cloud[:, 0] / cloud[:, 2] * 60 + 31.5).round().long()
+        row = (cloud[:, 1] / cloud[:, 2] * 60 + 23.5).round().long()
+        torch.testing.assert_close(cloud[:, 2], seen[row, column, 0], atol=1e-5, rtol=0)
+        assert row.min() > 0, "nothing was measured in the first row"
+    theirs = LeRobotDataset("me/test", root=out)
+    assert not theirs.meta.camera_keys and not list(out.glob("videos/*"))
+    assert torch.equal(theirs[5]["observation.points"].view(300, 3), clouds[5])
+    delete_episodes(theirs, [0], tmp_path / "edited", "me/edited")
+    edited = read_episodes(tmp_path / "edited")
+    assert edited.spec.obs["points"].is_points
+    assert torch.equal(edited.steps["obs/points"], clouds[SHORT[0] :])
+    words = ("policy=flow", "learner=imitate", "size=debug", "steps=2", f"demos={out}")
+    assert checkpoint.load_policy(train([*words, f"out={tmp_path / 'run'}"])).spec.obs["points"]
+
+
+def test_codes_of_films_are_lerobots() -> None:
+    from lerobot.datasets.depth_utils import dequantize_depth
+
+    codes = np.arange(4096, dtype=np.uint16).reshape(64, 64, 1)
+    for logarithmic in (True, False):
+        for low, high in ((0.01, 10.0), (0.3, 2.5)):
+            there = dequantize_depth(
+                codes, low, high, use_log=logarithmic, output_unit="m", output_channel_last=True
+            )
+            here = Depth("mm", low, high, logarithmic=logarithmic).of_film(codes)
+            assert np.abs(here - there.numpy()).max() < 2e-6 * high

@@ -99,29 +99,11 @@ def test_lost_packets_do_not_keep_it_from_connecting(calibrated: tuple[FakeBus, 
     assert all(servo.table[40] == 1 for servo in bus.servos.values()), "torque stays on"
 
 
-def test_a_range_is_the_calibrated_one(calibrated: tuple[FakeBus, Path]) -> None:
-    bus, folder = calibrated
-    about = node(bus.path, folder, use_degrees=False)
-    about["joints"] = [{**joint, "unit": "range"} for joint in about["joints"]]
-    with build(about, LeRobotDriver) as driver:
-        middle = (LOW + HIGH) / 2
-        np.testing.assert_allclose(
-            driver.read().q, (np.array(TICKS[:5]) - middle) * 2 * np.pi / 4095, atol=3e-3
-        )
-
-
 def test_an_arm_that_is_not_calibrated_is_refused(calibrated: tuple[FakeBus, Path]) -> None:
     bus, folder = calibrated
     bus.servos[3].table[11:13] = (3000).to_bytes(2, "little")
     with pytest.raises(DriverError, match="embodied robot calibrate"):
         build(node(bus.path, folder), LeRobotDriver).connect()
-
-
-def test_a_slow_wire_is_refused(calibrated: tuple[FakeBus, Path]) -> None:
-    bus, folder = calibrated
-    bus.faults.turnaround = 0.012  # before a reply; the period is 10 ms
-    with pytest.raises(DriverError, match=r"a period is 10.0 ms"):
-        build(node(bus.path, folder) | {"hertz": 100.0}, LeRobotDriver).connect()
 
 
 def test_an_arm_that_is_gone_is_a_fault(calibrated: tuple[FakeBus, Path]) -> None:

@@ -6,11 +6,7 @@ is written from openpi's protocol with that packing (openpi itself needs JAX and
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,13 +17,10 @@ from tests.interop import need
 
 need("openpi_client")
 
-import websockets.asyncio.server  # noqa: E402
 from openpi_client import base_policy, msgpack_numpy  # noqa: E402
 from openpi_client.websocket_client_policy import WebsocketClientPolicy  # noqa: E402
 
 from embodied.core import build as core_build  # noqa: E402
-from embodied.core import checkpoint  # noqa: E402
-from embodied.core.actor import Actor  # noqa: E402
 from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec  # noqa: E402
@@ -37,7 +30,7 @@ from embodied.serve import protocol  # noqa: E402
 from embodied.serve.openpi_wrapper import Steerable  # noqa: E402
 from embodied.serve.policy_service import PolicyService  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
-from tests.adopt.checkpoints import adopted, two_gap_checkpoint  # noqa: E402
+from tests.policies.remote.servers import stock  # noqa: E402
 
 SPEC = Spec(
     {"state": Leaf((7,)), "image": Leaf((64, 64, 3), "uint8")},
@@ -94,40 +87,8 @@ def test_openpis_client_asks_our_server() -> None:
         with pytest.raises(RuntimeError, match="the observation state is missing"):
             client.infer({"image": observation()["image"]})
         assert client.infer(observation())["actions"].shape == (5, 6), "it goes on"
-
-
-def test_openpis_client_asks_a_policy_that_sees_two_steps(tmp_path: Path) -> None:
-    """LeRobot's Diffusion as it is by default (n_obs_steps=2): its past is that of the connection,
-    and a new one, or the key `reset`, begins an episode."""
-    base = two_gap_checkpoint(tmp_path / "lerobot")
-    policy = checkpoint.load_policy(adopted(base, tmp_path / "base", "two_gap", "steps=2"))
-    service, noise = PolicyService(policy), np.full((8, 2), 0.1, np.float32)
-    steps = [np.full(2, 0.2 * i, np.float32) for i in range(3)]
-    policy.sample_noise = lambda n, explore=False: torch.full((n, 8, 2), 0.1)  # pyright: ignore
-    actor, wanted = Actor(policy, 1, execute=1), list[Any]()
-    for i, seen in enumerate(steps):
-        actor({"state": torch.from_numpy(seen)[None]}, torch.tensor([i == 0]))
-        wanted.append(actor.plan[0].numpy())
-    with Server(service, port=0, token=TOKEN) as server:
-        for _ in range(2):
-            client = WebsocketClientPolicy("127.0.0.1", server.port, api_key=TOKEN)
-            for again in range(2):
-                for i, seen in enumerate(steps):
-                    begins = {"reset": True} if again and i == 0 else {}
-                    got = client.infer({"state": seen, "noise": noise, **begins})["actions"]
-                    np.testing.assert_allclose(got, wanted[i], atol=1e-6)
-        fresh = WebsocketClientPolicy("127.0.0.1", server.port, api_key=TOKEN)
-        alone = fresh.infer({"state": steps[2], "noise": noise})["actions"]
-        assert np.abs(alone - wanted[2]).max() > 1e-4
-
-
-def test_openpis_client_is_refused_without_the_token() -> None:
-    torch.manual_seed(0)
-    policy = build(FLOW, Policy, spec=SPEC).eval()
-    with Server(PolicyService(policy), port=0, token=TOKEN) as server:
         with pytest.raises(Exception, match="401"):
             WebsocketClientPolicy("127.0.0.1", server.port, api_key="wrong")
-        assert server.connected == 0
 
 
 class Pi(base_policy.BasePolicy):
@@ -147,39 +108,9 @@ class Pi(base_policy.BasePolicy):
         return {"actions": np.tanh(noise[:, :6] + shift), "state": kept["observation/state"]}
 
 
-@contextmanager
-def served(policy: Any, metadata: dict[str, Any]) -> Iterator[str]:
-    """A server as openpi's: its packing, no token, a traceback as text and the end after errors."""
-    loop, ready, port = asyncio.new_event_loop(), threading.Event(), [0]
-
-    async def talk(connection: Any) -> None:
-        packer = msgpack_numpy.Packer()
-        await connection.send(packer.pack(metadata))
-        with suppress(websockets.ConnectionClosed):
-            while True:
-                obs = msgpack_numpy.unpackb(await connection.recv())
-                answer = policy.infer(obs)
-                await connection.send(packer.pack({**answer, "server_timing": {"infer_ms": 1.0}}))
-
-    async def run() -> None:
-        options: dict[str, Any] = {"compression": None, "max_size": None}
-        async with websockets.asyncio.server.serve(talk, "127.0.0.1", 0, **options) as listening:
-            port[0] = next(iter(listening.sockets)).getsockname()[1]
-            ready.set()
-            await asyncio.Future()
-
-    def target() -> None:
-        with suppress(asyncio.CancelledError, RuntimeError):
-            loop.run_until_complete(run())
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    ready.wait()
-    try:
-        yield f"ws://127.0.0.1:{port[0]}"
-    finally:
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-        thread.join(5)
+def served(policy: Any) -> AbstractContextManager[str]:
+    """A server as openpi's, with its packing."""
+    return stock(policy.infer, policy.metadata, msgpack_numpy.packb, msgpack_numpy.unpackb)
 
 
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
@@ -188,7 +119,7 @@ DSRL = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
 
 def test_our_client_asks_an_openpi_server_and_learns_no_noise_through_it() -> None:
     policy = Pi()
-    with served(policy, policy.metadata) as url:
+    with served(policy) as url:
         there = remote_policy(url, SPEC, mapping=MAPPING, prompt="pick")
         obs = {name: torch.tensor(value)[None] for name, value in observation().items()}
         rows = {name: value.expand(12, *value.shape[1:]) for name, value in obs.items()}
@@ -203,7 +134,7 @@ def test_our_client_asks_an_openpi_server_and_learns_no_noise_through_it() -> No
 def test_with_our_wrapper_an_openpi_server_is_steered(shared: bool) -> None:
     policy = Steerable(Pi(), HORIZON, WIDE, shared)
     assert policy.metadata["reset_pose"] == [0.0] * 6
-    with served(policy, policy.metadata) as url:
+    with served(policy) as url:
         there = remote_policy(url, SPEC, mapping=MAPPING, prompt="pick")
         steered = Dsrl.wrap(there, DSRL, INNER)
         assert steered.inner.spec.act.size == (WIDE if shared else HORIZON * WIDE)

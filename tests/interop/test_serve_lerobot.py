@@ -96,33 +96,19 @@ def observations(n: int) -> Tensors:
     return {name: leaf.sample(n) for name, leaf in SPEC.obs.items()}
 
 
-def test_same_noise_same_chunk(remote: Policy) -> None:
+def test_same_noise_gives_lerobots_chunk(service: LeRobotService, remote: Policy) -> None:
+    """What arrives here is what LeRobot predicts, in units of here."""
     obs, noise = observations(2), remote.sample_noise(2)
     assert noise.shape == (2, 10, 32)
     first, second = (remote.act(obs, {}, noise)[0] for _ in range(2))
     other = remote.act(obs, {}, remote.sample_noise(2))[0]
-    assert first.shape == (2, 10, 4)
-    assert torch.equal(first, second)
+    assert first.shape == (2, 10, 4) and torch.equal(first, second)
     assert not torch.allclose(first, other)
-
-
-def test_it_is_lerobots_chunk(service: LeRobotService, remote: Policy) -> None:
-    """What arrives here is what LeRobot predicts, in units of here."""
-    obs, noise = observations(1), remote.sample_noise(1)
-    given = {STATE: obs["state"], "task": [TASK]}
+    given = {STATE: obs["state"], "task": [TASK] * 2}
     given |= {c: obs[k].permute(0, 3, 1, 2).float() / 255 for k, c in CAMERAS.items()}
     service.policy.reset()
     theirs = service.post(service.policy.predict_action_chunk(service.pre(given), noise=noise))
-    assert torch.allclose(remote.act(obs, {}, noise)[0], theirs / 3, atol=1e-6)
-
-
-def test_noise_of_one_step_is_shared(remote: Policy) -> None:
-    """32 numbers instead of 320; the chunk is that of the repeated noise."""
-    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "shared_noise": True}
-    policy = Dsrl.wrap(remote, node, INNER)
-    assert policy.inner.spec.act.size == 32
-    u = torch.rand(2, 32)
-    assert torch.equal(policy.base_noise(u), (1.5 * u)[:, None].expand(2, 10, 32))
+    assert torch.allclose(first, theirs / 3, atol=1e-6)
 
 
 def steered(url: str, folder: Path) -> None:

@@ -21,7 +21,7 @@ from embodied.real_robot.drivers.servos.bus import signed
 from embodied.real_robot.emulators.servos.bus import FakeBus
 from embodied.real_robot.rl.rehearsal import remember
 from tests.interop.adversary import KEYS, installed, record
-from tests.interop.test_lerobot_record import run
+from tests.interop.test_lerobot_record import started
 from tests.real_robot.operators import Operator
 from tests.real_robot.test_daemon import PATIENT
 from tests.real_robot.test_deploy import ENV, ROOT, said, start
@@ -84,7 +84,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         remember(Deployment.parse(arm(bus)))
         real = ("robot.emulator=null", f"robot.driver.port={bus.path}", "robot.driver.timeout=0.3")
         words = record("so101_sim", 6, 20, folder, real, teleop=calm, episodes=2)
-        run(words, installed(folder), folder)
+        started(words, installed(folder), folder)
     bus.require(folder / "dataset", 5.0)
     out = train([f"demos={folder / 'dataset'}", f"out={folder / 'run'}", *SMALL])
     spec = checkpoint.load_spec(out)

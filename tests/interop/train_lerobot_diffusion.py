@@ -27,19 +27,14 @@ ENV = "observation.environment_state"
 def main(folder: Path, out: Path, steps: int = 1200, seed: int = 0) -> None:
     torch.manual_seed(seed)
     fps = LeRobotDataset("local/data", root=folder).fps
-    times = {
-        "observation.state": [-1 / fps, 0.0],
-        "action": [k / fps for k in range(-1, HORIZON - 1)],
-    }
+    later = [k / fps for k in range(-1, HORIZON - 1)]
+    times = {"observation.state": later[:2], "action": later}
     data = LeRobotDataset("local/data", root=folder, delta_timestamps=times)
-    shapes = {key: data.meta.features[key]["shape"] for key in ("observation.state", "action")}
-    state = PolicyFeature(FeatureType.STATE, tuple(shapes["observation.state"]))
+    state, action = (tuple(data.meta.features[key]["shape"]) for key in times)
+    inputs = {"observation.state": PolicyFeature(FeatureType.STATE, state)}
     config = DiffusionConfig(
-        input_features={
-            "observation.state": state,
-            ENV: PolicyFeature(FeatureType.ENV, state.shape),
-        },
-        output_features={"action": PolicyFeature(FeatureType.ACTION, tuple(shapes["action"]))},
+        input_features={**inputs, ENV: PolicyFeature(FeatureType.ENV, state)},
+        output_features={"action": PolicyFeature(FeatureType.ACTION, action)},
         normalization_mapping={k: NormalizationMode.MIN_MAX for k in ("STATE", "ENV", "ACTION")},
         horizon=HORIZON,
         n_action_steps=4,
@@ -72,9 +67,8 @@ def main(folder: Path, out: Path, steps: int = 1200, seed: int = 0) -> None:
                 print(f"{done}/{steps}  loss {loss.item():.4f}", flush=True)
             if done == steps:
                 break
-    policy.save_pretrained(out)
-    before.save_pretrained(out)
-    after.save_pretrained(out)
+    for part in (policy, before, after):
+        part.save_pretrained(out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from embodied.policies.scripted.grids import (
 )
 from embodied.policies.scripted.grids import search as find
 from embodied.policies.scripted.simple import CheckpointDemonstrator
-from tests.builders import node_of
+from tests.builders import make_policy, node_of
 from tests.tiers import usually
 from tests.toy_envs import Reach
 
@@ -136,66 +137,36 @@ def test_mistakes_are_turns_or_safe_steps() -> None:
     assert torch.equal(drawn, again)
 
 
-@pytest.mark.parametrize(
-    "level",
-    ["DoorKey-8x8", "FourRooms", "LavaCrossingS9N3", "MultiRoom-N2-S4", "SimpleCrossingS11N5"],
-)
-def test_it_wins_in_the_packages_levels(level: str) -> None:
-    pytest.importorskip("minigrid")
-    from embodied.envs.minigrid.env import Config as WorldConfig
-    from embodied.envs.minigrid.env import MiniGrid
-
-    name = f"MiniGrid-{level}-v0"
-    env = MiniGrid(WorldConfig(name, "gymnasium", num_envs=3, privileged=True))
-    planner = Planner(PlannerConfig(), env.spec)
-    obs, over, count = env.reset(0), torch.zeros(3, dtype=torch.bool), 0
-    while not over.all():
-        step = env.step(planner.act(obs, {}, planner.sample_noise(3))[0][:, 0])
-        assert step.log["success"][step.ended].all()
-        obs, over, count = step.obs, over | step.ended, count + 1
-        assert count < 100
-
-
 TRAINED = "policies.scripted.simple.CheckpointDemonstrator"
 TRAINED_SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+SMALL_FLOW: dict[str, Any] = {"kind": "generative.flow.Flow", "chunk": 3, "width": 16, "depth": 1}
 
 
 def saved(
-    folder: Path, kind: str = "gaussian.Gaussian", spec: Spec = TRAINED_SPEC, chunk: int = 1
+    folder: Path, kind: str = "gaussian.Gaussian", spec: Spec = TRAINED_SPEC, **settings: Any
 ) -> Path:
-    torch.manual_seed(0)
-    node = {"_target_": f"embodied.policies.{kind}"}
-    if chunk > 1:
-        node |= {"chunk": chunk, "width": 16, "depth": 1}
-    checkpoint.save(folder / "checkpoints" / "00000001", build(node, Policy, spec=spec), 1)
+    policy = make_policy(kind, spec, **settings)
+    checkpoint.save(folder / "checkpoints" / "00000001", policy, 1)
     return folder
 
 
-def trained(run: Path, spec: Spec = TRAINED_SPEC, **settings: object) -> CheckpointDemonstrator:
+def trained(run: Path, spec: Spec = TRAINED_SPEC, **settings: Any) -> CheckpointDemonstrator:
     return build(node_of(TRAINED, run=str(run), **settings), Policy, spec=spec)
 
 
-def acted(
-    policy: CheckpointDemonstrator, n: int = 4000
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    torch.manual_seed(1)
-    obs, noise = {"state": torch.randn(n, 2)}, policy.sample_noise(n)
-    mean = policy.base.act(obs, {}, torch.zeros(n, 2))[0]
-    return policy.act(obs, {}, noise)[0], mean, noise
+def test_noise_has_its_deviation_and_random_decisions_their_share(tmp_path: Path) -> None:
+    run, obs = saved(tmp_path), {"state": torch.randn(4000, 2)}
 
+    def acted(**settings: float) -> tuple[torch.Tensor, torch.Tensor]:
+        policy = trained(run, **settings)
+        mean = policy.base.act(obs, {}, torch.zeros(4000, 2))[0]
+        return policy.act(obs, {}, policy.sample_noise(4000))[0], mean
 
-def test_noise_has_its_deviation_and_its_bounds(tmp_path: Path) -> None:
-    action, mean, _ = acted(trained(saved(tmp_path)))
-    assert torch.equal(action, mean)
-    action, mean, _ = acted(trained(saved(tmp_path), noise=0.1))
-    inside = action.abs() < 1
-    assert (action - mean)[inside].std().item() == pytest.approx(0.1, rel=0.05)
-    action, _, _ = acted(trained(saved(tmp_path), noise=3.0))
-    assert action.abs().max().item() == 1
-
-
-def test_the_share_of_random_decisions(tmp_path: Path) -> None:
-    action, mean, _ = acted(trained(saved(tmp_path), random=0.25))
+    assert torch.equal(*acted())
+    action, mean = acted(noise=0.1)
+    assert (action - mean)[action.abs() < 1].std().item() == pytest.approx(0.1, rel=0.05)
+    assert acted(noise=3.0)[0].abs().max().item() == 1
+    action, mean = acted(random=0.25)
     other = (action != mean).flatten(1).any(1)
     assert other.float().mean().item() == pytest.approx(0.25, abs=0.03)
     lost = action[other].flatten()
@@ -203,12 +174,10 @@ def test_the_share_of_random_decisions(tmp_path: Path) -> None:
 
 
 def test_exploring_as_it_did(tmp_path: Path) -> None:
-    policy = trained(saved(tmp_path), explore=True)
+    policy, obs = trained(saved(tmp_path), explore=True), {"state": torch.randn(8, 2)}
     noise = policy.sample_noise(8)
-    obs = {"state": torch.randn(8, 2)}
     expected = policy.base.act(obs, {}, noise[:, :2])[0]
-    assert torch.equal(policy.act(obs, {}, noise)[0], expected)
-    assert (noise[:, :2] != 0).all()
+    assert torch.equal(policy.act(obs, {}, noise)[0], expected) and (noise[:, :2] != 0).all()
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -222,13 +191,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_settings_of_the_policy(tmp_path: Path) -> None:
-    run = saved(tmp_path, "generative.flow.Flow", chunk=3)
+    run = saved(tmp_path, **SMALL_FLOW)
     usual, fine = trained(run), trained(run, settings={"steps": 16})
-    saved_policy = checkpoint.load_policy(run)
-    expected = checkpoint.with_settings(saved_policy, {"steps": 16}, run)
+    expected = checkpoint.with_settings(checkpoint.load_policy(run), {"steps": 16}, run)
     noise, obs = usual.sample_noise(5), {"state": torch.randn(5, 2)}
-    own = usual._own(noise)
-    assert torch.equal(fine.act(obs, {}, noise)[0], expected.act(obs, {}, own)[0])
+    assert torch.equal(fine.act(obs, {}, noise)[0], expected.act(obs, {}, usual._own(noise))[0])
     assert not torch.equal(fine.act(obs, {}, noise)[0], usual.act(obs, {}, noise)[0])
     with pytest.raises(ConfigError, match="do not fit"):
         trained(run, settings={"width": 8})
@@ -236,7 +203,7 @@ def test_other_settings_of_the_policy(tmp_path: Path) -> None:
 
 def test_collecting_from_a_run_with_a_new_plan_in_every_step(tmp_path: Path) -> None:
     allow("tests")
-    run = saved(tmp_path / "run", "generative.flow.Flow", Reach(1).spec, chunk=3)
+    run = saved(tmp_path / "run", spec=Reach(1).spec, **SMALL_FLOW)
 
     def first(name: str, execute: int | None, **more: object) -> torch.Tensor:
         settings = CollectConfig(

@@ -36,24 +36,22 @@ from embodied.policies.wrappers.best_of_n import BestOfN
 from embodied.policies.wrappers.edit import Edit
 from embodied.policies.wrappers.translated import PhysicalUnits
 from embodied.training.logger import read_metrics
-from tests.builders import make_policy, node_of, run_folder
+from tests.builders import SPEC, make_policy, node_of, run_folder
 
-SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 2}
 GAUSSIAN = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
 LINEAR = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": []}
 
 
+COMMON = {"base": FLOW, "critic": LINEAR, "n": 4}
+
+
 def best(**settings: Any) -> BestOfN:
-    torch.manual_seed(0)
-    given = {"base": FLOW, "critic": LINEAR, "n": 4, **settings}
-    return make_policy("wrappers.best_of_n.BestOfN", SPEC, **given)
+    return make_policy("wrappers.best_of_n.BestOfN", SPEC, **{**COMMON, **settings})
 
 
 def edit(**settings: Any) -> Edit:
-    torch.manual_seed(0)
-    node = node_of("policies.wrappers.edit.Edit", base=FLOW, critic=LINEAR, edit=GAUSSIAN)
-    return build({**node, "n": 4, **settings}, Policy, spec=SPEC)
+    return make_policy("wrappers.edit.Edit", SPEC, **{**COMMON, "edit": GAUSSIAN, **settings})
 
 
 @torch.no_grad()
@@ -77,20 +75,13 @@ def test_the_best_candidate_by_the_critics_together() -> None:
     assert len(set(index.tolist())) > 1
 
 
-def test_one_candidate_is_the_base_itself() -> None:
-    policy = best(n=1)
-    obs, noise = {"state": torch.randn(5, 3)}, policy.sample_noise(5)
-    assert torch.equal(policy.act(obs, {}, noise)[0], policy.base.act(obs, {}, noise)[0])
-
-
 def test_the_first_candidate_is_drawn_as_the_base_acts() -> None:
     policy = best(base={**GAUSSIAN, "chunk": 2}, n=3)
     calm = policy.sample_noise(4).view(4, 3, 4)
     assert not calm[:, 0].any() and calm[:, 1:].all()
 
 
-def test_chunk_and_refusals() -> None:
-    assert best(chunk=3).chunk == 3 and best().chunk == 2
+def test_an_edit_without_a_density_is_refused() -> None:
     with pytest.raises(ConfigError, match="policy with a density"):
         edit(edit=FLOW)
 
@@ -98,14 +89,11 @@ def test_chunk_and_refusals() -> None:
 @pytest.mark.parametrize("make", [best, edit])
 def test_around_a_loaded_base(make: Any, tmp_path: Path) -> None:
     """The base keeps weights and normalisers; the whole loads alone."""
-    torch.manual_seed(3)
-    base = build(FLOW, Policy, spec=SPEC)
-    rows = {"obs/state": 5 + torch.randn(50, 3), "action": torch.rand(50, 4) / 2}
-    base.fit(rows)
+    base = make_policy("generative.flow.Flow", SPEC, seed=3, width=16, chunk=2)
+    base.fit({"obs/state": 5 + torch.randn(50, 3), "action": torch.rand(50, 4) / 2})
     kept = {key: value.clone() for key, value in base.state_dict().items()}
-    kind = type(make())
-    node = {key: value for key, value in make().node.items() if key != "base"}
-    policy = kind.wrap(base, node)
+    fresh = make()
+    policy = type(fresh).wrap(base, {k: v for k, v in fresh.node.items() if k != "base"})
     policy.fit({"obs/state": torch.randn(50, 3), "action": torch.rand(50, 4) * 2 - 1})
     assert all(torch.equal(value, kept[key]) for key, value in policy.base.state_dict().items())
     assert policy.critic.encoder.norm.limit < 100  # fitted
@@ -115,35 +103,29 @@ def test_around_a_loaded_base(make: Any, tmp_path: Path) -> None:
     assert torch.equal(loaded.act(obs, {}, noise)[0], policy.act(obs, {}, noise)[0])
 
 
-def test_any_base_and_what_its_critic_judges() -> None:
-    """Around latent noise, a critic of the noise chooses; carries are those of the chosen."""
-    torch.manual_seed(1)
-    flow = build(FLOW, Policy, spec=SPEC)
+def test_a_critic_of_latent_noise_judges_the_noise_of_a_steered_base() -> None:
+    """And carries are those of the chosen."""
     latent = node_of("policies.steering.dsrl.Dsrl", bound=2.0, base=FLOW, inner=GAUSSIAN)
-    steered = build(latent, Policy, spec=SPEC)
-    steered.base.load_state_dict(flow.state_dict())
-    policy = best(base=latent, n=5)
-    policy.base.load_state_dict(steered.state_dict())
+    policy, obs = best(base=latent, n=5), {"state": torch.zeros(6, 3)}
     prefer(policy, [[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
     actor = Actor(policy, 6, explore=True)
     torch.manual_seed(2)
-    actor({"state": torch.zeros(6, 3)}, torch.ones(6, dtype=torch.bool))
+    actor(obs, torch.ones(6, dtype=torch.bool))
     torch.manual_seed(2)
     noise = policy.sample_noise(6, explore=True).view(6, 5, 4)
-    obs = {"state": torch.zeros(6, 3)}
+    steered: Any = policy.base
     u = torch.stack([steered.inner.act(obs, {}, z)[0][:, 0] for z in noise.unbind(1)], 1)
     expected = u[torch.arange(6), u[:, :, 0].argmax(1)]
     torch.testing.assert_close(actor.stored_action, expected)
-    torch.testing.assert_close(actor.plan, flow.act(obs, {}, 2 * expected)[0])
+    torch.testing.assert_close(actor.plan, steered.base.act(obs, {}, 2 * expected)[0])
 
 
 def test_edits_of_nothing_are_the_base_bit_for_bit() -> None:
     """A head of zeros and no exploration: with one candidate the base, with more the best of it."""
-    zero = {**GAUSSIAN, "zero_head": True}
-    obs = {"state": torch.randn(7, 3)}
-    one = edit(edit=zero, n=1)
-    noise = one.sample_noise(7)
-    assert torch.equal(one.act(obs, {}, noise)[0], one.base.act(obs, {}, noise[:, :4])[0])
+    zero, obs = {**GAUSSIAN, "zero_head": True}, {"state": torch.randn(7, 3)}
+    for one in (edit(edit=zero, n=1), best(n=1)):
+        noise = one.sample_noise(7)
+        assert torch.equal(one.act(obs, {}, noise)[0], one.base.act(obs, {}, noise[:, :4])[0])
     many, plain = edit(edit=zero), best()
     plain.base.load_state_dict(many.base.state_dict())
     plain.critic.load_state_dict(many.critic.state_dict())
@@ -235,18 +217,14 @@ def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
     policy, obs = made(), seen(4)
     actor = Actor(policy, 4)
     one = actor(obs, torch.ones(4, dtype=torch.bool))
-    u = actor.stored_action
-    expected = policy.base.act(obs, {}, 2.0 * u)[0]
+    expected = policy.base.act(obs, {}, 2.0 * actor.stored_action)[0]
     assert torch.allclose(one, expected[:, 0], atol=1e-6)
     other = {key: value.roll(1, 0) for key, value in obs.items()}
     again = actor(other, torch.tensor([True, False, False, False]))
     assert torch.allclose(again[1:], expected[1:, 1], atol=1e-6), "these go on with their chunks"
     fresh = policy.base.act(other, {}, 2.0 * actor.stored_action)[0]
     assert torch.allclose(again[0], fresh[0, 0], atol=1e-6)
-
-
-def test_a_base_without_an_encoder_is_refused() -> None:
-    base = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=FEATURED_SPEC)
+    base = build(node_of("policies.random.Random"), Policy, spec=FEATURED_SPEC)
     with pytest.raises(ConfigError, match="no encoder"):
         DsrlFeatures.wrap(base, node_of("policies.steering.dsrl_features.DsrlFeatures"), GAUSSIAN)
 
@@ -295,15 +273,11 @@ def test_past_observations_are_physical_too() -> None:
     torch.testing.assert_close(here, policy.base.loss(inner))
 
 
-def test_the_base_sees_a_spec_in_normalised_values() -> None:
-    inner = arm().base.spec
-    assert (inner.act.low, inner.act.high) == (-1.0, 1.0)
-    assert inner.obs["state"].is_normalized and inner.act.names == DEGREES.names
-    assert arm(reach=3.0).base.spec.act.is_normalized
-
-
 def test_it_is_put_around_a_trained_policy_and_saved(tmp_path: Path) -> None:
+    """Which saw a spec in normalised values."""
     base = arm().base
+    assert (base.spec.act.low, base.spec.act.high) == (-1.0, 1.0)
+    assert base.spec.obs["state"].is_normalized and base.spec.act.names == DEGREES.names
     policy = PhysicalUnits.of(base, ARM, ACTION, {"state": STATE})
     loaded = checkpoint.load_policy(checkpoint.save(tmp_path / "1", policy, 1), ARM)
     noise, obs = policy.sample_noise(3), {"state": torch.randn(3, 3)}
@@ -324,32 +298,29 @@ def test_maps_that_do_not_fit_are_refused(change: dict, word: str) -> None:
         build({**arm().node, **change}, PhysicalUnits, spec=ARM)
 
 
-WIDE = arm(reach=4.0)
+SMALL, SMALL_FLOW = {"hidden": [16]}, {"chunk": 2, "width": 16, "depth": 1}
+ONE_STEP = {"flow": node_of("policies.generative.flow.Flow", **SMALL_FLOW), **SMALL}
+IMITATORS: dict[str, dict[str, Any]] = {
+    "gaussian.Gaussian": SMALL,
+    "gaussian.Gaussian, nll": {**SMALL, "imitate": "nll"},
+    "diagonal_gaussian.DiagonalGaussian": SMALL,
+    "deterministic.Deterministic": SMALL,
+    "generative.flow.Flow": SMALL_FLOW,
+    "generative.shortcut.Shortcut": SMALL_FLOW,
+    "generative.consistency.Consistency": {**SMALL_FLOW, "steps": 2},
+    "generative.diffusion.Diffusion": SMALL_FLOW,
+    "generative.minimal_iterative.MinimalIterative": SMALL_FLOW,
+    "generative.one_step.OneStep": ONE_STEP,
+    "generative.act.Act": {"chunk": 2, "width": 16, "heads": 2, "style": 4},
+}
 
 
-def networks() -> list[dict]:
-    small, flow = {"hidden": [16]}, {"chunk": 2, "width": 16, "depth": 1}
-    base = node_of("policies.generative.flow.Flow", **flow)
-    return [
-        node_of("policies.gaussian.Gaussian", **small),
-        node_of("policies.gaussian.Gaussian", imitate="nll", **small),
-        node_of("policies.diagonal_gaussian.DiagonalGaussian", **small),
-        node_of("policies.deterministic.Deterministic", **small),
-        base,
-        node_of("policies.generative.shortcut.Shortcut", **flow),
-        node_of("policies.generative.consistency.Consistency", steps=2, **flow),
-        node_of("policies.generative.diffusion.Diffusion", **flow),
-        node_of("policies.generative.minimal_iterative.MinimalIterative", **flow),
-        node_of("policies.generative.one_step.OneStep", flow=base, **small),
-        node_of("policies.generative.act.Act", chunk=2, width=16, heads=2, style=4),
-    ]
-
-
-@pytest.mark.parametrize("node", networks(), ids=lambda node: node["_target_"].rpartition(".")[2])
-def test_every_imitating_policy_reaches_beyond_the_quantiles(node: dict) -> None:
+@pytest.mark.parametrize("kind", IMITATORS)
+def test_every_imitating_policy_reaches_beyond_the_quantiles(kind: str) -> None:
     """2% of the data lie outside of the quantiles: an action there is learned, not clamped."""
     torch.manual_seed(0)
-    policy = build({**WIDE.node, "base": node}, PhysicalUnits, spec=ARM)
+    node = node_of(f"policies.{kind.partition(',')[0]}", **IMITATORS[kind])
+    policy = build({**arm(reach=4.0).node, "base": node}, PhysicalUnits, spec=ARM)
     target = ACTION.to_physical(torch.tensor([2.5, -2.5]))
     rows = {
         "obs/state": torch.randn(64, 3) * 10,
@@ -359,19 +330,17 @@ def test_every_imitating_policy_reaches_beyond_the_quantiles(node: dict) -> None
     policy.fit(rows)
     fit(policy.parameters(), lambda: policy.loss(rows).mean(), 200, lr=0.02)
     policy.eval()
-    obs = {"state": rows["obs/state"][:16]}
     with torch.no_grad():
-        actions, _ = policy.act(obs, policy.initial(16), policy.sample_noise(16))
+        obs, noise = {"state": rows["obs/state"][:16]}, policy.sample_noise(16)
+        actions, _ = policy.act(obs, policy.initial(16), noise)
     found = ACTION.to_unit(actions).mean((0, 1))
     assert found[0] > 1.1 and found[1] < -1.1
 
 
 def test_observations_are_normalised_once() -> None:
-    base = WIDE.base
-    rows = {"obs/state": torch.randn(100, 3) * 1000, "action": torch.zeros(100, 4, 2)}
-    WIDE.fit(rows)
-    values = torch.full((1, 3), 50.0)
-    assert torch.equal(base.encoder({"state": values}), values)
+    policy, values = arm(reach=4.0), torch.full((1, 3), 50.0)
+    policy.fit({"obs/state": torch.randn(100, 3) * 1000, "action": torch.zeros(100, 4, 2)})
+    assert torch.equal(policy.base.encoder({"state": values}), values)
 
 
 SMOOTHED_SPEC = Spec(
@@ -452,7 +421,6 @@ def test_clopper_and_pearson_by_hand() -> None:
     assert lower_bound(10, 10, 0.05) == pytest.approx(0.05**0.1)
     assert lower_bound(1, 2, 0.05) == pytest.approx(1 - math.sqrt(0.95))
     assert lower_bound(0, 5, 0.05) == 0.0
-    assert lower_bound(9_000, 10_000, 2.5e-4) < lower_bound(9_000, 10_000, 0.05) < 0.9
 
 
 @pytest.mark.parametrize("k", [1, 37, 9_990])
@@ -493,16 +461,6 @@ def test_the_mean_by_hand() -> None:
     slack = math.sqrt(math.log(40) / 800)
     dkw = Config(lowest=0, method="dkw")
     assert mean_return(returns, 0.0, 1.0, dkw) == pytest.approx((1 - slack) + 2 * (0.5 - slack))
-
-
-def test_more_noise_less_attack_and_more_episodes_certify_more() -> None:
-    config = Config(lowest=0, highest=1, thresholds=10)
-    few, many = torch.linspace(0, 1, 100), torch.linspace(0, 1, 100).repeat(10)
-    radii = [mean_return(few, radius, 0.2, config) for radius in (0.0, 0.1, 0.2, 0.9)]
-    noises = [mean_return(few, 0.2, sigma, config) for sigma in (0.1, 0.2, 0.4)]
-    assert radii == sorted(radii, reverse=True) and noises == sorted(noises)
-    assert mean_return(few, 0.1, 0.2, config) < mean_return(many, 0.1, 0.2, config)
-    assert all(0 <= bound <= few.mean() for bound in (*radii, *noises))
 
 
 def test_the_bound_is_tight_for_a_threshold() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from embodied.vision.contrastive import Contrastive, open_image_text
 
 transformers = pytest.importorskip("transformers")
 SENTENCES = ["a red cube", "the hand holds a green ball"]
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+SMALL["num_attention_heads"] = 2
 WORDS = ["a", "red", "cube", "the", "hand", "holds", "green", "ball"]
 
 
@@ -40,13 +43,11 @@ def clip_folder(folder: Path) -> Path:
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    small |= {"num_attention_heads": 2}
     config = transformers.CLIPConfig(
-        text_config=small
+        text_config=SMALL
         | {"vocab_size": len(vocabulary), "max_position_embeddings": 20}
         | {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1},
-        vision_config=small | {"image_size": 32, "patch_size": 8},
+        vision_config=SMALL | {"image_size": 32, "patch_size": 8},
         projection_dim=12,
     )
     torch.manual_seed(0)
@@ -68,11 +69,9 @@ def siglip_folder(folder: Path) -> Path:
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", unk_token="<unk>"
     ).save_pretrained(folder)
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    small |= {"num_attention_heads": 2}
     config = transformers.SiglipConfig(
-        text_config=small | {"vocab_size": len(vocabulary), "max_position_embeddings": 12},
-        vision_config=small | {"image_size": 32, "patch_size": 8},
+        text_config=SMALL | {"vocab_size": len(vocabulary), "max_position_embeddings": 12},
+        vision_config=SMALL | {"image_size": 32, "patch_size": 8},
     )
     torch.manual_seed(0)
     transformers.SiglipModel(config).save_pretrained(folder)
@@ -92,12 +91,11 @@ def test_embeddings_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
     seen, said = model.images(pictures()), model.texts(SENTENCES)
     assert seen.shape == (3, model.size) and said.shape == (2, model.size)
     assert seen.dtype == said.dtype == torch.float32 and model.side == 32
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)(
-        SENTENCES,
-        padding="max_length" if kind == "siglip" else True,
-        max_length=12 if kind == "siglip" else None,
-        return_tensors="pt",
+    long: Any = (
+        {"padding": "max_length", "max_length": 12} if kind == "siglip" else {"padding": True}
     )
+    read = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = read(SENTENCES, return_tensors="pt", **long)
     if kind == "siglip":
         tokens = {"input_ids": tokens["input_ids"]}
     with torch.no_grad():
@@ -131,13 +129,10 @@ def test_a_wrong_path_is_one_clear_line(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    transformers.BertConfig().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="is a bert; supported image-text encoders"):
-        open_image_text(str(tmp_path))
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_and_another_kind_of_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be opened") as caught:
         open_image_text(str(tmp_path))
     assert "\n" not in str(caught.value)
+    transformers.BertConfig().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="is a bert; supported image-text encoders"):
+        open_image_text(str(tmp_path))

@@ -72,26 +72,38 @@ class Process:
         self.process.wait()
 
 
+def pack(message: Any) -> bytes:
+    return msgspec.msgpack.encode(message, enc_hook=packed)
+
+
+def unpack(message: bytes) -> Any:
+    return unpacked(msgspec.msgpack.decode(message))
+
+
 @contextmanager
-def stock(infer: Callable[[dict[str, Any]], Any], metadata: Any = None) -> Iterator[str]:
-    """The URL of a server written from openpi's protocol alone, with another MessagePack: one
-    observation at a time, no token, no additions, an error is a text frame and ends the
+def stock(
+    infer: Callable[[dict[str, Any]], Any],
+    metadata: Any = None,
+    pack: Callable[[Any], bytes] = pack,
+    unpack: Callable[[bytes], Any] = unpack,
+) -> Iterator[str]:
+    """The URL of a server written from openpi's protocol alone, with another MessagePack than
+    ours: one observation at a time, no token, no additions, an error is a text frame and ends the
     connection."""
     loop = asyncio.new_event_loop()
     ready, url = threading.Event(), [""]
 
     async def talk(connection: websockets.asyncio.server.ServerConnection) -> None:
-        await connection.send(msgspec.msgpack.encode(metadata or {}, enc_hook=packed))
+        await connection.send(pack(metadata or {}))
         async for message in connection:
             try:
                 assert isinstance(message, bytes)
-                answer = infer(unpacked(msgspec.msgpack.decode(message)))
+                answer = infer(unpack(message))
             except Exception as error:
                 await connection.send(f"Traceback\n{type(error).__name__}: {error}")
                 await connection.close(1011)
                 return
-            timing = {"server_timing": {"infer_ms": 0.1}}
-            await connection.send(msgspec.msgpack.encode({**answer, **timing}, enc_hook=packed))
+            await connection.send(pack({**answer, "server_timing": {"infer_ms": 0.1}}))
 
     async def run() -> None:
         listening = websockets.asyncio.server.serve(
@@ -118,12 +130,8 @@ def stock(infer: Callable[[dict[str, Any]], Any], metadata: Any = None) -> Itera
 
 def packed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return {
-            b"__ndarray__": True,
-            b"data": value.tobytes(),
-            b"dtype": value.dtype.str,
-            b"shape": value.shape,
-        }
+        about = {b"dtype": value.dtype.str, b"shape": value.shape}
+        return {b"__ndarray__": True, b"data": value.tobytes(), **about}
     raise TypeError(type(value))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from embodied.policies.remote.address import allow_typed, is_address, remote_pol
 from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
-from tests.builders import node_of
+from tests.builders import node_of, python
 from tests.policies.remote.servers import Process, free_port, stock
 from tests.tiers import usually
 
@@ -39,6 +37,7 @@ SEEN = Spec(
 )
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16}
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
+DSRL = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
 NODES: dict[str, dict[str, Any]] = {
     "flow": FLOW,
     "diffusion": node_of("policies.generative.diffusion.Diffusion", chunk=4, width=16),
@@ -47,7 +46,7 @@ NODES: dict[str, dict[str, Any]] = {
         "policies.wrappers.real_time_chunking.RealTimeChunking", base=FLOW, delay=1
     ),
     "residual": node_of("policies.steering.residual.Residual", base=FLOW, inner=INNER),
-    "dsrl": {"_target_": "embodied.policies.steering.dsrl.Dsrl", "base": FLOW, "inner": INNER},
+    "dsrl": {**DSRL, "base": FLOW, "inner": INNER},
     "past": {**FLOW, "obs_steps": 3},
 }
 
@@ -103,13 +102,6 @@ def test_episodes_over_the_wire_equal_those_in_process(name: str, spec: Spec) ->
         assert torch.equal(*acted)
 
 
-def test_features_are_those_of_the_encoder(flow: tuple[Policy, str]) -> None:
-    here, url = flow
-    there, obs = remote_policy(url, SPEC), observations(SPEC, 6)
-    assert there.feature_size == here.feature_size == 3
-    assert torch.equal(there.features(obs), here.features(obs))
-
-
 def test_a_policy_of_several_tasks_is_told_by_the_prompt(tmp_path: Path) -> None:
     which = Leaf((), "int64", 0, 1, SYMBOL)
     here = policy_of("flow", replace(SPEC.with_obs(instruction=which), tasks=("go", "stop")))
@@ -137,21 +129,21 @@ print(policy.chunk)
 
 def test_a_program_with_a_remote_policy_ends(flow: tuple[Policy, str]) -> None:
     """Also where the policy is a module's own, which is deleted when threads no longer run."""
-    command = [sys.executable, "-c", PROGRAM, flow[1]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = python("-c", PROGRAM, flow[1])
     assert done.returncode == 0 and done.stdout == "4\n" and not done.stderr, done.stderr
 
 
-def test_copies_share_one_connection(flow: tuple[Policy, str]) -> None:
-    there = remote_policy(flow[1], SPEC)
-    twin = copy.deepcopy(there)
-    assert twin.connection is there.connection  # pyright: ignore[reportAttributeAccessIssue]
-    assert remote_policy(flow[1], SPEC).connection is there.connection  # pyright: ignore
-
-
-def test_the_probe_accepts_a_server_that_follows_the_noise(flow: tuple[Policy, str]) -> None:
+def test_copies_share_a_connection_and_features_are_those_of_the_encoder(
+    flow: tuple[Policy, str],
+) -> None:
+    here, url = flow
+    there, obs = remote_policy(url, SPEC), observations(SPEC, 6)
+    for twin in (copy.deepcopy(there), remote_policy(url, SPEC)):
+        assert twin.connection is there.connection
+    assert there.feature_size == here.feature_size == 3
+    assert torch.equal(there.features(obs), here.features(obs))
     state = torch.random.get_rng_state()
-    remote_policy(flow[1], SPEC).require_noise()
+    there.require_noise()  # accepts a server that follows the noise, and draws none from torch
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -193,20 +185,6 @@ def test_what_does_not_fit_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_units_are_converted_by_a_mapping(flow: tuple[Policy, str]) -> None:
-    here, url = flow
-    spec = SPEC.with_obs(state=Leaf((3,), unit="mm"))
-    mapping = {
-        "obs": {"state": {"name": "state", "scale": 1000.0}},
-        "action": {"low": [-2.0, -1.0], "high": [2.0, 3.0]},
-    }
-    there = remote_policy(url, spec, mapping=mapping)
-    obs, noise = observations(SPEC, 3), here.sample_noise(3)
-    got = there.act({**obs, "state": 1000 * obs["state"]}, there.initial(3), noise)[0]
-    wanted = here.act(obs, {}, noise)[0]
-    torch.testing.assert_close(got, (wanted - torch.tensor([0.0, 1.0])) / 2)
-
-
 def test_elements_are_joined_by_the_names_that_the_server_says(flow: tuple[Policy, str]) -> None:
     here, url = flow
     there = remote_policy(url, replace(SPEC, act=replace(ACT, names=("y", "x"))))
@@ -217,13 +195,15 @@ def test_elements_are_joined_by_the_names_that_the_server_says(flow: tuple[Polic
         remote_policy(url, replace(SPEC, act=replace(ACT, names=("a", "b"))))
 
 
-def test_past_observations_go_through_a_mapping() -> None:
-    """By their names and in the units there, from the carry of the policy here."""
+def test_units_and_names_are_converted_by_a_mapping_in_past_observations_too() -> None:
     here = policy_of("past")
     spec = Spec({"joints": Leaf((3,), unit="mm"), "critic/mass": Leaf((1,))}, ACT, dt=0.1)
+    mapping = {
+        "obs": {"joints": {"name": "state", "scale": 1000.0, "offset": 5.0}},
+        "action": {"low": [-2.0, -1.0], "high": [2.0, 3.0]},
+    }
     with served(here) as server:
-        joints = {"name": "state", "scale": 1000.0, "offset": 5.0}
-        there = remote_policy(server.url, spec, mapping={"obs": {"joints": joints}})
+        there = remote_policy(server.url, spec, mapping=mapping)
         assert there.initial(2)["history/joints"].shape == (2, 2, 3)
         acted: list[torch.Tensor] = []
         for policy, name, scale, offset in ((here, "state", 1, 0), (there, "joints", 1000, 5)):
@@ -233,7 +213,8 @@ def test_past_observations_go_through_a_mapping() -> None:
             obs = [{name: scale * each + offset, "critic/mass": torch.zeros(4, 1)} for each in seen]
             first = [torch.rand(4) < 0.2 for _ in seen]
             acted.append(torch.stack([actor(o, f) for o, f in zip(obs, first, strict=True)]))
-        torch.testing.assert_close(*acted, atol=1e-5, rtol=0)
+        wanted = (acted[0] - torch.tensor([0.0, 1.0])) / 2
+        torch.testing.assert_close(acted[1], wanted, atol=1e-5, rtol=0)
 
 
 class Stock:
@@ -267,9 +248,8 @@ def test_a_stock_server_is_asked_row_by_row_and_offers_no_noise() -> None:
         assert set(policy.seen[-1]) == {"observation/state", "prompt"}
         asked = np.stack([each["observation/state"] for each in policy.seen[-20:]])
         np.testing.assert_array_equal(asked, obs["state"].numpy())
-        node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
         with pytest.raises(ConfigError, match=r"does not offer the noise.*openpi_wrapper") as said:
-            Dsrl.wrap(there, node, INNER)
+            Dsrl.wrap(there, DSRL, INNER)
         assert "\n" not in str(said.value)
         with pytest.raises(ConfigError, match="offers no features"):
             there.features(obs)
@@ -283,9 +263,9 @@ def test_a_base_without_a_hash_is_known_by_its_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a VLA behind openpi's server: weights of 1.3 times the size are another policy."""
-    node, policy = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}, Stock(follows=True)
+    policy = Stock(follows=True)
     with stock(policy, offering((6, 2))) as url:
-        steered = Dsrl.wrap(remote_policy(url, SPEC, **STOCK), node, INNER)
+        steered = Dsrl.wrap(remote_policy(url, SPEC, **STOCK), DSRL, INNER)
         folder = checkpoint.save(tmp_path / "0", steered, 0)
         saved = yaml.safe_load((folder / "policy.yaml").read_text())["base"]
         assert len(saved["fingerprint"]) == 3 * 2 * 2 and "policy_hash" not in saved
@@ -333,16 +313,15 @@ def test_a_server_that_is_back_with_another_policy_is_refused(
 
 
 def test_a_server_that_promises_noise_and_ignores_it_is_found_out() -> None:
-    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
     with stock(Stock(), offering((6, 2))) as url:
         there = remote_policy(url, SPEC, **STOCK)
         with pytest.raises(ConfigError, match=r"ignores the noise.*openpi_wrapper.py"):
-            Dsrl.wrap(there, node, INNER)
+            Dsrl.wrap(there, DSRL, INNER)
     wanted = pytest.raises(ConfigError, match="does not depend on its noise")
     with stock(lambda obs: {"actions": np.zeros((6, 2))}, offering((6, 2))) as url, wanted:
-        Dsrl.wrap(remote_policy(url, SPEC, **STOCK), node, INNER)
+        Dsrl.wrap(remote_policy(url, SPEC, **STOCK), DSRL, INNER)
     with stock(Stock(follows=True), offering((6, 2))) as url:
-        steered = Dsrl.wrap(remote_policy(url, SPEC, **STOCK), node, INNER)
+        steered = Dsrl.wrap(remote_policy(url, SPEC, **STOCK), DSRL, INNER)
         assert steered.noise_shape == (6, 2)
 
 

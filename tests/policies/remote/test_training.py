@@ -27,13 +27,8 @@ from tests.policies.remote.servers import Process, free_port
 
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16}
 STEPS = 160
-DSRL = [
-    "experiment=two_gap_dsrl",
-    "size=debug",
-    f"steps={STEPS}",
-    "save_every=80",
-    "env.num_envs=4",
-]
+DSRL = ["experiment=two_gap_dsrl", "size=debug", "save_every=80", "env.num_envs=4"]
+DSRL.append(f"steps={STEPS}")
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +67,10 @@ def trained(init: str, output: Path, *more: str) -> dict[str, torch.Tensor]:
     command.train([*DSRL, f"init={init}", f"out={output}", *more])
     found: dict[str, torch.Tensor] = {}
     for folder in sorted((output / "checkpoints").glob("[0-9]*")):
-        weights = load_file(folder / "policy.safetensors")
-        learner = flat(checkpoint.load_state(folder, "learner"), "learner")
-        saved = {**weights, **learner}
-        found |= {
-            f"{folder.name}/{k}": v for k, v in saved.items() if "base." not in k and v.numel()
-        }
+        saved = load_file(folder / "policy.safetensors")
+        saved |= flat(checkpoint.load_state(folder, "learner"), "learner")
+        own = {k: v for k, v in saved.items() if "base." not in k and v.numel()}
+        found |= {f"{folder.name}/{k}": v for k, v in own.items()}
     assert len({name.partition("/")[0] for name in found}) == 2
     return found
 

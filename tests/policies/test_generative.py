@@ -1,4 +1,5 @@
-"""Policies that are sampled in steps, their networks and past, by hand."""
+"""Policies that are sampled in steps, their networks and past, and ACT: by hand; they keep the
+shares of two modes."""
 
 from __future__ import annotations
 
@@ -8,18 +9,26 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, take, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import past_observations
+from embodied.improvement.ways import with_steps
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
+from embodied.learners.imitation.behavior_cloning import Config as ModesConfig
+from embodied.learners.learner import RunPlan
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
-from tests.builders import make_policy
+from embodied.policies.generative.act import Act, Config, ensembled, kl
+from embodied.policies.generative.chunk_sampler import Film, Modulated, Timed, UNetConfig
+from embodied.policies.networks.blocks import Attention
+from tests.builders import make_policy, node_of
+from tests.tiers import usually
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -83,30 +92,36 @@ def test_a_long_step_is_two_of_half_its_length(monkeypatch: pytest.MonkeyPatch) 
     x, t, level = torch.ones(2, 2), torch.tensor([0.0, 0.5]), torch.tensor([0, 1])
     none = torch.zeros(2, 2)
     assert not policy.longer(x, t, level, none).requires_grad
-    # s = x: one = 1, x' = 1 + h, two = 1 + h, mean 1 + h / 2; h is 1/2 and 1/4.
-    monkeypatch.setattr(policy, "velocity", lambda x, t, level, features: x)
-    assert policy.longer(x, t, level, none)[:, 0].tolist() == [1.25, 1.125]
-    # s = t: (t + t + h) / 2.
-    monkeypatch.setattr(policy, "velocity", lambda x, t, level, features: t[:, None])
-    assert policy.longer(x, t, level, none)[:, 0].tolist() == [0.25, 0.625]
-    # The halves are told that they are halves.
-    monkeypatch.setattr(policy, "velocity", lambda x, t, level, features: level[:, None].float())
-    assert policy.longer(x, t, level, none)[:, 0].tolist() == [1.0, 2.0]
+    for velocity, expected in (
+        # s = x: one = 1, x' = 1 + h, two = 1 + h, mean 1 + h / 2; h is 1/2 and 1/4.
+        (lambda x, t, level, features: x, [1.25, 1.125]),
+        # s = t: (t + t + h) / 2.
+        (lambda x, t, level, features: t[:, None], [0.25, 0.625]),
+        # The halves are told that they are halves.
+        (lambda x, t, level, features: level[:, None].float(), [1.0, 2.0]),
+    ):
+        monkeypatch.setattr(policy, "velocity", velocity)
+        assert policy.longer(x, t, level, none)[:, 0].tolist() == expected
 
 
-def test_flow_rows_and_the_finest_halves_share_one_step_size() -> None:
+def test_flow_rows_and_the_finest_halves_share_one_step_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And both sources of a mixture, which alternates between them, train longer steps."""
     policy = make("shortcut.Shortcut", finest=8, bootstrap=4)
-    calls: list[tuple[Tensor, Tensor]] = []
+    calls: list[tuple[Tensor, Tensor, Tensor]] = []
     velocity = policy.velocity
 
     def seen(x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:
-        calls.append((t.clone(), level.clone()))
+        calls.append((t.clone(), level.clone(), features[:, 0]))
         return velocity(x, t, level, features)
 
-    policy.velocity = seen  # pyright: ignore[reportAttributeAccessIssue]
-    policy.loss(rows(4000))
-    (t, half), (later, again), (times, level) = calls
+    monkeypatch.setattr(policy, "velocity", seen)
+    source = (torch.arange(4000) % 2)[:, None].expand(-1, 2).float()
+    policy.loss({**rows(4000), "obs/state": source})
+    (t, half, sources), (later, again, _), (times, level, _) = calls
     flow = level == 3
+    assert len(sources.unique()) == 2
     assert (~flow).sum() == 1000 and torch.equal(half, again)
     assert set((half - 1).tolist()) == {0, 1, 2}
     pairs = zip((level[~flow], half - 1), (times[~flow], t), strict=True)
@@ -119,37 +134,19 @@ def test_flow_rows_and_the_finest_halves_share_one_step_size() -> None:
     assert times[flow].unique().numel() > 1000  # flow matching is for all times
 
 
-def test_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_shortcut_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """s = 3 level + 1 everywhere: a bootstrapped row is off by 3, a flow row by 7 - (a - x_0)."""
     policy = make("shortcut.Shortcut", finest=4, bootstrap=2)
     monkeypatch.setattr(
         policy, "velocity", lambda x, t, level, f: (3.0 * level + 1)[:, None].expand(-1, 2)
     )
-    batch = rows(6)
     torch.manual_seed(5)
-    loss = policy.loss(batch)
+    loss = policy.loss(rows(6))
     torch.manual_seed(5)
-    x0 = torch.randn(6, 2)
-    flow = (7 - (0.4 - x0)).square().mean(1)
+    flow = (7 - (0.4 - torch.randn(6, 2))).square().mean(1)
     longer = (loss - 9).abs() < 1e-4
     assert longer.sum() == 3
     torch.testing.assert_close(loss[~longer], flow[~longer])
-
-
-def test_both_sources_of_a_mixed_batch_train_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mixture alternates between replay and demonstrations."""
-    policy = make("shortcut.Shortcut", bootstrap=4)
-    longer = policy.longer
-    found: list[Tensor] = []
-
-    def seen(x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:
-        found.append(features[:, 0])
-        return longer(x, t, level, features)
-
-    monkeypatch.setattr(policy, "longer", seen)
-    source = torch.arange(256) % 2
-    policy.loss({**rows(256), "obs/state": source[:, None].expand(-1, 2).float()})
-    assert len(found[0]) == 64 and len(found[0].unique()) == 2
 
 
 @pytest.mark.parametrize(
@@ -167,25 +164,20 @@ def test_steps_that_do_not_fit_are_refused(kind: str, settings: dict[str, int], 
         make(kind, **settings)
 
 
-def test_one_step_is_noise_plus_network_and_the_data_its_own_image() -> None:
-    policy = make("consistency.Consistency")
-    obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
-    x = noise + policy.net(noise, torch.zeros(5), policy.encoder(obs))
-    actions, _ = policy.act(obs, {}, noise)
-    torch.testing.assert_close(actions, x.clamp(-1, 1)[:, :, None], atol=1e-6, rtol=1e-5)
-    assert torch.equal(policy.clean(x, torch.ones(5), torch.zeros(5, 2)), x)
-
-
-def test_further_steps_noise_again() -> None:
+def test_consistency_steps_begin_at_noise_and_noise_again() -> None:
+    """One step is noise plus the network; the data are their own image."""
     policy = make("consistency.Consistency", steps=2)
-    obs, noise = {"state": torch.randn(5, 2)}, policy.sample_noise(5)
+    obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     assert noise.shape == (5, 4)
     z, fresh = noise.split(2, 1)
     features = policy.encoder(obs)
-    x = policy.clean(z, torch.zeros(5), features).clamp(-1, 1)
-    x = policy.clean(0.5 * fresh + 0.5 * x, torch.full((5,), 0.5), features).clamp(-1, 1)
+    x = z + policy.net(z, torch.zeros(5), features)
+    one = with_steps(policy, 1).act(obs, {}, z)[0]
+    torch.testing.assert_close(one[:, :, 0], x.clamp(-1, 1), atol=1e-6, rtol=1e-5)
+    assert torch.equal(policy.clean(x, torch.ones(5), features), x)
+    x = policy.clean(0.5 * fresh + 0.5 * x.clamp(-1, 1), torch.full((5,), 0.5), features)
     actions, _ = policy.act(obs, {}, noise)
-    torch.testing.assert_close(actions[:, :, 0], x, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(actions[:, :, 0], x.clamp(-1, 1), atol=1e-6, rtol=1e-5)
 
 
 def test_consistency_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,28 +295,21 @@ KINDS = (
 STEPS = 3
 
 
-def episode(policy: Policy, states: Tensor, execute: int) -> tuple[list[Tensors], list[int]]:
-    """The observations of the decisions of one episode, and the steps of the decisions."""
-    actor, seen, at = Actor(policy, 1, execute), list[Tensors](), list[int]()
-    for step in range(len(states)):
-        actor({"state": states[step][None]}, torch.tensor([step == 0]))
-        if bool(actor.decided):
-            seen.append(actor.decision_obs)
-            at.append(step)
-    return seen, at
-
-
 @pytest.mark.parametrize("execute", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_and_a_dataset_have_the_same_past(kind: str, execute: int) -> None:
     policy, states = make(kind, obs_steps=STEPS), torch.randn(6, 2)
-    seen, at = episode(policy, states, execute)
+    actor, seen = Actor(policy, 1, execute), dict[int, Tensors]()
+    for step in range(6):
+        actor({"state": states[step][None]}, torch.tensor([step == 0]))
+        if bool(actor.decided):
+            seen[step] = actor.decision_obs
     steps: Tensors = {"obs/state": states, "action": torch.zeros(6, 1), "reward": torch.zeros(6)}
     ends = {"state": torch.zeros(1, 2)}
     recorded = Episodes(SPEC, steps, torch.tensor([0]), torch.tensor([6]), ends)
     past = under(past_observations(recorded, {"state": STEPS - 1}), "obs")["history/state"]
-    assert at == list(range(0, 6, execute))
-    for obs, step in zip(seen, at, strict=True):
+    assert list(seen) == list(range(0, 6, execute))
+    for step, obs in seen.items():
         of_dataset = {"state": states[step][None], "history/state": past[step][None]}
         assert torch.equal(policy.features(obs), policy.features(of_dataset))
 
@@ -371,3 +356,201 @@ def test_one_step_needs_no_memory_and_one_observation_is_the_least() -> None:
         make_policy(
             "generative.one_step.OneStep", SPEC, flow=make("flow.Flow", obs_steps=STEPS).node
         )
+
+
+NETS: list[dict[str, Any]] = [
+    node_of("policies.generative.chunk_sampler.Transformer", width=16, depth=2, heads=2),
+    node_of("policies.generative.chunk_sampler.UNet", channels=[8, 16, 24], groups=2, width=16),
+]
+
+
+def network(net: dict[str, Any], chunk: int = 4) -> Timed:
+    torch.manual_seed(0)
+    return build(net, Timed, chunk=chunk, action=3, features=5)
+
+
+@pytest.mark.parametrize("net", NETS, ids=["transformer", "unet"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 8])
+def test_one_time_for_all_rows_is_that_time_for_each(net: dict[str, Any], chunk: int) -> None:
+    made = network(net, chunk)
+    x, t, features = torch.randn(6, chunk * 3), torch.rand(1), torch.randn(6, 5)
+    out = made(x, t.expand(6), features)
+    assert out.shape == (6, chunk * 3)
+    torch.testing.assert_close(made.at(x, made.embed(t)[0], features), out)
+
+
+@pytest.mark.parametrize("net", NETS, ids=["transformer", "unet"])
+def test_every_step_sees_the_whole_chunk_the_time_and_the_features(net: dict[str, Any]) -> None:
+    made = network(net)
+    x = torch.randn(1, 12, requires_grad=True)
+    t, features = torch.rand(1, requires_grad=True), torch.randn(1, 5, requires_grad=True)
+    out = made(x, t, features).view(4, 3)
+    for step in out.sum(1):
+        seen = torch.autograd.grad(step, (x, t, features), retain_graph=True)
+        assert all(grad.abs().min() > 0 for grad in seen)
+    out.sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in made.parameters())
+
+
+def conditioned(kind: type[nn.Module], bias: list[float], *settings: Any) -> Any:
+    """A layer of 8 channels that every condition modulates by `bias`, once for each channel."""
+    torch.manual_seed(0)
+    layer: Any = kind(*settings)
+    torch.nn.init.zeros_(layer.modulate.weight)
+    layer.modulate.bias.data = torch.tensor(bias).repeat_interleave(8)
+    return layer
+
+
+def test_film_by_hand() -> None:
+    """scale 1 and shift 3 for every channel: 2 mish(norm(conv)) + 3 goes on."""
+    block, h = conditioned(Film, [1.0, 3.0], 4, 8, UNetConfig(width=2)), torch.randn(2, 4, 5)
+    inner = 2 * functional.mish(block.norm(block.one(h))) + 3
+    expected = block.short(h) + functional.mish(block.last(block.two(inner)))
+    torch.testing.assert_close(block(h, torch.randn(2, 2)), expected)
+
+
+def test_a_condition_scales_and_shifts_what_a_layer_sees() -> None:
+    layer, h = conditioned(Modulated, [1.0, 2.0, 3.0, 4.0], 8, 2), torch.randn(2, 3, 8)
+    own = 2 * functional.layer_norm(h, (8,)) + 2
+    middle = h + layer.own(own, own)
+    expected = middle + layer.each(4 * functional.layer_norm(middle, (8,)) + 4)
+    torch.testing.assert_close(layer(h, torch.randn(2, 8)), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        ("UNet", {"kernel": 4}, "odd kernel"),
+        ("UNet", {"channels": [12]}, "multiple of groups=8"),
+        ("UNet", {"time_dim": 3}, "must be even"),
+        ("Transformer", {"heads": 5}, "multiple of heads=5"),
+        ("Transformer", {"layers": 5}, 'no setting "layers"'),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    kind: str, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        network(node_of(f"policies.generative.chunk_sampler.{kind}", **settings))
+
+
+def make_act(**settings: Any) -> Act:
+    torch.manual_seed(0)
+    return Act(Config(**{"chunk": 3, "width": 16, "heads": 2, "style": 2, **settings}), SPEC)
+
+
+def test_divergence_by_hand() -> None:
+    """N(1, 1) is 1/2 away from N(0, 1); N(0, 4) is (4 - 1 - 2 log 2) / 2."""
+    mean, log_std = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, math.log(2)]])
+    assert kl(mean, log_std).item() == pytest.approx(0.5 + 1.5 - math.log(2))
+    assert kl(torch.zeros(3, 4), torch.zeros(3, 4)).tolist() == [0, 0, 0]
+
+
+def test_the_loss_of_act_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predicts 0.5 always: |0.5 - a| over the valid steps, and beta times 1/2 + 2."""
+    policy = make_act(beta=0.1)
+    posterior = torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2)
+    monkeypatch.setattr(policy, "posterior", lambda *given: posterior)
+    monkeypatch.setattr(policy, "predict", lambda seen, z: torch.full((2, 3, 1), 0.5))
+    batch = {
+        "obs/state": torch.zeros(2, 2),
+        "action": torch.tensor([[[0.0], [1.0], [9.0]], [[1.0], [1.0], [1.0]]]),
+        "valid": torch.tensor([[True, True, False], [False, False, False]]),
+    }
+    assert policy.loss(batch).tolist() == pytest.approx([0.5 + 0.1 * 2.5, 0.0])
+
+
+def test_padding_says_nothing_about_the_style() -> None:
+    policy = make_act()
+    seen = policy.observed({"state": torch.randn(4, 2)})
+    valid = torch.tensor([True, True, False]).expand(4, 3)
+    action = torch.randn(4, 3, 1)
+    styles = [
+        policy.posterior(seen, torch.where(changed[..., None], 7.0, action), valid)[0]
+        for changed in (valid & False, ~valid, valid)
+    ]
+    torch.testing.assert_close(styles[1], styles[0])
+    assert not torch.allclose(styles[2], styles[0])
+
+
+def test_a_style_is_drawn_only_where_asked() -> None:
+    assert not make_act().sample_noise(5).any() and make_act().sample_noise(5, explore=True).all()
+    assert make_act(prior=True).sample_noise(5).all()
+
+
+def test_the_mean_of_all_predictions_by_hand() -> None:
+    """Three decisions; weights exp(-m i), the oldest prediction of a step first."""
+    w = math.exp(-0.5)
+    third, fourth = 3 + 20 * w + 100 * w**2, 30 + 200 * w + 0
+    carry = {key: torch.zeros(1, 3) for key in ("weight", "count")} | {"sum": torch.zeros(1, 3, 1)}
+    played = []
+    for predicted in ([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [100.0, 200.0, 300.0], [0.0] * 3):
+        action, carry = ensembled(torch.tensor(predicted).view(1, 3, 1), carry, 0.5)
+        played.append(action.item())
+    last = [total / (1 + w + w**2) for total in (third, fourth)]
+    assert played == pytest.approx([1, (2 + 10 * w) / (1 + w), *last])
+
+
+def test_an_ensemble_decides_at_every_step_and_starts_over_with_its_row() -> None:
+    policy = make_act(ensemble=True, decay=0.0)
+    assert policy.chunk == 3  # what it learns from
+    policy.eval()
+    assert policy.chunk == 1
+    actor = Actor(policy, 2)
+    obs = torch.randn(4, 2, 2)
+    starts = torch.tensor([[True, True], [False, False], [False, True], [False, False]])
+    with torch.no_grad():
+        said = [policy.predict(policy.observed({"state": o}), policy.sample_noise(2)) for o in obs]
+        played = [actor({"state": o}, first) for o, first in zip(obs, starts, strict=True)]
+    said = [x.clamp(-1, 1) for x in said]
+    third = (said[0][0, 2] + said[1][0, 1] + said[2][0, 0]) / 3
+    torch.testing.assert_close(played[2][0], third)
+    torch.testing.assert_close(played[2][1], said[2][1, 0])
+    torch.testing.assert_close(played[3][1], (said[2][1, 1] + said[3][1, 0]) / 2)
+    assert policy.train().chunk == 3 and policy.initial(2) == {}
+
+
+def test_attention_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    ours, theirs = Attention(8, 2), nn.MultiheadAttention(8, 2, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key_value.weight]))
+        theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key_value.bias]))
+        theirs.out_proj.load_state_dict(ours.out.state_dict())
+    x, memory = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
+    seen = torch.rand(3, 5) < 0.6
+    seen[:, 0] = True
+    for mask in (None, seen):
+        hidden = None if mask is None else ~mask
+        expected, _ = theirs(x, memory, memory, key_padding_mask=hidden)
+        torch.testing.assert_close(ours(x, memory, mask), expected)
+
+
+MODES_SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+SHARE, ROWS = 0.3, 4096
+NODES = [("flow.Flow", (8,)), ("diffusion.Diffusion", (10,))]
+NODES += [("shortcut.Shortcut", (1, 8)), ("consistency.Consistency", (1,))]
+
+
+@pytest.mark.parametrize(("kind", "steps"), usually(NODES[:1], NODES))
+def test_both_modes_keep_their_share(kind: str, steps: tuple[int, ...]) -> None:
+    """4,000 actions of a policy that was shown -0.6 (SHARE of the time) and 0.6."""
+    policy = make_policy(f"generative.{kind}", MODES_SPEC, chunk=1, width=64, steps=steps[-1])
+    left = torch.rand(ROWS, 1) < SHARE
+    action = torch.where(left, -0.6, 0.6) + 0.05 * torch.randn(ROWS, 1)
+    valid = torch.ones(ROWS, 1, dtype=torch.bool)
+    rows = {"obs/state": torch.zeros(ROWS, 1), "action": action[:, None], "valid": valid}
+    learner = BehaviorCloning(ModesConfig(batch_size=256, lr=2e-3), policy, run=RunPlan(1000))
+    learner.fit(rows)
+    for _ in range(1000):
+        index = torch.randint(ROWS, (256,))
+        learner.update({key: value[index] for key, value in rows.items()})
+    for count in steps:
+        acting = with_steps(learner.policy, count)
+        with torch.no_grad():
+            noise = acting.sample_noise(4000)
+            played = acting.act({"state": torch.zeros(4000, 1)}, {}, noise)[0].flatten()
+        assert abs((played < 0).float().mean() - left.float().mean()) < 0.05
+        near = ((played.abs() - 0.6).abs() < 0.25).float().mean()
+        # One step draws a line between the modes, many steps a point.
+        assert near > (0.8 if count == 1 else 0.9)
