@@ -111,17 +111,19 @@ def test_signs_of_velocity_and_torque(protocol: str) -> None:
 
 @BOTH
 def test_one_servo_that_no_longer_answers_and_the_others_are_held(protocol: str) -> None:
-    with FakeBus(protocol, START) as bus:
-        with ServoBus(config(protocol, bus.path, timeout=0.03, retries=2)) as arm:
-            bus.gone.add(2)
-            arm.write(arm.read().q + 0.4, 0.05)
-            with pytest.raises(DriverError, match=r"joint elbow \(id 2\).*asked \d+ times.*cable"):
-                for _ in range(PATIENCE):
-                    arm.read()
-            arm.stop()
-            held = [bus.servos[i] for i in (1, 3)]
-            wait_until(lambda: all(abs(s.goal() - s.at) < 1 for s in held))
-            assert bus.servos[2].table[bus.servos[2].TORQUE] == 1
+    with (
+        FakeBus(protocol, START) as bus,
+        ServoBus(config(protocol, bus.path, timeout=0.03, retries=2)) as arm,
+    ):
+        bus.gone.add(2)
+        arm.write(arm.read().q + 0.4, 0.05)
+        with pytest.raises(DriverError, match=r"joint elbow \(id 2\).*asked \d+ times.*cable"):
+            for _ in range(PATIENCE):
+                arm.read()
+        arm.stop()
+        held = [bus.servos[i] for i in (1, 3)]
+        wait_until(lambda: all(abs(s.goal() - s.at) < 1 for s in held))
+        assert bus.servos[2].table[bus.servos[2].TORQUE] == 1
 
 
 def test_the_watchdog_of_a_dynamixel_stops_it_and_the_driver_says_so() -> None:
@@ -375,12 +377,12 @@ def test_known_frames(made: bytes, known: str) -> None:
 
 
 def test_a_header_in_the_data_is_stuffed_and_counted() -> None:
-    data = b"\x10\x00\xff\xff\xfd\x07"
-    made = dynamixel.frame(1, WRITE, data)
+    made = dynamixel.frame(1, WRITE, b"\x10\x00\xff\xff\xfd\x07")
     assert made[5:7] == b"\x0a\x00" and made[10:15] == b"\xff\xff\xfd\xfd\x07"
     assert made.count(b"\xff\xff\xfd\x00") == 1
-    for data in (data, b"\x10\x00\xff\xff\xfd\xfd\xff\xff\xfd\x00"):
-        assert dynamixel.take(bytearray(dynamixel.frame(1, WRITE, data))) == Packet(1, WRITE, data)
+    assert dynamixel.take(bytearray(made)) == Packet(1, WRITE, b"\x10\x00\xff\xff\xfd\x07")
+    twice = b"\x10\x00\xff\xff\xfd\xfd\xff\xff\xfd\x00"
+    assert dynamixel.take(bytearray(dynamixel.frame(1, WRITE, twice))) == Packet(1, WRITE, twice)
 
 
 def test_sign_and_magnitude() -> None:
