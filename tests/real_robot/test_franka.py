@@ -39,7 +39,6 @@ from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
 from tests.real_robot.control_bench import ControlBench
-from tests.tiers import usually
 
 ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
 OWN = Own(fr3.LOWER, fr3.UPPER, fr3.VELOCITY, fr3.TORQUE)
@@ -78,10 +77,8 @@ def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
         time.sleep(0.002)
 
 
+TOOL = {"stiffness": 800.0, "turning": 40.0, "force": 40.0}
 TURN = 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
-SPRINGS = pytest.mark.parametrize(
-    "tool", usually([None], [None, {"stiffness": 800.0, "turning": 40.0}])
-)
 
 
 @contextmanager
@@ -298,93 +295,72 @@ def arm(settings: dict[str, Any]) -> Iterator[Franka]:
         yield driver
 
 
+@pytest.fixture(params=[None, TOOL], ids=["joints", "tool"])
+def held(settings: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Franka]:
+    """The arm by springs on its joints, or on its tool."""
+    tool = {"stiffness": 800.0, "turning": 40.0, "force": 40.0}
+    with build(
+        node(**settings, tool=None if request.param == "joints" else tool), Driver
+    ) as driver:
+        yield driver
+
+
 def test_reads_and_knows_what_stands_there(arm: Franka) -> None:
     here = arm.read()
-    assert arm.sensed[:3] == ("cube_x", "cube_y", "cube_z") and arm.sensed[-1] == "success"
-    assert here.q.shape == here.dq.shape == here.tau.shape == (7,)
-    assert np.abs(here.dq).max() < 0.05
+    assert np.abs(here.dq).max() < 0.05 and here.t <= time.monotonic()
+    assert abs(here.tau[3]) > 5, "joint 4 bears the weight of the arm"
     assert 0 <= arm.width <= 0.081
     # The table carries the cube, whose half size is what its middle is above it.
     seen = dict(zip(arm.sensed, arm.sense(), strict=True))
-    assert seen["cube_z"] == pytest.approx(seen["cube_half"], abs=2e-3) and seen["success"] == 0
     tool = fr3.forward(here.q[None])[0][0]
+    assert seen["cube_z"] == pytest.approx(seen["cube_half"], abs=2e-3) and seen["success"] == 0
     assert seen["cube_from_tool_z"] == pytest.approx(seen["cube_z"] - tool[2], abs=2e-3)
-    # Its own torques carry it: joint 2 and 4 bear the weight of the arm.
-    assert abs(here.tau[3]) > 5
-    assert arm.read().t <= time.monotonic()
     arm.renew()
-    place = seen["cube_x"]
-    wait_until(lambda: (arm.read(), abs(arm.sense()[0] - place) > 1e-3)[1], "another cube")
+    at, place = arm.sensed.index("cube_x"), seen["cube_x"]
+    wait_until(lambda: (arm.read(), abs(arm.sense()[at] - place) > 1e-3)[1], "another cube")
 
 
-def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
-    """It comes to where the joints' targets put the tool, gives way to no more than `force`, and
-    holds where it is told to stop."""
-    with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0}), Driver) as arm:
-        to = arm.read().q + TURN
-        place = fr3.forward(to[None])[0][0]
-        follow(arm, to, 0.5)
-        wait_until(lambda: away(arm, place) < 0.01, "the tool there")
-        follow(arm, to - 0.2, 1.0, until=0.4)
-        arm.stop()
-        wait_until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
-        place = fr3.forward(arm.read().q[None])[0][0]
-        later(arm, 0.2)
-        assert away(arm, place) < 0.01
-    with pytest.raises(ConfigError) as error:
-        build(node(**settings, tool={"stiffness": 0.0}), Driver)
-    assert error.value.key == "stiffness"
-
-
-@SPRINGS
-def test_becomes_softer_while_it_holds(
-    settings: dict[str, Any], tool: dict[str, float] | None
-) -> None:
+def test_becomes_softer_while_it_holds(held: Franka) -> None:
     """The running controller takes other gains, and goes on holding the arm."""
-    with build(node(**settings, tool=tool), Driver) as arm:
-        low, high = arm.stiffness
-        assert high.tolist() == arm.springs.stiffness.tolist()
-        arm.stiffen(0.3 * high)
-        gains = arm._motion.get_gains().stiffness
-        assert np.allclose(gains if tool is None else np.diag(gains), 0.3 * high)
-        here = arm.read().q
-        later(arm, 0.3)
-        assert np.abs(arm.read().q - here).max() < 0.02
-        with pytest.raises(DriverError, match="was asked for a stiffness"):
-            arm.stiffen(1.1 * high)
-        assert (low < 0.3 * high).all()
+    low, high = held.stiffness
+    assert high.tolist() == held.springs.stiffness.tolist()
+    held.stiffen(0.3 * high)
+    gains = held._motion.get_gains().stiffness
+    assert np.allclose(gains if held.config.tool is None else np.diag(gains), 0.3 * high)
+    here = held.read().q
+    later(held, 0.3)
+    assert np.abs(held.read().q - here).max() < 0.02
+    with pytest.raises(DriverError, match="was asked for a stiffness"):
+        held.stiffen(1.1 * high)
+    assert (low < 0.3 * high).all()
 
 
-@SPRINGS
-def test_released_it_carries_its_weight_and_follows_nothing(
-    settings: dict[str, Any], tool: dict[str, float] | None
-) -> None:
-    with build(node(**settings, tool=tool), Franka) as arm:
-        assert not arm.falls_when_released
-        arm.release()
-        start = arm.read().q
-        later(arm, 0.3)
-        arm.write(start + 0.1, arm.width)  # nothing of ours does: no spring pulls it there
-        later(arm, 0.7)
-        here = arm.read().q
-        assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
-        arm.engage()
-        to = here + 0.05
-        follow(arm, to, 0.5)
-        wait_until(lambda: away(arm, fr3.forward(to[None])[0][0]) < 0.01, "it follows again")
+def test_released_it_carries_its_weight_and_follows_nothing(held: Franka) -> None:
+    assert not held.falls_when_released
+    held.release()
+    start = held.read().q
+    later(held, 0.3)
+    held.write(start + 0.1, held.width)  # nothing of ours does: no spring pulls it there
+    later(held, 0.7)
+    here = held.read().q
+    assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
+    held.engage()
+    to = here + TURN
+    follow(held, to, 0.5)
+    wait_until(lambda: away(held, fr3.forward(to[None])[0][0]) < 0.01, "it follows again")
 
 
-def test_stop_holds(arm: Franka) -> None:
-    start = arm.read().q
-    follow(arm, aside(start), 1.0, until=0.4)
-    assert np.abs(arm.read().dq).max() > 0.1  # it moves
-    arm.stop()
-    arm.stop()
-    wait_until(lambda: np.abs(arm.read().dq).max() < 0.01, "at rest")
-    rest = arm.read().q
+def test_stop_holds(held: Franka) -> None:
+    start = held.read().q
+    follow(held, aside(start), 1.0, until=0.4)
+    assert np.abs(held.read().dq).max() > 0.1  # it moves
+    held.stop()
+    held.stop()
+    wait_until(lambda: np.abs(held.read().dq).max() < 0.01, "at rest")
+    rest = held.read().q
     assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
-    later(arm, 0.2)
-    assert np.abs(arm.read().q - rest).max() < 0.01
+    later(held, 0.2)
+    assert np.abs(held.read().q - rest).max() < 0.01
 
 
 def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:
@@ -418,13 +394,12 @@ def test_the_hand_follows_and_nobody_waits_for_a_motion_that_was_broken_off(arm:
 
 def test_a_hand_that_closes_is_told_to_stop(arm: Franka) -> None:
     """Also where the arm takes no commands any more."""
-    q = arm.read().q
+    q, hand = arm.read().q, arm._hand
+    assert hand is not None
     wait_until(lambda: (arm.write(q, 0.08), arm.width > 0.07)[1], "open")
     wait_until(lambda: (arm.write(q, 0.0), arm.width < 0.06)[1], "closing")
     arm.write(q, arm.width)
     arm.limit_hand(0.2, 10.0)
-    hand = arm._hand
-    assert hand is not None
     wait_until(lambda: hand._going == "still" and not hand._busy, "stopped")
     stopped = arm.width
     later(arm, 0.5)

@@ -22,22 +22,10 @@ import pytest
 from embodied.core.build import ConfigError, build
 from embodied.real_robot.control.chunk_follower import Chunk
 from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.drivers.servos import bus as serial_port
+from embodied.real_robot.drivers.servos import bus as wire
 from embodied.real_robot.drivers.servos.bus import DYNAMIXEL as dynamixel
-from embodied.real_robot.drivers.servos.bus import (
-    FEETECH,
-    MAKES,
-    PATIENCE,
-    PING,
-    WRITE,
-    Codec,
-    Packet,
-    Reply,
-    SerialPort,
-    signed,
-    unsigned,
-)
 from embodied.real_robot.drivers.servos.bus import FEETECH as feetech
+from embodied.real_robot.drivers.servos.bus import PATIENCE, Codec, Packet, Reply
 from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import SILENCE, FakeBus, Faults, FeetechServo
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
@@ -206,7 +194,7 @@ def test_a_target_outside_of_the_calibration_is_not_sent() -> None:
 def test_ports_that_cannot_be_had(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with FakeBus("feetech", START) as bus:
-        first = SerialPort(bus.path, 1_000_000)
+        first = wire.SerialPort(bus.path, 1_000_000)
         first.open()
         for path, rate, match in (
             (str(tmp_path / "ttyUSB0"), 1_000_000, r"no serial port that is there .*by-id"),
@@ -215,7 +203,7 @@ def test_ports_that_cannot_be_had(tmp_path: Path) -> None:
             (bus.path, 1_000_000, "in use by another process"),
         ):
             with pytest.raises(DriverError, match=match):
-                SerialPort(path, rate).open()
+                wire.SerialPort(path, rate).open()
         first.close()
         with pytest.raises(DriverError, match="not open"):
             first.write(b"x")
@@ -228,7 +216,7 @@ def test_an_adapter_that_keeps_bytes_back_is_named(
         device = tmp_path / Path(bus.path).name
         device.mkdir()
         (device / "latency_timer").write_text("16\n")
-        monkeypatch.setattr(serial_port, "DEVICES", tmp_path)
+        monkeypatch.setattr(wire, "DEVICES", tmp_path)
         bus.gone.add(1)
         arm = ServoBus(config("feetech", bus.path, timeout=0.02, retries=1))
         with pytest.raises(DriverError, match=r"type: echo 1 \| sudo tee .*latency_timer"):
@@ -351,10 +339,10 @@ def test_the_hand_presses_with_no_more_than_it_is_told(
 @pytest.mark.parametrize(
     ("made", "known"),
     [
-        (dynamixel.frame(1, PING), "ff ff fd 00 01 03 00 01 19 4e"),
+        (dynamixel.frame(1, wire.PING), "ff ff fd 00 01 03 00 01 19 4e"),
         (dynamixel.read(1, 132, 4), "ff ff fd 00 01 07 00 02 84 00 04 00 1d 15"),
         (
-            dynamixel.frame(1, WRITE, b"\x74\x00\x00\x02\x00\x00"),
+            dynamixel.frame(1, wire.WRITE, b"\x74\x00\x00\x02\x00\x00"),
             "ff ff fd 00 01 09 00 03 74 00 00 02 00 00 ca 89",
         ),
         (dynamixel.sync_read(132, 4, (1, 2)), "ff ff fd 00 fe 09 00 82 84 00 04 00 01 02 ce fa"),
@@ -362,9 +350,9 @@ def test_the_hand_presses_with_no_more_than_it_is_told(
             dynamixel.sync_write(116, {1: b"\x00\x02\x00\x00", 2: b"\x01\x02\x00\x00"})[:-2],
             "ff ff fd 00 fe 11 00 83 74 00 04 00 01 00 02 00 00 02 01 02 00 00",
         ),
-        (feetech.frame(1, PING), "ff ff 01 02 01 fb"),
+        (feetech.frame(1, wire.PING), "ff ff 01 02 01 fb"),
         (feetech.read(1, 56, 2), "ff ff 01 04 02 38 02 be"),
-        (feetech.frame(1, WRITE, b"\x2a\x00\x08"), "ff ff 01 05 03 2a 00 08 c4"),
+        (feetech.frame(1, wire.WRITE, b"\x2a\x00\x08"), "ff ff 01 05 03 2a 00 08 c4"),
         (feetech.sync_read(56, 2, (1, 2)), "ff ff fe 06 82 38 02 01 02 3c"),
         (
             feetech.sync_write(42, {1: b"\x00\x08", 2: b"\x01\x08"}),
@@ -377,19 +365,21 @@ def test_known_frames(made: bytes, known: str) -> None:
 
 
 def test_a_header_in_the_data_is_stuffed_and_counted() -> None:
-    made = dynamixel.frame(1, WRITE, b"\x10\x00\xff\xff\xfd\x07")
+    made = dynamixel.frame(1, wire.WRITE, b"\x10\x00\xff\xff\xfd\x07")
     assert made[5:7] == b"\x0a\x00" and made[10:15] == b"\xff\xff\xfd\xfd\x07"
     assert made.count(b"\xff\xff\xfd\x00") == 1
-    assert dynamixel.take(bytearray(made)) == Packet(1, WRITE, b"\x10\x00\xff\xff\xfd\x07")
+    assert dynamixel.take(bytearray(made)) == Packet(1, wire.WRITE, b"\x10\x00\xff\xff\xfd\x07")
     twice = b"\x10\x00\xff\xff\xfd\xfd\xff\xff\xfd\x00"
-    assert dynamixel.take(bytearray(dynamixel.frame(1, WRITE, twice))) == Packet(1, WRITE, twice)
+    assert dynamixel.take(bytearray(dynamixel.frame(1, wire.WRITE, twice))) == Packet(
+        1, wire.WRITE, twice
+    )
 
 
 def test_sign_and_magnitude() -> None:
-    assert [signed(raw, 15) for raw in (0, 5, 0x8005, 0x7FFF)] == [0, 5, -5, 32767]
-    assert unsigned(-3, 11) == 0x0803 and signed(unsigned(-2047, 11), 11) == -2047
+    assert [wire.signed(raw, 15) for raw in (0, 5, 0x8005, 0x7FFF)] == [0, 5, -5, 32767]
+    assert wire.unsigned(-3, 11) == 0x0803 and wire.signed(wire.unsigned(-2047, 11), 11) == -2047
     with pytest.raises(ValueError, match="2048 does not fit"):
-        unsigned(2048, 11)
+        wire.unsigned(2048, 11)
 
 
 @pytest.mark.parametrize(
@@ -402,11 +392,11 @@ def test_sign_and_magnitude() -> None:
 def test_what_a_servo_measures_in_si_units(
     make: str, block: bytes, speed: float, current: int
 ) -> None:
-    assert MAKES[make].motion(block) == (3000, pytest.approx(speed, abs=1e-4), current)
+    assert wire.MAKES[make].motion(block) == (3000, pytest.approx(speed, abs=1e-4), current)
 
 
 def test_an_echoed_instruction_is_no_reply() -> None:
-    packet = dynamixel.take(bytearray(dynamixel.frame(3, PING)))
+    packet = dynamixel.take(bytearray(dynamixel.frame(3, wire.PING)))
     assert packet is not None and dynamixel.reply(packet) is None
 
 
@@ -733,18 +723,18 @@ def test_a_frame_that_ends_with_a_part_of_the_next_is_none(cut: int, tmp_path: P
     """Feetech's one byte of checksum fits one such frame in 256; `cut`: bytes of the next frame
     that come together with it."""
     site = Site(tmp_path, "feetech")
-    wire, line = site.arm.wire, site.line
-    second = FEETECH.answer(2, 0, bytes(15))
+    bus, line = site.arm.wire, site.line
+    second = feetech.answer(2, 0, bytes(15))
 
     def short(value: int) -> bytes:
         """The answer of servo 1 without its last byte of data."""
-        frame = FEETECH.answer(1, 0, bytes((*range(14), value)))
+        frame = feetech.answer(1, 0, bytes((*range(14), value)))
         return frame[:-2] + frame[-1:]
 
     shorts = (short(value) for value in range(256))
-    first = next(each for each in shorts if FEETECH.opened(each + second[:1]) is not None)
+    first = next(each for each in shorts if feetech.opened(each + second[:1]) is not None)
     soon = line.now + 1e-3
     line._coming = deque((soon, data) for data in (first + second[:cut], second[cut:]))
-    wire.retries = 0
-    wire.port.write = lambda data: None
-    assert not wire.ask(56, 15, (1, 2)), "the next one is spoilt, too"
+    bus.retries = 0
+    bus.port.write = lambda data: None
+    assert not bus.ask(56, 15, (1, 2)), "the next one is spoilt, too"

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +19,10 @@ import pytest
 
 from embodied.core.build import ConfigError, parse
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.real_robot.drivers.ur.driver import (
-    DATA,
-    INPUTS,
-    OUTPUTS,
-    START,
-    TEXT,
-    UR,
-    VERSION,
-    Config,
-    Packet,
-    Recipe,
-    RtdeError,
-    message,
-    pack_packet,
-    program,
-    take_packet,
-)
-from embodied.real_robot.emulators.ur.controller import (
-    PROTECTIVE,
-    SPEED,
-    STOPPED,
-    FakeUR,
-    UrJoints,
-)
-from embodied.real_robot.emulators.ur.controller import Config as ArmConfig
+from embodied.real_robot.drivers.ur import driver as rtde
+from embodied.real_robot.drivers.ur.driver import UR, Config, Recipe, RtdeError, take_packet
+from embodied.real_robot.emulators.ur import controller
+from embodied.real_robot.emulators.ur.controller import FakeUR
 from embodied.real_robot.kernel.arm_state import Floats
 from embodied.real_robot.kernel.driver import DriverError, StopCategory
 from tests.builders import wait_until
@@ -92,8 +70,8 @@ def becomes(arm: UR, so: Callable[[], Any], what: str) -> None:
 
 def test_by_hand() -> None:
     # Version 2: size 5, 'V', 2; start: size 3, 'S'.
-    assert pack_packet(VERSION, b"\x00\x02").hex() == "0005560002"
-    assert pack_packet(START).hex() == "000353"
+    assert rtde.pack_packet(rtde.VERSION, b"\x00\x02").hex() == "0005560002"
+    assert rtde.pack_packet(rtde.START).hex() == "000353"
     recipe = Recipe(1, ("a", "b", "c"), ("DOUBLE", "INT32", "VECTOR6D"))
     made = recipe.pack([1.0, -2, (0.0, 0.5, 2.0, 0.0, 0.0, 0.0)])
     numbers = "3ff0000000000000 fffffffe 0000000000000000 3fe0000000000000 4000000000000000"
@@ -104,13 +82,13 @@ def test_by_hand() -> None:
     for bad in (packet.payload[:-1], b"\x02" + packet.payload[1:], b""):
         with pytest.raises(RtdeError):
             recipe.unpack(bad)
-    assert message(b"\x05hello\x04fake\x03") == "hello" and message(b"") == ""
+    assert rtde.message(b"\x05hello\x04fake\x03") == "hello" and rtde.message(b"") == ""
     buffer, found = bytearray(), []
-    for byte in pack_packet(TEXT, b"abc") + pack_packet(START):
+    for byte in rtde.pack_packet(rtde.TEXT, b"abc") + rtde.pack_packet(rtde.START):
         buffer.append(byte)
         if (packet := take_packet(buffer)) is not None:
             found.append(packet)
-    assert found == [Packet(TEXT, b"abc"), Packet(START, b"")], "in pieces"
+    assert found == [rtde.Packet(rtde.TEXT, b"abc"), rtde.Packet(rtde.START, b"")], "in pieces"
 
 
 def test_what_was_not_agreed() -> None:
@@ -138,11 +116,11 @@ def test_noise_is_survived() -> None:
                 if (packet := take_packet(data)) is None:
                     break
                 taken += 1
-                if packet.type == DATA:
+                if packet.type == rtde.DATA:
                     recipe.unpack(packet.payload)
-                elif packet.type in (OUTPUTS, INPUTS):
+                elif packet.type in (rtde.OUTPUTS, rtde.INPUTS):
                     Recipe.of(packet.payload, ("q", "n"))
-                message(packet.payload)
+                rtde.message(packet.payload)
             except RtdeError:
                 break
         else:
@@ -162,7 +140,7 @@ def test_reads_and_follows(fake: FakeUR) -> None:
             with pytest.raises(DriverError, match="outside"):
                 arm.write(bad, 0.0)
     wait_until(lambda: fake.halted, "a program that was told to leave")
-    assert fake.halted == "told" and fake.runtime == STOPPED
+    assert fake.halted == "told" and fake.runtime == controller.STOPPED
 
 
 def test_stop_holds_and_it_can_go_on(fake: FakeUR) -> None:
@@ -216,7 +194,7 @@ def test_where_the_chain_gives_up_the_controller_makes_a_protective_stop(fake: F
         far_away(arm)
         assert arm.halt() == StopCategory.HELD
         wait_until(lambda: fake.halted and fake.joints.resting, "at rest")
-        assert fake.halted == PROTECTIVE and fake.q[0] < 2.9
+        assert fake.halted == controller.PROTECTIVE and fake.q[0] < 2.9
         fails(arm, "a protective stop: clear the way, then reset")
         arm.halt()
         arm.recover()
@@ -259,13 +237,12 @@ def test_what_does_not_start(fake: FakeUR, what: str, value: Any, says: str) -> 
 
 
 def test_settings() -> None:
-    for bad in ({"lookahead": 0.3}, {"gain": 10.0}, {"watchdog": 0.001}, {"joints": ["a"]}):
+    for bad in ({"watchdog": 0.001}, {"joints": ["a"]}):
         with pytest.raises(ConfigError):
             parse(Config, {"host": "h", **bad}, "driver")
-    for bad in ({"q": HOME[:5]}, {"q": (7.0, *HOME[1:])}, {"q": HOME, "frequency": 1.0}):
-        with pytest.raises(ConfigError):
-            parse(ArmConfig, bad, "emulator")
-    said = program(Config("h"))
+    with pytest.raises(ConfigError):
+        parse(controller.Config, {"q": (0.0,) * 5}, "emulator")
+    said = rtde.program(Config("h"))
     assert "still > 50" in said and "t=0.002, lookahead_time=0.1, gain=300" in said
     assert said.count("end\n") == 6  # of four ifs, a while and a def
 
@@ -318,7 +295,7 @@ def test_a_program_arrives_at_a_controller_that_reads_late_and_says_much(fake: F
     """A connection closed with unread words is reset, and takes what was sent with it."""
     fake.busy = 0.3
     with driver(fake, patience=5.0) as arm:
-        assert fake.code == program(arm.config) and arm.read() is not None
+        assert fake.code == rtde.program(arm.config) and arm.read() is not None
 
 
 def test_freedrive_ends_where_nobody_is_heard_any_more(fake: FakeUR) -> None:
@@ -338,9 +315,6 @@ def test_force_and_currents_are_those_of_the_wire(fake: FakeUR) -> None:
     assert state.tau.tolist() == [6.0, -12.0, 18.0, 0.0, 0.0, 2.25]
 
 
-HOME = (0.0, -1.5708, 1.5708, -1.5708, -1.5708, 0.0)
-
-
 def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path) -> None:
     slow = [f"robot.driver.{name}=10.0" for name in ("watchdog", "silence")]  # a busy machine
     deploy = start(tmp_path, folder, "robot=ur_sim", "demonstrator=reach", *slow)
@@ -355,23 +329,20 @@ def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path) -
     place = steps["obs/state"][:, 12:15].numpy()  # after q1 to q6 and dq1 to dq6
     assert np.linalg.norm(place[0] - [-0.4919, -0.1333, 0.4879]) < 0.06, "it began at home"
     assert np.linalg.norm(place[-1] - [-0.55, 0.1, 0.35]) < 0.06
-    sent = steps["action/sent"].numpy()
-    assert np.abs(np.diff(sent, axis=0)).max() <= 1.5 * 0.05 * 4, "within its speed"
 
 
 def test_a_played_servoj_by_hand() -> None:
     """From rest, 1 rad away, lookahead 0.1 s, 100 Hz: it speeds up by 0.4 rad/s a tick to 2 rad/s,
     keeps that, then falls behind as (target - q) / lookahead, and is there exactly."""
-    arm = UrJoints(100.0, (0.0,) * 6)
-    target = [1.0, *[0.0] * 5]
+    arm = controller.UrJoints(100.0, (0.0,) * 6)
     speeds = []
     for _ in range(400):
-        arm.follow(target, 0.1)
+        arm.follow([1.0, *[0.0] * 5], 0.1)
         speeds.append(arm.dq[0])
     assert speeds[:6] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0, 2.0])
-    assert max(speeds) == SPEED == 2.0 and arm.q[0] == 1.0 and arm.dq[0] == 0.0
-    late = speeds[60:64]  # q' = (1 - q) / 0.1 s, in ticks of 0.01 s: falls by a tenth
-    assert [b / a for a, b in pairwise(late)] == pytest.approx([0.9] * 3)
+    assert max(speeds) == controller.SPEED == 2.0 and arm.q[0] == 1.0 and arm.dq[0] == 0.0
+    # q' = (1 - q) / 0.1 s, in ticks of 0.01 s: falls by a tenth
+    assert np.divide(speeds[61:64], speeds[60:63]) == pytest.approx(0.9)
     arm.dq[0] = 0.1
     arm.turn([0.0] * 6, 4.0)  # stopj: 0.04 rad/s a tick
     assert arm.dq[0] == pytest.approx(0.06) and arm.q[0] == pytest.approx(1.0 + 0.0006)
