@@ -9,7 +9,6 @@ import math
 import random
 import re
 import struct
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -112,46 +111,6 @@ def test_one_servo_that_no_longer_answers_and_the_others_are_held(protocol: str)
         held = [bus.servos[i] for i in (1, 3)]
         wait_until(lambda: all(abs(s.goal() - s.at) < 1 for s in held))
         assert bus.servos[2].table[bus.servos[2].TORQUE] == 1
-
-
-def test_the_watchdog_of_a_dynamixel_stops_it_and_the_driver_says_so() -> None:
-    with FakeBus("dynamixel", START) as bus:
-        servo = bus.servos[1]
-        servo.fastest = 300.0
-        with ServoBus(config("dynamixel", bus.path, watchdog=0.6)) as arm:
-            begin = arm.read().q
-            assert servo.table[98] == 30
-            arm.write(begin + np.array([2.0, 0, 0]), 0.05)  # four seconds away
-            wait_until(lambda: servo.table[98] == 255)
-            there = servo.at
-            assert START[0] < there < START[0] + 400, "it stopped on its way"
-            with pytest.raises(DriverError, match=r"stopped itself after \d+\.\d+ s without"):
-                arm.write(begin, 0.05)
-            assert servo.at == there and servo.table[98] == 255, "until somebody has seen it"
-            arm.stop()
-            assert servo.table[98] == 30, "awake again"
-            end = time.monotonic() + 0.8
-            while time.monotonic() < end:
-                assert arm.read().q[0] == pytest.approx((there - 2048) * TICK, abs=100 * TICK)
-        wait_until(lambda: servo.table[98] == 255, "nobody is there any more")
-        with ServoBus(config("dynamixel", bus.path)) as arm:
-            assert arm.read().q[0] == pytest.approx((there - 2048) * TICK, abs=100 * TICK)
-
-
-def test_a_reset_wakes_watchdogs_that_noise_left_asleep_or_off() -> None:
-    with FakeBus("dynamixel", START) as bus, ServoBus(config("dynamixel", bus.path)) as arm:
-        bus.servos[1].table[98] = 255
-        bus.servos[1].held = bus.servos[1].at  # pyright: ignore[reportAttributeAccessIssue]
-        bus.servos[2].table[98] = 0
-        arm.read()
-        arm.recover()
-        assert {servo.table[98] for servo in bus.servos.values()} == {125}
-        q = arm.read().q
-        goal = q + 0.05
-        wait_until(lambda: (arm.write(goal, 0.0), np.abs(arm.read().q - goal).max() < 0.01)[1])
-        bus.gone.add(2)
-        with pytest.raises(DriverError, match="does not take"):
-            arm.recover()
 
 
 @pytest.mark.parametrize(
@@ -266,74 +225,6 @@ def test_a_pulled_cable_is_a_latched_stop_of_the_control_process(
             arm.write(np.zeros(3), 0.0)
         arm.stop()
         arm.close()
-
-
-@BOTH
-def test_released_servos_have_no_torque_until_they_are_engaged(protocol: str) -> None:
-    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
-        torque = bus.servos[1].TORQUE
-        assert arm.falls_when_released
-        arm.release()
-        assert [bus.servos[i].table[torque] for i in (1, 2, 3, 4)] == [0, 0, 0, 1], "the hand holds"
-        for i in (1, 2, 3):
-            bus.servos[i].at += 150  # by hand
-        led = [servo.at for servo in bus.servos.values()]
-        arm.engage()
-        assert all(servo.table[torque] for servo in bus.servos.values())
-        time.sleep(0.2)
-        assert [servo.at for servo in bus.servos.values()] == pytest.approx(led, abs=2)
-        arm.release()
-        arm.stop()
-        assert all(servo.table[torque] for servo in bus.servos.values()), "a stop holds it"
-        bus.gone.add(2)
-        with pytest.raises(DriverError, match=r"elbow \(id 2\) does not take"):
-            arm.release()
-
-
-def test_a_firm_grasp_is_limited_and_no_fault(tmp_path: Path) -> None:
-    with FakeBus("feetech", START) as bus:
-        hand = bus.servos[4]
-        assert isinstance(hand, FeetechServo)
-        hand.wall = 2500.0  # something between the jaws
-        with ServoBus(config("feetech", bus.path)) as arm:
-            q = arm.read().q
-
-            def protected() -> bool:
-                arm.write(q, 0.0)
-                arm.read()
-                assert hand.force <= 0.5 + 1e-9
-                return bool(hand.alert & 0x20) and hand.force == pytest.approx(0.2)
-
-            wait_until(protected, "its own protection")
-            assert arm.width == pytest.approx(0.06 * 500 / 1200, abs=1e-3)
-        assert [hand.table[i] for i in (16, 17, 28, 29, 36)] == [244, 1, 250, 0, 25]
-        assert hand.table[55] == 1, "locked again"
-        kept = hand.kept
-        with ServoBus(config("feetech", bus.path)):
-            assert hand.kept == kept, "its lasting memory is not written twice"
-        with ServoBus(config("feetech", bus.path, hand=Hand(4, 2000, 3200, 0.06, force=0.3))):
-            assert int.from_bytes(hand.table[48:50], "little") == 300 and hand.kept > kept
-    with FakeBus("dynamixel", START) as bus, ServoBus(config("dynamixel", bus.path)):
-        assert int.from_bytes(bus.servos[4].table[100:102], "little") == 442
-
-
-@pytest.mark.parametrize(
-    ("protocol", "register", "most"), [("feetech", 48, 1000), ("dynamixel", 100, 885)]
-)
-def test_the_hand_presses_with_no_more_than_it_is_told(
-    protocol: str, register: int, most: int
-) -> None:
-    """A share of its strength, 30 N, and of the settings' half; no force: it is limp."""
-    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
-        table = bus.servos[4].table
-        kept = getattr(bus.servos[4], "kept", 0)
-        for force, share in ((10.0, 1 / 3), (100.0, 0.5), (0.0, 0.0)):
-            arm.limit_hand(0.2, force)
-            said = int.from_bytes(table[register : register + 2], "little")
-            assert said == round(most * share)
-        assert getattr(bus.servos[4], "kept", 0) == kept, "its memory does not wear"
-        arm.wire.silent.add(4)
-        arm.limit_hand(0.2, 10.0)  # not waited for
 
 
 @pytest.mark.parametrize(
@@ -534,6 +425,12 @@ class ServoLine(FakeBus):
     def latency(self) -> str:
         return ""
 
+    def wait(self, seconds: float) -> None:
+        """Nobody says anything for some time."""
+        self.now += seconds
+        self.time = max(self.time, self.now)
+        self._move()
+
     def write(self, data: bytes) -> None:
         """As the serial port: what was not asked for is dropped."""
         while self._coming and self._coming[0][0] <= self.now:
@@ -572,14 +469,130 @@ class ServoLine(FakeBus):
         super()._answer(ids, data, error)
 
 
+def wired(protocol: str, seed: int = 0, **changes: Any) -> tuple[ServoLine, ServoBus]:
+    """Such a line, and the driver, not connected."""
+    line = ServoLine(protocol, START, Faults(turnaround=2e-4, baud=1_000_000), seed)
+    settings = {"timeout": 0.01, "watchdog": 0.2, **changes}
+    arm = ServoBus(config(protocol, "", **settings), lambda: line.now)
+    arm.wire.port = line  # pyright: ignore[reportAttributeAccessIssue]
+    return line, arm
+
+
+def test_the_watchdog_of_a_dynamixel_stops_it_and_the_driver_says_so() -> None:
+    line, arm = wired("dynamixel", watchdog=0.6)
+    servo = line.servos[1]
+    servo.fastest = 300.0  # ticks/s
+    with arm:
+        begin = arm.read().q
+        assert servo.table[98] == 30
+        arm.write(begin + np.array([2.0, 0, 0]), 0.05)  # four seconds away
+        line.wait(1.0)
+        with pytest.raises(DriverError, match=r"stopped itself after \d+\.\d+ s without"):
+            arm.write(begin, 0.05)
+        there = servo.at
+        assert START[0] + 150 < there < START[0] + 200, "it stopped on its way"
+        assert servo.table[98] == 255, "until somebody has seen it"
+        arm.stop()
+        assert servo.table[98] == 30, "awake again"
+        for _ in range(40):
+            line.wait(PERIOD)
+            arm.read()
+            assert servo.at == pytest.approx(there, abs=1)
+    line.wait(1.0)
+    assert servo.table[98] == 255, "nobody is there any more"
+    with arm:
+        line.wait(PERIOD)
+        assert arm.read().q[0] == pytest.approx((there - 2048) * TICK, abs=TICK)
+
+
+def test_a_reset_wakes_watchdogs_that_noise_left_asleep_or_off() -> None:
+    line, arm = wired("dynamixel")
+    with arm:
+        line.servos[1].table[98] = 255
+        line.servos[1].held = START[0]  # pyright: ignore[reportAttributeAccessIssue]
+        line.servos[2].table[98] = 0
+        arm.read()
+        arm.recover()
+        assert {servo.table[98] for servo in line.servos.values()} == {10}
+        goal = arm.read().q + 0.05
+        for _ in range(20):
+            arm.write(goal, 0.0)
+            line.wait(PERIOD)
+        assert arm.read().q == pytest.approx(goal, abs=TICK)
+        line.gone.add(2)
+        with pytest.raises(DriverError, match="does not take"):
+            arm.recover()
+
+
+@BOTH
+def test_released_servos_have_no_torque_until_they_are_engaged(protocol: str) -> None:
+    line, arm = wired(protocol)
+    servos = line.servos.values()
+    with arm:
+        assert arm.falls_when_released
+        arm.release()
+        assert [servo.table[servo.TORQUE] for servo in servos] == [0, 0, 0, 1], "the hand holds"
+        for id in (1, 2, 3):
+            line.servos[id].at += 150  # by hand
+        led = [servo.at for servo in servos]
+        arm.engage()
+        assert all(servo.table[servo.TORQUE] for servo in servos)
+        line.wait(0.2)
+        assert [servo.at for servo in servos] == pytest.approx(led, abs=2)
+        arm.release()
+        arm.stop()
+        assert all(servo.table[servo.TORQUE] for servo in servos), "a stop holds it"
+        line.gone.add(2)
+        with pytest.raises(DriverError, match=r"elbow \(id 2\) does not take"):
+            arm.release()
+
+
+def test_a_firm_grasp_is_limited_and_no_fault() -> None:
+    line, arm = wired("feetech")
+    hand = line.servos[4]
+    assert isinstance(hand, FeetechServo)
+    hand.wall = 2500.0  # something between the jaws
+    with arm:
+        q = arm.read().q
+        for _ in range(150):
+            line.wait(PERIOD)
+            arm.write(q, 0.0)
+            arm.read()
+            assert hand.force <= 0.5 + 1e-9
+        assert hand.alert & 0x20 and hand.force == pytest.approx(0.2), "its own protection"
+        assert arm.width == pytest.approx(0.06 * 500 / 1200, abs=1e-3)
+    assert [hand.table[i] for i in (16, 17, 28, 29, 36)] == [244, 1, 250, 0, 25]
+    assert hand.table[55] == 1, "locked again"
+    kept = hand.kept
+    with arm:
+        assert hand.kept == kept, "its lasting memory is not written twice"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "register", "most"), [("feetech", 48, 1000), ("dynamixel", 100, 885)]
+)
+def test_the_hand_presses_with_no_more_than_it_is_told(
+    protocol: str, register: int, most: int
+) -> None:
+    """A share of its strength, 30 N, and of the settings' half; no force: it is limp."""
+    line, arm = wired(protocol)
+    hand = line.servos[4]
+    with arm:
+        assert hand.word(register) == round(most * 0.5)
+        kept = getattr(hand, "kept", 0)
+        for force, share in ((10.0, 1 / 3), (100.0, 0.5), (0.0, 0.0)):
+            arm.limit_hand(0.2, force)
+            assert hand.word(register) == round(most * share)
+        assert getattr(hand, "kept", 0) == kept, "its memory does not wear"
+        arm.wire.silent.add(4)
+        arm.limit_hand(0.2, 10.0)  # not waited for
+
+
 class Site(ControlBench):
     """The driver and the control process on such a line, at 50 Hz in simulated time."""
 
     def __init__(self, folder: Path, protocol: str, seed: int = 0) -> None:
-        self.line = ServoLine(protocol, START, Faults(turnaround=2e-4, baud=1_000_000), seed)
-        settings = config(protocol, "", timeout=0.01, watchdog=0.2)
-        self.arm = ServoBus(settings, lambda: self.line.now)
-        self.arm.wire.port = self.line  # pyright: ignore[reportAttributeAccessIssue]
+        self.line, self.arm = wired(protocol, seed)
         fresh, now = FreshConfig(0.25, 0.5, STATE), lambda: self.line.now
         super().__init__(
             folder, self.arm, SUM, LIMITS, period=PERIOD, fresh=fresh, pace=0.0, clock=now
