@@ -1,17 +1,13 @@
-"""Servo buses: the driver from end to end, on servos behind a pseudo-terminal; frames of both
-protocols (known bytes, stuffing, signs, noise); the makers' own software as a client of the fake
-bus; and a bus that loses bytes, in simulated time."""
+"""The driver of servo buses: on servos behind a pseudo-terminal, and in simulated time on a wire
+that loses bytes."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import random
 import re
-import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,8 @@ import pytest
 from embodied.core.build import ConfigError, build
 from embodied.real_robot.control.chunk_follower import Chunk
 from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.drivers.servos import bus as wire
-from embodied.real_robot.drivers.servos.bus import DYNAMIXEL as dynamixel
-from embodied.real_robot.drivers.servos.bus import FEETECH as feetech
-from embodied.real_robot.drivers.servos.bus import PATIENCE, Codec, Packet, Reply
+from embodied.real_robot.drivers.servos import bus as serial_port
+from embodied.real_robot.drivers.servos.bus import FEETECH, PATIENCE, SerialPort
 from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from embodied.real_robot.emulators.servos.bus import SILENCE, FakeBus, Faults, FeetechServo
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
@@ -153,7 +147,7 @@ def test_a_target_outside_of_the_calibration_is_not_sent() -> None:
 def test_ports_that_cannot_be_had(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with FakeBus("feetech", START) as bus:
-        first = wire.SerialPort(bus.path, 1_000_000)
+        first = SerialPort(bus.path, 1_000_000)
         first.open()
         for path, rate, match in (
             (str(tmp_path / "ttyUSB0"), 1_000_000, r"no serial port that is there .*by-id"),
@@ -162,7 +156,7 @@ def test_ports_that_cannot_be_had(tmp_path: Path) -> None:
             (bus.path, 1_000_000, "in use by another process"),
         ):
             with pytest.raises(DriverError, match=match):
-                wire.SerialPort(path, rate).open()
+                SerialPort(path, rate).open()
         first.close()
         with pytest.raises(DriverError, match="not open"):
             first.write(b"x")
@@ -175,7 +169,7 @@ def test_an_adapter_that_keeps_bytes_back_is_named(
         device = tmp_path / Path(bus.path).name
         device.mkdir()
         (device / "latency_timer").write_text("16\n")
-        monkeypatch.setattr(wire, "DEVICES", tmp_path)
+        monkeypatch.setattr(serial_port, "DEVICES", tmp_path)
         bus.gone.add(1)
         arm = ServoBus(config("feetech", bus.path, timeout=0.02, retries=1))
         with pytest.raises(DriverError, match=r"type: echo 1 \| sudo tee .*latency_timer"):
@@ -225,172 +219,6 @@ def test_a_pulled_cable_is_a_latched_stop_of_the_control_process(
             arm.write(np.zeros(3), 0.0)
         arm.stop()
         arm.close()
-
-
-@pytest.mark.parametrize(
-    ("made", "known"),
-    [
-        (dynamixel.frame(1, wire.PING), "ff ff fd 00 01 03 00 01 19 4e"),
-        (dynamixel.read(1, 132, 4), "ff ff fd 00 01 07 00 02 84 00 04 00 1d 15"),
-        (
-            dynamixel.frame(1, wire.WRITE, b"\x74\x00\x00\x02\x00\x00"),
-            "ff ff fd 00 01 09 00 03 74 00 00 02 00 00 ca 89",
-        ),
-        (dynamixel.sync_read(132, 4, (1, 2)), "ff ff fd 00 fe 09 00 82 84 00 04 00 01 02 ce fa"),
-        (
-            dynamixel.sync_write(116, {1: b"\x00\x02\x00\x00", 2: b"\x01\x02\x00\x00"})[:-2],
-            "ff ff fd 00 fe 11 00 83 74 00 04 00 01 00 02 00 00 02 01 02 00 00",
-        ),
-        (feetech.frame(1, wire.PING), "ff ff 01 02 01 fb"),
-        (feetech.read(1, 56, 2), "ff ff 01 04 02 38 02 be"),
-        (feetech.frame(1, wire.WRITE, b"\x2a\x00\x08"), "ff ff 01 05 03 2a 00 08 c4"),
-        (feetech.sync_read(56, 2, (1, 2)), "ff ff fe 06 82 38 02 01 02 3c"),
-        (
-            feetech.sync_write(42, {1: b"\x00\x08", 2: b"\x01\x08"}),
-            "ff ff fe 0a 83 2a 02 01 00 08 02 01 08 34",
-        ),
-    ],
-)
-def test_known_frames(made: bytes, known: str) -> None:
-    assert made.hex(" ") == known
-
-
-def test_a_header_in_the_data_is_stuffed_and_counted() -> None:
-    made = dynamixel.frame(1, wire.WRITE, b"\x10\x00\xff\xff\xfd\x07")
-    assert made[5:7] == b"\x0a\x00" and made[10:15] == b"\xff\xff\xfd\xfd\x07"
-    assert made.count(b"\xff\xff\xfd\x00") == 1
-    assert dynamixel.take(bytearray(made)) == Packet(1, wire.WRITE, b"\x10\x00\xff\xff\xfd\x07")
-    twice = b"\x10\x00\xff\xff\xfd\xfd\xff\xff\xfd\x00"
-    assert dynamixel.take(bytearray(dynamixel.frame(1, wire.WRITE, twice))) == Packet(
-        1, wire.WRITE, twice
-    )
-
-
-def test_sign_and_magnitude() -> None:
-    assert [wire.signed(raw, 15) for raw in (0, 5, 0x8005, 0x7FFF)] == [0, 5, -5, 32767]
-    assert wire.unsigned(-3, 11) == 0x0803 and wire.signed(wire.unsigned(-2047, 11), 11) == -2047
-    with pytest.raises(ValueError, match="2048 does not fit"):
-        wire.unsigned(2048, 11)
-
-
-@pytest.mark.parametrize(
-    ("make", "block", "speed", "current"),
-    [
-        ("dynamixel", struct.pack("<hii", -100, 200, 3000), 4.7962, -100),
-        ("feetech", struct.pack("<HH9xH", 3000, 0x8000 | 2048, 100), -3.14159, 100),
-    ],
-)
-def test_what_a_servo_measures_in_si_units(
-    make: str, block: bytes, speed: float, current: int
-) -> None:
-    assert wire.MAKES[make].motion(block) == (3000, pytest.approx(speed, abs=1e-4), current)
-
-
-def test_an_echoed_instruction_is_no_reply() -> None:
-    packet = dynamixel.take(bytearray(dynamixel.frame(3, wire.PING)))
-    assert packet is not None and dynamixel.reply(packet) is None
-
-
-@pytest.mark.parametrize("codec", [dynamixel, feetech])
-def test_one_byte_at_a_time_and_after_noise(codec: Codec) -> None:
-    replies = [Reply(i, 0x80, bytes(range(i))) for i in range(1, 9)]
-    buffer, found = bytearray(), []
-    for byte in b"\x00\xff\xfe\xff".join(codec.answer(*reply) for reply in replies):
-        buffer.append(byte)
-        while (packet := codec.take(buffer)) is not None:
-            found.append(codec.reply(packet))
-    assert found == replies
-
-
-@pytest.mark.parametrize(("codec", "share"), [(dynamixel, 0.999), (feetech, 0.97)])
-def test_a_hundred_thousand_random_frames(codec: Codec, share: float) -> None:
-    """Good frames, broken ones and noise in one stream: nothing that was not sent with a right
-    checksum comes out, the good ones do, and nothing is left hanging. Noise with a right sum (of
-    Feetech's 1 in 256) takes a good frame with it now and then."""
-    draw = random.Random(7)
-    good = found = 0
-    for _ in range(1000):
-        stream, sent = bytearray(), []
-        for _ in range(100):
-            data = draw.randbytes(draw.randrange(12))
-            frame = bytearray(codec.frame(draw.randrange(0xFD), draw.randrange(256), data))
-            kind = draw.randrange(4)
-            if kind == 1:
-                frame[draw.randrange(len(frame))] ^= 1 << draw.randrange(8)
-            elif kind == 2:
-                frame = bytearray(codec.header + draw.randbytes(draw.randrange(12)))
-            elif kind == 3:
-                del frame[draw.randrange(len(frame)) :]
-            else:
-                sent.append(bytes(frame))
-            stream += frame
-        good += len(sent)
-        stream += bytes(1100)
-        whole, buffer = bytes(stream), stream
-        while (packet := codec.take(buffer)) is not None:
-            again = codec.frame(*packet)
-            found += again in sent
-            assert again in whole, "made anew, checksum and all, it is in the stream"
-        assert len(buffer) < 4
-    assert good > 20_000 and found > share * good
-
-
-@contextmanager
-def client(protocol: str) -> Iterator[tuple[FakeBus, Any, Any, Any]]:
-    """A bus, the maker's software, its port and its packets."""
-    module, version = {"dynamixel": ("dynamixel_sdk", 2.0), "feetech": ("scservo_sdk", 0)}[protocol]
-    sdk = pytest.importorskip(module)
-    with FakeBus(protocol, [1000, 2000, 3000]) as bus:
-        port = sdk.PortHandler(bus.path)
-        assert port.openPort() and port.setBaudRate(1_000_000)
-        port.tx_time_per_byte = 100.0  # ms: its time-outs, so that a busy machine is no fault
-        yield bus, sdk, port, sdk.PacketHandler(version)
-        port.closePort()
-
-
-def test_dynamixel_sdk_one_by_one() -> None:
-    with client("dynamixel") as (bus, sdk, port, packet):
-        assert packet.ping(port, 2) == (1020, sdk.COMM_SUCCESS, 0)
-        assert packet.read4ByteTxRx(port, 3, 132) == (3000, sdk.COMM_SUCCESS, 0)
-        assert packet.write1ByteTxRx(port, 1, 64, 1) == (sdk.COMM_SUCCESS, 0)
-        assert packet.write1ByteTxRx(port, 1, 11, 4) == (sdk.COMM_SUCCESS, 7), "torque is on"
-        assert packet.write1ByteTxRx(port, 2, 11, 4) == (sdk.COMM_SUCCESS, 0)
-        assert bus.servos[1].table[11] == 3 and bus.servos[2].table[11] == 4
-        assert packet.write4ByteTxRx(port, 2, 116, 0xFDFFFF) == (sdk.COMM_SUCCESS, 0), "stuffed"
-        assert packet.read4ByteTxRx(port, 2, 116)[0] == 0xFDFFFF
-        bus.servos[1].alert = 0x20
-        assert packet.read1ByteTxRx(port, 1, 70)[::2] == (0x20, 0x80)
-
-
-def test_feetech_sdk_one_by_one() -> None:
-    with client("feetech") as (bus, sdk, port, packet):
-        assert packet.ping(port, 2) == (777, sdk.COMM_SUCCESS, 0)
-        assert packet.read2ByteTxRx(port, 3, 56) == (3000, sdk.COMM_SUCCESS, 0)
-        assert packet.write1ByteTxRx(port, 1, 33, 1) == (sdk.COMM_SUCCESS, 0)
-        assert bus.servos[1].table[33] == 0, "EEPROM, locked"
-        assert packet.write1ByteTxRx(port, 1, 55, 0) == (sdk.COMM_SUCCESS, 0)
-        assert packet.write1ByteTxRx(port, 1, 33, 1) == (sdk.COMM_SUCCESS, 0)
-        assert bus.servos[1].table[33] == 1
-
-
-@pytest.mark.parametrize(
-    ("protocol", "block", "position", "goal", "size"),
-    [("dynamixel", (126, 10), 132, 116, 4), ("feetech", (56, 4), 56, 42, 2)],
-)
-def test_sdks_in_groups(
-    protocol: str, block: tuple[int, int], position: int, goal: int, size: int
-) -> None:
-    with client(protocol) as (bus, sdk, port, packet):
-        group = sdk.GroupSyncRead(port, packet, *block)
-        goals = sdk.GroupSyncWrite(port, packet, goal, size)
-        for id in bus.servos:
-            assert group.addParam(id)
-            assert goals.addParam(id, list((1500 + id).to_bytes(size, "little")))
-        assert group.txRxPacket() == sdk.COMM_SUCCESS
-        assert [group.getData(id, position, size) for id in bus.servos] == [1000, 2000, 3000]
-        assert goals.txPacket() == sdk.COMM_SUCCESS
-        read = getattr(packet, f"read{size}ByteTxRx")
-        assert [read(port, id, goal)[0] for id in bus.servos] == [1501, 1502, 1503]
 
 
 SAID = 8  # newest answers of a servo that may still be what is known of it
@@ -737,15 +565,15 @@ def test_a_frame_that_ends_with_a_part_of_the_next_is_none(cut: int, tmp_path: P
     that come together with it."""
     site = Site(tmp_path, "feetech")
     bus, line = site.arm.wire, site.line
-    second = feetech.answer(2, 0, bytes(15))
+    second = FEETECH.answer(2, 0, bytes(15))
 
     def short(value: int) -> bytes:
         """The answer of servo 1 without its last byte of data."""
-        frame = feetech.answer(1, 0, bytes((*range(14), value)))
+        frame = FEETECH.answer(1, 0, bytes((*range(14), value)))
         return frame[:-2] + frame[-1:]
 
     shorts = (short(value) for value in range(256))
-    first = next(each for each in shorts if feetech.opened(each + second[:1]) is not None)
+    first = next(each for each in shorts if FEETECH.opened(each + second[:1]) is not None)
     soon = line.now + 1e-3
     line._coming = deque((soon, data) for data in (first + second[:cut], second[cut:]))
     bus.retries = 0
