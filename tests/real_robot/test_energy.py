@@ -432,8 +432,7 @@ SLOW = ("tool, noise, 2 ms", "tool, noise, 5 ms", "late springs on the tool, 35 
 
 def test_without_a_tank_the_same_commands_pump_arms_up() -> None:
     rose, _ = rollouts(replace(CASES["exact"], free=True, seconds=1.0), 100)
-    print(np.quantile(rose, [0, 0.1, 0.5, 0.9, 1]))
-    assert np.median(rose) > 2 * TANK["start"]
+    assert np.median(rose) > 5 * TANK["start"]
 
 
 @pytest.mark.parametrize("name", usually({*CASES} - {*SLOW}, CASES))
