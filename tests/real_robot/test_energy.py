@@ -262,27 +262,38 @@ def test_springs_on_the_tool_are_booked_there() -> None:
     assert stage.tank.level == pytest.approx(2.0 - stored, abs=1e-2)
 
 
+def turn(stage: Energy, to: float, stiffness: float | None, last: float | None = None) -> Tick:
+    """A tick of a joint that is blocked at 0: `to`, after `last`, and a stiffness are asked for."""
+    wanted = None if stiffness is None else np.array([stiffness])
+    before = np.array([to if last is None else last])
+    tick = Tick(np.array([to]), before, joint(0.0), 0.0, 0.0, stiffness=wanted)
+    stage(tick)
+    return tick
+
+
 def test_a_commanded_stiffness_is_filtered_and_passed_on() -> None:
     """A set-point 0.1 rad ahead of a blocked joint: 20 N m/rad cost 0.1 J, 200 would cost 1 J."""
     stage = on_joint(start=0.5, stiffness=(200.0,))
     stage.begin(joint(0.0))
-
-    def turn(to: float, stiffness: float | None) -> Tick:
-        wanted = None if stiffness is None else np.array([stiffness])
-        tick = Tick(np.array([to]), np.array([to]), joint(0.0), 0.0, 0.0, stiffness=wanted)
-        stage(tick)
-        return tick
-
     for to in (0.0, 0.1, 0.1):
-        assert turn(to, 20.0).stiffness == pytest.approx(20.0)
+        assert turn(stage, to, 20.0).stiffness == pytest.approx(20.0)
     assert stage.tank.level == pytest.approx(0.5 - 0.1)
-    assert turn(0.1, 200.0).stiffness == pytest.approx(20 + 0.3 * 180), "0.3 J pay for a third"
-    assert turn(0.1, 20.0).stiffness == pytest.approx(20.0)
-    assert turn(0.1, None).stiffness is None
+    third = turn(stage, 0.1, 200.0).stiffness
+    assert third == pytest.approx(20 + 0.3 * 180), "0.3 J pay for a third"
+    assert turn(stage, 0.1, 20.0).stiffness == pytest.approx(20.0)
+    assert turn(stage, 0.1, None).stiffness is None
     assert stage.tank.level == pytest.approx(0.5 - 0.1), "what becomes softer gives it back"
-    assert "none of the arm's" in turn(0.1, np.nan).fault
+    assert "none of the arm's" in turn(stage, 0.1, np.nan).fault
     stage.begin(joint(0.0))
-    assert turn(0.0, None).stiffness == pytest.approx(200.0), "afresh, with what was set up"
+    assert turn(stage, 0.0, None).stiffness == pytest.approx(200.0), "afresh, with what was set up"
+
+
+def test_springs_become_softer_where_the_tank_pays_for_no_step() -> None:
+    stage = on_joint(start=0.1001, stiffness=(200.0,))
+    stage.begin(joint(0.0))
+    for wanted in (100.0, 50.0):
+        tick = turn(stage, 1.0, wanted, last=0.0)
+        assert tick.stiffness == pytest.approx(wanted) and tick.q < 0.01
 
 
 @pytest.mark.parametrize(

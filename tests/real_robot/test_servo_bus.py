@@ -501,11 +501,16 @@ def test_a_stopped_arm_stays_up_as_it_drooped_before_it_was_started(tmp_path: Pa
         servo.sag = 20.0  # ticks, 0.03 rad
     site.turn(20)
     site.run(0.0)
+    before = [servo.at for servo in servos]
     for wish in (Command.ESTOP, Command.RESET, Command.ARM):
-        before = [servo.at for servo in servos]
-        site.ask(wish, 40)
-        assert [servo.at for servo in servos] == pytest.approx(before, abs=3.0), wish
+        site.ask(wish)
+        for _ in range(40):
+            assert [servo.at for servo in servos] == pytest.approx(before, abs=3.0), wish
+            site.turn()
     assert pytest.approx(site.arm.droop(np.zeros(3))[0], abs=3 * TICK) == 20 * TICK
+    site.arm.stop()
+    site.line.wait(0.2)
+    assert [servo.at for servo in servos] == pytest.approx(before, abs=3.0), "by the driver alone"
 
 
 @BOTH
