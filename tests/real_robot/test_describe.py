@@ -160,7 +160,8 @@ class Two(JointDriver):
 
     def __init__(self) -> None:
         self.q, self.sent, self.fails = [0.1, 0.2], [], ""
-        self.clock = Clock(0.0)
+        self.time = Clock(0.0)
+        self.clock = self.time
 
     def read_joints(self) -> tuple[list[float], float]:
         if self.fails:
@@ -177,7 +178,7 @@ def test_two_methods_are_a_driver() -> None:
     with arm:
         assert arm.read().q.tolist() == [0.1, 0.2] and arm.width == 0.03
         for k in range(1, 20):
-            arm.clock.now, arm.q = k / 100, [0.1 + 0.5 * k / 100, 0.2]
+            arm.time.now, arm.q = k / 100, [0.1 + 0.5 * k / 100, 0.2]
             state = arm.read()
         assert state.t == pytest.approx(0.19) and state.dq == pytest.approx([0.5, 0.0], abs=1e-4)
         arm.write(np.array([0.3, 0.4]), 0.01)
