@@ -6,15 +6,16 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.servos.calibration import (
     Calibration,
     Motor,
+    Progress,
     driver_settings,
     load_lerobot,
     motors_of,
@@ -22,6 +23,7 @@ from embodied.real_robot.drivers.servos.calibration import (
 )
 from embodied.real_robot.emulators.servos.bus import FakeBus
 from embodied.real_robot.kernel.driver import DriverError
+from tests.builders import exit_of
 
 IDS = {"shoulder_pan": 1, "elbow_flex": 2, "gripper": 3}
 MIDDLES, ENDS = (2300, 1800, 2500), (700, 500, 300)
@@ -38,6 +40,9 @@ class Person:
 
     def __init__(self, bus: FakeBus, stops: str = "") -> None:
         self.bus, self.stops, self.asked = bus, stops, list[str]()
+
+    def calibrates(self, folder: Path, wait: Any = None) -> Progress:
+        return Calibration(self.bus.path, IDS, folder / "part", self.ask, wait or self.wait).run()
 
     def ask(self, line: str) -> None:
         self.asked.append(line.split()[0])
@@ -65,11 +70,10 @@ def test_a_person_moves_it_and_servos_keep_what_was_found(bus: FakeBus, tmp_path
     person = Person(bus)
     for servo in bus.servos.values():
         servo.table[40] = 1
-    found = Calibration(bus.path, IDS, tmp_path / "part", person.ask, person.wait).run()
+    found = person.calibrates(tmp_path)
     for (name, id), middle, end in zip(IDS.items(), MIDDLES, ENDS, strict=True):
-        motor, table = found.motors[name], bus.servos[id].table
-        assert (motor.id, motor.homing_offset) == (id, middle - 2047)
-        assert (motor.range_min, motor.range_max) == (2047 - end, 2047 + end)
+        table = bus.servos[id].table
+        assert found.motors[name] == Motor(id, 0, middle - 2047, 2047 - end, 2047 + end)
         assert found.zeros[name] == 2147
         assert int.from_bytes(table[9:11], "little") == 2047 - end
         assert table[55] == 1, "its memory is locked again"
@@ -82,46 +86,47 @@ def test_a_person_moves_it_and_servos_keep_what_was_found(bus: FakeBus, tmp_path
 
 
 def test_an_interrupted_one_goes_on(bus: FakeBus, tmp_path: Path) -> None:
-    first, part = Person(bus, stops="both of its ends"), tmp_path / "part"
     with pytest.raises(KeyboardInterrupt):
-        Calibration(bus.path, IDS, part, first.ask, first.wait).run()
-    second = Person(bus)
-    found = Calibration(bus.path, IDS, part, second.ask, second.wait).run()
-    assert "middle" not in " ".join(second.asked) and len(second.asked) == 3
+        Person(bus, stops="both of its ends").calibrates(tmp_path)
+    person = Person(bus)
+    found = person.calibrates(tmp_path)
+    assert "middle" not in " ".join(person.asked) and len(person.asked) == 3
     assert found.motors["elbow_flex"].homing_offset == -247
     with pytest.raises(ConfigError, match="of other motors"):
-        Calibration(bus.path, {"hip": 1}, part, second.ask, second.wait)
+        Calibration(bus.path, {"hip": 1}, tmp_path / "part", person.ask, person.wait)
 
 
-def test_a_motion_over_the_encoders_seam_is_refused(bus: FakeBus, tmp_path: Path) -> None:
-    """1,500 ticks that cross from 4095 to 0 are not a range of 4,076."""
+@pytest.mark.parametrize(
+    ("ticks", "says"),
+    [
+        # 1,500 ticks that cross from 4095 to 0 are not a range of 4,076.
+        ([3397 + 100 * part for part in range(16)], r"\d+ to 4897"),
+        # A whole turn, as of wrist_roll, would limit nothing.
+        ([2047, 1024, 0, 1024, 2047, 3070, 4095], "0 to 4095"),
+    ],
+)
+def test_a_motion_over_the_encoders_seam_is_refused(
+    bus: FakeBus, tmp_path: Path, ticks: list[int], says: str
+) -> None:
+    """`ticks`: where the first servo says it is led, whose middle is 253 away from its own."""
     person = Person(bus)
 
     def lead(line: str, look: Callable[[], bool]) -> None:
-        for part in range(16):
+        for part, tick in enumerate(ticks):
             way = (-1) ** part
-            far = MIDDLES[0] + 1350 + 100 * part  # 3397 to 4897 from its middle at 2047
-            person.put(far % 4096, MIDDLES[1] + way * ENDS[1], MIDDLES[2] + way * ENDS[2])
+            others = (m + way * e for m, e in zip(MIDDLES[1:], ENDS[1:], strict=True))
+            person.put((tick + MIDDLES[0] - 2047) % 4096, *others)
             look()
 
-    said = r"shoulder_pan was moved over the seam of its encoder \(ticks \d+ to 4897, of 0 to 4095"
+    said = rf"shoulder_pan was moved over the seam of its encoder \(ticks {says}, of 0 to 4095"
     with pytest.raises(DriverError, match=said):
-        Calibration(bus.path, IDS, tmp_path / "part", person.ask, lead).run()
+        person.calibrates(tmp_path, lead)
 
 
-def test_a_range_of_a_whole_turn_is_refused(bus: FakeBus, tmp_path: Path) -> None:
+def test_a_range_of_a_whole_turn_is_refused() -> None:
     """As LeRobot writes it for wrist_roll, which nobody moves: it would limit nothing."""
     with pytest.raises(ConfigError, match=r"range of wrist_roll is a whole turn.* both ends"):
         driver_settings({"wrist_roll": Motor(5)})
-    person = Person(bus)
-
-    def turn(line: str, look: Callable[[], bool]) -> None:
-        for tick in (2047, 1024, 0, 1024, 2047, 3070, 4095):  # as it is shown, 253 off
-            person.put((tick + 253) % 4096, MIDDLES[1] + tick // 20, MIDDLES[2] + tick // 20)
-            look()
-
-    with pytest.raises(DriverError, match=r"shoulder_pan was moved over .* \(ticks 0 to 4095"):
-        Calibration(bus.path, IDS, tmp_path / "part", person.ask, turn).run()
 
 
 def test_lerobots_file_both_ways(tmp_path: Path) -> None:
@@ -148,15 +153,9 @@ def test_the_commands(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def command(words: list[str]) -> object:
-        """Its exit code."""
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        return end.value.code
-
-    command(["robot", "find", f"port={bus.path}", "protocol=feetech"])
+    exit_of("robot", "find", f"port={bus.path}", "protocol=feetech")
     assert "servos 1 (at 2000), 2 (at 2000), 3 (at 2000)" in capsys.readouterr().out
-    command(["robot", "find", f"port={tmp_path}/none", "protocol=feetech"])
+    exit_of("robot", "find", f"port={tmp_path}/none", "protocol=feetech")
     assert "no serial port that is there" in capsys.readouterr().out
     person = Person(bus)
 
@@ -169,13 +168,13 @@ def test_the_commands(
 
     monkeypatch.setattr("builtins.input", typed)
     out, lerobot = tmp_path / "arm.yaml", tmp_path / "arm.json"
-    names = "names=[shoulder_pan,elbow_flex,gripper]"
-    command(["robot", "calibrate", f"port={bus.path}", f"out={out}", f"lerobot={lerobot}", names])
+    words = ["robot", "calibrate", f"port={bus.path}", "names=[shoulder_pan,elbow_flex,gripper]"]
+    exit_of(*words, f"out={out}", f"lerobot={lerobot}")
     made = yaml.safe_load(out.read_text())
     assert [each["name"] for each in made["joints"]] == ["shoulder_pan", "elbow_flex"]
     assert load_lerobot(lerobot)["gripper"].range_max == 2347
     again = tmp_path / "again.yaml"
-    command(["robot", "calibrate", f"from={lerobot}", f"out={again}"])
+    exit_of("robot", "calibrate", f"from={lerobot}", f"out={again}")
     assert yaml.safe_load(again.read_text())["hand"] == made["hand"]
-    assert command(["robot", "calibrate", f"port={bus.path}", f"out={out}", names]) == 2
+    assert exit_of(*words, f"out={out}") == 2
     assert "exists already" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,44 +28,37 @@ pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
 from embodied.envs.hardware_sim.franka import Config as FrankyConfig
 from embodied.envs.hardware_sim.franka import Franky
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower, control_loop
+from embodied.real_robot.control.chunk_follower import Chunk
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.franka.driver import Franka
 from embodied.real_robot.drivers.franka.library import Own, allowed, explain, misfit, own
-from embodied.real_robot.ipc.channels import Channels, Role
-from embodied.real_robot.kernel.arm_state import Limits
-from embodied.real_robot.kernel.chain import Chain
-from embodied.real_robot.kernel.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.kernel.arm_state import Floats, Limits
+from embodied.real_robot.kernel.checks import FreshConfig
 from embodied.real_robot.kernel.driver import DriverError, StopCategory
-from embodied.real_robot.kernel.limiter import Limiter
-from embodied.real_robot.kernel.loop import ControlLoop
 from embodied.real_robot.kernel.messages import Command, Mode
 from tests.builders import wait_until
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
-from tests.tiers import usually
+from tests.real_robot.control_bench import ControlBench
 
-PATIENT = 600.0  # s for something to become so, on a machine that does much else
 ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
 OWN = Own(fr3.LOWER, fr3.UPPER, fr3.VELOCITY, fr3.TORQUE)
 
 
-def yaml_of(name: str) -> dict[str, Any]:
-    return yaml.safe_load((ROBOTS / f"{name}.yaml").read_text())
-
-
 def limits_of(name: str) -> Limits:
-    return Limits(**{key: tuple(each) for key, each in yaml_of(name)["limits"].items()})
+    limits = yaml.safe_load((ROBOTS / f"{name}.yaml").read_text())["limits"]
+    return Limits(**{key: tuple(each) for key, each in limits.items()})
 
 
 def node(**more: Any) -> dict[str, Any]:
     """The driver as configs/robot/franka_sim.yaml has it; patient on a slow machine."""
-    return yaml_of("franka_sim")["driver"] | {"silence": 5.0, "patience": 30.0} | more
+    settings = yaml.safe_load((ROBOTS / "franka_sim.yaml").read_text())["driver"]
+    return settings | {"silence": 5.0, "patience": 30.0} | more
 
 
 def later(arm: Franka, seconds: float) -> None:
     """Read on until that much of the robot's own time is over: a simulated one may go slower."""
-    began = arm._tick / 1000
-    wait_until(lambda: (arm.read(), arm._tick / 1000 > began + seconds)[1], "later")
+    end = arm._tick / 1000 + seconds
+    wait_until(lambda: (arm.read(), arm._tick / 1000 > end)[1], "later")
 
 
 def away(arm: Franka, place: Any) -> float:
@@ -72,194 +66,158 @@ def away(arm: Franka, place: Any) -> float:
     return float(np.linalg.norm(fr3.forward(arm.read().q[None])[0][0] - place))
 
 
-def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
-    """Lead the arm to `to`, `until` a share of the way, in time of its own."""
+def follow(arm: Franka, to: Floats, seconds: float, over: float = np.inf) -> None:
+    """Lead the arm to `to` in time of its own, or until its joint 1 has moved by `over` (rad)."""
     start = arm.read().q
     began, share = arm._tick / 1000, 0.0
-    while share < until:
-        arm.read()
+    while share < 1.0 and abs(arm.read().q[0] - start[0]) < over:
         share = min(1.0, (arm._tick / 1000 - began) / seconds)
         arm.write(start + share * (to - start), arm.width)
         time.sleep(0.002)
 
 
-TOOL = {"stiffness": 800.0, "turning": 40.0}
-SPRINGS = pytest.mark.parametrize("tool", usually([None], [None, TOOL]))
+TOOL = {"stiffness": 800.0, "turning": 40.0, "force": 40.0}
+TURN = 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
 
 
-@pytest.fixture
-def lonely() -> Iterator[Franka]:
-    """A Franka before an empty table, not connected."""
+@contextmanager
+def franka(**settings: Any) -> Iterator[tuple[Franky, Franka]]:
+    """A simulated Franka before an empty table, and its driver, not connected."""
     emulator = Franky(FrankyConfig())
-    arm = build(node(**emulator.start()), Franka)
-    yield arm
-    arm.close()
-    emulator.stop()
-
-
-def test_a_latched_stop_lets_go_of_the_table(lonely: Franka, tmp_path: Path) -> None:
-    """franky-sim says no contact force: the pull of the arm's own springs is looked at."""
-    arm = lonely
-    run = control(arm, tmp_path)
-    run.source.follower.controller = CartesianDelta(CartesianConfig(low=(0.28, -0.3, -0.1)))
-    run.connect()
-    springs = arm.springs
-    assert springs is not None
-
-    def pull() -> float:
-        assert run.arm is not None
-        return float(np.abs(springs.stiffness * (run.chain.limiter.q - run.arm.q)).max())
-
-    ask(run, tmp_path, Command.ARM)
-    down = np.array([0.0, 0.0, -0.5, -1.0])
-
-    def say() -> None:
-        now = time.monotonic()
-        run.source.follower.take(Chunk(np.tile(down, (64, 1)), now, now))
-
-    say()
-    run.turn()
-    ask(run, tmp_path, Command.START)
-    assert run.mode == Mode.RUNNING, run.fault
-
-    def pressed() -> bool:
-        say()
-        assert run.mode == Mode.RUNNING, run.fault
-        low = fr3.forward(run.arm.q[None])[0][0, 2] if run.arm is not None else 1.0
-        return low < 0.05 and pull() > 10.0 and bool((np.abs(run.arm.dq) < 0.05).all())
-
-    turn_until(run, pressed, "it presses on the table")
-    ask(run, tmp_path, Command.ESTOP)
-    turn_until(run, lambda: run.chain.resting and pull() < 4.0, "it lets go")
-    turn_on(run, 100)
-    assert pull() < 4.0
-    ask(run, tmp_path, Command.RESET)
-    assert run.mode == Mode.IDLE
-    ask(run, tmp_path, Command.ARM)
-    turn_on(run, 100)
-    assert run.mode == Mode.ARMED and pull() < 4.0
-
-
-def test_where_the_chain_gives_up_the_arm_stops_by_itself() -> None:
-    emulator = Franky(FrankyConfig())
-    arm = build(node(**emulator.start(), hand=None), Franka)
+    arm = build(node(**emulator.start(), **settings), Franka)
     try:
-        arm.connect()
-        gives_up(arm)
+        yield emulator, arm
     finally:
+        arm.stop()
         arm.close()
         emulator.stop()
 
 
-def gives_up(arm: Franka) -> None:
-    start = arm.read().q
-    away = start.copy()
-    away[0] += 0.5 if start[0] < 0 else -0.5
-    follow(arm, away, 1.0, until=0.4)
-    assert arm.halt() == StopCategory.HELD
-    with pytest.raises(DriverError, match="127"):
-        wait_until(lambda: arm.read() is None, "its motion is over")
-    assert arm.halt() == StopCategory.HELD, "again"
-    arm.recover()
-    rest = arm.read().q
-    assert abs(rest[0] - start[0]) < 0.45, "it did not go on"
-    follow(arm, rest + 0.05, 0.5)
+def bench(arm: Driver, folder: Path, controller: CartesianConfig | None = None) -> ControlBench:
+    return ControlBench(
+        folder,
+        arm,
+        CartesianDelta(controller or CartesianConfig()),
+        limits_of("franka_sim"),
+        period=0.01,
+        fresh=FreshConfig(hold=30, stop=60, state=30),
+        pace=0.005,
+    )
 
 
-def control(driver: Franka, folder: Path) -> ControlLoop:
-    limits, fresh = limits_of("franka_sim"), Fresh(FreshConfig(hold=30, stop=60, state=30))
-    stages = [Finite(), fresh, Enabled(), Torque(limits), Tracking(limits)]
-    chain = Chain(stages, Limiter(limits, 0.01))
-    follower = ChunkFollower(CartesianDelta(CartesianConfig()), 0.05)
-    return control_loop(driver, chain, follower, Channels.make(folder, 7, len(chain.names)))
+def test_a_latched_stop_lets_go_of_the_table(tmp_path: Path) -> None:
+    """franky-sim says no contact force: the pull of the arm's own springs is looked at."""
+    with franka() as (_, arm):
+        run = bench(arm, tmp_path, CartesianConfig(low=(0.28, -0.3, -0.1)))
+        springs, control = arm.springs, run.control
+        assert springs is not None
+
+        def pull() -> float:
+            assert control.arm is not None
+            return float(
+                np.abs(springs.stiffness * (control.chain.limiter.q - control.arm.q)).max()
+            )
+
+        def say() -> None:
+            now = time.monotonic()
+            run.follower.take(Chunk(np.tile([0.0, 0.0, -0.5, -1.0], (64, 1)), now, now))
+
+        def pressed() -> bool:
+            say()
+            assert run.mode == Mode.RUNNING and control.arm is not None, run.fault
+            low = fr3.forward(control.arm.q[None])[0][0, 2]
+            return low < 0.05 and pull() > 10.0 and bool((np.abs(control.arm.dq) < 0.05).all())
+
+        run.ask(Command.ARM)
+        say()
+        run.turn()
+        run.ask(Command.START)
+        run.until(pressed, "it presses on the table")
+        run.ask(Command.ESTOP)
+        run.until(lambda: control.chain.resting and pull() < 4.0, "it lets go")
+        for wish, mode in ((Command.RESET, Mode.IDLE), (Command.ARM, Mode.ARMED)):
+            run.turn(100)
+            assert pull() < 4.0
+            assert run.ask(wish) == mode
+        run.turn(100)
+        assert run.mode == Mode.ARMED and pull() < 4.0
 
 
-def turn_on(control: ControlLoop, turns: int) -> None:
-    for _ in range(turns):
-        control.turn()
-        time.sleep(0.005)
+def test_where_the_chain_gives_up_the_arm_stops_by_itself() -> None:
+    with franka(hand=None) as (_, arm):
+        arm.connect()
+        start = arm.read().q
+        follow(arm, aside(start), 1.0, over=0.12)
+        assert arm.halt() == StopCategory.HELD
+        with pytest.raises(DriverError, match="127"):
+            wait_until(lambda: arm.read() is None, "its motion is over")
+        assert arm.halt() == StopCategory.HELD, "again"
+        arm.recover()
+        rest = arm.read().q
+        assert abs(rest[0] - start[0]) < 0.45, "it did not go on"
+        follow(arm, rest + 0.05, 0.5)
 
 
-def turn_until(control: ControlLoop, so: Callable[[], Any], what: str) -> None:
-    def once() -> Any:
-        control.turn()
-        return so()
-
-    wait_until(once, what)
-
-
-def ask(control: ControlLoop, folder: Path, wish: Command) -> None:
-    boxes = Channels.open(folder, 7, len(control.chain.names), role=Role.ALL)
-    request = boxes.request.fields
-    request["number"] += control.writer.ticks + 1
-    request["command"] = wish
-    request["stop"] = boxes.estop.number
-    boxes.request.send()
-    control.turn()
+def aside(q: Floats) -> Floats:
+    """Half a radian away by joint 1, towards its middle."""
+    return q + np.array([0.5 if q[0] < 0 else -0.5, *[0.0] * 6])
 
 
 def test_killed_ends_in_a_latched_stop_and_comes_back(tmp_path: Path) -> None:
-    emulator = Franky(FrankyConfig())
-    settings = emulator.start()
-    try:
-        bridge = control(build(node(**settings, silence=1.0, patience=5.0), Driver), tmp_path)
-        bridge.connect()
-        turn_until(bridge, lambda: bridge.writer.ticks > 20, "20 ticks")
-        assert bridge.mode == Mode.IDLE and bridge.fault == ""
+    with franka() as (emulator, arm):
+        host = arm.config.host
+        arm = build(node(host=host, silence=1.0, patience=5.0), Driver)
+        run = bench(arm, tmp_path)
+        run.until(lambda: run.control.writer.ticks > 20, "20 ticks")
+        assert (run.mode, run.fault) == (Mode.IDLE, "")
         os.kill(emulator.pid, signal.SIGKILL)
-        turn_until(bridge, lambda: bridge.mode == Mode.ESTOP, "latched")
-        assert settings["host"] in bridge.fault and "then reset" in bridge.fault
-        turn_until(bridge, lambda: bridge.chain.resting, "at rest")
-        ask(bridge, tmp_path, Command.RESET)  # nobody is there: it stays what it is
-        assert bridge.mode == Mode.ESTOP and bridge.fault
+        run.becomes(Mode.ESTOP)
+        assert host in run.fault and "then reset" in run.fault
+        run.until(lambda: run.control.chain.resting, "at rest")
+        assert run.ask(Command.RESET) == Mode.ESTOP and run.fault, "nobody is there"
         emulator.stop()
-        emulator = Franky(FrankyConfig(host=settings["host"]))
-        emulator.start()
-        ask(bridge, tmp_path, Command.RESET)
-        assert (bridge.mode, bridge.fault) == (Mode.IDLE, "")
-        turn_until(bridge, lambda: bridge.writer.ticks > 40, "more ticks")
-        assert bridge.mode == Mode.IDLE
-        bridge.driver.stop()
-        bridge.driver.close()
-    finally:
-        emulator.stop()
+        again = Franky(FrankyConfig(host=host))
+        again.start()
+        try:
+            assert run.ask(Command.RESET) == Mode.IDLE and not run.fault
+            assert run.turn(20) == Mode.IDLE
+            arm.stop()
+            arm.close()
+        finally:
+            again.stop()
 
 
 def test_frozen_is_said_before_the_library_does() -> None:
-    emulator = Franky(FrankyConfig())
-    settings = emulator.start()
-    try:
-        driver = build(node(**settings, silence=0.2, patience=1.0), Driver)
-        driver.connect()
-        wait_until(lambda: driver.read().t > 0, "a state")
+    with franka(silence=0.2, patience=1.0) as (emulator, arm):
+        arm.connect()
+        wait_until(lambda: arm.read().t > 0, "a state")
         os.kill(emulator.pid, signal.SIGSTOP)
-        with pytest.raises(DriverError, match=r"has said nothing for 0\.[2-9]"):
-            wait_until(lambda: driver.read() is None, "silence")
-        with pytest.raises(DriverError, match="did not answer within 1 s"):
-            build(node(**settings, patience=1.0), Driver).connect()
-        driver.stop()
-        driver.close()
-    finally:
-        os.kill(emulator.pid, signal.SIGCONT)
-        emulator.stop()
+        try:
+            with pytest.raises(DriverError, match=r"has said nothing for 0\.[2-9]"):
+                wait_until(lambda: arm.read() is None, "silence")
+            with pytest.raises(DriverError, match="did not answer within 1 s"):
+                build(node(host=arm.config.host, patience=1.0), Driver).connect()
+            arm.stop()
+            arm.close()
+        finally:
+            os.kill(emulator.pid, signal.SIGCONT)
 
 
 def test_a_reflex_is_latched_and_cleared_by_an_operator_only(tmp_path: Path) -> None:
     with ReflexArm() as fake:
-        bridge = control(build(node(host=fake.host, hand=None), Driver), tmp_path)
-        bridge.connect()
-        turn_until(bridge, lambda: bridge.writer.ticks > 5, "5 ticks")
+        arm = build(node(host=fake.host, hand=None), Driver)
+        run = bench(arm, tmp_path)
+        run.turn(5)
         fake.reflex(CARTESIAN_REFLEX)
-        turn_until(bridge, lambda: bridge.mode == Mode.ESTOP, "latched")
-        assert "cartesian_reflex" in bridge.fault and "clear the way" in bridge.fault
-        turn_until(bridge, lambda: bridge.chain.resting, "at rest")
+        run.becomes(Mode.ESTOP)
+        assert "cartesian_reflex" in run.fault and "clear the way" in run.fault
+        run.until(lambda: run.control.chain.resting, "at rest")
         assert fake.recovered == 0
-        ask(bridge, tmp_path, Command.RESET)
-        assert (bridge.mode, bridge.fault, fake.recovered) == (Mode.IDLE, "", 1)
-        turn_until(bridge, lambda: bridge.writer.ticks > 40, "more ticks")
-        assert bridge.mode == Mode.IDLE
-        bridge.driver.stop()
-        bridge.driver.close()
+        run.ask(Command.RESET)
+        assert (run.mode, run.fault, fake.recovered) == (Mode.IDLE, "", 1)
+        assert run.turn(20) == Mode.IDLE
+        arm.stop()
+        arm.close()
 
 
 def test_an_arm_that_has_stopped_itself_does_not_start() -> None:
@@ -336,105 +294,75 @@ def arm(settings: dict[str, Any]) -> Iterator[Franka]:
         yield driver
 
 
+@pytest.fixture(params=[None, TOOL], ids=["joints", "tool"])
+def held(settings: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Franka]:
+    """The arm by springs on its joints, or on its tool."""
+    tool = {"stiffness": 800.0, "turning": 40.0, "force": 40.0}
+    with build(
+        node(**settings, tool=None if request.param == "joints" else tool), Driver
+    ) as driver:
+        yield driver
+
+
 def test_reads_and_knows_what_stands_there(arm: Franka) -> None:
     here = arm.read()
-    assert arm.sensed[:3] == ("cube_x", "cube_y", "cube_z") and arm.sensed[-1] == "success"
-    assert here.q.shape == here.dq.shape == here.tau.shape == (7,)
-    assert np.abs(here.dq).max() < 0.05
+    assert np.abs(here.dq).max() < 0.05 and here.t <= time.monotonic()
+    assert abs(here.tau[3]) > 5, "joint 4 bears the weight of the arm"
     assert 0 <= arm.width <= 0.081
     # The table carries the cube, whose half size is what its middle is above it.
     seen = dict(zip(arm.sensed, arm.sense(), strict=True))
-    assert seen["cube_z"] == pytest.approx(seen["cube_half"], abs=2e-3) and seen["success"] == 0
     tool = fr3.forward(here.q[None])[0][0]
+    assert seen["cube_z"] == pytest.approx(seen["cube_half"], abs=2e-3) and seen["success"] == 0
     assert seen["cube_from_tool_z"] == pytest.approx(seen["cube_z"] - tool[2], abs=2e-3)
-    # Its own torques carry it: joint 2 and 4 bear the weight of the arm.
-    assert abs(here.tau[3]) > 5
-    assert arm.read().t <= time.monotonic()
     arm.renew()
-    place = seen["cube_x"]
-    wait_until(lambda: (arm.read(), abs(arm.sense()[0] - place) > 1e-3)[1], "another cube")
+    at, place = arm.sensed.index("cube_x"), seen["cube_x"]
+    wait_until(lambda: (arm.read(), abs(arm.sense()[at] - place) > 1e-3)[1], "another cube")
 
 
-def test_follows_a_move(arm: Franka) -> None:
-    to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
-    follow(arm, to, 0.5)
-    wait_until(lambda: np.abs(arm.read().q - to).max() < 0.01, "0.1 rad away")
-
-
-def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
-    """It comes to where the joints' targets put the tool, gives way to no more than `force`, and
-    holds where it is told to stop."""
-    with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0}), Driver) as arm:
-        to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
-        place = fr3.forward(to[None])[0][0]
-        follow(arm, to, 0.5)
-        wait_until(lambda: away(arm, place) < 0.01, "the tool there")
-        follow(arm, to - 0.2, 1.0, until=0.4)
-        arm.stop()
-        wait_until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
-        place = fr3.forward(arm.read().q[None])[0][0]
-        later(arm, 0.2)
-        assert away(arm, place) < 0.01
-    with pytest.raises(ConfigError) as error:
-        build(node(**settings, tool={"stiffness": 0.0}), Driver)
-    assert error.value.key == "stiffness"
-
-
-@SPRINGS
-def test_becomes_softer_while_it_holds(
-    settings: dict[str, Any], tool: dict[str, float] | None
-) -> None:
+def test_becomes_softer_while_it_holds(held: Franka) -> None:
     """The running controller takes other gains, and goes on holding the arm."""
-    with build(node(**settings, tool=tool), Driver) as arm:
-        low, high = arm.stiffness
-        assert high.tolist() == arm.springs.stiffness.tolist()
-        arm.stiffen(0.3 * high)
-        gains = arm._motion.get_gains().stiffness
-        assert np.allclose(gains if tool is None else np.diag(gains), 0.3 * high)
-        here = arm.read().q
-        later(arm, 0.3)
-        assert np.abs(arm.read().q - here).max() < 0.02
-        with pytest.raises(DriverError, match="was asked for a stiffness"):
-            arm.stiffen(1.1 * high)
-        assert (low < 0.3 * high).all()
+    low, high = held.stiffness
+    assert high.tolist() == held.springs.stiffness.tolist()
+    held.stiffen(0.3 * high)
+    gains = held._motion.get_gains().stiffness
+    assert np.allclose(gains if held.config.tool is None else np.diag(gains), 0.3 * high)
+    here = held.read().q
+    later(held, 0.3)
+    assert np.abs(held.read().q - here).max() < 0.02
+    with pytest.raises(DriverError, match="was asked for a stiffness"):
+        held.stiffen(1.1 * high)
+    assert (low < 0.3 * high).all()
 
 
-@SPRINGS
-def test_released_it_carries_its_weight_and_follows_nothing(
-    settings: dict[str, Any], tool: dict[str, float] | None
-) -> None:
-    with build(node(**settings, tool=tool), Franka) as arm:
-        assert not arm.falls_when_released
-        arm.release()
-        start = arm.read().q
-        later(arm, 0.3)
-        arm.write(start + 0.1, arm.width)  # nothing of ours does: no spring pulls it there
-        later(arm, 0.7)
-        here = arm.read().q
-        assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
-        arm.engage()
-        to = here + 0.05
-        follow(arm, to, 0.5)
-        wait_until(lambda: away(arm, fr3.forward(to[None])[0][0]) < 0.01, "it follows again")
+def test_released_it_carries_its_weight_and_follows_nothing(held: Franka) -> None:
+    assert not held.falls_when_released
+    held.release()
+    start = held.read().q
+    later(held, 0.3)
+    held.write(start + 0.1, held.width)  # nothing of ours does: no spring pulls it there
+    later(held, 0.7)
+    here = held.read().q
+    assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
+    held.engage()
+    to = here + TURN
+    follow(held, to, 0.5)
+    wait_until(lambda: away(held, fr3.forward(to[None])[0][0]) < 0.01, "it follows again")
 
 
-def test_stop_holds(arm: Franka) -> None:
-    start = arm.read().q
-    away = start.copy()
-    away[0] += 0.5 if start[0] < 0 else -0.5
-    follow(arm, away, 1.0, until=0.4)
-    assert np.abs(arm.read().dq).max() > 0.1  # it moves
-    arm.stop()
-    arm.stop()
-    wait_until(lambda: np.abs(arm.read().dq).max() < 0.01, "at rest")
-    rest = arm.read().q
+def test_stop_holds(held: Franka) -> None:
+    start = held.read().q
+    follow(held, aside(start), 1.0, over=0.12)
+    held.stop()
+    held.stop()
+    wait_until(lambda: np.abs(held.read().dq).max() < 0.01, "at rest")
+    rest = held.read().q
     assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
-    later(arm, 0.2)
-    assert np.abs(arm.read().q - rest).max() < 0.01
+    later(held, 0.2)
+    assert np.abs(held.read().q - rest).max() < 0.01
 
 
 def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:
-    to = arm.read().q + 0.3 * np.array([1, 1, -1, 1, -1, 1, 1])
+    to = arm.read().q + 3 * TURN
 
     def there() -> bool:
         arm.write(to, arm.width)
@@ -448,31 +376,28 @@ def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:
 def test_the_hand_follows_and_nobody_waits_for_a_motion_that_was_broken_off(arm: Franka) -> None:
     """Each thread that waits for an answer that never comes would make all later commands later."""
     q = arm.read().q
+
+    def hand(width: float, so: Callable[[], bool]) -> None:
+        wait_until(lambda: (arm.write(q, width), so())[1], f"a hand on its way to {width} m")
+
     for width in (0.08, 0.03, 0.0):
-        arm.write(q, width)
-        wait_until(lambda width=width: abs(arm.width - width) < 0.008, f"a hand {width} m open")
+        hand(width, lambda width=width: abs(arm.width - width) < 0.008)
     threads = threading.active_count()
-    for width, past in 2 * [(0.0, 0.055), (0.08, 0.065)]:  # turned round half-way
-        wait_until(
-            lambda width=width, past=past: (
-                arm.write(q, width),
-                (arm.width < past) == (width < past),
-            )[1],
-            f"a hand on its way to {width} m",
-        )
+    for _ in range(2):  # turned round half-way
+        hand(0.0, lambda: arm.width < 0.055)
+        hand(0.08, lambda: arm.width > 0.065)
     wait_until(lambda: threading.active_count() <= threads + 1, "only its last motion goes on")
     arm.read()
 
 
 def test_a_hand_that_closes_is_told_to_stop(arm: Franka) -> None:
     """Also where the arm takes no commands any more."""
-    q = arm.read().q
+    q, hand = arm.read().q, arm._hand
+    assert hand is not None
     wait_until(lambda: (arm.write(q, 0.08), arm.width > 0.07)[1], "open")
     wait_until(lambda: (arm.write(q, 0.0), arm.width < 0.06)[1], "closing")
     arm.write(q, arm.width)
     arm.limit_hand(0.2, 10.0)
-    hand = arm._hand
-    assert hand is not None
     wait_until(lambda: hand._going == "still" and not hand._busy, "stopped")
     stopped = arm.width
     later(arm, 0.5)

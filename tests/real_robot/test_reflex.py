@@ -66,9 +66,9 @@ def saved(made: ReflexOverride, folder: Path) -> str:
     return str(folder)
 
 
-def stage(folder: Path, made: ReflexOverride | None = None, **settings: Any) -> Reflex:
+def stage(folder: Path, made: ReflexOverride | None = None, dt: float = DT, **more: Any) -> Reflex:
     run = saved(made or policy(), folder)
-    return Reflex(Config(**(FITS | {"run": run} | settings)), 2, DT)
+    return Reflex(Config(**(FITS | {"run": run} | more)), 2, dt)
 
 
 def tick(random: np.random.Generator) -> Tick:
@@ -128,39 +128,39 @@ def test_a_state_that_is_no_number_is_a_fault_and_nothing_is_made_of_it(tmp_path
 
 
 def test_ticks_keep_no_memory(tmp_path: Path) -> None:
-    reflex, random = stage(tmp_path), np.random.default_rng(3)
-    now = tick(random)
+    reflex, now = stage(tmp_path), tick(np.random.default_rng(3))
     wanted = now.q.copy()
-    for _ in range(50):
-        reflex(now)
+
+    def run(ticks: int) -> int:
+        """Bytes that are in use after so many ticks."""
+        for _ in range(ticks):
+            np.copyto(now.q, wanted)
+            reflex(now)
+        return tracemalloc.get_traced_memory()[0]
+
+    run(50)
     tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for _ in range(200):
-        np.copyto(now.q, wanted)
-        reflex(now)
-    after = tracemalloc.get_traced_memory()[0]
+    before = run(0)
+    kept = run(200) - before
     tracemalloc.stop()
-    assert after - before < 500, "bytes: a few Python numbers, no arrays"
+    assert kept < 500, "bytes: a few Python numbers, no arrays"
 
 
 @pytest.mark.parametrize(
-    ("settings", "dt", "line"),
+    ("settings", "line"),
     [
-        ({"stride": (0.01,)}, DT, "stride needs 2 numbers"),
-        ({}, 0.01, "learned at 50 Hz, the control loop runs at 100"),
-        ({"stiffness": (), "springs": ()}, DT, r"make 8 and \[2\]"),
-        ({"springs": ()}, DT, "needs springs"),
-        ({"springs": (50.0,)}, DT, "springs needs 2 numbers"),
-        ({"stiffness": (1.5,)}, DT, "from -1 to 1"),
-        ({"run": "/nowhere"}, DT, "/nowhere cannot be read"),
+        ({"stride": (0.01,)}, "stride needs 2 numbers"),
+        ({"dt": 0.01}, "learned at 50 Hz, the control loop runs at 100"),
+        ({"stiffness": (), "springs": ()}, r"make 8 and \[2\]"),
+        ({"springs": ()}, "needs springs"),
+        ({"springs": (50.0,)}, "springs needs 2 numbers"),
+        ({"stiffness": (1.5,)}, "from -1 to 1"),
+        ({"run": "/nowhere"}, "/nowhere cannot be read"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    tmp_path: Path, settings: dict[str, Any], dt: float, line: str
-) -> None:
-    node = FITS | {"run": saved(policy(), tmp_path)} | settings
+def test_what_does_not_fit_is_refused(tmp_path: Path, settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line) as caught:
-        Reflex(Config(**node), 2, dt)
+        stage(tmp_path, **settings)
     assert "\n" not in str(caught.value)
 
 
@@ -188,16 +188,9 @@ def experience(env: Fr3Contact, steps: int) -> Tensors:
             action[::2, 1:7] *= 0.3
             action[:, 7] = 1.0
         step = env.step(action)
-        kept.append(
-            {
-                **nest(obs, "obs"),
-                **nest(step.next_obs, "next_obs"),
-                "action": action,
-                "reward": step.reward,
-                "discount": 0.99 * (~step.terminated).float(),
-                "violated": step.log["violated"],
-            }
-        )
+        results = {"reward": step.reward, "discount": 0.99 * (~step.terminated).float()}
+        results |= {"action": action, "violated": step.log["violated"]}
+        kept.append({**nest(obs, "obs"), **nest(step.next_obs, "next_obs"), **results})
         obs = step.obs
     return {name: torch.cat([rows[name] for rows in kept]) for name in kept[0]}
 
@@ -219,18 +212,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     for _ in range(800):
         at = torch.randint(len(rows["reward"]), (learner.batch_size,))
         learner.update({name: column[at] for name, column in rows.items()})
-    folder = tmp_path_factory.mktemp("run")
-    turn_into_the_wall(learner.policy)
-    checkpoint.save(folder / "checkpoints" / "00000001", learner.policy, 1)
-    return str(folder)
-
-
-@torch.no_grad()
-def turn_into_the_wall(policy: ReflexOverride) -> None:
-    """The task policy's mean action becomes `INTO_THE_WALL`."""
-    head: Any = policy.base.get_submodule("net")[-1]  # pyright: ignore[reportIndexIssue]
-    head.weight.zero_()
-    head.bias[:7] = torch.atanh(torch.tensor(INTO_THE_WALL, dtype=torch.float32) * 0.999)
+    head: Any = learner.policy.base.get_submodule("net")[-1]  # pyright: ignore[reportIndexIssue]
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias[:7] = torch.atanh(torch.tensor(INTO_THE_WALL, dtype=torch.float32) * 0.999)
+    return saved(learner.policy, tmp_path_factory.mktemp("run"))
 
 
 def deployment(run: str, *words: str) -> Deployment:
@@ -280,15 +266,18 @@ class ReflexBench(Bench):
             self.force.append(float(fields["sensed"][self.driver.sensed.index("contact_force")]))
             self.soft.append(float((self.gains / self.full).min()))
 
-    def came_home(self) -> bool:
-        self.run(1)
-        return self.mode == Mode.IDLE
+    def becomes(self, mode: Mode) -> None:
+        for _ in range(500):
+            self.run(1)
+            if self.mode == mode:
+                return
+        pytest.fail(f"it is {self.mode.name}, never {mode.name}")
 
     def push_on(self, seconds: float) -> None:
         """From home on, `seconds` of a policy that turns into the wall."""
         self.run(2)
         assert self.ask(Command.HOME) == Mode.HOMING
-        assert any(self.came_home() for _ in range(500)), "it never came home"
+        self.becomes(Mode.IDLE)
         assert self.ask(Command.ARM) == Mode.ARMED
         self.speak(INTO_THE_WALL, 2)
         self.run(1)

@@ -39,17 +39,12 @@ def bus() -> Iterator[FakeBus]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three degrees in half a second instead of in one."""
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Three degrees in half a second instead of in one; a home without a calibration."""
     monkeypatch.setattr(rehearsal, "STEPS", 10)
     monkeypatch.setattr(rehearsal, "REST", 6)
-
-
-@pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setitem(ENV, "HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def arm(bus: FakeBus, **joint: dict[str, Any]) -> dict[str, Any]:
@@ -65,29 +60,23 @@ def test_each_joint_is_tried_alone_and_asked_once(bus: FakeBus, folder: Path) ->
     made = Deployment.parse(arm(bus))
     with pytest.raises(ConfigError, match=r"the calibration of so101 is new: .*embodied robot tel"):
         require_rehearsed(made)
-    moved = {id: [servo.at, servo.at] for id, servo in bus.servos.items()}
+    seen: list[list[float]] = []
     asked: list[str] = []
-
-    def ask(line: str) -> bool:
-        asked.append(line)
-        return True
-
     look = bus._move
 
     def watched() -> float:
         now = look()
-        for id, servo in bus.servos.items():
-            moved[id] = [min(moved[id][0], servo.at), max(moved[id][1], servo.at)]
+        seen.append([servo.at for servo in bus.servos.values()])
         return now
 
     bus._move = watched
-    rehearse(made, folder, None, ask)
-    names = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
-    assert [line.split()[0] for line in asked] == list(names)
+    rehearse(made, folder, None, lambda line: asked.append(line) is None)
+    names = ["shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll"]
+    assert [line.split()[0] for line in asked] == names
     assert "to the left" in asked[0] or "to the right" in asked[0]
     assert "the hand first turn" in asked[4], "the tool of a roll goes nowhere"
-    ways = [high - low for low, high in moved.values()]
-    assert all(25 < way < 45 for way in ways[:5]), "3 degrees are 34 ticks"
+    ways = np.ptp(seen, axis=0)
+    assert (ways[:5] > 25).all() and (ways[:5] < 45).all(), "3 degrees are 34 ticks"
     assert ways[5] < 10, "the hand stays"
     remember(made)
     require_rehearsed(made)
@@ -97,28 +86,27 @@ def test_each_joint_is_tried_alone_and_asked_once(bus: FakeBus, folder: Path) ->
     assert is_rehearsed(Deployment.parse({**arm(bus), "emulator": YAML["emulator"]}))
 
 
+def ends(bus: FakeBus, folder: Path, says: str, sees: bool = True, **more: Any) -> None:
+    """Rehearse with a person who sees each joint move as is said, or not."""
+    with pytest.raises(ConfigError, match=says):
+        rehearse(Deployment.parse({**arm(bus), **more}), folder, None, lambda line: sees)
+
+
 def test_a_joint_that_turns_the_other_way_ends_it(bus: FakeBus, folder: Path) -> None:
     """The person sees what the servo does, and is asked what the kinematics say."""
-    made = Deployment.parse(arm(bus))
-    with pytest.raises(ConfigError, match=r"shoulder_pan turns the other way .*driver.joints"):
-        rehearse(made, folder, None, lambda line: False)
+    ends(bus, folder, r"shoulder_pan turns the other way .*driver.joints", sees=False)
 
 
 def test_an_arm_that_stands_in_something_is_moved_by_hand_first(bus: FakeBus, folder: Path) -> None:
     geometry = {**YAML["geometry"], "margin": 0.02}
-    made = Deployment.parse({**arm(bus), "geometry": geometry})
-    with pytest.raises(
-        ConfigError, match=r"shoulder_pan cannot be tried.*6 mm too near.*free pose"
-    ):
-        rehearse(made, folder, None, lambda line: True)
+    says = r"shoulder_pan cannot be tried.*6 mm too near.*free pose"
+    ends(bus, folder, says, geometry=geometry)
 
 
 def test_a_joint_that_stays_ends_it(bus: FakeBus, folder: Path) -> None:
-    made = Deployment.parse(arm(bus))
     bus.servos[2].measure()  # where it stands, which the bus's thread may not have written yet
     bus.servos[2].move = lambda now: None  # blocked
-    with pytest.raises(ConfigError, match=r"shoulder_lift was sent by -?3\.0 degrees, and should"):
-        rehearse(made, folder, None, lambda line: True)
+    ends(bus, folder, r"shoulder_lift was sent by -?3\.0 degrees, and should")
 
 
 def test_words_are_those_of_the_tool() -> None:

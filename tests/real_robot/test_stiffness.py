@@ -1,14 +1,19 @@
-"""Springs that become softer while they hold an arm, on a simulated FR3 and a test's clock."""
+"""Springs on joints or the tool that become softer while they hold an arm, with an energy tank, on
+a simulated FR3 and a test's clock."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import yaml
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
+from embodied.real_robot.assemble import build_chain
+from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import (
     Driver,
     DryRunDriver,
@@ -21,35 +26,40 @@ from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.drivers.sim import Config, Sim
 from embodied.real_robot.kernel.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.kernel.chain import Chain, Tick
+from embodied.real_robot.kernel.checks import Enabled
 from embodied.real_robot.kernel.driver import DriverError, springs_of, stiffen
 from embodied.real_robot.kernel.limiter import Limiter
+from embodied.real_robot.kernel.messages import Command, Mode
 from embodied.real_robot.safety.energy import Config as EnergyConfig
 from embodied.real_robot.safety.energy import Energy
 from tests.builders import Clock
+from tests.real_robot.test_control import Bench
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
 
-def sags(driver: Sim, clock: Clock, push: float) -> float:
-    """How far joint 4 gives way to `push` (N m) in the end, rad."""
-    driver.data.qfrc_applied[driver.dof[3]] = push
-    for _ in range(200):
+def pushed(driver: Sim, clock: Clock, share: float, force: Floats) -> Floats:
+    """Joint positions to which the arm gives way in the end, under `force` [7] (N m) and with that
+    share of its stiffness."""
+    span = driver.stiffness
+    assert span is not None
+    driver.stiffen(share * span[1])
+    driver.data.qfrc_applied[driver.dof] = force
+    for _ in range(300):
         clock.now += 0.01
         q = driver.read().q
         driver.write(fr3.HOME, 0.08)
-    return abs(float(q[3] - fr3.HOME[3]))
+    return q
 
 
-def test_a_softer_spring_gives_way_further() -> None:
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_softer_spring_gives_way_further(share: float) -> None:
     clock = Clock(0.0)
     with Sim(Config(), clock) as driver:
         span = driver.stiffness
         assert span is not None and np.array_equal(span[1], fr3.STIFFNESS)
-        stiff = sags(driver, clock, 70.0)
-        driver.stiffen(0.5 * span[1])
-        soft = sags(driver, clock, 70.0)
-        assert stiff == pytest.approx(70 / 2000, rel=0.02)
-        assert soft == pytest.approx(70 / 1000, rel=0.02)
+        q = pushed(driver, clock, share, 70.0 * np.eye(7)[3])
+        assert abs(q[3] - fr3.HOME[3]) == pytest.approx(70 / (2000 * share), rel=0.02)
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(7), np.full(7, np.nan), np.ones(3)])
@@ -77,43 +87,27 @@ class Softens:
         tick.stiffness = self.wanted
 
 
-def test_a_stage_may_ask_for_it() -> None:
-    limits = Limits((-3.0,), (3.0,), (0.0,), (1.0,), (10.0,), (500.0,), (1e3,), (9.0,))
-    arm = ArmState(np.zeros(1), np.zeros(1), np.zeros(1), 0.0)
-    for stages, wanted in (([], None), ([Softens(np.array([5.0]))], [5.0])):
-        chain = Chain(stages, Limiter(limits, 0.01))
-        chain.begin(arm)
-        chain(np.zeros(1), 0.0, arm, 0.0)
-        told = chain.stiffness
-        assert (None if told is None else told.tolist()) == wanted
-
-
-def pushed(driver: Sim, clock: Clock, force: float, stiffness: float = 1.0) -> Floats:
-    """How far the tool gives way to `force` (N, along y) in the end [3], m; `stiffness` is a share
-    of the springs'."""
-    span = driver.stiffness
-    assert span is not None
-    driver.stiffen(stiffness * span[1])
-    place, _, jacobian = fr3.forward(fr3.HOME[None])
-    for _ in range(300):
-        driver.data.qfrc_applied[driver.dof] = jacobian[0, 1] * force
-        clock.now += 0.01
-        q = driver.read().q
-        driver.write(fr3.HOME, 0.08)
-    return (fr3.forward(q[None])[0] - place)[0]
-
-
-def test_springs_on_the_tool_give_way_as_their_settings_say() -> None:
-    """10 N against 500 N/m are 2 cm, against half of it 4 cm; more than `force` cannot be held."""
+@pytest.mark.parametrize(
+    ("tool", "share", "push", "least", "most"),
+    [
+        (Tool(), 1.0, 10.0, 0.017, 0.023),
+        (Tool(), 0.5, 10.0, 0.034, 0.046),
+        (Tool(force=8.0), 1.0, 12.0, 0.1, np.inf),  # more than `force` cannot be held
+    ],
+)
+def test_springs_on_the_tool_give_way_as_their_settings_say(
+    tool: Tool, share: float, push: float, least: float, most: float
+) -> None:
+    """10 N along y against 500 N/m are 2 cm."""
     world = {"_target_": "embodied.envs.hardware_sim.fr3_task.TaskWorld", "task": "reach"}
-    for share, far in ((1.0, 0.02), (0.5, 0.04)):
-        clock = Clock(0.0)
-        with Sim(Config(tool=Tool(), world=world), clock) as driver:
-            moved = pushed(driver, clock, 10.0, share)
-            assert moved == pytest.approx([0, far, 0], abs=0.15 * far)
     clock = Clock(0.0)
-    with Sim(Config(tool=Tool(force=8.0), world=world), clock) as driver:
-        assert pushed(driver, clock, 12.0)[1] > 0.1, "it gives way"
+    place, _, jacobian = fr3.forward(fr3.HOME[None])
+    with Sim(Config(tool=tool, world=world), clock) as driver:
+        q = pushed(driver, clock, share, jacobian[0, 1] * push)
+    moved = (fr3.forward(q[None])[0] - place)[0]
+    assert least < moved[1] < most
+    if most < np.inf:
+        assert moved[[0, 2]] == pytest.approx([0, 0], abs=0.15 * moved[1])
 
 
 def test_springs_on_the_tool_follow_stop_and_let_go() -> None:
@@ -155,3 +149,66 @@ def test_the_tank_has_to_book_the_springs_of_the_driver() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             check(**wrong)
+
+
+def settings() -> dict[str, Any]:
+    """configs/robot/sim_impedance.yaml without its `_target_`."""
+    file = Path(__file__).resolve().parents[2] / "configs" / "robot" / "sim_impedance.yaml"
+    node = yaml.safe_load(file.read_text())
+    node.pop("_target_")
+    return node | {"policy": "nobody"}
+
+
+@pytest.mark.parametrize(("tank", "least", "most"), [(True, 0.0, 3.0), (False, 6.0, np.inf)])
+def test_a_pressed_tool_takes_no_more_than_the_tank_has(
+    tank: bool, least: float, most: float
+) -> None:
+    """The tool is blocked by a stiff hand while its set-point is led 20 cm away: what the springs
+    hold in the end is what the tank has paid; without the tank it would be several times that."""
+    node = settings()
+    # No bound of the pull, of tracking and force: what bounds the energy here is the tank.
+    node["limits"]["tracking"] = [2.0] * 7
+    node["force"] = "unmeasured"
+    node["energy"] = {**node["energy"], "stretch": []} if tank else None
+    chain, clock = build_chain(Deployment.parse(node)), Clock(0.0)
+    tool = Tool(**{**node["driver"]["tool"], "force": 3000.0, "torque": 3000.0})
+    with Sim(Config(tool=tool), clock) as driver:
+        arm = driver.read()
+        chain.begin(arm)
+        place, _, jacobian = fr3.forward(arm.q[None])
+        towards = arm.q + jacobian[0].T @ np.array([0, 0, 0.7, 0, 0, 0])
+        chain.required(Enabled).on = True
+        for _ in range(100):
+            clock.now += 0.01
+            arm = driver.read()
+            off = fr3.forward(arm.q[None])[0] - place
+            driver.data.qfrc_applied[driver.dof] = jacobian[0, :3].T @ (-20_000 * off[0])
+            sent = chain(towards, clock.now, arm, clock.now)
+            assert not chain.fault, chain.fault
+            driver.write(sent, 0.08)
+    far = fr3.forward(sent[None])[0][0] - place[0]
+    assert least < 250 * float(far @ far) < most
+
+
+def test_a_stage_softens_the_springs_of_the_driver_and_they_stay_what_they_were_set_up(
+    tmp_path: Path,
+) -> None:
+    """What the chain says reaches the driver; a stiffness that it does not have is a fault."""
+    bench = Bench(tmp_path)
+    bench.run(2)
+    stage = Softens(0.4 * np.asarray(fr3.STIFFNESS))
+    bench.control.chain.stages.append(stage)
+    bench.ask(Command.ARM)
+    bench.run(2)
+    driver = bench.control.driver
+    assert isinstance(driver, Sim)
+    assert driver.model.actuator_gainprm[driver.servos, 0] == pytest.approx(stage.wanted)
+    stage.wanted = 5.0 * stage.wanted
+    bench.run(2)
+    assert bench.mode == Mode.ESTOP and "was asked for a stiffness" in bench.fault
+
+
+def test_the_yaml_of_the_tank_is_that_of_its_springs() -> None:
+    node = settings()
+    with Sim(Config(tool=Tool(**node["driver"]["tool"]))) as driver:
+        build_chain(Deployment.parse(node)).check(driver.springs)
