@@ -16,7 +16,7 @@ from embodied.viewer.panels.page import Viewer
 from embodied.viewer.scene.types import Shape
 from embodied.viewer.scene.viser_scene import ViserScene
 from tests.viewer.sessions import alone
-from tests.viewer.test_shapes import volume
+from tests.viewer.test_scene import volume
 
 pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: maniskill)")
 
