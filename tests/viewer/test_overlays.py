@@ -164,7 +164,8 @@ def test_elements_of_the_action_are_together_and_colours_say_the_sign() -> None:
 
 def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) -> None:
     world = REACH | {"drawing": "light", "portraits": ["front", "wrist"]}
-    session = open_session(run_with(tmp_path, world, INNER | {"chunk": 1}, reward=CLIP, execute=1))
+    run_with(tmp_path, world, INNER | {"chunk": 1}, reward=CLIP, execute=1)
+    session = open_session(tmp_path)
     session.choose("demonstrator")
     play(session, 2)
     reward, moments = session.overlay.reward, session.episode.moments
@@ -180,11 +181,12 @@ def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) ->
     kept = [moment.numbers[SCORE] for moment in moments[1:]]
     np.testing.assert_allclose(kept, scores.numpy(), atol=1e-5)
     assert max(kept) - min(kept) > 0.01 and session.trouble == ""
-    with Viewer(session, port=0) as viewer:
+    session.close()
+    with Viewer(open_session(tmp_path), port=0) as viewer:
         viewer.step(3)
         viewer.scrub(2)
         viewer.refresh()
-        page, score = viewer.page, session.episode.moments[2].numbers[SCORE]
+        page, score = viewer.page, viewer.session.episode.moments[2].numbers[SCORE]
         assert page.steering.reward_image.visible
         label = f"image that the reward scored, step 2: {score:.3f}"
         assert page.steering.reward_image.label == label
