@@ -9,6 +9,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def test_files_that_are_mentioned_exist(page: Path) -> None:
 
 @cache
 def defined(module: Path) -> frozenset[str]:
-    """Names that a module's source defines at its top, and names of the classes' parts."""
+    """Names that a module's source defines or imports at its top."""
     names: set[str] = set()
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -131,8 +132,8 @@ def defined(module: Path) -> frozenset[str]:
         if isinstance(node, ast.ImportFrom | ast.Import):
             names |= {alias.asname or alias.name for alias in node.names}
         if isinstance(node, ast.Assign | ast.AnnAssign):
-            aims = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {aim.id for aim in aims if isinstance(aim, ast.Name)}
+            every = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+            names |= {each.id for each in every if isinstance(each.ctx, ast.Store)}
     return frozenset(names)
 
 
@@ -140,12 +141,9 @@ def is_ours(dotted: str) -> bool:
     """Whether a dotted name is a module of ours, or something that one defines."""
     words = dotted.split(".")
     for end in range(len(words), 0, -1):
-        place = ROOT.joinpath(*words[:end])
-        if place.is_dir():
-            rest = words[end:]
-            return not rest or rest[0] in defined(place / "__init__.py")
-        if (file := place.with_suffix(".py")).exists():
-            rest = words[end:]
+        place, rest = ROOT.joinpath(*words[:end]), words[end:]
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.exists():
             return not rest or rest[0] in defined(file)
     return False
 
@@ -182,18 +180,17 @@ def test_commands_parse(command: str) -> None:
     """The verb and its options exist; so do groups, and all settings of a training."""
     words = [word for word in shlex.split(command)[1:] if "..." not in word]
     assert words[0] in cli.verbs()
-    if len(words) == 1 or words == ["robot", "folder=DIR"]:
+    # The files of docs/extending.md, whose commands have their own test.
+    if len(words) == 1 or words == ["robot", "folder=DIR"] or "my_configs" in words:
         return
-    if "my_configs" in words:  # the files of docs/extending.md, whose commands have their own test
-        return
-    settings = [word for word in words if re.match(r"[\w.@]+=", word)]
-    given = dict(word.split("=", 1) for word in settings)
     if words[-1] == "--help":
         with pytest.raises(SystemExit) as helped:
             cli.parse(words)
         assert not helped.value.code
         return
     cli.parse(words)
+    settings = settings_in(words)
+    given = dict(word.split("=", 1) for word in settings)
     for group in GROUPS & given.keys():
         if re.fullmatch(r"(?!my_)[a-z][a-z_0-9]*", given[group]):
             assert given[group] in (*options(group, [ROOT / "configs"]), "null")
@@ -201,16 +198,24 @@ def test_commands_parse(command: str) -> None:
         require_training(given, settings)
 
 
+def settings_in(words: list[str]) -> list[str]:
+    return [word for word in words if re.match(r"[\w.@]+=", word)]
+
+
 def require_training(given: dict[str, str], settings: list[str]) -> None:
     """Composing a training refuses options and settings that are not there."""
-    if any(given.get(group, "NAME").isupper() for group in ("experiment", "env")) and not (
-        {"experiment", "env"} & {group for group in given if not given[group].isupper()}
-    ):
-        return
-    if any(value.startswith("my_") for value in given.values()):
-        return
+    named = {key for key, value in given.items() if not value.isupper()}
+    made_up = any(value.startswith("my_") for value in given.values())
+    if {"experiment", "env"} & named and not made_up:
+        with sentences():
+            compose("train", settings)
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """A sentence may name a part of a command."""
     try:
-        compose("train", settings)
+        yield
     except ConfigError as error:
         if " is not given" not in str(error):
             raise
@@ -230,7 +235,7 @@ PRIMARY = {
 # Runs of a page: a command for one of them (`embodied eval RUN policy.steps=1`) fits one of these.
 RUNS = ("fr3_lift_flow", "two_gap_flow", "franka_lift_deploy", "fr3_lift_expo", "fr3_insert_recap")
 # What a command takes before it composes the rest.
-OWN_WORDS = {"deploy": ("policy=",), "demos collect": ("policy=",), "reward label": ("out=",)}
+OWN_WORDS = {"deploy": "policy=", "demos collect": "policy=", "reward label": "out="}
 
 
 def composable() -> list[str]:
@@ -264,21 +269,18 @@ def test_what_a_command_configures_exists(command: str) -> None:
     """Robots, demonstrators, devices and all their settings are composed, as the command does."""
     words = shlex.split(command, comments=True)[1:]
     kind = " ".join(words[:2]) if " ".join(words[:2]) in PRIMARY else words[0]
-    settings = [word for word in words if re.match(r"[\w.@]+=", word)]
+    settings = settings_in(words)
     if kind in ("eval", "diagnose"):
         wrong = [composes(kind, settings, run) for run in RUNS]
         assert "" in wrong, wrong
         return
-    rest = [word for word in settings if not word.startswith(OWN_WORDS.get(kind, ("-",)))]
+    rest = [word for word in settings if not word.startswith(OWN_WORDS.get(kind, "-"))]
     if kind == "demos collect" and rest == settings and "demonstrator=" not in command:
         rest.append(f"demonstrator={demonstrator_of(settings, ())}")
-    try:
+    with sentences():
         node = compose(PRIMARY[kind], rest).node
         if kind in ("deploy", "robot teleop", "robot record"):
             require_robot(node["robot"])
-    except ConfigError as error:  # a sentence may name a part of a command
-        if " is not given" not in str(error):
-            raise
 
 
 def require_robot(node: dict[str, Any]) -> None:

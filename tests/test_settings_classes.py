@@ -47,36 +47,34 @@ class Field:
 def targets() -> set[str]:
     """Classes that settings configure: those with `config` in `__init__`, those that a YAML names,
     and those of commands."""
-    found = {*PRIMARY.values(), *DATA.values()}
+    found = {*PRIMARY.values(), *DATA.values(), *named()}
     for path in sources(*PRODUCT):
         found |= {f"{module_of(path)}.{name}" for name in configured(path)}
-    return found | {str(each["_target_"]) for node in nodes() for each in nodes_in(node)}
+    return found
+
+
+def named() -> set[str]:
+    """The classes that a YAML file names."""
+    nodes = map(loaded, PACKAGED.rglob("*.yaml"))
+    return {str(each["_target_"]) for node in nodes for each in nodes_in(node)}
 
 
 def parsed() -> Iterator[tuple[Source, ast.ClassDef]]:
     """The dataclasses that `parse` is called with."""
     for path in sources(*PRODUCT):
         text = path.read_text()
-        if "parse(" in text and "core.build" in text:
-            for name in re.findall(r"\bparse\(([A-Z]\w+|\w+\.[A-Z]\w+), ", text):
-                source = source_of(module_of(path))
-                if source is not None and (found := source.find(name)) is not None:
-                    yield found
+        source = source_of(module_of(path)) if "core.build" in text else None
+        names = re.findall(r"\bparse\(([A-Z]\w+|\w+\.[A-Z]\w+), ", text)
+        yield from filter(None, (source.find(name) for name in names if source is not None))
 
 
 def configured(path: Path) -> Iterator[str]:
     """The classes of a file whose `__init__` takes `config`."""
-    for node in ast.parse(path.read_text()).body:
-        for part in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-                every = [*part.args.posonlyargs, *part.args.args, *part.args.kwonlyargs]
-                if isinstance(node, ast.ClassDef) and any(a.arg == "config" for a in every):
-                    yield node.name
-
-
-def nodes() -> Iterator[Any]:
-    for path in PACKAGED.rglob("*.yaml"):
-        yield loaded(path)
+    for kind in ast.parse(path.read_text()).body:
+        parts = kind.body if isinstance(kind, ast.ClassDef) else []
+        made = [part for part in parts if getattr(part, "name", "") == "__init__"]
+        if any(getattr(arg, "arg", "") == "config" for init in made for arg in ast.walk(init)):
+            yield kind.name
 
 
 @cache
@@ -150,7 +148,7 @@ def test_every_setting_says_what_it_is_and_every_number_has_a_bound() -> None:
 def test_defaults_are_read_as_they_are() -> None:
     """What `compose` writes to run.yaml is what the class would use."""
     compared = 0
-    for target in sorted({str(each["_target_"]) for node in nodes() for each in nodes_in(node)}):
+    for target in sorted(named()):
         known = settings_of(target)
         try:
             cls = resolve(target, object)
@@ -192,20 +190,11 @@ def test_run_yaml_holds_every_setting(experiment: str) -> None:
     assert node["data"].keys() >= {s.name for s in settings_of(DATA[node["data"]["regime"]]) or []}
 
 
-def test_nonsense_is_refused_in_one_line() -> None:
-    for word, says in (
-        ("learner.gamma=99", "learner.gamma=99 should be at least 0, at most 1"),
-        ("learner.actor_lr=-1", "learner.actor_lr=-1 should be above 0, at most 1"),
-        ("learner.critic_lr=1000", "learner.critic_lr=1000 should be above 0, at most 1"),
-        ("learner.tau=5", "learner.tau=5 should be above 0, at most 1"),
-        ("learner.hidden=[0]", "learner.hidden=0 should be at least 1"),
-        ("data.demo_fraction=2", "data.demo_fraction=2 should be at least 0, at most 1"),
-        ("seed=-1", "seed=-1 should be at least 0"),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            compose("train", ["experiment=pendulum_sac", word])
-        assert str(refused.value) == says
-        assert isinstance(refused.value.allowed, Bound) and refused.value.key is not None
+def test_nonsense_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose("train", ["experiment=pendulum_sac", "learner.tau=5"])
+    assert str(refused.value) == "learner.tau=5 should be above 0, at most 1"
+    assert isinstance(refused.value.allowed, Bound) and refused.value.key is not None
 
 
 def without_gaps(node: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +289,8 @@ def base_of(file: Path) -> Node:
 def repeated(node: Any, base: Any, above: str = "") -> Iterator[str]:
     """The keys of `node` whose values `base` has as well."""
     if isinstance(node, dict) and "_target_" in node:
-        base = complete({**(base or {}), "_target_": node["_target_"]})
+        below = base if isinstance(base, dict) else {}
+        base = complete({**below, "_target_": node["_target_"]})
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in items:
         known = isinstance(node, dict) and isinstance(base, dict) and key in base
