@@ -246,15 +246,7 @@ def composable() -> list[str]:
     return [each for each in found if "=" in each and not made_up.search(each)]
 
 
-@cache
-def trained(experiment: str) -> tuple[Any, Any]:
-    """The policy and the environment of an experiment."""
-    words = [f"experiment={experiment}", "demos=outputs/demos", "init=outputs/bc"]
-    node = compose("train", words).node
-    return node.get("policy") or node["finetune"], node["env"]
-
-
-def composes(primary: str, words: list[str], run: str) -> str:
+def wrong_with(primary: str, words: list[str], run: str) -> str:
     """What is wrong with a command, in which a run's policy and environment may be changed."""
     policy, env = trained(run)
     try:
@@ -264,6 +256,14 @@ def composes(primary: str, words: list[str], run: str) -> str:
     return ""
 
 
+@cache
+def trained(experiment: str) -> tuple[Any, Any]:
+    """The policy and the environment of an experiment."""
+    words = [f"experiment={experiment}", "demos=outputs/demos", "init=outputs/bc"]
+    node = compose("train", words).node
+    return node.get("policy") or node["finetune"], node["env"]
+
+
 @pytest.mark.parametrize("command", composable(), ids=str)
 def test_what_a_command_configures_exists(command: str) -> None:
     """Robots, demonstrators, devices and all their settings are composed, as the command does."""
@@ -271,7 +271,7 @@ def test_what_a_command_configures_exists(command: str) -> None:
     kind = " ".join(words[:2]) if " ".join(words[:2]) in PRIMARY else words[0]
     settings = settings_in(words)
     if kind in ("eval", "diagnose"):
-        wrong = [composes(kind, settings, run) for run in RUNS]
+        wrong = [wrong_with(kind, settings, run) for run in RUNS]
         assert "" in wrong, wrong
         return
     rest = [word for word in settings if not word.startswith(OWN_WORDS.get(kind, "-"))]
