@@ -38,11 +38,17 @@ ON_PAPER = re.compile(r"\bmy_\w+[./]|path/to|NAME|DIR|RUN|FILE")
 GENERATED = re.compile(
     r"(?:\.\./)?(?:reference/)?(?:settings_train|cli|results|what_works|options/[\w/]+)\.md"
 )
+FILES = (".py", ".yaml", ".md", ".json", ".NAME")
 GROUPS = {
-    *("env", "experiment", "robot", "demonstrator", "designer", "learner", "teacher", "finetune")
+    "env",
+    "experiment",
+    "robot",
+    "demonstrator",
+    "designer",
+    "learner",
+    "teacher",
+    "finetune",
 }
-
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 def test_the_files_around_the_code_are_whole() -> None:
@@ -98,28 +104,12 @@ def prose(text: str) -> str:
     return re.sub(r"`[^`\n]*`", "", text)
 
 
-@each_page
-def test_relative_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text()))
-    local = [t.split("#")[0] for t in targets if not re.match(r"\w+://|mailto:|#", t)]
-    written = [target for target in local if not GENERATED.fullmatch(target)]
-    assert [target for target in written if not (page.parent / target).exists()] == []
-
-
 def exists(path: str) -> bool:
     """Whether a path that a page mentions is a file or folder of ours (`{a,b}` are two)."""
     braces = re.search(r"\{([^}]*)\}", path)
     if braces:
         return all(exists(path.replace(braces[0], one)) for one in braces[1].split(","))
     return any(ROOT.glob(path)) if "*" in path else (ROOT / path).exists()
-
-
-@each_page
-def test_files_that_are_mentioned_exist(page: Path) -> None:
-    top = "|".join([*FOLDERS, "configs", "tests", "docs", "scripts"])
-    pattern = rf"(?<![\w/.~-])(?:{top})/[\w/.*{{}},-]*\w[\w*}}/]*"
-    mentioned = {m[0] for m in re.finditer(pattern, page.read_text()) if not ON_PAPER.search(m[0])}
-    assert sorted(path for path in mentioned if not exists(path)) == []
 
 
 @cache
@@ -148,12 +138,23 @@ def is_ours(dotted: str) -> bool:
     return False
 
 
-@each_page
-def test_dotted_names_exist(page: Path) -> None:
-    pattern = r"(?<![\w/.-])(?:embodied|benchmarks)(?:\.[A-Za-z_]\w*)+(?![\w(]*=)"
-    found = {m[0] for m in re.finditer(pattern, page.read_text())}
-    found = {name for name in found if not name.endswith((".py", ".yaml", ".md", ".json", ".NAME"))}
-    assert sorted(name for name in found if not is_ours(name)) == []
+TOPS = "|".join([*FOLDERS, "configs", "tests", "docs", "scripts"])
+MENTIONED = re.compile(rf"(?<![\w/.~-])(?:{TOPS})/[\w/.*{{}},-]*\w[\w*}}/]*")
+DOTTED = re.compile(r"(?<![\w/.-])(?:embodied|benchmarks)(?:\.[A-Za-z_]\w*)+(?![\w(]*=)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_exists(page: Path) -> None:
+    """The targets of its links, files and folders, modules and what is in them."""
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(text))
+    local = [t.split("#")[0] for t in links if not re.match(r"\w+://|mailto:|#", t)]
+    written = [target for target in local if not GENERATED.fullmatch(target)]
+    assert [target for target in written if not (page.parent / target).exists()] == []
+    paths = {path for path in MENTIONED.findall(text) if not ON_PAPER.search(path)}
+    assert sorted(path for path in paths if not exists(path)) == []
+    names = {name for name in DOTTED.findall(text) if not name.endswith(FILES)}
+    assert sorted(name for name in names if not is_ours(name)) == []
 
 
 def commands(text: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import mujoco
 import torch
 import yaml
 import zstandard
@@ -17,6 +18,7 @@ from embodied.core import checkpoint
 from embodied.core.build import Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, RunPlan
 from embodied.viewer.panels.page import Viewer
 from embodied.viewer.session.session import Session, choices_for
@@ -63,6 +65,15 @@ def body(session: Session, name: str) -> int:
     """The number of a body of the scene."""
     names = [each.partition("_")[2] for each in session.recorder.scene.bodies()]
     return names.index(name)
+
+
+def physics(env: Any, state: Tensors) -> mujoco.MjData:
+    """Row 0 of a saved state as MuJoCo has it."""
+    data = mujoco.MjData(env.model)
+    spec = mujoco.mjtState.mjSTATE_INTEGRATION.value
+    mujoco.mj_setState(env.model, data, state["physics"][0].numpy(), spec)
+    mujoco.mj_forward(env.model, data)
+    return data
 
 
 def parts_of(env: VecEnv, policy: Node, learner: Node) -> tuple[Policy, Learner]:

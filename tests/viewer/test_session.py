@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import mujoco
 import numpy as np
 import pytest
 import torch
@@ -28,7 +27,7 @@ from embodied.viewer.session.episode import EnvSnapshot, Episode, Moment
 from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.builders import node_of, recorded
-from tests.viewer.sessions import HOPPER, LIFT, advance, alone, body, play
+from tests.viewer.sessions import HOPPER, LIFT, advance, alone, body, physics, play
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +44,6 @@ def session(opened: Session) -> Session:
     return opened
 
 
-def poses_of_state(session: Session, moment: Moment) -> np.ndarray:
-    """Body places from the kept state alone."""
-    model = session.env.model
-    data = mujoco.MjData(model)
-    state = moment.state["physics"][0].numpy()
-    mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION.value)
-    mujoco.mj_forward(model, data)
-    return data.xpos
-
-
 def test_every_moment_is_kept_as_it_was(session: Session) -> None:
     places = []
     for _ in range(8):
@@ -65,7 +54,8 @@ def test_every_moment_is_kept_as_it_was(session: Session) -> None:
     for moment, place in zip(moments, places, strict=False):
         seen = moment.frame.places
         np.testing.assert_allclose(seen, place, atol=1e-12)
-        np.testing.assert_allclose(poses_of_state(session, moment)[1:], seen[1:], atol=2e-6)
+        again = physics(session.env, moment.state).xpos
+        np.testing.assert_allclose(again[1:], seen[1:], atol=2e-6)
     session.seek(2)
     assert session.now is moments[2] and not session.live
     advance(session, 6)
@@ -108,6 +98,12 @@ def test_the_last_moment_is_the_one_that_ended_it(session: Session) -> None:
     session.branch()
     advance(session, 3)
     assert session.episode.end and session.episode.steps == last.step
+
+
+def test_the_demonstrator_of_the_configuration_may_act() -> None:
+    session = alone(node_of("envs.toy.two_gap.TwoGap", num_envs=1))
+    session.choose("demonstrator")
+    assert play(session, 2).episode.success
 
 
 def test_a_world_that_cannot_be_saved_says_so() -> None:

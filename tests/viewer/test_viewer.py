@@ -29,7 +29,7 @@ from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.builders import run_folder
 from tests.viewer.browser import until
-from tests.viewer.sessions import FLOW, LIFT, SEVERAL, body, page_of
+from tests.viewer.sessions import FLOW, LIFT, SEVERAL, body, page_of, physics
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +60,12 @@ def idle(viewer: Viewer) -> Viewer:
     return viewer
 
 
-def physics(viewer: Viewer) -> mujoco.MjData:
-    """Row 0 as MuJoCo has it, from the saved state alone."""
-    env = viewer.session.env
-    data = mujoco.MjData(env.model)
-    state = env.get_state()["physics"][0].numpy()
-    mujoco.mj_setState(env.model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION.value)
-    mujoco.mj_forward(env.model, data)
-    return data
+def now(viewer: Viewer) -> mujoco.MjData:
+    return physics(viewer.session.env, viewer.session.env.get_state())
 
 
 def require_same_poses(viewer: Viewer) -> None:
-    model, data = viewer.session.env.model, physics(viewer)
+    model, data = viewer.session.env.model, now(viewer)
     frames = {name.split("/")[-1].partition("_")[2]: name for name in viewer.page.scene.names}
     for each in range(1, model.nbody):
         handle = viewer.server.scene.get_handle_by_name(frames[model.body(each).name])
@@ -87,11 +81,11 @@ def shown(viewer: Viewer) -> np.ndarray:
 
 def test_frames_in_the_page_are_mujocos_poses(viewer: Viewer) -> None:
     require_same_poses(viewer)
-    before = physics(viewer).xpos.copy()
+    before = now(viewer).xpos.copy()
     viewer.choose("demonstrator")
     viewer.step(12)
     viewer.refresh()
-    assert np.abs(physics(viewer).xpos - before).max() > 0.02
+    assert np.abs(now(viewer).xpos - before).max() > 0.02
     require_same_poses(viewer)
 
 
@@ -141,7 +135,7 @@ def test_the_end_is_shown_before_the_next_seed_begins(idle: Viewer) -> None:
     idle.step()
     end = shown(idle)
     # The environment is at its next start already; the page shows where the last action led.
-    assert np.abs(physics(idle).xpos - before).max() > 0.01
+    assert np.abs(now(idle).xpos - before).max() > 0.01
     assert np.abs(end - before).max() < 1e-3
     assert idle.page.observations.text.content != session.env.describe(0)
     episode = session.episode
@@ -275,7 +269,7 @@ def test_a_link_moves_the_way_it_is_pushed(idle: Viewer) -> None:
     way = np.array([0.0, 1.0, 0.0])
     idle.shove(session, "hand", way, 0.5)
     change = env.batch.qvel[0] - before
-    data = physics(idle)
+    data = now(idle)
     jacobian = np.zeros((3, env.model.nv))
     mujoco.mj_jacBodyCom(env.model, data, jacobian, None, env.model.body("hand").id)
     np.testing.assert_allclose(jacobian @ change, 0.5 * way, atol=0.05)
@@ -434,15 +428,6 @@ def test_the_picture_of_an_end_stays_until_the_next_episode() -> None:
         # What the last action led to: near where it was, and not yet the next start.
         assert 0 < np.mean(end != last) < 0.2
         assert not np.array_equal(following, end)
-
-
-def test_the_demonstrator_of_the_configuration_may_act() -> None:
-    with page_of_file("two_gap") as viewer:
-        viewer.choose("demonstrator")
-        viewer.reset(2)
-        while not viewer.session.episode.end:
-            viewer.step()
-        assert viewer.session.episode.success
 
 
 class Signs(toy_envs.Counter):
