@@ -16,7 +16,7 @@ from benchmarks.evidence import commit_of, finished
 from embodied.compose import PACKAGED, options
 from embodied.core.build import ConfigError, parse
 from embodied.evaluation.statistics import iqm
-from embodied.study.study import Study, command, read_study, run, seconds_of
+from embodied.study.study import Study, read_study, run, seconds_of
 from tests.tiers import usually
 
 FAIR: dict[str, Any] = {
@@ -293,8 +293,3 @@ def test_a_small_study_from_command_to_table(
     half = "one: 2 (0, 1, 2, 3, 4) | half: 5 (5, 5, 5, 5, 5) | 5 |"
     assert f'| <a id="tiny-half"></a>half as much | writing numbers | 5 | {half}' in table
     assert "| more | the same; y | 5 | one: -1 (-1, -1, -1, -1, -1) |" in table
-
-
-def test_a_failing_command_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"failed with 3; see .*out\.log"):
-        command('python -c "raise SystemExit(3)"', tmp_path / "out")

@@ -61,6 +61,12 @@ def advance(session: Session, steps: int) -> None:
         session.advance()
 
 
+def go(viewer: Viewer, steps: int = 1) -> None:
+    """Take steps, and show where they led."""
+    viewer.step(steps)
+    viewer.refresh()
+
+
 def body(session: Session, name: str) -> int:
     """The number of a body of the scene."""
     names = [each.partition("_")[2] for each in session.recorder.scene.bodies()]

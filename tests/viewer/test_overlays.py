@@ -35,7 +35,7 @@ from embodied.viewer.session.overlays import (
 from embodied.viewer.session.session import Session
 from tests import linear_system
 from tests.builders import node_of
-from tests.viewer.sessions import FLOW, LIFT, REACH, advance, parts_of, play, run_with
+from tests.viewer.sessions import FLOW, LIFT, REACH, advance, go, parts_of, play, run_with
 
 ACTS = node_of("policies.gaussian.Gaussian", chunk=2, hidden=[8])
 LEARNS = node_of("learners.off_policy.sac.Sac", hidden=[8], gamma=0.9)
@@ -72,8 +72,7 @@ def test_terms_of_the_reward_are_stacked(tmp_path: Path) -> None:
     reward = node_of("rewards.handcrafted.factors.Shaping", potential=potential)
     session = session_of(tmp_path, reward=reward)
     with Viewer(session, port=0) as viewer:
-        viewer.step(4)
-        viewer.refresh()
+        go(viewer, 4)
         numbers = session.episode.moments[-1].numbers
         terms = {name: value for name, value in numbers.items() if name.startswith("term/")}
         assert len(terms) > 1 and session.trouble == ""
@@ -134,14 +133,12 @@ def test_chosen_noise_is_drawn_in_the_page(tmp_path: Path) -> None:
     with Viewer(open_session(run_with(tmp_path, REACH, steering("dsrl.Dsrl"))), port=0) as viewer:
         noise = viewer.page.steering.noise
         assert not noise.visible
-        viewer.step(5)
-        viewer.refresh()
+        go(viewer, 5)
         norm = float(viewer.session.now.noise.norm())
         assert f"norm {norm:.1f} (Gaussian samples: about 2.8)" in noise.label
         assert noise.visible and noise.image.std() > 10
         viewer.choose("demonstrator")
-        viewer.step()
-        viewer.refresh()
+        go(viewer)
         assert not noise.visible
 
 
@@ -261,8 +258,7 @@ def test_saliency_is_drawn_where_the_policy_sees_pictures(tmp_path: Path) -> Non
     with Viewer(open_session(run_with(tmp_path, world, node)), port=0) as viewer:
         heat = viewer.page.observations.saliency_panel
         image = heat.images["front"]
-        viewer.step(2)
-        viewer.refresh()
+        go(viewer, 2)
         assert heat.switch.visible and not image.visible
         heat.switch.value = True
         viewer.press(viewer.page.changed)
@@ -272,8 +268,7 @@ def test_saliency_is_drawn_where_the_policy_sees_pictures(tmp_path: Path) -> Non
         warmth = image.image[..., 0].astype(int) - image.image[..., 2]
         assert warmth.max() > 150 and warmth.min() < 60
         viewer.choose("zero")
-        viewer.step()
-        viewer.refresh()
+        go(viewer)
         assert not heat.switch.visible and not image.visible
 
 

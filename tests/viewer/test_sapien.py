@@ -11,7 +11,7 @@ import yaml
 from viser import ViserServer
 
 from embodied.viewer.scene.viser_scene import ViserScene
-from tests.viewer.sessions import page_of
+from tests.viewer.sessions import go, page_of
 from tests.viewer.test_scene import volume
 
 pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: maniskill)")
@@ -120,8 +120,7 @@ def test_a_maniskill_world_is_drawn_where_it_is() -> None:
         assert [key for key in drawn.meshes if key[0] == cube] == [(cube, "0_0")]
         half = np.abs(drawn.meshes[cube, "0_0"].vertices).max(0)
         np.testing.assert_allclose(half, 0.02, atol=1e-6)
-        viewer.step(3)
-        viewer.refresh()
+        go(viewer, 3)
         places = {each.name: each.pose.p for each in session.env.sub_scene(0).entities}
         for name, frame in zip(drawn.bodies, drawn.frames, strict=True):
             np.testing.assert_allclose(frame.position, places[name.partition("_")[2]], atol=1e-6)

@@ -31,7 +31,7 @@ from embodied.viewer.server.server import ThreadSafeEvent
 from tests import toy_envs
 from tests.builders import ROOT, node_of
 from tests.viewer.browser import until
-from tests.viewer.sessions import CAMERA, LIFT, line_to, page_of, received, send
+from tests.viewer.sessions import CAMERA, LIFT, go, line_to, page_of, received, send
 
 WALKER = node_of("envs.mujoco.locomotion.Locomotion", id="Hopper-v5")
 
@@ -271,8 +271,7 @@ def test_another_thread_may_ring_while_many_wait() -> None:
 def test_ten_pages_see_the_same_end() -> None:
     with page_of(LIFT | {"horizon": 20}, seed=3) as viewer, pages(viewer, 10) as opened:
         viewer.choose("demonstrator")
-        viewer.step(19)
-        viewer.refresh()
+        go(viewer, 19)
         hand = next(name for name in viewer.page.scene.names if name.endswith("_hand"))
         wanted = tuple(viewer.server.scene.get_handle_by_name(hand).position)
         for page in opened:
@@ -297,8 +296,7 @@ def test_what_is_kept_for_new_pages_does_not_grow() -> None:
 
         def episodes(count: int) -> tuple[int, int]:
             for _ in range(count * 9):
-                viewer.step()
-                viewer.refresh()
+                go(viewer)
             until(lambda: len(buffer.generator_cursors) == 1)
             gc.collect()
             return len(buffer.message_from_id), len(viewer.server.scene._handle_from_node_name)

@@ -27,7 +27,7 @@ from embodied.viewer.session.episode import EnvSnapshot, Episode, Moment
 from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.builders import node_of, recorded
-from tests.viewer.sessions import HOPPER, LIFT, advance, alone, body, physics, play
+from tests.viewer.sessions import HOPPER, LIFT, advance, alone, body, go, physics, play
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +247,7 @@ def test_the_arm_stands_where_it_was_observed(recording: Session) -> None:
 
 def test_in_the_page_its_number_is_an_episode(demos: Path) -> None:
     with Viewer(open_session(demos), port=0, seed=2) as viewer:
-        viewer.step(4)
-        viewer.refresh()
+        go(viewer, 4)
         page = viewer.page
         assert page.seed.label == "Episode" and page.seed.value == 2
         assert page.scene is not None and page.sliders == []
@@ -299,8 +298,7 @@ def test_what_safety_did_is_marked_and_plotted(tmp_path: Path) -> None:
         steps = recorded({"state": torch.rand(7, 2)}, torch.zeros(6, 2), interventions=ticks)
         writer.add(steps | actions, info={"stages": ["workspace", "speed", "torque"], "fault": ""})
     with Viewer(open_session(tmp_path / "deployed"), port=0) as viewer:
-        viewer.step(6)
-        viewer.refresh()
+        go(viewer, 6)
         episode, plots = viewer.session.episode, viewer.page.value_plots.plots
         # Where each began to act; step t led to moment t + 1.
         assert episode.interventions == [(2, "workspace"), (3, "speed"), (6, "speed")]

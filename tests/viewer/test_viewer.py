@@ -29,7 +29,7 @@ from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.builders import run_folder
 from tests.viewer.browser import until
-from tests.viewer.sessions import FLOW, LIFT, SEVERAL, body, page_of, physics
+from tests.viewer.sessions import FLOW, LIFT, SEVERAL, body, go, page_of, physics
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,7 @@ def test_frames_in_the_page_are_mujocos_poses(viewer: Viewer) -> None:
     require_same_poses(viewer)
     before = now(viewer).xpos.copy()
     viewer.choose("demonstrator")
-    viewer.step(12)
-    viewer.refresh()
+    go(viewer, 12)
     assert np.abs(now(viewer).xpos - before).max() > 0.02
     require_same_poses(viewer)
 
@@ -214,8 +213,7 @@ def test_a_camera_picture_is_drawn_when_asked_for(viewer: Viewer) -> None:
     page = viewer.page
     for asked in (True, False):
         page.camera.value = asked
-        viewer.step()
-        viewer.refresh()
+        go(viewer)
         assert page.picture.visible is asked
     assert page.picture.image.shape == (288, 384, 3) and page.picture.image.std() > 10
 
@@ -407,8 +405,7 @@ def test_the_picture_is_the_worlds_own_and_moves_with_it(name: str) -> None:
         stage, env = viewer.page.main_view, viewer.session.env
         assert stage.scene is None
         before = stage.screen.picture.image.copy()
-        viewer.step(9)
-        viewer.refresh()
+        go(viewer, 9)
         assert viewer.session.episode.end == ""
         image = stage.screen.picture.image
         high, wide = image.shape[:2]
@@ -421,8 +418,7 @@ def test_the_picture_of_an_end_stays_until_the_next_episode() -> None:
     with page_of_file("two_gap", horizon=5) as viewer:
         images = []
         for steps in (4, 1, 1):
-            viewer.step(steps)
-            viewer.refresh()
+            go(viewer, steps)
             images.append(viewer.page.main_view.screen.picture.image.copy())
         last, end, following = images
         # What the last action led to: near where it was, and not yet the next start.
@@ -454,8 +450,7 @@ class Signs(toy_envs.Counter):
 def test_images_points_and_names_of_actions_are_shown() -> None:
     with page_of(Signs()) as viewer:
         page, seen = viewer.page, viewer.page.observations
-        viewer.step(2)
-        viewer.refresh()
+        go(viewer, 2)
         # Without a camera the largest image among the observations is large in the page.
         large = page.main_view.screen.picture.image
         assert large.shape == (160, 240, 3) and set(large.ravel()) == {12}
