@@ -102,7 +102,7 @@ def test_labels_are_the_reward_and_what_was_recorded_stays(tmp_path: Path) -> No
     assert episodes.steps[RECORDED].tolist() == [0, 0, 1, 0, 0]
     assert episodes.steps["success"].tolist() == [False, False, True, False, False]
     assert about["node"]["potential"]["of"] == "value" and about["gamma"] == 0.9
-    assert episodes.info == [{"number": n, "reward": about["hash"]} for n in (3, 2)]
+    assert list(episodes.info) == [{"number": n, "reward": about["hash"]} for n in (3, 2)]
     assert read_episodes(source).steps["reward"].tolist() == [0, 0, 1, 0, 0]
     assert transitions(episodes, 0.9)["reward"].tolist() == pytest.approx(expected)
 
