@@ -329,7 +329,6 @@ def test_experiments_with_sparse_rewards_have_n_step_returns() -> None:
 
 
 def require_packages(env: str) -> None:
-    """Skip where an environment's own packages are not installed."""
     if env.startswith("ogbench_"):
         pytest.importorskip("ogbench", reason="OGBench is not installed (extra: ogbench)")
     if env.startswith("robosuite_"):
@@ -360,7 +359,6 @@ class Inputs:
         return self._made(out, f"demos collect env={env} {words} out={out}")
 
     def task(self, env: str) -> bool:
-        """Whether a demonstrator has the name of the task."""
         node = compose("train", [f"env={env}", "policy=gaussian", "learner=sac"]).node["env"]
         return node.get("task") in options("demonstrator", [PACKAGED])
 
@@ -391,7 +389,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 
 
 def needed(experiment: str, inputs: Inputs) -> list[str]:
-    """What an experiment has to be given on the command line."""
     made = compose("train", [f"experiment={experiment}"])
     node, env = made.node, str(made.choices["env"])
     require_packages(env)

@@ -240,7 +240,6 @@ OWN_WORDS = {"deploy": "policy=", "demos collect": "policy=", "reward label": "o
 
 
 def composable() -> list[str]:
-    """Commands that configure something else than a training, and leave nothing to fill in."""
     kinds = (*PRIMARY, "eval", "diagnose")
     made_up = re.compile(r"\.\.\.|my_|=[A-Z]+\b|=~|resume=")
     found = [each for each in all_commands() if each.removeprefix("embodied ").startswith(kinds)]
@@ -259,7 +258,6 @@ def wrong_with(primary: str, words: list[str], run: str) -> str:
 
 @cache
 def trained(experiment: str) -> tuple[Any, Any]:
-    """The policy and the environment of an experiment."""
     words = [f"experiment={experiment}", "demos=outputs/demos", "init=outputs/bc"]
     node = compose("train", words).node
     return node.get("policy") or node["finetune"], node["env"]

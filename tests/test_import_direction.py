@@ -131,7 +131,6 @@ def allowed(importer: str, target: str) -> bool:
 
 
 def module_of(path: Path) -> str:
-    """The dotted name that the file is imported by."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     return f"embodied.{name}" if name.partition(".")[0] in FOLDERS else name
 
@@ -153,7 +152,6 @@ def test_imports_point_downwards() -> None:
 
 
 def test_every_part_has_a_layer() -> None:
-    """A new package has to be given its place."""
     parts = {part_of(module_of(p)) for p in sources(*PACKAGES)}
     assert parts - set().union(*LAYERS) <= {"embodied", "embodied.real_robot"}
 

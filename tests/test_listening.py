@@ -27,7 +27,6 @@ UPGRADE += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
 
 
 def family(pid: int) -> set[int]:
-    """The process, its children and theirs."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended
@@ -40,7 +39,6 @@ def family(pid: int) -> set[int]:
 
 
 def sockets(pids: set[int]) -> set[str]:
-    """The inodes of the sockets that the processes have open."""
     found = set[str]()
     for handle in (each for pid in pids for each in Path(f"/proc/{pid}/fd").glob("*")):
         with suppress(OSError):

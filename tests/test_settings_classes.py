@@ -54,13 +54,11 @@ def targets() -> set[str]:
 
 
 def named() -> set[str]:
-    """The classes that a YAML file names."""
     nodes = map(loaded, PACKAGED.rglob("*.yaml"))
     return {str(each["_target_"]) for node in nodes for each in nodes_in(node)}
 
 
 def parsed() -> Iterator[tuple[Source, ast.ClassDef]]:
-    """The dataclasses that `parse` is called with."""
     for path in sources(*PRODUCT):
         text = path.read_text()
         source = source_of(module_of(path)) if "core.build" in text else None
@@ -70,9 +68,9 @@ def parsed() -> Iterator[tuple[Source, ast.ClassDef]]:
 
 def configured(path: Path) -> Iterator[str]:
     """The classes of a file whose `__init__` takes `config`."""
-    for kind in ast.parse(path.read_text()).body:
-        parts = kind.body if isinstance(kind, ast.ClassDef) else []
-        made = [part for part in parts if getattr(part, "name", "") == "__init__"]
+    tree = ast.parse(path.read_text())
+    for kind in (each for each in tree.body if isinstance(each, ast.ClassDef)):
+        made = [part for part in kind.body if getattr(part, "name", "") == "__init__"]
         if any(getattr(arg, "arg", "") == "config" for init in made for arg in ast.walk(init)):
             yield kind.name
 
@@ -84,7 +82,6 @@ def loaded(file: Path) -> Any:
 
 
 def nodes_in(value: Any) -> Iterator[dict[str, Any]]:
-    """The nodes that name a class, at any depth."""
     if isinstance(value, dict):
         if "_target_" in value:
             yield value
@@ -118,7 +115,6 @@ def add(found: dict[str, Field], owner: str, setting: Setting) -> None:
 
 
 def inner(kind: Any) -> Iterator[Any]:
-    """The dataclasses in a type."""
     if isinstance(kind, type) and is_dataclass(kind):
         yield kind
     for each in typing.get_args(kind):
@@ -227,7 +223,6 @@ def own(file: Path) -> Node:
 
 
 def others(file: Path) -> list[Path]:
-    """The files of the same group that it goes on from."""
     names = [each for each in options_of(file) if isinstance(each, str) and each != "_self_"]
     return [file.with_name(f"{name}.yaml") for name in names]
 

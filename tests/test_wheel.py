@@ -52,7 +52,6 @@ def build(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with the wheel."""
     return once(tmp_path_factory, "installed", partial(install, wheel)) / "env" / "bin" / "python"
 
 

@@ -100,7 +100,6 @@ Table = dict[str, tuple[Any, ...]]  # the other arguments of `Attack`, by the na
 
 
 def edit(file: Path, change: Callable[[Any], object]) -> None:
-    """Change what a JSON file holds."""
     node = json.loads(file.read_text())
     change(node)
     file.write_text(json.dumps(node))
@@ -155,7 +154,6 @@ diffusion_json = of_file("diffusion", CONFIG)
 
 
 def info(**settings: Any) -> Maker:
-    """A dataset with other entries in info.json."""
     return info_json(lambda node: node.update(settings))
 
 
@@ -196,8 +194,6 @@ def link(target: str) -> Callable[[Path], None]:
 
 
 def alone(suffix: str, content: Content) -> Maker:
-    """A file of its own with this suffix."""
-
     def make(bases: Bases, to: Path) -> Path:
         file = to.with_suffix(suffix)
         put("", "", content)(bases, file)
@@ -218,12 +214,10 @@ def act(**settings: Any) -> Maker:
 
 
 def saved(name: str, content: Content) -> Maker:
-    """A run with another file in its checkpoint."""
     return put("run", f"{SAVED}/{name}", content)
 
 
 def demos(name: str, content: Content) -> Maker:
-    """A dataset with another file."""
     return put("mp4", name, content)
 
 
@@ -306,7 +300,6 @@ def column_of(kind: str, files: str, name: str, value: Any, type: Any = None) ->
 
 
 def cells(content: Any) -> Maker:
-    """A dataset whose pictures are all this one."""
     cell = content if isinstance(content, dict) else {"bytes": content, "path": None}
     type = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     return column_of("png", "data/*/*.parquet", CAMERA, cell, type)

@@ -274,7 +274,6 @@ ANSWER = {
 
 
 def answered(data: bytes) -> None:
-    """The answer of a language model's server."""
     chat = ChatClient(ChatConfig("http://127.0.0.1:1/v1", "a"))
     assert chat.http is not None
     object.__setattr__(chat.http.limits, "retries", 0)
@@ -356,7 +355,6 @@ def of_text(read: Callable[[str], object], *errors: type[Exception]) -> Door:
 
 
 def described(name: str, read: Callable[[str], object]) -> tuple[str, Content, Door]:
-    """A description of ours, which is read by its path."""
     content = (KEPT / name).read_bytes()
     return ".yaml", content, reader(lambda path: read(str(path)))
 

@@ -27,7 +27,6 @@ RUN = {name: found for name, found in STEPS.items() if found}
 
 
 def reason(page: str, step: Step) -> str | None:
-    """Why a step is not run."""
     found = (why for pattern, why in left_out(page).items() if re.search(pattern, step.text))
     return next(found, None) if step.kind != "file" else None
 
@@ -118,5 +117,4 @@ def test_what_is_left_out_is_in_the_table_and_exists() -> None:
 
 
 def words_run(step: Step) -> set[str]:
-    """The words of a command as it is run here."""
     return set(small.command(shlex.split(step.text), ""))

@@ -12,7 +12,9 @@ import torch
 import yaml
 import zstandard
 from viser._messages import Message, ViewerCameraMessage
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
+from websockets.typing import Subprotocol
 
 from embodied.core import checkpoint
 from embodied.core.build import Node, build
@@ -29,7 +31,7 @@ REACH = LIFT | {"task": "reach", "horizon": 6}
 FLOW = node_of("policies.generative.flow.Flow", chunk=4, steps=2, width=16, depth=1)
 SEVERAL = LIFT | {"num_envs": 16}  # as in training; the viewer has one
 HOPPER = node_of("envs.gym.Gym", id="Hopper-v5", num_envs=1)
-VISER = f"viser-v{importlib.metadata.version('viser')}"
+VISER = Subprotocol(f"viser-v{importlib.metadata.version('viser')}")
 CAMERA = ViewerCameraMessage(
     wxyz=(1.0, 0.0, 0.0, 0.0), position=(1.0, 0.0, 0.0), fov=1.0, near=0.01, far=100.0,
     image_height=600, image_width=800, look_at=(0.0, 0.0, 0.0), up_direction=(0.0, 0.0, 1.0),
@@ -69,8 +71,9 @@ def go(viewer: Viewer, steps: int = 1) -> None:
 
 def body(session: Session, name: str) -> int:
     """The number of a body of the scene."""
-    names = [each.partition("_")[2] for each in session.recorder.scene.bodies()]
-    return names.index(name)
+    scene = session.recorder.scene
+    assert scene is not None
+    return [each.partition("_")[2] for each in scene.bodies()].index(name)
 
 
 def physics(env: Any, state: Tensors) -> mujoco.MjData:
@@ -105,19 +108,20 @@ def run_with(folder: Path, env: Node, policy: Node, **settings: Any) -> Path:
     return folder
 
 
-def line_to(url: str, **settings: Any) -> ClientConnection:
+def line_to(url: str, **settings: Any) -> Connection:
     """A connection to a page as a browser makes it."""
     address = url.replace("http", "ws")
     return connect(address, subprotocols=[VISER], max_size=None, open_timeout=60, **settings)
 
 
-def send(line: ClientConnection, *messages: Message) -> None:
+def send(line: Connection, *messages: Message) -> None:
     for message in messages:
         line.send(msgspec.msgpack.encode(message.as_serializable_dict()))
 
 
-def received(line: ClientConnection) -> list[dict[str, Any]]:
+def received(line: Connection) -> list[dict[str, Any]]:
     """The next messages from the page."""
     data = line.recv(timeout=60)
+    assert isinstance(data, bytes)
     packed = int.from_bytes(data[8:16], "little")
     return msgspec.msgpack.decode(zstandard.decompress(data[16 : 16 + packed]))["messages"]

@@ -49,12 +49,10 @@ def box(browser: Browser, what: str) -> tuple[float, float, float, float]:
 
 
 def drawn(browser: Browser) -> bool:
-    """Whether the arm is in the middle."""
     return browser.picture()[100:600, 320:680].std() > 8
 
 
 def seek(browser: Browser, step: int) -> None:
-    """Show a step of the replay, and wait until it is drawn."""
     browser.run(f"replay.play(false); replay.seek({step})")
     browser.wait("!replay.state.stale")
 

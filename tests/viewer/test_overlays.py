@@ -45,7 +45,6 @@ INNER = node_of("policies.gaussian.Gaussian", hidden=[8])
 
 
 def session_of(folder: Path, **more: object) -> Session:
-    """A run of SAC, opened."""
     return open_session(run_with(folder, REACH, ACTS, learner=LEARNS, **more))
 
 
@@ -200,8 +199,6 @@ class Reads:
 
 
 class Plain:
-    """A reward that looks at nothing."""
-
     frozen = True
 
 

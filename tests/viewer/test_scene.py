@@ -64,7 +64,6 @@ def model() -> mujoco.MjModel:
 
 
 def world(inside: str) -> MujocoScene:
-    """The scene of a world with these bodies."""
     model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{inside}</worldbody></mujoco>")
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)

@@ -16,11 +16,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from viser._messages import GuiUpdateMessage, ShareUrlRequest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection
+from websockets.sync.connection import Connection
 
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError
@@ -215,8 +216,7 @@ def test_elsewhere_a_token_is_needed() -> None:
 
 
 @contextlib.contextmanager
-def pages(viewer: Viewer, count: int) -> Iterator[list[ClientConnection]]:
-    """Connections as browsers make them."""
+def pages(viewer: Viewer, count: int) -> Iterator[list[Connection]]:
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(line_to(viewer.url)) for _ in range(count)]
         for each in opened:
@@ -232,7 +232,7 @@ def test_a_browser_gets_the_scene_and_its_presses_count() -> None:
         while not {*page.scene.names} <= names:
             names |= {str(each.get("name")) for each in received(client)}
 
-        def press(control: object, value: object) -> None:
+        def press(control: Any, value: object) -> None:
             send(client, GuiUpdateMessage(control._impl.uuid, {"value": value}))
 
         press(page.speed, 2.0)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -74,7 +75,6 @@ def require_same_poses(viewer: Viewer) -> None:
 
 
 def shown(viewer: Viewer) -> np.ndarray:
-    """Where the bodies are in the page."""
     viewer.refresh()
     return np.stack([frame.position for frame in viewer.page.scene.frames])
 
@@ -222,7 +222,7 @@ def place(session: Session, name: str) -> np.ndarray:
     return session.now.frame.places[body(session, name)]
 
 
-def mesh_of(viewer: Viewer, name: str) -> object:
+def mesh_of(viewer: Viewer, name: str) -> Any:
     number = body(viewer.session, name) if name else 0
     return next(mesh for (at, _), mesh in viewer.page.scene.meshes.items() if at == number)
 
