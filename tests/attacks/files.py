@@ -544,12 +544,8 @@ ATTACKS_AT: dict[str, Table] = {
         "run.yaml is a pipe": (put("run", "run.yaml", os.mkfifo), NO_FILE),
         "about.json is deep": (about(DEEP), "about.json cannot be read"),
     },
-    "export": {
-        "weights are a device": (weights(link("/dev/zero")), NO_FILE),
-    },
-    "view": {
-        "shape of texts": (action(shape=["x"]), NO_TYPE),
-    },
+    "export": {"weights are a device": (weights(link("/dev/zero")), NO_FILE)},
+    "view": {"shape of texts": (action(shape=["x"]), NO_TYPE)},
     "metrics": {
         "metrics that are deep": (put("run", "metrics.jsonl", f"{DEEP}\n"), None),
         "metrics are a pipe": (put("run", "metrics.jsonl", os.mkfifo), NO_FILE),
@@ -558,7 +554,7 @@ ATTACKS_AT: dict[str, Table] = {
         "model without files": (
             put("", "model.yaml", "_target_: embodied.models.ensemble.Ensemble"),
             "damaged",
-        ),
+        )
     },
     "classifier": {
         "classifier of texts": (put("", "card.json", '{"training": 1}'), "card.json"),
@@ -735,9 +731,7 @@ ATTACKS_AT: dict[str, Table] = {
         "deep metadata.json": (put("", "metadata.json", DEEP), TOO_DEEP),
         "environment of Minari's that is code": (put("", "metadata.json", EVIL), ""),
     },
-    "maniskill": {
-        "deep env_info": (deep_env_info, TOO_DEEP),
-    },
+    "maniskill": {"deep env_info": (deep_env_info, TOO_DEEP)},
     "describe": {
         "include of a secret": (mjcf("", '<include file="/etc/passwd"/>'), ""),
         "mesh elsewhere": (asset('<mesh name="m" file="../../../etc/passwd"/>'), ""),

@@ -128,10 +128,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("reward", "message"),
-    [
-        ("rnd", "learned during training"),
-        ("shaping", 'no observation or element is called "tool"'),
-    ],
+    [("rnd", "learned during training"), ("shaping", 'no observation or element is called "tool"')],
 )
 def test_what_cannot_be_labelled_is_one_line(tmp_path: Path, reward: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -241,10 +241,7 @@ def test_the_page_stops_the_arm_and_nothing_else(folder: Path, viewer: RobotView
     boxes = open_channels(about, folder, Role.ALL, create=True)
     viewer.refresh()
     click = GuiUpdateMessage(viewer.page.stop._impl.uuid, {"value": True})
-    for wrong in (
-        {"origin": "http://evil.example"},
-        {"additional_headers": {"Host": "evil"}},
-    ):
+    for wrong in ({"origin": "http://evil.example"}, {"additional_headers": {"Host": "evil"}}):
         with pytest.raises((InvalidStatus, InvalidMessage)):
             line_to(viewer.url, **wrong)
     with RobotViewer(folder, 0, "0.0.0.0") as public, pytest.raises(InvalidStatus):
