@@ -282,17 +282,17 @@ def base_of(file: Path) -> Node:
 
 
 def repeated(node: Any, base: Any, above: str = "") -> Iterator[str]:
-    """The keys of `node` that add nothing to `base`, the outermost ones."""
+    """The keys of `node` whose values `base` has as well."""
     if isinstance(node, dict) and "_target_" in node:
         below = base if isinstance(base, dict) else {}
         base = complete({**below, "_target_": node["_target_"]})
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in items:
         known = isinstance(node, dict) and isinstance(base, dict) and key in base
-        if known and key != "_target_" and merged(base[key], value) == base[key]:
-            yield f"{above}{key}"
-        elif isinstance(value, dict | list):
+        if isinstance(value, dict | list) and not (known and value == base[key]):
             yield from repeated(value, base[key] if known else None, f"{above}{key}.")
+        elif known and key != "_target_" and value == base[key]:
+            yield f"{above}{key}"
 
 
 # In a size a default is a change of an experiment's value.
