@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from embodied.datasets.lerobot.reader import EpisodeWriter
 from tests.builders import exit_of, recorded
 
 BC = "policy=flow learner=imitate size=debug steps=4 demos={demos} out={out} video=false"
+IQL = "env=two_gap policy=gaussian learner=iql size=debug out={out} video=false"
 POSE = ("qx", "qy", "qz", "qw")
 CASES = [
     # what is refused, what it says, what is typed then
@@ -42,17 +44,8 @@ CASES = [
         "observation.state has no hand, which the action counts from: keep=hand, or",
         "demos relative {poses} keep=hand out={out}",
     ),
-    (
-        "export {run}",
-        "say where to write: --to DIR, or --lerobot DIR",
-        "export {run} --to {out}",
-    ),
-    (
-        "train env=two_gap policy=gaussian learner=iql size=debug out={out} video=false",
-        "demos=DIR",
-        "train env=two_gap policy=gaussian learner=iql size=debug steps=4 out={out} video=false "
-        "demos={demos}",
-    ),
+    ("export {run}", "say where to write: --to DIR, or --lerobot DIR", "export {run} --to {out}"),
+    (f"train {IQL}", "demos=DIR", f"train {IQL} steps=4 demos={{demos}}"),
 ]
 
 
@@ -73,12 +66,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(("wrong", "line", "right"), CASES)
 def test_what_a_message_says_works(
-    wrong: str,
-    line: str,
-    right: str,
-    places: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    wrong: str, line: str, right: str, places: Any, tmp_path: Path, capsys: Any
 ) -> None:
     words = {**places, "out": tmp_path / "out"}
     assert exit_of(*wrong.format(**words).split()) == 2

@@ -9,6 +9,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,17 @@ ON_PAPER = re.compile(r"\bmy_\w+[./]|path/to|NAME|DIR|RUN|FILE")
 GENERATED = re.compile(
     r"(?:\.\./)?(?:reference/)?(?:settings_train|cli|results|what_works|options/[\w/]+)\.md"
 )
+FILES = (".py", ".yaml", ".md", ".json", ".NAME")
 GROUPS = {
-    *("env", "experiment", "robot", "demonstrator", "designer", "learner", "teacher", "finetune")
+    "env",
+    "experiment",
+    "robot",
+    "demonstrator",
+    "designer",
+    "learner",
+    "teacher",
+    "finetune",
 }
-
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 def test_the_files_around_the_code_are_whole() -> None:
@@ -97,14 +104,6 @@ def prose(text: str) -> str:
     return re.sub(r"`[^`\n]*`", "", text)
 
 
-@each_page
-def test_relative_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text()))
-    local = [t.split("#")[0] for t in targets if not re.match(r"\w+://|mailto:|#", t)]
-    written = [target for target in local if not GENERATED.fullmatch(target)]
-    assert [target for target in written if not (page.parent / target).exists()] == []
-
-
 def exists(path: str) -> bool:
     """Whether a path that a page mentions is a file or folder of ours (`{a,b}` are two)."""
     braces = re.search(r"\{([^}]*)\}", path)
@@ -113,17 +112,9 @@ def exists(path: str) -> bool:
     return any(ROOT.glob(path)) if "*" in path else (ROOT / path).exists()
 
 
-@each_page
-def test_files_that_are_mentioned_exist(page: Path) -> None:
-    top = "|".join([*FOLDERS, "configs", "tests", "docs", "scripts"])
-    pattern = rf"(?<![\w/.~-])(?:{top})/[\w/.*{{}},-]*\w[\w*}}/]*"
-    mentioned = {m[0] for m in re.finditer(pattern, page.read_text()) if not ON_PAPER.search(m[0])}
-    assert sorted(path for path in mentioned if not exists(path)) == []
-
-
 @cache
 def defined(module: Path) -> frozenset[str]:
-    """Names that a module's source defines at its top, and names of the classes' parts."""
+    """Names that a module's source defines or imports at its top."""
     names: set[str] = set()
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -131,8 +122,8 @@ def defined(module: Path) -> frozenset[str]:
         if isinstance(node, ast.ImportFrom | ast.Import):
             names |= {alias.asname or alias.name for alias in node.names}
         if isinstance(node, ast.Assign | ast.AnnAssign):
-            aims = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {aim.id for aim in aims if isinstance(aim, ast.Name)}
+            every = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+            names |= {each.id for each in every if isinstance(each.ctx, ast.Store)}
     return frozenset(names)
 
 
@@ -140,22 +131,30 @@ def is_ours(dotted: str) -> bool:
     """Whether a dotted name is a module of ours, or something that one defines."""
     words = dotted.split(".")
     for end in range(len(words), 0, -1):
-        place = ROOT.joinpath(*words[:end])
-        if place.is_dir():
-            rest = words[end:]
-            return not rest or rest[0] in defined(place / "__init__.py")
-        if (file := place.with_suffix(".py")).exists():
-            rest = words[end:]
+        place, rest = ROOT.joinpath(*words[:end]), words[end:]
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.exists():
             return not rest or rest[0] in defined(file)
     return False
 
 
-@each_page
-def test_dotted_names_exist(page: Path) -> None:
-    pattern = r"(?<![\w/.-])(?:embodied|benchmarks)(?:\.[A-Za-z_]\w*)+(?![\w(]*=)"
-    found = {m[0] for m in re.finditer(pattern, page.read_text())}
-    found = {name for name in found if not name.endswith((".py", ".yaml", ".md", ".json", ".NAME"))}
-    assert sorted(name for name in found if not is_ours(name)) == []
+TOPS = "|".join([*FOLDERS, "configs", "tests", "docs", "scripts"])
+MENTIONED = re.compile(rf"(?<![\w/.~-])(?:{TOPS})/[\w/.*{{}},-]*\w[\w*}}/]*")
+DOTTED = re.compile(r"(?<![\w/.-])(?:embodied|benchmarks)(?:\.[A-Za-z_]\w*)+(?![\w(]*=)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_exists(page: Path) -> None:
+    """The targets of its links, files and folders, modules and what is in them."""
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(text))
+    local = [t.split("#")[0] for t in links if not re.match(r"\w+://|mailto:|#", t)]
+    written = [target for target in local if not GENERATED.fullmatch(target)]
+    assert [target for target in written if not (page.parent / target).exists()] == []
+    paths = {path for path in MENTIONED.findall(text) if not ON_PAPER.search(path)}
+    assert sorted(path for path in paths if not exists(path)) == []
+    names = {name for name in DOTTED.findall(text) if not name.endswith(FILES)}
+    assert sorted(name for name in names if not is_ours(name)) == []
 
 
 def commands(text: str) -> Iterator[str]:
@@ -182,18 +181,17 @@ def test_commands_parse(command: str) -> None:
     """The verb and its options exist; so do groups, and all settings of a training."""
     words = [word for word in shlex.split(command)[1:] if "..." not in word]
     assert words[0] in cli.verbs()
-    if len(words) == 1 or words == ["robot", "folder=DIR"]:
+    # The files of docs/extending.md, whose commands have their own test.
+    if len(words) == 1 or words == ["robot", "folder=DIR"] or "my_configs" in words:
         return
-    if "my_configs" in words:  # the files of docs/extending.md, whose commands have their own test
-        return
-    settings = [word for word in words if re.match(r"[\w.@]+=", word)]
-    given = dict(word.split("=", 1) for word in settings)
     if words[-1] == "--help":
         with pytest.raises(SystemExit) as helped:
             cli.parse(words)
         assert not helped.value.code
         return
     cli.parse(words)
+    settings = settings_in(words)
+    given = dict(word.split("=", 1) for word in settings)
     for group in GROUPS & given.keys():
         if re.fullmatch(r"(?!my_)[a-z][a-z_0-9]*", given[group]):
             assert given[group] in (*options(group, [ROOT / "configs"]), "null")
@@ -201,16 +199,24 @@ def test_commands_parse(command: str) -> None:
         require_training(given, settings)
 
 
+def settings_in(words: list[str]) -> list[str]:
+    return [word for word in words if re.match(r"[\w.@]+=", word)]
+
+
 def require_training(given: dict[str, str], settings: list[str]) -> None:
     """Composing a training refuses options and settings that are not there."""
-    if any(given.get(group, "NAME").isupper() for group in ("experiment", "env")) and not (
-        {"experiment", "env"} & {group for group in given if not given[group].isupper()}
-    ):
-        return
-    if any(value.startswith("my_") for value in given.values()):
-        return
+    named = {key for key, value in given.items() if not value.isupper()}
+    made_up = any(value.startswith("my_") for value in given.values())
+    if {"experiment", "env"} & named and not made_up:
+        with sentences():
+            compose("train", settings)
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """A sentence may name a part of a command."""
     try:
-        compose("train", settings)
+        yield
     except ConfigError as error:
         if " is not given" not in str(error):
             raise
@@ -230,26 +236,17 @@ PRIMARY = {
 # Runs of a page: a command for one of them (`embodied eval RUN policy.steps=1`) fits one of these.
 RUNS = ("fr3_lift_flow", "two_gap_flow", "franka_lift_deploy", "fr3_lift_expo", "fr3_insert_recap")
 # What a command takes before it composes the rest.
-OWN_WORDS = {"deploy": ("policy=",), "demos collect": ("policy=",), "reward label": ("out=",)}
+OWN_WORDS = {"deploy": "policy=", "demos collect": "policy=", "reward label": "out="}
 
 
 def composable() -> list[str]:
-    """Commands that configure something else than a training, and leave nothing to fill in."""
     kinds = (*PRIMARY, "eval", "diagnose")
     made_up = re.compile(r"\.\.\.|my_|=[A-Z]+\b|=~|resume=")
     found = [each for each in all_commands() if each.removeprefix("embodied ").startswith(kinds)]
     return [each for each in found if "=" in each and not made_up.search(each)]
 
 
-@cache
-def trained(experiment: str) -> tuple[Any, Any]:
-    """The policy and the environment of an experiment."""
-    words = [f"experiment={experiment}", "demos=outputs/demos", "init=outputs/bc"]
-    node = compose("train", words).node
-    return node.get("policy") or node["finetune"], node["env"]
-
-
-def composes(primary: str, words: list[str], run: str) -> str:
+def wrong_with(primary: str, words: list[str], run: str) -> str:
     """What is wrong with a command, in which a run's policy and environment may be changed."""
     policy, env = trained(run)
     try:
@@ -259,26 +256,30 @@ def composes(primary: str, words: list[str], run: str) -> str:
     return ""
 
 
+@cache
+def trained(experiment: str) -> tuple[Any, Any]:
+    words = [f"experiment={experiment}", "demos=outputs/demos", "init=outputs/bc"]
+    node = compose("train", words).node
+    return node.get("policy") or node["finetune"], node["env"]
+
+
 @pytest.mark.parametrize("command", composable(), ids=str)
 def test_what_a_command_configures_exists(command: str) -> None:
     """Robots, demonstrators, devices and all their settings are composed, as the command does."""
     words = shlex.split(command, comments=True)[1:]
     kind = " ".join(words[:2]) if " ".join(words[:2]) in PRIMARY else words[0]
-    settings = [word for word in words if re.match(r"[\w.@]+=", word)]
+    settings = settings_in(words)
     if kind in ("eval", "diagnose"):
-        wrong = [composes(kind, settings, run) for run in RUNS]
+        wrong = [wrong_with(kind, settings, run) for run in RUNS]
         assert "" in wrong, wrong
         return
-    rest = [word for word in settings if not word.startswith(OWN_WORDS.get(kind, ("-",)))]
+    rest = [word for word in settings if not word.startswith(OWN_WORDS.get(kind, "-"))]
     if kind == "demos collect" and rest == settings and "demonstrator=" not in command:
         rest.append(f"demonstrator={demonstrator_of(settings, ())}")
-    try:
+    with sentences():
         node = compose(PRIMARY[kind], rest).node
         if kind in ("deploy", "robot teleop", "robot record"):
             require_robot(node["robot"])
-    except ConfigError as error:  # a sentence may name a part of a command
-        if " is not given" not in str(error):
-            raise
 
 
 def require_robot(node: dict[str, Any]) -> None:

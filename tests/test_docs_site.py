@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 
@@ -16,13 +13,13 @@ from PIL import Image
 
 from benchmarks import evidence
 from scripts.docs import screenshots
-from tests.builders import once
+from tests.builders import ROOT, once, python
 from tests.tiers import only_all
 from tests.viewer.browser import Browser, program
 
 pytest.importorskip("mkdocs", reason="the documentation's tools: pip install -e '.[docs]'")
 
-ROOT = Path(__file__).resolve().parent.parent
+in_a_browser = pytest.mark.skipif(program() is None, reason="no Chromium (Debian: chromium)")
 
 
 @pytest.fixture(scope="session")
@@ -31,9 +28,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path) -> None:
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    words = ("-m", "mkdocs", "build", "--strict", "--site-dir", folder)
+    done = python(*words, NO_MKDOCS_2_WARNING="1")
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -57,28 +53,23 @@ def test_no_link_of_the_site_is_broken_and_nothing_is_loaded_from_the_network(si
 
 def test_every_option_has_a_page_with_its_settings(site: Path) -> None:
     for group in ("env", "policy", "learner", "finetune", "reward", "teacher", "robot"):
-        cards = re.findall(
-            rf'<a href="{group}/(\w+)\.html">', (site / f"options/{group}.html").read_text()
-        )
+        page = (site / f"options/{group}.html").read_text()
+        cards = re.findall(rf'<a href="{group}/(\w+)\.html">', page)
         assert sorted(cards) == sorted(f.stem for f in (ROOT / "configs" / group).glob("*.yaml"))
     sac = (site / "options" / "learner" / "sac.html").read_text()
     for name, default in {"actor_lr": "0.0003", "tau": "0.005", "hidden": "[256, 256]"}.items():
         assert re.search(rf"<code>{name}</code>.*?<code>{re.escape(default)}</code>", sac, re.S)
-    for words in (
-        "Haarnoja et al., 2018",
-        "environment steps are not cheap",
-        "experiment=pendulum_sac",
-    ):
-        assert words in re.sub(r"<[^>]+>", "", sac), "method, when to take it, command"
+    plain = re.sub(r"<[^>]+>", "", sac)
+    parts = ("Haarnoja et al., 2018", "environment steps are not cheap", "experiment=pendulum_sac")
+    assert all(part in plain for part in parts), "method, when to take it, command"
     teacher = (site / "options" / "teacher" / "settersolver.html").read_text()
     assert 'class="results"' in teacher, "what was measured"
-    assert (
-        'src="../../images/options/env/drive.webp"' in (site / "options/env/drive.html").read_text()
-    )
+    picture = 'src="../../images/options/env/drive.webp"'
+    assert picture in (site / "options/env/drive.html").read_text()
 
 
 @only_all
-@pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
+@in_a_browser
 def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -> None:
     field = "document.querySelector('[data-md-component=search-query]')"
     with Browser((site / "index.html").as_uri(), (1400, 900)) as browser:
@@ -97,7 +88,7 @@ def test_pages_opened_from_disk_can_be_searched_and_fit_the_screen(site: Path) -
 
 
 @only_all
-@pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
+@in_a_browser
 def test_the_command_draws_pages_at_both_widths(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,12 +104,9 @@ def test_the_command_draws_pages_at_both_widths(
     assert max(file.stat().st_size for file in kept.values()) < 150_000
 
 
-def test_the_api_has_signatures_and_examples(site: Path) -> None:
+def test_the_api_has_examples_and_tutorials_are_offered_as_notebooks(site: Path) -> None:
     text = (site / "reference" / "api.html").read_text()
     assert 'id="embodied.api.train"' in text and "agent = em.train(" in re.sub(r"<[^>]+>", "", text)
-
-
-def test_notebooks_are_offered(site: Path) -> None:
     for name in ("fine_tune", "own_environment", "dataset_to_robot"):
         cells = json.loads((site / "tutorials" / f"{name}.ipynb").read_text())["cells"]
         assert sum(cell["cell_type"] == "code" for cell in cells) >= 5

@@ -50,27 +50,15 @@ LAYERS = [
 ROBOT_SEES = ("real_robot", "core", "datasets", "embodiments", "policies")
 SEE_ROBOT = ("envs", "checks", "viewer", "commands", "deploy")
 """Below `embodied`; `benchmarks` too."""
-SHARED = [
-    *(
-        f"embodied/{name}"
-        for name in ("core", "nn", "datasets", "buffers", "training", "evaluation")
-    ),
-    *(f"embodied/{name}" for name in ("reports", "viewer", "deploy", "commands")),
-    *("embodied/cli.py", "embodied/compose.py", "real_robot"),
-]
+SHARED = (
+    *("core", "nn", "datasets", "buffers", "training"),
+    *("evaluation", "reports", "viewer", "deploy", "commands"),
+)
 METHODS = ("policy", "learner", "finetune", "reward", "teacher")
 ORDINARY = {  # plain words too
     *("act", "best", "clip", "deterministic", "edit", "goal", "metrics", "normal", "Program"),
-    *(
-        "progress",
-        "program",
-        "realtime",
-        "reverse",
-        "ticket",
-        "trajectory",
-        "Trajectory",
-        "uniform",
-    ),
+    *("progress", "program", "realtime", "reverse", "ticket", "trajectory", "Trajectory"),
+    "uniform",
 }
 
 
@@ -81,17 +69,19 @@ def sources(*roots: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the tests ask of a file; the syntax trees of all files would take 300 MB."""
+    """What the tests ask of a file; the syntax trees of all files would take 300 MB.
+
+    `imports`: (line, dotted name) of everything that it imports anywhere; `functions`: (line, name,
+    number of lines).
+    """
 
     imports: list[tuple[int, str]]
-    """(line, dotted name) of everything that it imports anywhere."""
     functions: list[tuple[int, str, int]]
-    """(line, name, number of lines)"""
 
 
 @cache
 def facts_of(path: Path) -> Facts:
-    tree = tree_of(path)
+    tree = ast.parse(path.read_text())
     functions = [
         (node.lineno, node.name, (node.end_lineno or 0) - node.lineno + 1)
         for node in ast.walk(tree)
@@ -100,8 +90,11 @@ def facts_of(path: Path) -> Facts:
     return Facts([*imported(tree, package_of(path))], functions)
 
 
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def places_of(*roots: str) -> Iterator[tuple[Path, int, str]]:
+    """Every import of the files below `roots`: file, line and dotted name."""
+    for path in sources(*roots):
+        for line, name in facts_of(path).imports:
+            yield path, line, name
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
@@ -138,7 +131,6 @@ def allowed(importer: str, target: str) -> bool:
 
 
 def module_of(path: Path) -> str:
-    """The dotted name that the file is imported by."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     return f"embodied.{name}" if name.partition(".")[0] in FOLDERS else name
 
@@ -147,41 +139,27 @@ def package_of(path: Path) -> str:
     return module_of(path.parent / "__init__.py")
 
 
-def wrong_imports(path: Path, importer: str) -> list[str]:
-    found = []
-    for line, name in facts_of(path).imports:
-        target = part_of(name)
-        # `from embodied import commands` names the part last.
-        if target is not None and not allowed(importer, target):
-            found.append(f"line {line}: {importer} imports {name}")
-    return found
-
-
 def test_imports_point_downwards() -> None:
     wrong = []
-    for path in sources(*PACKAGES):
-        importer = part_of(module_of(path))
+    for path, line, name in places_of(*PACKAGES):
+        importer, target = part_of(module_of(path)), part_of(name)
         assert importer is not None
-        if importer != "embodied":  # the package's own __init__
-            found = wrong_imports(path, importer)
-            wrong += [f"{path.relative_to(ROOT)}: {line}" for line in found]
+        # `from embodied import commands` names the part last.
+        own = importer == "embodied"  # the package's own __init__
+        if not own and target is not None and not allowed(importer, target):
+            wrong.append(f"{path.relative_to(ROOT)}: line {line}: {importer} imports {name}")
     assert not wrong
 
 
 def test_every_part_has_a_layer() -> None:
-    """A new package has to be given its place."""
     parts = {part_of(module_of(p)) for p in sources(*PACKAGES)}
     assert parts - set().union(*LAYERS) <= {"embodied", "embodied.real_robot"}
 
 
 def test_only_compose_knows_hydra() -> None:
-    knows = {
-        path.relative_to(ROOT).as_posix()
-        for path in sources(*PACKAGES)
-        for _, name in facts_of(path).imports
-        if name.split(".")[0] in {"hydra", "omegaconf"}
-    }
-    assert knows == {"embodied/compose.py"}
+    hydra = ("hydra", "omegaconf")
+    knows = {path for path, _, name in places_of(*PACKAGES) if name.split(".")[0] in hydra}
+    assert knows == {ROOT / "embodied" / "compose.py"}
 
 
 def import_edges() -> dict[str, set[str]]:
@@ -281,19 +259,16 @@ def chosen_methods(tree: ast.AST) -> list[str]:
     ]
 
 
-def told(path: Path) -> list[str]:
-    """Where a file of shared code knows a method."""
-    tree = tree_of(path)
-    known = known_methods(tree, package_of(path), *methods())
-    return known if "commands" in path.parts else [*known, *chosen_methods(tree)]
-
-
 def test_shared_code_knows_no_method() -> None:
     """Messages neither; only the command line's help shows methods, as examples."""
-    known = [
-        f"{path.relative_to(ROOT)}: {line}" for path in sources(*SHARED) for line in told(path)
-    ]
-    assert not known
+    files = ("embodied/cli.py", "embodied/compose.py", "real_robot")
+    wrong = []
+    for path in sources(*(f"embodied/{name}" for name in SHARED), *files):
+        tree = ast.parse(path.read_text())
+        found = known_methods(tree, package_of(path), *methods())
+        found += [] if "commands" in path.parts else chosen_methods(tree)
+        wrong += [f"{path.relative_to(ROOT)}: {line}" for line in found]
+    assert not wrong
 
 
 def test_the_processes_that_move_an_arm_import_no_torch() -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,13 +27,10 @@ UPGRADE += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
 
 
 def family(pid: int) -> set[int]:
-    """The process, its children and theirs."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with suppress(OSError):  # it ended
             parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:  # it ended
-            continue
     found, more = set[int](), {pid}
     while more:
         found |= more
@@ -42,14 +39,10 @@ def family(pid: int) -> set[int]:
 
 
 def sockets(pids: set[int]) -> set[str]:
-    """The inodes of the sockets that the processes have open."""
     found = set[str]()
-    for pid in pids:
-        for handle in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                found |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(handle)))
-            except OSError:
-                continue
+    for handle in (each for pid in pids for each in Path(f"/proc/{pid}/fd").glob("*")):
+        with suppress(OSError):
+            found |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(handle)))
     return found
 
 

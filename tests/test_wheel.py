@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import once
+from tests.builders import ROOT, once
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("configs", "embodied", "envs", "policies", "real_robot")
 EXTRA = re.compile(r"embodied-rl\[([\w,]+)\]")
 
@@ -27,9 +26,7 @@ EXTRA = re.compile(r"embodied-rl\[([\w,]+)\]")
 def run(folder: Path, *words: str | Path, fails: bool = False) -> str:
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     env |= {"OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(
-        list(map(str, words)), cwd=folder, env=env, capture_output=True, text=True
-    )
+    done = subprocess.run([*map(str, words)], cwd=folder, env=env, capture_output=True, text=True)
     assert (done.returncode != 0) == fails, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout + done.stderr
 
@@ -55,7 +52,6 @@ def build(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with the wheel."""
     return once(tmp_path_factory, "installed", partial(install, wheel)) / "env" / "bin" / "python"
 
 
@@ -114,11 +110,7 @@ def test_the_advice_about_a_missing_extra_installs_it(
 
 def test_extras_in_messages_exist() -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {
-        extra: str(file.relative_to(ROOT))
-        for package in PACKAGES
-        for file in (ROOT / package).rglob("*.py")
-        for found in EXTRA.findall(file.read_text())
-        for extra in found.split(",")
-    }
-    assert {e: f for e, f in named.items() if e not in known["optional-dependencies"]} == {}
+    files = (file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    named = {(extra, file) for file in files for extra in EXTRA.findall(file.read_text())}
+    every = {(each, file) for extras, file in named for each in extras.split(",")}
+    assert [pair for pair in every if pair[0] not in known["optional-dependencies"]] == []

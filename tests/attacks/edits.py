@@ -70,12 +70,15 @@ def _resolved(value: Any, arrays: bool) -> Any:
     return [_resolved(each, arrays) for each in value] if isinstance(value, list) else value
 
 
-def _read_lines(data: bytes) -> Tree:
-    return [json.loads(line) for line in data.splitlines()]
+def _saved(save: Callable[[Any], object]) -> bytes:
+    """What `save` writes into a file."""
+    sink = io.BytesIO()
+    save(sink)
+    return sink.getvalue()
 
 
-def _write_lines(tree: Tree, _: bytes) -> bytes:
-    return b"".join(_text(f"{json.dumps(each)}\n") for each in tree)
+def _json(tree: Tree) -> bytes:
+    return _text(json.dumps(tree))
 
 
 def _read_header(data: bytes) -> Tree:
@@ -85,14 +88,9 @@ def _read_header(data: bytes) -> Tree:
 
 def _write_header(tree: Tree, old: bytes) -> bytes:
     (before,) = struct.unpack("<Q", old[:8])
-    text = _text(json.dumps(tree.get("header")))
-    size = tree.get("size")
+    text, size = _json(tree.get("header")), tree.get("size")
     size = len(text) if size == before else size
     return struct.pack("<Q", size) + text + old[8 + before :]
-
-
-def _read_parquet(data: bytes) -> Tree:
-    return pq.read_table(io.BytesIO(data)).to_pydict()
 
 
 def _write_parquet(tree: Tree, old: bytes) -> bytes:
@@ -103,9 +101,8 @@ def _write_parquet(tree: Tree, old: bytes) -> bytes:
             columns[name] = pa.array(values, schema.field(name).type)
         except (KeyError, pa.ArrowException, TypeError):
             columns[name] = pa.array(values)
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns).replace_schema_metadata(schema.metadata), sink)
-    return sink.getvalue()
+    table = pa.table(columns).replace_schema_metadata(schema.metadata)
+    return _saved(lambda sink: pq.write_table(table, sink))
 
 
 def _read_hdf5(data: bytes) -> Tree:
@@ -133,22 +130,6 @@ def _write_hdf5(tree: Tree, _: bytes) -> bytes:
     return sink.getvalue()
 
 
-def _read_arrays(data: bytes) -> Tree:
-    return dict(np.load(io.BytesIO(data)))
-
-
-def _write_arrays(tree: Tree, _: bytes) -> bytes:
-    sink = io.BytesIO()
-    np.savez(sink, **tree)
-    return sink.getvalue()
-
-
-def _write_tensors(tree: Tree, _: bytes) -> bytes:
-    sink = io.BytesIO()
-    torch.save(tree, sink)
-    return sink.getvalue()
-
-
 def _read_xml(data: bytes) -> Tree:
     def tree(node: ElementTree.Element) -> Tree:
         return [node.tag, dict(node.attrib), node.text, [tree(each) for each in node]]
@@ -172,19 +153,28 @@ def _write_yaml(tree: Tree, _: bytes) -> bytes:
 
 
 FORMATS: dict[str, tuple[Callable[[bytes], Tree], Callable[[Tree, bytes], bytes]]] = {
-    ".json": (json.loads, lambda tree, _: _text(json.dumps(tree))),
-    ".jsonl": (_read_lines, _write_lines),
+    ".json": (json.loads, lambda tree, _: _json(tree)),
+    ".zarray": (json.loads, lambda tree, _: _json(tree)),
+    ".jsonl": (
+        lambda data: [json.loads(line) for line in data.splitlines()],
+        lambda tree, _: b"".join(_json(each) + b"\n" for each in tree),
+    ),
     ".yaml": (yaml.safe_load, _write_yaml),
     ".safetensors": (_read_header, _write_header),
-    ".parquet": (_read_parquet, _write_parquet),
+    ".parquet": (lambda data: pq.read_table(io.BytesIO(data)).to_pydict(), _write_parquet),
     ".hdf5": (_read_hdf5, _write_hdf5),
     ".h5": (_read_hdf5, _write_hdf5),
-    ".npz": (_read_arrays, _write_arrays),
-    ".pt": (lambda data: torch.load(io.BytesIO(data)), _write_tensors),
+    ".npz": (
+        lambda data: dict(np.load(io.BytesIO(data))),
+        lambda tree, _: _saved(lambda sink: np.savez(sink, **tree)),
+    ),
+    ".pt": (
+        lambda data: torch.load(io.BytesIO(data)),
+        lambda tree, _: _saved(lambda sink: torch.save(tree, sink)),
+    ),
     ".xml": (_read_xml, _write_xml),
     ".urdf": (_read_xml, _write_xml),
     ".msgpack": (protocol.decode, lambda tree, _: protocol.encode(tree)),
-    ".zarray": (json.loads, lambda tree, _: _text(json.dumps(tree))),
 }
 ARRAYS = (".hdf5", ".h5", ".npz", ".pt", ".msgpack")
 TEXTS = (".json", ".jsonl", ".yaml", ".xml", ".urdf", ".txt", ".py", ".zarray")

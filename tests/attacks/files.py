@@ -30,6 +30,7 @@ from tests.adopt.checkpoints import two_gap_checkpoint
 from tests.builders import make_policy, node_of, recorded
 from tests.foreign import as_version_2
 
+SECRET = "/etc/passwd"
 DEEP, TOO_DEEP = "[" * 300_000, "nested too deeply"
 NO_FILE, NO_TYPE = "no ordinary", "no numbers of the type"  # words of lines
 FLOW = "embodied.policies.generative.flow.Flow"
@@ -99,32 +100,17 @@ Table = dict[str, tuple[Any, ...]]  # the other arguments of `Attack`, by the na
 
 
 def edit(file: Path, change: Callable[[Any], object]) -> None:
-    """Change what a JSON file holds."""
     node = json.loads(file.read_text())
     change(node)
     file.write_text(json.dumps(node))
 
 
-def rewritten(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    pq.write_table(change(pq.ParquetFile(file).read()), file)
-
-
-def renamed_camera(name: str, kind: str = "lerobot") -> Maker:
-    """A dataset whose camera has this name, in every file that says it."""
+def changed(kind: str, change: Callable[[Path], object]) -> Maker:
+    """A sound folder in which `change` does something."""
 
     def make(bases: Bases, to: Path) -> Path:
         made = bases.copy(kind, to)
-        for file in made.glob("meta/*.json*"):
-            file.write_text(file.read_text().replace(json.dumps(CAMERA), json.dumps(name)))
-        for file in made.glob("meta/episodes/*/*.parquet"):
-            rewritten(
-                file, lambda t: t.rename_columns([n.replace(CAMERA, name) for n in t.column_names])
-            )
-        if kind != "v2" and len(name) < 200:
-            film = to / FILM.replace(CAMERA, name)
-            film.parent.mkdir(parents=True, exist_ok=True)
-            if not film.exists():
-                shutil.copyfile(made / FILM, film)
+        change(made)
         return made
 
     return make
@@ -132,29 +118,52 @@ def renamed_camera(name: str, kind: str = "lerobot") -> Maker:
 
 def edited(kind: str, file: str, change: Callable[[Any], object]) -> Maker:
     """A sound folder with a JSON file that is changed."""
+    return changed(kind, lambda made: edit(made / file, change))
 
-    def make(bases: Bases, to: Path) -> Path:
-        made = bases.copy(kind, to)
-        edit(made / file, change)
-        return made
 
-    return make
+def renamed_camera(name: str, kind: str = "lerobot") -> Maker:
+    """A dataset whose camera has this name, in every file that says it."""
+
+    def change(made: Path) -> None:
+        for file in made.glob("meta/*.json*"):
+            file.write_text(file.read_text().replace(json.dumps(CAMERA), json.dumps(name)))
+        for file in made.glob("meta/episodes/*/*.parquet"):
+            table = pq.ParquetFile(file).read()
+            names = [each.replace(CAMERA, name) for each in table.column_names]
+            pq.write_table(table.rename_columns(names), file)
+        if kind != "v2" and len(name) < 200:
+            film = made / FILM.replace(CAMERA, name)
+            film.parent.mkdir(parents=True, exist_ok=True)
+            if not film.exists():
+                shutil.copyfile(made / FILM, film)
+
+    return changed(kind, change)
+
+
+def of_file(kind: str, file: str) -> Callable[[Callable[[Any], object]], Maker]:
+    """A sound folder of this kind with that JSON file changed."""
+    return lambda change: edited(kind, file, change)
+
+
+SAVED = "checkpoints/00000001"
+CONFIG, STATS = "config.json", "policy_preprocessor.json"
+info_json, old_info_json = of_file("mp4", "meta/info.json"), of_file("v2", "meta/info.json")
+spec_json = of_file("run", f"{SAVED}/spec.json")
+act_json, act_steps = of_file("act", CONFIG), of_file("act", STATS)
+diffusion_json = of_file("diffusion", CONFIG)
 
 
 def info(**settings: Any) -> Maker:
-    """A dataset with other entries in info.json."""
-    return edited("mp4", "meta/info.json", lambda node: node.update(settings))
+    return info_json(lambda node: node.update(settings))
 
 
 def version_2(**settings: Any) -> Maker:
-    return edited("v2", "meta/info.json", lambda node: node.update(settings))
+    return old_info_json(lambda node: node.update(settings))
 
 
 def column(number: int, **settings: Any) -> Maker:
     """A dataset with other facts of one of our columns."""
-    return edited(
-        "mp4", "meta/info.json", lambda node: node["embodied"]["columns"][number].update(settings)
-    )
+    return info_json(lambda node: node["embodied"]["columns"][number].update(settings))
 
 
 def put(kind: str, name: str, content: Content) -> Maker:
@@ -185,17 +194,12 @@ def link(target: str) -> Callable[[Path], None]:
 
 
 def alone(suffix: str, content: Content) -> Maker:
-    """A file of its own with this suffix."""
-
     def make(bases: Bases, to: Path) -> Path:
         file = to.with_suffix(suffix)
         put("", "", content)(bases, file)
         return file
 
     return make
-
-
-SAVED, CONFIG, STATS = "checkpoints/00000001", "config.json", "policy_preprocessor.json"
 
 
 def policy(**settings: Any) -> Maker:
@@ -206,16 +210,14 @@ def policy(**settings: Any) -> Maker:
 
 def act(**settings: Any) -> Maker:
     """An ACT policy of LeRobot's with other settings."""
-    return edited("act", CONFIG, lambda node: node.update(settings))
+    return act_json(lambda node: node.update(settings))
 
 
 def saved(name: str, content: Content) -> Maker:
-    """A run with another file in its checkpoint."""
     return put("run", f"{SAVED}/{name}", content)
 
 
 def demos(name: str, content: Content) -> Maker:
-    """A dataset with another file."""
     return put("mp4", name, content)
 
 
@@ -233,7 +235,7 @@ def about(content: Content) -> Maker:
 
 def action(**settings: Any) -> Maker:
     """A run whose spec.json has another action."""
-    return edited("run", f"{SAVED}/spec.json", lambda node: node["act"].update(settings))
+    return spec_json(lambda node: node["act"].update(settings))
 
 
 def references(*entries: dict[str, Any]) -> Maker:
@@ -284,41 +286,28 @@ def laughs(key: str) -> str:
     return "\n".join([*lines, f"{key}: *a9", ""])
 
 
+def column_of(kind: str, files: str, name: str, value: Any, type: Any = None) -> Maker:
+    """A dataset with `value` in every row of the column whose name ends so."""
+
+    def change(made: Path) -> None:
+        (file,) = made.glob(files)
+        table = pq.ParquetFile(file).read()
+        at = next(i for i, each in enumerate(table.column_names) if each.endswith(name))
+        column = pa.array([value] * table.num_rows, type)
+        pq.write_table(table.set_column(at, table.column_names[at], column), file)
+
+    return changed(kind, change)
+
+
 def cells(content: Any) -> Maker:
-    """A dataset whose pictures are all this one."""
-
-    def make(bases: Bases, to: Path) -> Path:
-        made = bases.copy("png", to)
-        (file,) = made.glob("data/*/*.parquet")
-
-        def change(table: pa.Table) -> pa.Table:
-            at = table.column_names.index(CAMERA)
-            cell = content if isinstance(content, dict) else {"bytes": content, "path": None}
-            kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-            return table.set_column(at, CAMERA, pa.array([cell] * table.num_rows, kind))
-
-        rewritten(file, change)
-        return made
-
-    return make
+    cell = content if isinstance(content, dict) else {"bytes": content, "path": None}
+    type = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return column_of("png", "data/*/*.parquet", CAMERA, cell, type)
 
 
-def index(name: str, value: Any, kind: str = "mp4") -> Maker:
+def index(name: str, value: Any) -> Maker:
     """A dataset whose index says `value` of every episode."""
-
-    def make(bases: Bases, to: Path) -> Path:
-        made = bases.copy(kind, to)
-        (file,) = made.glob("meta/episodes/*/*.parquet")
-
-        def change(table: pa.Table) -> pa.Table:
-            found = next(n for n in table.column_names if n.endswith(name))
-            at = table.column_names.index(found)
-            return table.set_column(at, found, pa.array([value] * table.num_rows))
-
-        rewritten(file, change)
-        return made
-
-    return make
+    return column_of("mp4", "meta/episodes/*/*.parquet", name, value)
 
 
 def png(width: int, height: int, frames: int = 0) -> bytes:
@@ -361,23 +350,21 @@ DASH = (
 SDP = "v=0\nc=IN IP4 127.9.9.9\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
 
 
-def lines(name: str, change: Callable[[Any], object]) -> Maker:
+def lines(name: str, edit: Callable[[Any], object]) -> Maker:
     """A dataset of version 2 with other lines in a list."""
 
-    def make(bases: Bases, to: Path) -> Path:
-        made = bases.copy("v2", to)
+    def change(made: Path) -> None:
         file = made / "meta" / f"{name}.jsonl"
         nodes = [json.loads(line) for line in file.read_text().splitlines()]
         for node in nodes:
-            change(node)
+            edit(node)
         file.write_text("".join(f"{json.dumps(node)}\n" for node in nodes))
-        return made
 
-    return make
+    return changed("v2", change)
 
 
-def zarr(changed: str = "data/action", chunk: Content | None = None, **settings: Any) -> Maker:
-    """A replay buffer of which one array is `changed`: other settings, another `chunk`."""
+def zarr(which: str = "data/action", chunk: Content | None = None, **settings: Any) -> Maker:
+    """A replay buffer of which one array has other settings, another `chunk`."""
 
     def make(bases: Bases, to: Path) -> Path:
         for name in ("meta/episode_ends", "data/action", "data/state"):
@@ -387,7 +374,7 @@ def zarr(changed: str = "data/action", chunk: Content | None = None, **settings:
             about |= {"dtype": array.dtype.str, "compressor": None, "filters": None}
             (to / name).mkdir(parents=True)
             (to / name / ("0" if flat else "0.0")).write_bytes(array.tobytes())
-            if name == changed:
+            if name == which:
                 about |= settings
                 if chunk is not None:
                     put("", "0.0", chunk)(bases, to / name)
@@ -472,11 +459,40 @@ def mjcf(inside: str, head: str = "") -> Maker:
     return alone(".xml", text)
 
 
+def asset(text: str) -> Maker:
+    return mjcf("", f"<asset>{text}</asset>")
+
+
+def linked(target: Any) -> Callable[[Any, Path], object]:
+    return lambda obs, _: obs.__setitem__("a", target)
+
+
+def deep_env_info(bases: Bases, to: Path) -> Path:
+    to.with_suffix(".json").write_text(DEEP)
+    return hdf5(lambda obs, _: None, ".h5")(bases, to)
+
+
+def many_tensors(file: Path) -> None:
+    tensors({f"t{i}": float_of([0], 0) for i in range(300_000)})(file)
+
+
+def few_columns(file: Path) -> None:
+    pq.write_table(pa.table({"episode_index": [0, 1], "length": [4, 6]}), file)
+
+
 BALL = '<body><geom size=".1"/></body>'
 ENTITIES = (
     '<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
     '<robot name="&b;"><link name="x"/></robot>'
 )
+
+
+SECRET_ENTITY = '<!DOCTYPE a [<!ENTITY a SYSTEM "/etc/passwd">]><robot name="a">&a;</robot>'
+PATH_IN_STUDY = "metric: x\nseeds: [0]\nvariants: {'../../victim': experiment=pendulum_sac}\n"
+OLD_FILM = f"videos/chunk-000/{CAMERA}/episode_000000.mp4"
+OLD_DATA = "data/chunk-000/episode_000000.parquet"
+ELSEWHERE = "../../etc/x.safetensors"
+WIDE = {"observation.images.a": {"type": "VISUAL", "shape": [3, 100_000, 8]}}
 
 
 # By its door: the attack, its file, and a word of the line (`Attack`).
@@ -485,12 +501,7 @@ ATTACKS_AT: dict[str, Table] = {
         "header of 99 MB": (weights(header(99_000_000, 99_000_000)), "header"),
         "header of 2^62": (weights(header(2**62)), "header"),
         "tensor of 2^60": (weights(tensors({"a": float_of([2**60], 2**62)})), "damaged"),
-        "300,000 tensors": (
-            weights(
-                lambda file: tensors({f"t{i}": float_of([0], 0) for i in range(300_000)})(file)
-            ),
-            "header",
-        ),
+        "300,000 tensors": (weights(many_tensors), "header"),
         "pickle for weights": (weights(pickle.dumps(Bomb())), "damaged"),
         "laughs in policy.yaml": (policy_text(laughs("hidden")), "more than"),
         "YAML tag": (policy_text("!!python/object/apply:os.system [id]"), "YAML"),
@@ -511,10 +522,7 @@ ATTACKS_AT: dict[str, Table] = {
             "free",
         ),
         "type that is a function": (action(dtype="load"), NO_TYPE),
-        "spec without an action": (
-            edited("run", f"{SAVED}/spec.json", lambda node: node.pop("act")),
-            "damaged",
-        ),
+        "spec without an action": (spec_json(lambda node: node.pop("act")), "damaged"),
         "policy.yaml of 2 MB": (policy_text("# " + "x" * 2**21), "may have"),
         "number of a million digits": (policy_text(f"a: {'9' * 10**6}"), "YAML"),
         "mapping that contains itself": (policy_text("&a {_target_: x, b: *a}"), "contains itself"),
@@ -536,21 +544,17 @@ ATTACKS_AT: dict[str, Table] = {
         "run.yaml is a pipe": (put("run", "run.yaml", os.mkfifo), NO_FILE),
         "about.json is deep": (about(DEEP), "about.json cannot be read"),
     },
-    "export": {
-        "weights are a device": (weights(link("/dev/zero")), NO_FILE),
-    },
-    "view": {
-        "shape of texts": (action(shape=["x"]), NO_TYPE),
-    },
+    "export": {"weights are a device": (weights(link("/dev/zero")), NO_FILE)},
+    "view": {"shape of texts": (action(shape=["x"]), NO_TYPE)},
     "metrics": {
         "metrics that are deep": (put("run", "metrics.jsonl", f"{DEEP}\n"), None),
         "metrics are a pipe": (put("run", "metrics.jsonl", os.mkfifo), NO_FILE),
     },
     "model": {
         "model without files": (
-            put("", "model.yaml", yaml.safe_dump(node_of("models.ensemble.Ensemble"))),
+            put("", "model.yaml", "_target_: embodied.models.ensemble.Ensemble"),
             "damaged",
-        ),
+        )
     },
     "classifier": {
         "classifier of texts": (put("", "card.json", '{"training": 1}'), "card.json"),
@@ -560,15 +564,11 @@ ATTACKS_AT: dict[str, Table] = {
         "class for a type": (act(type="os.system"), "adopted are"),
         "type that is a mapping": (act(type={"_target_": "os.system"}), "type"),
         "processor with a path of Python": (
-            edited("act", STATS, lambda c: c["steps"].append({"class": "os.system"})),
+            act_steps(lambda c: c["steps"].append({"class": "os.system"})),
             "is not adopted",
         ),
         "statistics elsewhere": (
-            edited(
-                "act",
-                STATS,
-                lambda c: [s.update(state_file="../../etc/x.safetensors") for s in c["steps"]],
-            ),
+            act_steps(lambda c: [s.update(state_file=ELSEWHERE) for s in c["steps"]]),
             "outside",
         ),
         "activation that is code": (act(feedforward_activation="__import__"), "activation"),
@@ -579,7 +579,7 @@ ATTACKS_AT: dict[str, Table] = {
         ),
         "deep config.json": (put("act", CONFIG, DEEP), TOO_DEEP),
         "action of 2^40": (
-            edited("act", CONFIG, lambda c: c["output_features"]["action"].update(shape=[2**40])),
+            act_json(lambda c: c["output_features"]["action"].update(shape=[2**40])),
             "features",
         ),
         "10^7 layers": (act(n_encoder_layers=10**7), "network"),
@@ -587,19 +587,13 @@ ATTACKS_AT: dict[str, Table] = {
         "chunk of 10^9": (act(chunk_size=10**9), "config.json"),
         "n_obs_steps in words": (act(n_obs_steps="text"), "config.json"),
         "10^9 levels of noise": (
-            edited("diffusion", CONFIG, lambda c: c.update(num_train_timesteps=10**9)),
+            diffusion_json(lambda c: c.update(num_train_timesteps=10**9)),
             "steps",
         ),
         "number that is infinite": (act(dim_model=float("inf")), "damaged"),
         "config.json is a pipe": (put("act", CONFIG, os.mkfifo), NO_FILE),
         "picture of 10^5 pixels a side": (
-            edited(
-                "diffusion",
-                CONFIG,
-                lambda c: c["input_features"].update(
-                    {"observation.images.a": {"type": "VISUAL", "shape": [3, 100_000, 8]}}
-                ),
-            ),
+            diffusion_json(lambda c: c["input_features"].update(WIDE)),
             "features",
         ),
     },
@@ -647,10 +641,7 @@ ATTACKS_AT: dict[str, Table] = {
         "own entry is empty": (info(embodied={}), "info.json"),
         "waiting episode is garbage": (demos("pending/episode-000002.parquet", b"PAR1"), "damaged"),
         "index without columns": (
-            demos(
-                "meta/episodes/chunk-000/file-000.parquet",
-                lambda f: pq.write_table(pa.table({"episode_index": [0, 1], "length": [4, 6]}), f),
-            ),
+            demos("meta/episodes/chunk-000/file-000.parquet", few_columns),
             "",
         ),
         "Parquet of 2 * 10^8 numbers": (demos(DATA, constant), "memory", True),
@@ -688,14 +679,8 @@ ATTACKS_AT: dict[str, Table] = {
             lines("tasks", lambda n: n.update(task_index="x")),
             "cannot be read",
         ),
-        "old film is a secret": (
-            put("v2", f"videos/chunk-000/{CAMERA}/episode_000000.mp4", link("/etc/passwd")),
-            "outside",
-        ),
-        "old steps are a pipe": (
-            put("v2", "data/chunk-000/episode_000000.parquet", os.mkfifo),
-            NO_FILE,
-        ),
+        "old film is a secret": (put("v2", OLD_FILM, link(SECRET)), "outside"),
+        "old steps are a pipe": (put("v2", OLD_DATA, os.mkfifo), NO_FILE),
     },
     "zarr": {
         "compression is a pickle": (compressed("pickle", pickle.dumps(Bomb())), "codec"),
@@ -726,25 +711,19 @@ ATTACKS_AT: dict[str, Table] = {
     },
     "robomimic": {
         "HDF5 that is garbage": (alone(".hdf5", b"\x89HDF\r\n\x1a\n" * 9), "HDF5"),
-        "link into another file": (
-            hdf5(lambda obs, _: obs.__setitem__("a", h5py.ExternalLink("/etc/passwd", "/a"))),
-            "another file",
-        ),
+        "link into another file": (hdf5(linked(h5py.ExternalLink(SECRET, "/a"))), "another file"),
         "numbers of another file": (hdf5(outside_numbers), "another file"),
         "10^11 rows": (
-            hdf5(lambda obs, _: obs.create_dataset("a", (10**11, 1), "f8", chunks=(1000, 1))),
+            hdf5(lambda o, _: o.create_dataset("a", (10**11, 1), "f8", chunks=(1000, 1))),
             "memory",
         ),
         "deep env_args": (
-            hdf5(lambda obs, _: obs.file["data"].attrs.modify("env_args", "[" * 60_000)),
+            hdf5(lambda o, _: o.file["data"].attrs.modify("env_args", "[" * 60_000)),
             TOO_DEEP,
         ),
         "numbers of a virtual dataset": (hdf5(virtual), "another file"),
         "name that leads in a circle": (hdf5(lambda obs, _: obs.__setitem__("a", obs)), TOO_DEEP),
-        "link that leads in a circle": (
-            hdf5(lambda obs, _: obs.__setitem__("a", h5py.SoftLink("/data/demo_0/obs/a"))),
-            "",
-        ),
+        "link that leads in a circle": (hdf5(linked(h5py.SoftLink("/data/demo_0/obs/a"))), ""),
         "HDF5 is a device": (alone(".hdf5", link("/dev/zero")), NO_FILE),
         "large picture ten times": (hdf5(same_picture), "", True),
     },
@@ -752,32 +731,15 @@ ATTACKS_AT: dict[str, Table] = {
         "deep metadata.json": (put("", "metadata.json", DEEP), TOO_DEEP),
         "environment of Minari's that is code": (put("", "metadata.json", EVIL), ""),
     },
-    "maniskill": {
-        "deep env_info": (
-            lambda bases, to: (
-                to.with_suffix(".json").write_text(DEEP),
-                hdf5(lambda obs, _: None, ".h5")(bases, to),
-            )[1],
-            TOO_DEEP,
-        ),
-    },
+    "maniskill": {"deep env_info": (deep_env_info, TOO_DEEP)},
     "describe": {
         "include of a secret": (mjcf("", '<include file="/etc/passwd"/>'), ""),
-        "mesh elsewhere": (
-            mjcf("", '<asset><mesh name="m" file="../../../etc/passwd"/></asset>'),
-            "",
-        ),
+        "mesh elsewhere": (asset('<mesh name="m" file="../../../etc/passwd"/>'), ""),
         "plugin": (mjcf("", '<extension><plugin plugin="evil.so"/></extension>'), "plugin"),
         "memory of 1,000 GB": (mjcf("", '<size memory="1000G"/>'), None),
         "10^9 copies": (mjcf(f'<replicate count="1000000000">{BALL}</replicate>'), "replicate"),
         "laughs in a URDF": (alone(".urdf", ENTITIES), ""),
-        "secret in a URDF": (
-            alone(
-                ".urdf",
-                '<!DOCTYPE a [<!ENTITY a SYSTEM "/etc/passwd">]><robot name="a">&a;</robot>',
-            ),
-            "",
-        ),
+        "secret in a URDF": (alone(".urdf", SECRET_ENTITY), ""),
         "copies of copies": (
             mjcf('<replicate count="1000">' * 3 + BALL + "</replicate>" * 3),
             "replicate",
@@ -791,17 +753,11 @@ ATTACKS_AT: dict[str, Table] = {
             "flexcomp",
         ),
         "texture of 10^10 pixels": (
-            mjcf(
-                "",
-                '<asset><texture name="t" type="2d" builtin="flat" width="100000" height="100000"/>'
-                "</asset>",
-            ),
+            asset('<texture name="t" type="2d" builtin="flat" width="100000" height="100000"/>'),
             "texture",
         ),
         "ground of 10^10 points": (
-            mjcf(
-                "", '<asset><hfield name="h" nrow="100000" ncol="100000" size="1 1 1 1"/></asset>'
-            ),
+            asset('<hfield name="h" nrow="100000" ncol="100000" size="1 1 1 1"/>'),
             "hfield",
         ),
         "10^9 numbers of a user": (mjcf("", '<size nuserdata="1000000000"/>'), "size"),
@@ -812,13 +768,7 @@ ATTACKS_AT: dict[str, Table] = {
         "arm file is a pipe": (alone(".yaml", os.mkfifo), "cannot be read"),
     },
     "study": {
-        "variant's name is a path": (
-            alone(
-                ".yaml",
-                "metric: x\nseeds: [0]\nvariants: {'../../victim': experiment=pendulum_sac}\n",
-            ),
-            "no path",
-        ),
+        "variant's name is a path": (alone(".yaml", PATH_IN_STUDY), "no path"),
         "laughs in a study": (alone(".yaml", laughs("variants")), ""),
         "YAML tag in a study": (alone(".yaml", "!!python/object/apply:os.system [id]"), "YAML"),
         "deep study": (alone(".yaml", DEEP), "YAML"),

@@ -54,15 +54,8 @@ AGAIN = 3  # exit status of a process that has grown
 OURS = f"{os.sep}embodied{os.sep}"
 OWN_LINE = re.compile(r'File "[^"]*/embodied/([^"]*)", line (\d+)')
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-CHANGES = (
-    "shutil.rmtree",
-    "os.mkdir",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.symlink",
-    "os.link",
-)
+CHANGES = ("shutil.rmtree", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
+CHANGES += ("os.symlink", "os.link")
 
 
 class Tries:

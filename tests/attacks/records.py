@@ -246,6 +246,11 @@ def client_says() -> bytes:
     return encode({**zeros(), "noise": noise, "embodied": extra, "reset": True})
 
 
+def written(make: Callable[[], bytes]) -> Callable[[Path], object]:
+    """A file that is made when it is needed."""
+    return lambda path: path.write_bytes(make())
+
+
 def received(data: bytes) -> None:
     """The answer of a program in the sandbox."""
     text, body = HEADER.unpack(data[: HEADER.size])
@@ -269,7 +274,6 @@ ANSWER = {
 
 
 def answered(data: bytes) -> None:
-    """The answer of a language model's server."""
     chat = ChatClient(ChatConfig("http://127.0.0.1:1/v1", "a"))
     assert chat.http is not None
     object.__setattr__(chat.http.limits, "retries", 0)
@@ -346,75 +350,53 @@ def requested() -> bytes:
     return requests.Request(7, 1.0, requests.Verb.RESET, stop=3, session="a").line()
 
 
+def of_text(read: Callable[[str], object], *errors: type[Exception]) -> Door:
+    return of_bytes(lambda data: read(data.decode(errors="replace")), *errors)
+
+
+def described(name: str, read: Callable[[str], object]) -> tuple[str, Content, Door]:
+    content = (KEPT / name).read_bytes()
+    return ".yaml", content, reader(lambda path: read(str(path)))
+
+
+def packets(make: Any) -> bytes:
+    return make.codec.answer(1, 0, bytes(10)) + make.codec.read(2, 3, 4)
+
+
+TOLD = '<think>well {"score": 0}</think> Here:\n```json\n{"score": 1.5, "b": [1, {}]}\n```\n'
+FRAME = pack({"names": ["a"], "one_by_one": False}, [np.zeros(3, np.float32)] * 2)
+REPLY = requests.Reply(3, True, "", {"mode": "idle", "estop": 2, "now": 1.5}).line()
+WIRE_ERRORS = (CodecError, ServedError)
+SENSED = ["state", "action"]
+SEEN = {"pan": 1, "lift": 2, "gripper": 3}
+DEPLOYMENTS = {**ROBOTS, "whole": {**bases()[0], **WHOLE}}
 RECORDS: dict[str, tuple[str, Content, Door]] = {
     "arm": (".yaml", (KEPT / "so101_arm.yaml").read_bytes(), DOORS["arm"]),
-    "arms": (
-        ".yaml",
-        (KEPT / "two_so101_arms.yaml").read_bytes(),
-        reader(lambda path: read_arms_file(str(path))),
-    ),
-    "capsules": (
-        ".yaml",
-        (KEPT / "so101_capsules.yaml").read_bytes(),
-        reader(lambda path: read_model.__wrapped__(str(path))),
-    ),
+    "arms": described("two_so101_arms.yaml", read_arms_file),
+    "capsules": described("so101_capsules.yaml", read_model.__wrapped__),
     "mapping": (".yaml", yaml.safe_dump(MAPPING), reader(Mapping.load)),
     "remote": (".yaml", yaml.safe_dump(REMOTE), reader(lambda path: remote_node(str(path)))),
     **{
-        f"deployment-{name}": (".json", json.dumps(node), deployed) for name, node in ROBOTS.items()
+        f"deployment-{name}": (".json", json.dumps(node), deployed)
+        for name, node in DEPLOYMENTS.items()
     },
-    "deployment-whole": (".json", json.dumps({**bases()[0], **WHOLE}), deployed),
     "calibration": (".json", json.dumps(MOTORS), reader(calibrated)),
-    "progress": (
-        ".json",
-        json.dumps(PROGRESS),
-        reader(lambda path: Progress.load(path, {"pan": 1, "lift": 2, "gripper": 3})),
-    ),
+    "progress": (".json", json.dumps(PROGRESS), reader(lambda path: Progress.load(path, SEEN))),
     "replay": (".npz", black_box, reader(played)),
     "mailbox": (".box", whole_mailbox, copied("box", look_in_mailbox)),
     "ring": (".ring", whole_ring, copied("ring", look_in_ring)),
     "control": (".json", json.dumps(MESSAGES), control),
     "request": (".line.json", requested(), of_bytes(requests.parse, requests.RequestError)),
-    "reply": (
-        ".line.json",
-        requests.Reply(3, True, "", {"mode": "idle", "estop": 2, "now": 1.5}).line(),
-        of_bytes(requests.parse_reply, requests.RequestError),
-    ),
-    "client": (
-        ".msgpack",
-        lambda path: path.write_bytes(client_says()),
-        of_bytes(served, CodecError, ServedError),
-    ),
-    "server": (
-        ".msgpack",
-        lambda path: path.write_bytes(server_says()),
-        of_bytes(from_server, CodecError, ServedError),
-    ),
-    "sandbox": (
-        ".frame",
-        pack({"names": ["a"], "one_by_one": False}, [np.zeros(3, np.float32)] * 2),
-        of_bytes(received, ValueError, struct.error),
-    ),
-    "program": (
-        ".py",
-        PROGRAM,
-        of_bytes(
-            lambda data: read_program(data.decode(errors="replace"), ["state", "action"]), Rejected
-        ),
-    ),
-    "chat": (
-        ".txt",
-        '<think>well {"score": 0}</think> Here:\n```json\n{"score": 1.5, "b": [1, {}]}\n```\n',
-        of_bytes(lambda data: parse_json(data.decode(errors="replace"), SCHEMA)),
-    ),
+    "reply": (".line.json", REPLY, of_bytes(requests.parse_reply, requests.RequestError)),
+    "client": (".msgpack", written(client_says), of_bytes(served, *WIRE_ERRORS)),
+    "server": (".msgpack", written(server_says), of_bytes(from_server, *WIRE_ERRORS)),
+    "sandbox": (".frame", FRAME, of_bytes(received, ValueError, struct.error)),
+    "program": (".py", PROGRAM, of_text(lambda text: read_program(text, SENSED), Rejected)),
+    "chat": (".txt", TOLD, of_text(lambda text: parse_json(text, SCHEMA))),
     "answer": (".json", json.dumps(ANSWER), of_bytes(answered)),
     "cache": (".jsonl", f"{json.dumps(CACHE)}\n", copied("cache.jsonl", remembered)),
     **{
-        f"bus-{name}": (
-            ".bytes",
-            make.codec.answer(1, 0, bytes(10)) + make.codec.read(2, 3, 4),
-            of_bytes(noise(make.codec)),
-        )
+        f"bus-{name}": (".bytes", packets(make), of_bytes(noise(make.codec)))
         for name, make in MAKES.items()
     },
     "watchdog": (".bytes", bytes(range(30)), of_bytes(board)),

@@ -184,7 +184,6 @@ def evaluated(path: Path, out: Path) -> None:
 
 
 def inside(door: str, name: str) -> Door:
-    """A door for a file in the folder."""
     return lambda path, out: DOORS[door](path / name, out)
 
 

@@ -145,12 +145,8 @@ def test_what_is_no_fault_of_the_file_stays_a_traceback() -> None:
     for error in (RuntimeError("a bug"), TypeError("a bug"), KeyError("bug"), AssertionError()):
         with pytest.raises(type(error)), reading("a file", ValueError):
             raise error
-    for error in (
-        MemoryError(),
-        RecursionError("deep"),
-        ZeroDivisionError("by zero"),
-        ValueError(),
-    ):
+    faults = (MemoryError(), RecursionError("deep"), ZeroDivisionError("by zero"), ValueError())
+    for error in faults:
         with pytest.raises(FileError) as refused, reading("a file", ValueError):
             raise error
         assert "a file" in str(refused.value) and "\n" not in str(refused.value)

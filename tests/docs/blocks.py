@@ -35,7 +35,6 @@ def name_of(page: Path) -> str:
 
 
 def steps(text: str) -> list[Step]:
-    """Of a whole page."""
     found: list[Step] = []
     start = 0
     for match in FENCED.finditer(text):

@@ -5,58 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-ADDED: dict[str, tuple[str, ...]] = {
-    "train": ("size=debug",),
-    "sweep": ("size=debug", "eval_every=120", "rungs=2", "workers=1"),
-    "study": ("workers=1", "seeds=[0]"),
-    "eval": ("episodes=2", "num_envs=2"),
-    "diagnose": ("episodes=4", "num_envs=2", "noises=2"),
-    "improve": ("episodes=4", "held_out=4", "num_envs=2", "ways=[residual]"),
-    "demos collect": ("episodes=4",),
-    "model train": ("model.most_updates=100", "model.hidden=[16]"),
-    "deploy": (
-        *("episodes=1", "seconds=2", "yes=true", "dry=true", "folder={folder}"),
-        "robot.fresh={patient}",
-    ),
-    "view": ("port=0",),
-    "reward compare": ("episodes=2",),
-    "reward classifier": ("updates=60",),
-    "reward design": (
-        *("rounds=1", "samples=1", "finals=1", "tried=256", "controls=0", "budget.halving=false"),
-        *("budget.steps=256", "budget.eval_every=256"),
-    ),
-}
-"""By verb: words that are added where the page does not set them; they never replace one."""
-MOST = {
-    "steps": 240,
-    "episodes": 12,
-    "eval.episodes": 2,
-    "seconds": 2,
-    "trials": 2,
-    "env.env.horizon": 40,
-    "deploy episodes": 1,
-    "eval episodes": 2,
-    "diagnose episodes": 4,
-    "noises": 4,
-    "minutes": 0.02,
-}
-"""By setting, or by verb and setting: a larger number is replaced by this one."""
+import yaml
+
+RULES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "small.yaml").read_text())
+ADDED: dict[str, list[str]] = RULES["added"]
+MOST: dict[str, float] = RULES["most"]
+CALLS: dict[str, dict[str, Any]] = RULES["calls"]
 RESUMED = 260  # steps, of a debug run of 240
 PATIENT = "{hold: 1.0, stop: 10.0, state: 5.0}"  # s: a busy machine is given time, and dry=true
 LEARNED = 120  # steps of Stable-Baselines3's example: 20 updates
 UNNAMED = re.compile(r"\b(outputs/\w+)-(\d)\b")  # a run folder that no `out=` named
-CALLS = {
-    "train": {"size": "debug"},
-    "evaluate": {"episodes": 4},
-    "collect": {"episodes": 8},
-    "diagnose": {"episodes": 4, "num_envs": 2, "noises": 2},
-    "improve": {"minutes": 0.02, "episodes": 4, "held_out": 4, "num_envs": 2, "ways": ["residual"]},
-}
-"""By function of `em`: keywords that are set; `train` loses its `steps`."""
-
-MOST_CALLS = {"steps": 60, "callback_every": 80}
-"""Of each call of `train`."""
 
 
 def verb_of(words: Sequence[str]) -> str:
@@ -77,7 +38,7 @@ def command(words: Sequence[str], folder: str) -> list[str]:
     given = {word.partition("=")[0] for word in short}
     if resumes or (verb == "view" and not serves(words)):
         return short
-    added = [word for word in ADDED.get(verb, ()) if word.partition("=")[0] not in given]
+    added = [word for word in ADDED.get(verb, []) if word.partition("=")[0] not in given]
     if "model=sindy" in words:  # a fit of seconds, without networks
         added = []
     if "env=robot_reach" in words:  # in real time
@@ -120,8 +81,8 @@ class _Calls(ast.NodeTransformer):
             made = [ast.keyword(key, ast.Constant(value)) for key, value in CALLS[name].items()]
             node.keywords = [*keywords, *made]
         for each in node.keywords:  # an agent's own train, and callbacks
-            if each.arg in MOST_CALLS and name.endswith("train"):
-                each.value = ast.Constant(MOST_CALLS[each.arg])
+            if each.arg in RULES["most_calls"] and name.endswith("train"):
+                each.value = ast.Constant(RULES["most_calls"][each.arg])
         if name.endswith(".learn"):  # Stable-Baselines3
             node.args = [ast.Constant(LEARNED)]
         return node

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from embodied.cli import parse
-from embodied.compose import compose
 from tests.docs import small
 from tests.docs.blocks import PAGES, ROOT, Step, name_of, steps
 from tests.docs.run import Page
@@ -29,7 +27,6 @@ RUN = {name: found for name, found in STEPS.items() if found}
 
 
 def reason(page: str, step: Step) -> str | None:
-    """Why a step is not run."""
     found = (why for pattern, why in left_out(page).items() if re.search(pattern, step.text))
     return next(found, None) if step.kind != "file" else None
 
@@ -91,24 +88,6 @@ def test_a_page_runs(name: str, tmp_path: Path, shared: Shared) -> None:
         page.close()
 
 
-@pytest.mark.parametrize("name", [name for name in RUN if name not in TABLE["usual"]])
-def test_the_commands_of_a_page_are_understood(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a page that only `--all` runs: its commands, and the settings of its trainings."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    prepare(name, tmp_path)
-    fill = filled_in(name)
-    for step in STEPS[name]:
-        if step.kind == "file":
-            write(tmp_path / step.name, step.text)
-        elif reason(name, step) is None and step.text.startswith("embodied "):
-            args = parse(shlex.split(fill(step.text))[1:])
-            if args.verb == "train" and "resume=" not in step.text:
-                compose("train", args.words, args.config_dir)
-
-
 COMMAND = re.compile(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:torchrun .* -m embodied\.cli|embodied) [a-z]")
 
 
@@ -138,5 +117,4 @@ def test_what_is_left_out_is_in_the_table_and_exists() -> None:
 
 
 def words_run(step: Step) -> set[str]:
-    """The words of a command as it is run here."""
     return set(small.command(shlex.split(step.text), ""))

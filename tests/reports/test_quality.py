@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.cli import parse
-from embodied.commands import function
-from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter
 from embodied.datasets.transitions import joined
-from embodied.reports.quality import Config, Quality, distinct, quality
+from embodied.reports.quality import Config, distinct, quality
+from tests.builders import exit_of
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -58,14 +56,11 @@ def test_more_data_never_cover_less_and_experts_are_of_quality_one() -> None:
     given = Config(random=0.0, best=5.0, cells=10)
     whole = joined([wide, expert])
 
-    def of(episodes: Episodes) -> Quality:
-        return quality(episodes, given, whole)
-
-    assert of(expert).tq == 1 and of(expert).distinct == 1 and of(expert).at_bounds == 1
-    assert of(whole).distinct >= max(of(wide).distinct, of(expert).distinct)
-    assert of(whole).saco == 1 > of(expert).saco
-    between = of(wide).tq, of(whole).tq
-    assert None not in between and sorted([*between, 1.0]) == [*between, 1.0]  # pyright: ignore
+    best, poor, both = (quality(each, given, whole) for each in (expert, wide, whole))
+    assert best.tq == best.distinct == best.at_bounds == 1
+    assert both.distinct >= max(poor.distinct, best.distinct)
+    assert both.saco == 1 > best.saco
+    assert poor.tq is not None and both.tq is not None and poor.tq <= both.tq <= 1.0
 
 
 def test_wide_vectors_are_projected() -> None:
@@ -82,21 +77,16 @@ def test_wide_vectors_are_projected() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = recordings([0.0, 0.1, 0.9, 1.0], [0.5, 0.5, 0.0, 0.5], [2, 2])
-    with EpisodeWriter(tmp_path / "demos", SPEC) as writer:
+    made, demos = recordings([0.0, 0.1, 0.9, 1.0], [0.5, 0.5, 0.0, 0.5], [2, 2]), tmp_path / "demos"
+    ended = torch.zeros(2, dtype=torch.bool)
+    with EpisodeWriter(demos, SPEC) as writer:
         for number in range(2):
-            episode = made.episode(number)
-            ended = torch.zeros(2, dtype=torch.bool)
-            writer.add({**episode, "truncated": ended, "success": ended})
-
-    def says(*words: str) -> str:
-        args = parse(["demos", "info", str(tmp_path / "demos"), *words])
-        function(args.run)(args)
-        return capsys.readouterr().out
-
-    assert "TQ" not in says()
-    shown = says("quality=true", "best=1.25", "random=0.25", f"reference={tmp_path / 'demos'}")
-    assert "TQ: 0.50 (0: return 0.25, 1: return 1.25)" in shown
-    assert "SACo: 1.00" in shown
-    with pytest.raises(ConfigError, match="quality=true"):
-        says("best=1")
+            writer.add({**made.episode(number), "truncated": ended, "success": ended})
+    assert exit_of("demos", "info", demos) == 0
+    assert "TQ" not in capsys.readouterr().out
+    words = ("quality=true", "best=1.25", "random=0.25", f"reference={demos}")
+    assert exit_of("demos", "info", demos, *words) == 0
+    shown = capsys.readouterr().out
+    assert "TQ: 0.50 (0: return 0.25, 1: return 1.25)" in shown and "SACo: 1.00" in shown
+    assert exit_of("demos", "info", demos, "best=1") == 2
+    assert "quality=true" in capsys.readouterr().err

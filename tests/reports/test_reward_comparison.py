@@ -37,19 +37,16 @@ def test_coverage_is_whole_episodes_with_their_true_ends() -> None:
     env = Counter(CounterConfig())
     random = Random(RandomConfig(), env.spec)
     cover = collect_episodes(env, [random, random], episodes=4, gamma=0.9, seed=0)
-    assert len(cover) == 8
-    first = cover.split(cover.rows["next_obs/state"])
-    lengths = [len(part) for part in first]
-    assert sorted(lengths) == [3, 3, 3, 3, 5, 5, 5, 5]
-    assert cover.success is not None
-    for part, won in zip(first, cover.success.tolist(), strict=True):
+    parts = cover.split(cover.rows["next_obs/state"])
+    lengths = torch.tensor([len(part) for part in parts])
+    assert sorted(lengths.tolist()) == [3] * 4 + [5] * 4
+    for part in parts:
         start = 100.0 if len(part) == 5 else 0.0
         assert part[:, 0].tolist() == [start + 1 + t for t in range(len(part))]
-        assert won is (len(part) == 3)
+    assert cover.success is not None and torch.equal(cover.success, lengths == 3)
     assert cover.policy.tolist() == [0] * 4 + [1] * 4
-    ends = [part[-1].item() for part in cover.split(cover.rows["discount"])]
-    assert [end for end, n in zip(ends, lengths, strict=True) if n == 3] == [0.0] * 4
-    assert [end for end, n in zip(ends, lengths, strict=True) if n == 5] == pytest.approx([0.9] * 4)
+    ends = torch.stack([part[-1] for part in cover.split(cover.rows["discount"])])
+    torch.testing.assert_close(ends, torch.where(lengths == 3, 0.0, 0.9))
 
 
 def test_compare_a_reward_with_its_shaping(
@@ -57,17 +54,19 @@ def test_compare_a_reward_with_its_shaping(
 ) -> None:
     """The same up to a potential; its negation is as far away as can be; sums tell success."""
     words = ["env=two_gap", "episodes=8", "num_envs=8", "epic_rows=64", "epic_means=16"]
-    shaping = [f"b.potential={GOAL}", "b.weight=0.2"]
-    command("compare", "own", "shaping", *words, *shaping, f"out={tmp_path / 'same'}")
-    same = json.loads((tmp_path / "same" / "compare.json").read_text())
+    words += [f"b.potential={GOAL}", "b.weight=0.2"]
+
+    def compared(name: str, *more: str) -> dict[str, Any]:
+        command("compare", "own", "shaping", *words, *more, f"out={tmp_path / name}")
+        return json.loads((tmp_path / name / "compare.json").read_text())
+
+    same = compared("same")
     assert same["epic"] < 1e-3 and same["starc"] < 0.1
     assert same["successes"] == 8 and same["policies"] == ["random", "demonstrator"]
     assert same["a_auc_return"]["value"] == 1.0
     assert (tmp_path / "same" / "compare.png").stat().st_size > 10_000
     assert "EPIC distance" in capsys.readouterr().out
-    far = [f"out={tmp_path / 'far'}", "b.env_weight=-1.0"]
-    command("compare", "own", "shaping", *words, *shaping, *far)
-    apart = json.loads((tmp_path / "far" / "compare.json").read_text())
+    apart = compared("far", "b.env_weight=-1.0")
     assert apart["epic"] > 0.99 and apart["starc"] > 0.99
     assert apart["b_auc_return"]["value"] < 0.2
 
@@ -89,19 +88,21 @@ def record(folder: Path) -> Path:
 LABEL = ["reward=shaping", "reward.potential={of: value, a: x, b: null, weight: 1.0}", "gamma=0.9"]
 
 
+def label(source: Path, out: Path, *words: str) -> None:
+    command("label", str(source), *(words or LABEL), f"out={out}")
+
+
 def test_labels_are_the_reward_and_what_was_recorded_stays(tmp_path: Path) -> None:
     """0.9 (t + 1) - t beside the recorded reward; at the true end 1 - 2."""
-    source = record(tmp_path / "demos")
-    command("label", str(source), *LABEL, f"out={tmp_path / 'new'}")
-    episodes = read_episodes(tmp_path / "new")
+    source, out = record(tmp_path / "demos"), tmp_path / "new"
+    label(source, out)
+    episodes, about = read_episodes(out), yaml.safe_load((out / "reward.yaml").read_text())
     expected = [0.9, 0.8, 1 - 2.0, 0.9, 0.8]
     assert episodes.steps["reward"].tolist() == pytest.approx(expected)
     assert episodes.steps[RECORDED].tolist() == [0, 0, 1, 0, 0]
     assert episodes.steps["success"].tolist() == [False, False, True, False, False]
-    about = yaml.safe_load((tmp_path / "new" / "reward.yaml").read_text())
     assert about["node"]["potential"]["of"] == "value" and about["gamma"] == 0.9
-    assert [info["reward"] for info in episodes.info] == [about["hash"]] * 2
-    assert [info["number"] for info in episodes.info] == [3, 2]
+    assert list(episodes.info) == [{"number": n, "reward": about["hash"]} for n in (3, 2)]
     assert read_episodes(source).steps["reward"].tolist() == [0, 0, 1, 0, 0]
     assert transitions(episodes, 0.9)["reward"].tolist() == pytest.approx(expected)
 
@@ -117,26 +118,21 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(EpisodeWriter, "add", stopping)
         with pytest.raises(KeyboardInterrupt, match="run the same command"):
-            command("label", str(source), *LABEL, f"out={out}")
+            label(source, out)
     assert len(read_episodes(out)) == 1
-    command("label", str(source), *LABEL, f"out={out}")
+    label(source, out)
     assert len(read_episodes(out)) == 2
     with pytest.raises(DatasetError, match="another reward"):
-        command("label", str(source), *LABEL, "reward.weight=2.0", f"out={out}")
+        label(source, out, *LABEL, "reward.weight=2.0")
 
 
 @pytest.mark.parametrize(
     ("reward", "message"),
-    [
-        ("rnd", "learned during training"),
-        ("shaping", 'no observation or element is called "tool"'),
-        ("quadrotor_hover", "learned during training"),
-    ],
+    [("rnd", "learned during training"), ("shaping", 'no observation or element is called "tool"')],
 )
 def test_what_cannot_be_labelled_is_one_line(tmp_path: Path, reward: str, message: str) -> None:
-    source = record(tmp_path / "demos")
     with pytest.raises(ConfigError, match=message):
-        command("label", str(source), f"reward={reward}", f"out={tmp_path / 'out'}")
+        label(record(tmp_path / "demos"), tmp_path / "out", f"reward={reward}")
 
 
 def test_rows_of_an_episode_are_those_of_the_dataset(tmp_path: Path) -> None:

@@ -73,9 +73,8 @@ def test_a_reward_is_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     facts = found["summary"]
     assert (facts["successes"], facts["failures"]) == (1, 2)
     assert facts["auc_last"]["value"] == facts["auc_sum"]["value"] == 0.0
-    assert facts["confusion"] == {
-        "true positives": 1, "false positives": 2, "false negatives": 0, "true negatives": 0,
-    }  # fmt: skip
+    outcomes = ("true positives", "false positives", "false negatives", "true negatives")
+    assert facts["confusion"] == dict(zip(outcomes, (1, 2, 0, 0), strict=True))
     assert found["about"]["gamma"] == 0.5 and found["about"]["dataset"] == str(source.resolve())
     assert (out / "score.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
@@ -94,14 +93,17 @@ def test_the_length_of_episodes_is_a_control_of_the_sum(
         for steps in (2, 3, 5, 5):  # in which nothing moves
             x, won = torch.zeros(steps + 1), torch.arange(steps) == (steps - 1 if steps < 5 else 9)
             writer.add(episode(x, x, reward=won.float(), success=won))
-    score(source, "reward=shaping", "reward.potential={of: value, a: [1.0], b: null}",
-          "reward.env_weight=0", "gamma=0.5", f"out={out}")  # fmt: skip
-    facts = read(out)["summary"]
-    assert facts["auc_length"]["value"] == 1.0
-    assert facts["auc_mean"]["value"] == 0.5
-    assert "the length alone (shorter is better), a control of the sum: 1.000" in (
-        capsys.readouterr().out
-    )
+    one = ("reward.potential={of: value, a: [1.0], b: null}", "reward.env_weight=0", "gamma=0.5")
+    score(source, "reward=shaping", *one, f"out={out}")
+    facts, shown = read(out)["summary"], capsys.readouterr().out
+    assert (facts["auc_length"]["value"], facts["auc_mean"]["value"]) == (1.0, 0.5)
+    assert "the length alone (shorter is better), a control of the sum: 1.000" in shown
+
+
+def chat(reward: str, url: str, *words: str) -> list[str]:
+    """The words of a reward that asks a model behind a server."""
+    chosen = [f"reward={reward}", "reward.goal=make it red", *words]
+    return [*chosen, f"reward.chat.url={url}", "reward.chat.cache=null"]
 
 
 def test_several_cameras_are_scored_and_compared(
@@ -111,9 +113,8 @@ def test_several_cameras_are_scored_and_compared(
     source, out = record(tmp_path / "demos", (True, False)), tmp_path / "out"
     front, wrist = (says(json.dumps({"completion": c})) for c in ([25, 50, 75, 100], [0] * 4))
     with serving(front, front, wrist) as server:
-        words = ["reward=vlm_progress", "reward.goal=make it red", "reward.shuffle=false"]
-        words += [f"reward.chat.url={server.url}", "reward.chat.cache=null", "reward.value=level"]
-        words.append("reward.env_weight=0")
+        more = ("reward.shuffle=false", "reward.value=level", "reward.env_weight=0")
+        words = chat("vlm_progress", server.url, *more)
         score(source, *words, "cameras=[front,wrist]", f"out={out}")
     one, other = read(out / "front"), read(out / "wrist")
     assert one["summary"]["rise"] == pytest.approx(1.0) and other["summary"]["rise"] is None
@@ -136,27 +137,23 @@ def test_a_server_that_cannot_answer_ends_in_a_line_of_its_own(
     """Without the advice on observations that are not recorded."""
     source = record(tmp_path / "demos", (True,))
     with serving(answer) as server:
-        words = ["reward=vlm_success", "reward.goal=make it red", f"reward.ask={ask}"]
-        words += [f"reward.chat.url={server.url}", "reward.chat.cache=null"]
-        score(source, *words, "reward.picture=front", f"out={tmp_path / 'out'}", code=2)
+        words = chat("vlm_success", server.url, f"reward.ask={ask}", "reward.picture=front")
+        score(source, *words, f"out={tmp_path / 'out'}", code=2)
     assert capsys.readouterr().err.strip().endswith(line)
 
 
-def test_without_recorded_success_there_is_no_area(
+def test_without_both_outcomes_there_is_no_area(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = record(tmp_path / "demos", (True, True, False), marked=False)
     out = tmp_path / "out"
+    source = record(tmp_path / "demos", (True, True, False), marked=False)
     score(source, "reward=shaping", X, "episodes=2", f"out={out}", "threshold=0")
     facts = read(out)["summary"]
     assert facts["episodes"] == 2 and "successes" not in facts and "confusion" not in facts
     assert "success is not recorded" in capsys.readouterr().out
-
-
-def test_successes_alone_have_no_area(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = record(tmp_path / "demos", (True, True)), tmp_path / "out"
-    score(source, "reward=shaping", X, f"out={out}")
-    assert read(out)["summary"]["auc_last"] is None
+    source = record(tmp_path / "won", (True, True))
+    score(source, "reward=shaping", X, f"out={tmp_path / 'again'}")
+    assert read(tmp_path / "again")["summary"]["auc_last"] is None
     assert "the last step's reward: undefined" in capsys.readouterr().out
 
 

@@ -59,7 +59,7 @@ class Browser:
             start_new_session=True,
         )
         self._numbers = itertools.count(1)
-        self.said: list[str] = []
+        self.said: list[str] = []  # errors of the page
         try:
             self._socket = connect(self._page(), max_size=None, open_timeout=LIMIT)
             for domain in ("Page", "Runtime", "Log"):
@@ -110,19 +110,11 @@ class Browser:
             width=width, height=height, deviceScaleFactor=1, mobile=mobile,
         )  # fmt: skip
 
-    def wait(self, code: str) -> Any:
+    def wait(self, code: str) -> None:
         """Until a JavaScript expression is true in the page."""
-        found: list[Any] = []
-
-        def happened() -> bool:
-            # While the page is being made, it has no body yet.
-            found[:] = [
-                self.run(f"(() => {{ try {{ return {code}; }} catch {{ return null; }} }})()")
-            ]
-            return bool(found[0])
-
-        until(happened, lambda: f"{code}: {found}; the page said {self.said}")
-        return found[0]
+        # While the page is being made, it has no body yet.
+        tried = f"(() => {{ try {{ return !!({code}); }} catch {{ return false; }} }})()"
+        until(lambda: self.run(tried), lambda: f"{code}; the page said {self.said}")
 
     def press(self, key: str, seconds: float = 0.0) -> None:
         """Hold a key for `seconds`."""

@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from viser._messages import GuiUpdateMessage, ViewerCameraMessage
+from viser._messages import GuiUpdateMessage
 from websockets.exceptions import InvalidMessage, InvalidStatus
-from websockets.sync.client import connect
 
 from embodied.core.build import build
 from embodied.embodiments import fr3, so101
@@ -37,29 +36,18 @@ from embodied.viewer.robot.app import (
 )
 from embodied.viewer.robot.monitor import RobotMonitor, WatchedMailbox
 from embodied.viewer.robot.words import interventions, rate_limited, table
+from tests.builders import ROOT
 from tests.viewer.browser import Browser, program, until
-from tests.viewer.test_access import VISER
+from tests.viewer.sessions import CAMERA, line_to, send
 
-ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 # For a machine that does much else at the same time, and episodes that end when they are told to.
-WORDS = (
-    "demonstrator=reach",
-    "robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}",
-    "seconds=900",
-    "yes=true",
-    "record=false",
-)
-FAR = (
-    "robot=sim",
-    "robot.driver.world.task=reach",
-    "robot.driver.world.ranges={goal_x: [0.9, 0.91]}",
-)
-SERVO = (
-    "robot=so101_sim",
-    "robot.driver.timeout=0.3",
-    "robot.given={goal_x: 0.9, goal_y: 0.0, goal_z: 0.1}",
-)
+PATIENT = "robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}"
+WORDS = ("demonstrator=reach", PATIENT, "seconds=900", "yes=true", "record=false")
+GOAL = "robot.driver.world.ranges={goal_x: [0.9, 0.91]}"
+FAR = ("robot=sim", "robot.driver.world.task=reach", GOAL)
+GIVEN = "robot.given={goal_x: 0.9, goal_y: 0.0, goal_z: 0.1}"
+SERVO = ("robot=so101_sim", "robot.driver.timeout=0.3", GIVEN)
 JOINTS = 5
 FRANKA = {
     "driver": {"_target_": "embodied.real_robot.drivers.franka.driver.Franka"},
@@ -93,22 +81,19 @@ def viewer(folder: Path) -> Iterator[RobotViewer]:
     made.close()
 
 
-def deploy(folder: Path, output: Path, *words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "embodied.cli", "deploy", *WORDS, *words),
-            *(f"out={output}", f"folder={folder}"),
-        ],
+@contextmanager
+def deployed(folder: Path, output: Path, *words: str) -> Iterator[None]:
+    """A deployment that is ended as by Ctrl-C, in order."""
+    command = [sys.executable, "-m", "embodied.cli", "deploy", *WORDS, *words]
+    process = subprocess.Popen(
+        [*command, f"out={output}", f"folder={folder}"],
         cwd=folder.parent,
         env=ENV,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
     )
-
-
-def ended(process: subprocess.Popen[bytes]) -> None:
-    """As by Ctrl-C, in order."""
     try:
+        yield
         process.send_signal(signal.SIGINT)
         process.wait(600)
     finally:
@@ -124,10 +109,9 @@ def test_a_deployment_is_watched_and_then_another_one(
     viewer: RobotViewer, folder: Path, tmp_path: Path
 ) -> None:
     assert f"no deployment is running in {folder}" in viewer.words()
-    first = deploy(folder, tmp_path / "first", *FAR)
-    try:
+    page, seen = viewer.page, viewer.monitor
+    with deployed(folder, tmp_path / "first", *FAR):
         says(viewer, "fr3 · RUNNING", "of 100 Hz", "goal_x 0.9", "newest observation")
-        page, seen = viewer.page, viewer.monitor
         until(lambda: len(page.history.samples) > 2)
         assert page.scene is not None and len(page.scene.meshes) > 20
         assert page.arm is not None and page.arm.model is not None and not page.marks
@@ -137,15 +121,12 @@ def test_a_deployment_is_watched_and_then_another_one(
         until(lambda: len(page.paths.shown) == 2)  # the plan, and where the tool was
         assert seen.state is not None and seen.status["control"]["died"] == ""
         assert page.history.curve("limits")[-1] >= 0
-    finally:
-        ended(first)
     says(viewer, "the deployment has ended", "fr3 · finished")
-    assert "ESTOP" not in viewer.page.head.content, "it latched nothing"
+    assert "ESTOP" not in page.head.content, "it latched nothing"
     assert not any(folder.glob("state")), "what is watched can still go"
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
     assert summary["episodes"][0]["end"] == "stopped from the keyboard"
-    second = deploy(folder, tmp_path / "second", *SERVO)
-    try:
+    with deployed(folder, tmp_path / "second", *SERVO):
         says(viewer, "so101 · RUNNING", "of 50 Hz")
         assert "the deployment has ended" not in viewer.words()
         page = viewer.page
@@ -158,8 +139,6 @@ def test_a_deployment_is_watched_and_then_another_one(
         assert np.abs(hand - tool).max() < 0.1, "the model stands where the kinematics say"
         if program() is not None:
             in_a_browser(viewer)
-    finally:
-        ended(second)
 
 
 @pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
@@ -262,34 +241,20 @@ def test_the_page_stops_the_arm_and_nothing_else(folder: Path, viewer: RobotView
     boxes = open_channels(about, folder, Role.ALL, create=True)
     viewer.refresh()
     click = GuiUpdateMessage(viewer.page.stop._impl.uuid, {"value": True})
-    one = (1.0, 0.0, 0.0)
-    camera = ViewerCameraMessage((*one, 0.0), one, 1.0, 0.1, 9.0, 90, 90, (0.0, 0.0, 0.0), one)
-    address = viewer.url.replace("http", "ws")
-    protocol: Any = {"subprotocols": [VISER]}
-    elsewhere: tuple[dict[str, Any], ...] = (
-        {"origin": "http://evil.example"},
-        {"additional_headers": {"Host": "evil"}},
-    )
-    for wrong in elsewhere:
+    for wrong in ({"origin": "http://evil.example"}, {"additional_headers": {"Host": "evil"}}):
         with pytest.raises((InvalidStatus, InvalidMessage)):
-            connect(address, **protocol, **wrong)
+            line_to(viewer.url, **wrong)
     with RobotViewer(folder, 0, "0.0.0.0") as public, pytest.raises(InvalidStatus):
-        connect(f"ws://127.0.0.1:{public.server.get_port()}", **protocol)
+        line_to(f"http://127.0.0.1:{public.server.get_port()}")
     assert boxes.estop.number == 0
-    protocol["origin"] = viewer.url
-    with connect(address, max_size=None, **protocol) as line:
+    with line_to(viewer.url, origin=viewer.url) as line:
         line.recv(timeout=30)
-        for message in (camera, click):  # a browser without a camera is not heard
-            line.send(msgspec.msgpack.encode(message.as_serializable_dict()))
+        send(line, CAMERA, click)  # a browser without a camera is not heard
         until(lambda: boxes.estop.number > 0)
         until(lambda: "was not seen to latch" in viewer.page.stopped.content)
     assert not boxes.request.receive(), "nothing is asked for but the stop"
-    buttons = [
-        each
-        for each in viewer.server.gui._gui_input_handle_from_uuid.values()
-        if each._impl.is_button
-    ]
-    assert buttons == [viewer.page.stop]
+    controls = viewer.server.gui._gui_input_handle_from_uuid.values()
+    assert [each for each in controls if each._impl.is_button] == [viewer.page.stop]
 
 
 def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
