@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from embodied.core.spec import Spec
-from embodied.core.tensors import under
-from embodied.learners.critics import Critic, Support, cross_entropy
+from embodied.learners.critics import Support, cross_entropy
 from embodied.learners.off_policy.dsac_t import DsacT, huber, loss_weights, value_loss
 from embodied.learners.off_policy.flashsac import Flashsac
 from tests.builders import SPEC, make_learner, make_policy, transitions
+from tests.learners.parts import constant, copies, moved, require_average
 
 
-def make(spec: Spec = SPEC, **settings: object) -> DsacT:
-    policy = make_policy("gaussian.Gaussian", spec, hidden=[32])
+def make(**settings: object) -> DsacT:
+    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[32])
     given = {"hidden": [32], "batch_size": 4, **settings}
     return make_learner("off_policy.dsac_t.DsacT", policy, **given)
 
 
-def raw(sigma: float) -> float:
-    """What softplus makes `sigma` of."""
-    return math.log(math.expm1(sigma))
-
-
-@torch.no_grad()
-def constant(critic: Critic, values: list[tuple[float, float]]) -> None:
-    """Make critic i answer (Q, sigma) = values[i] everywhere."""
-    for parameter in critic.ensemble.parameters():
-        parameter.zero_()
-    answers = torch.tensor([[q, raw(sigma)] for q, sigma in values])
-    critic.ensemble.biases[-1].copy_(answers[:, None])
+def answers(*values: tuple[float, float]) -> Tensor:
+    """What a critic that says these (Q, sigma) puts out."""
+    return torch.tensor([[q, math.log(math.expm1(sigma))] for q, sigma in values])
 
 
 def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample comes from the critic of the smaller mean; e is cut off at 3; the end is r."""
     learner = make(initial_temperature=0.5)
-    constant(learner.target, [(4.0, 1.0), (3.0, 2.0)])
-    following = under(transitions(3, SPEC), "next_obs")
-    monkeypatch.setattr(
-        learner.target_policy,
-        "sample",
-        lambda obs, noise: (torch.zeros(3, 2), torch.tensor([2.0, -2.0, 1.0])),
-    )
+    constant(learner.target.ensemble, answers((4.0, 1.0), (3.0, 2.0)))
+    drawn = torch.zeros(3, 2), torch.tensor([2.0, -2.0, 1.0])
+    monkeypatch.setattr(learner.target_policy, "sample", lambda obs, noise: drawn)
     monkeypatch.setattr(torch, "randn_like", lambda like: torch.tensor([1.0, 9.0, 1.0]))
     reward, discount = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.9, 0.5, 0.0])
-    mean, sample = learner._backup(reward, discount, following)
+    mean, sample = learner._backup(reward, discount, {"state": torch.zeros(3, 3)})
     torch.testing.assert_close(mean, torch.tensor([1 + 0.9 * (3 - 1), 2 + 0.5 * (3 + 1), 3.0]))
     by_hand = [1 + 0.9 * (3 + 2 - 1), 2 + 0.5 * (3 + 2 * 3 + 1), 3.0]
     torch.testing.assert_close(sample, torch.tensor(by_hand))
-    assert not mean.requires_grad and not sample.requires_grad
 
 
 def test_bound_and_weight_by_hand() -> None:
@@ -72,24 +57,25 @@ def test_bound_and_weight_by_hand() -> None:
     torch.testing.assert_close(weight[0], torch.tensor([1 / 0.11, 1 / 9.1]))
 
 
-def test_both_losses_and_their_slopes_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("form", "weight", "loss", "slopes"),
+    [
+        # The sample is 8 away and counts as 5: H(5) = 12.5; H(1 - 4) = 4.5.
+        ("huber", 0.7, 0.7 * (4.5 + 2 * (4 - 12.5) / 2.1), (-2.1, 0.7 * (4 - 12.5) / 2.1)),
+        # S = 3: S^2 / (sigma^2 + 0.1) for the mean, S^2 / (sigma^3 + 0.1) for the deviation.
+        ("squares", 9 / 4.1, 9 / 4.1 * 4.5 + 9 / 8.1 * 2 * (4 - 25), (-27 / 4.1, -189 / 8.1)),
+    ],
+)
+def test_the_loss_and_its_slopes_by_hand(
+    form: str, weight: float, loss: float, slopes: tuple[float, float]
+) -> None:
     q = torch.tensor([[1.0]], requires_grad=True)
     sigma = torch.tensor([[2.0]], requires_grad=True)
     mean, sample, bound = torch.tensor([4.0]), torch.tensor([9.0]), torch.tensor([[5.0]])
-    weight = torch.tensor([[0.7]])
-    # the sample is 8 away and counts as 5: H(5) = 12.5; H(1 - 4) = 4.5
-    loss = value_loss(q, sigma, mean, sample, bound, weight, "huber")
-    assert loss.item() == pytest.approx(0.7 * (4.5 + 2 * (4 - 12.5) / 2.1))
-    slopes = torch.autograd.grad(loss, (q, sigma))
-    assert slopes[0].item() == pytest.approx(0.7 * (1 - 4))
-    assert slopes[1].item() == pytest.approx(0.7 * (4 - 12.5) / 2.1)
-    # S = 3: S^2 / (sigma^2 + 0.1) for the mean, S^2 / (sigma^3 + 0.1) for the deviation
-    weight = torch.tensor([[9 / 4.1]])
-    loss = value_loss(q, sigma, mean, sample, bound, weight, "squares")
-    assert loss.item() == pytest.approx(9 / 4.1 * 4.5 + 9 / 8.1 * 2 * (4 - 25))
-    slopes = torch.autograd.grad(loss, (q, sigma))
-    assert slopes[0].item() == pytest.approx(9 / 4.1 * (1 - 4))
-    assert slopes[1].item() == pytest.approx(9 / 8.1 * (4 - 25))
+    found = value_loss(q, sigma, mean, sample, bound, torch.tensor([[weight]]), form)
+    assert found.item() == pytest.approx(loss)
+    slope = torch.autograd.grad(found, (q, sigma))
+    assert [each.item() for each in slope] == pytest.approx(slopes)
 
 
 def test_huber_and_the_loss_of_several_rows_and_critics_by_hand() -> None:
@@ -102,63 +88,48 @@ def test_huber_and_the_loss_of_several_rows_and_critics_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor([4.5, 1250.0, 50 * (60 - 25)]))
 
 
-def test_switches() -> None:
+def test_one_critic_without_adjustment_whose_mean_learns_the_sample() -> None:
+    """The slope of the mean, 1 - 2 or 1 - 5 at a weight of 1 / 1.1, is that of `expected`."""
     learner = make(expected=False, twin=False, adjust=False)
-    assert learner.critic.ensemble.n == 1
-    assert learner.scale.shape == (1,)
     learner.update(transitions(4, SPEC))
-    assert learner.scale.item() == 0  # not used
-    # without `expected` the means learn the sample
+    assert learner.critic.ensemble.n == 1 and learner.scale.tolist() == [0]  # not used
     for expected, wanted in ((True, 2.0), (False, 5.0)):
-        learner = make(expected=expected)
-        seen = []
+        learner = make(expected=expected, adjust=False)
         learner._backup = lambda *_: (torch.full((4,), 2.0), torch.full((4,), 5.0))  # type: ignore[method-assign]
-        constant(learner.critic, [(1.0, 1e-3), (1.0, 1e-3)])
-        for _ in range(400):
-            learner.optims["critic"].param_groups[0]["lr"] = 0.02
-            learner.update(transitions(4, SPEC))
-            seen.append(
-                learner.critic(under(transitions(1, SPEC), "obs"), torch.zeros(1, 2))[0, 0, 0]
-            )
-        assert seen[-1].item() == pytest.approx(wanted, abs=0.3)
+        constant(learner.critic.ensemble, answers((1.0, 1.0), (1.0, 1.0)))
+        learner._critic_loss(transitions(4, SPEC))[0].backward()
+        slope = learner.critic.ensemble.biases[-1].grad[..., 0].flatten()
+        torch.testing.assert_close(slope, torch.full((2,), (1 - wanted) / 1.1))
 
 
 def test_everything_but_the_critic_moves_at_every_second_update() -> None:
     learner = make(delay=2, tau=0.3)
+    actor = [*learner.actor_params, learner.log_alpha]
     for update in range(1, 5):
-        old = copy.deepcopy([p.detach() for p in learner.target_params])
-        weight, actor = learner.critic_params[0].detach().clone(), copy.deepcopy(learner.policy)
-        alpha = learner.log_alpha.item()
+        old, before = copies(learner.target_params), copies(actor)
+        critic, due = copies(learner.critic_params), update % 2 == 0
         metrics = learner.update(transitions(4, SPEC))
-        moved = not torch.equal(next(actor.parameters()), next(learner.policy.parameters()))
-        assert moved == (update % 2 == 0) == (learner.log_alpha.item() != alpha)
-        assert not torch.equal(weight, learner.critic_params[0])
+        assert any(moved(before, actor)) == due and all(moved(critic, learner.critic_params))
         assert ("actor_loss" in metrics) == (update >= 2)
-        for before, now, after in zip(
-            old, learner.online_params, learner.target_params, strict=True
-        ):
-            expected = 0.7 * before + 0.3 * now.detach() if update % 2 == 0 else before
-            torch.testing.assert_close(after.detach(), expected)
+        require_average(learner.target_params, old, learner.online_params, 0.3 if due else 0.0)
 
 
-def make_flashsac(spec: Spec = SPEC, **settings: object) -> Flashsac:
-    policy = make_policy("block_gaussian.BlockGaussian", spec, width=16, depth=1)
+def make_flashsac(**settings: object) -> Flashsac:
+    policy = make_policy("block_gaussian.BlockGaussian", SPEC, width=16, depth=1)
     given = {"width": 16, "depth": 1, "batch_size": 4, **settings}
     return make_learner("off_policy.flashsac.Flashsac", policy, **given)
 
 
+@torch.no_grad()
 def test_flashsac_target_by_hand() -> None:
     """Atoms -2 .. 2; of two certain critics the lower one counts; the end is r / s alone."""
     learner = make_flashsac(atoms=5, high=2.0, scale=10.0, initial_temperature=0.5)
     net = learner.target.net
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.zero_()
-        net.bias[0, 0] = torch.tensor([-99.0, -99.0, -99.0, 99.0, -99.0])  # 1
-        net.bias[1, 0] = torch.tensor([-99.0, -99.0, 99.0, -99.0, -99.0])  # 0
+    for parameter in net.parameters():
+        parameter.zero_()
+    net.bias[:, 0] = 99 * torch.eye(5)[[3, 2]]  # 1 and 0
     reward, discount = torch.tensor([5.0, 5.0, 15.0]), torch.tensor([0.5, 0.5, 0.0])
-    log_prob = torch.tensor([0.0, -2.0, 7.0])
-    obs = {"state": torch.randn(6, 3)}
+    log_prob, obs = torch.tensor([0.0, -2.0, 7.0]), {"state": torch.randn(6, 3)}
     found = learner._backup(reward, discount, log_prob, obs, torch.zeros(6, 2))
     # 0.5 + 0.5 * 0; 0.5 + 0.5 * (0 + 0.5 * 2) = 1; 1.5
     by_hand = [[0, 0, 0.5, 0.5, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0.5, 0.5]]
@@ -179,17 +150,12 @@ def test_critics_start_near_zero() -> None:
 
 def test_rewards_are_scaled_by_the_mean_return() -> None:
     """3 * E|r| / (1 - E d) / 5; it only grows."""
-    learner = make_flashsac(headroom=3.0, high=5.0)
-    rows = {"reward": torch.tensor([-2.0, 4.0]), "discount": torch.tensor([0.9, 0.7])}
-    learner._rescale(rows)
-    assert learner.scale.item() == pytest.approx(3 * 3 / (1 - 0.8) / 5)
-    learner._rescale(rows | {"reward": torch.tensor([0.1, 0.1])})
-    assert learner.scale.item() == pytest.approx(9.0)
-    learner._rescale(rows | {"reward": torch.tensor([-4.0, -8.0])})
-    assert learner.scale.item() == pytest.approx(18.0)
-    fixed = make_flashsac(scale=7.0)
-    fixed._rescale(rows)
-    assert fixed.scale.item() == 7.0
+    learner, fixed = make_flashsac(headroom=3.0, high=5.0), make_flashsac(scale=7.0)
+    discount = torch.tensor([0.9, 0.7])
+    for rewards, expected in (([-2.0, 4.0], 9.0), ([0.1, 0.1], 9.0), ([-4.0, -8.0], 18.0)):
+        for one in (learner, fixed):
+            one._rescale({"reward": torch.tensor(rewards), "discount": discount})
+        assert learner.scale.item() == pytest.approx(expected) and fixed.scale.item() == 7.0
 
 
 def test_the_entropy_sought() -> None:
@@ -201,7 +167,6 @@ def test_both_halves_of_a_pass_share_their_statistics() -> None:
     learner = make_flashsac()
     mean = learner.critic.net.norms[0].mean
     assert not mean.any()
-    torch.manual_seed(1)
     batch = transitions(4, SPEC)
     learner.update(batch)
     seen = torch.cat([batch["obs/state"], batch["next_obs/state"]]).mean(0)
@@ -210,12 +175,11 @@ def test_both_halves_of_a_pass_share_their_statistics() -> None:
 
 def test_weights_keep_their_norm_and_the_policy_waits() -> None:
     learner = make_flashsac(policy_delay=2)
+    actor = [*learner.actor_params, learner.log_alpha]
     for update in range(1, 5):
-        before = learner.policy.net.head.detach().clone()
-        alpha = learner.log_alpha.item()
+        before = copies(actor)
         metrics = learner.update(transitions(4, SPEC))
-        moved = not torch.equal(before, learner.policy.net.head)
-        assert moved == (update % 2 == 0) == (alpha != learner.log_alpha.item())
+        assert any(moved(before, actor)) == (update % 2 == 0)
         assert ("actor_loss" in metrics) == (update >= 2)
         for net in (learner.critic.net, learner.policy.net):
             for weight in [*net.weights, net.head]:
@@ -226,21 +190,16 @@ def test_weights_keep_their_norm_and_the_policy_waits() -> None:
 
 def test_value_of_a_constant_reward() -> None:
     """r = 8 for ever with discount 0.5: Q = 16, in the units of the world."""
-    still: dict[str, object] = {"initial_temperature": 1e-6, "temperature_lr": 0.0}
-    learner = make_flashsac(SPEC, tau=0.05, critic_lr=3e-3, batch_size=64, headroom=3.0, **still)
+    rates = {"tau": 0.05, "critic_lr": 3e-3, "initial_temperature": 1e-6, "temperature_lr": 0.0}
+    learner = make_flashsac(batch_size=64, headroom=3.0, **rates)
+    rewards = {"reward": torch.full((64,), 8.0), "discount": torch.full((64,), 0.5)}
     for _ in range(300):
-        batch = transitions(64, SPEC)
-        rewards = {"reward": torch.full((64,), 8.0), "discount": torch.full((64,), 0.5)}
-        metrics = learner.update(batch | rewards)
+        metrics = learner.update(transitions(64, SPEC) | rewards)
     assert learner.scale.item() == pytest.approx(3 * 16 / 5)
     assert metrics["q_mean"].item() == pytest.approx(16.0, rel=0.06)
 
 
 SMALL = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2
-
-
-def logits_of(*probabilities: float) -> torch.Tensor:
-    return torch.tensor([probabilities]).clamp(min=1e-30).log()
 
 
 @pytest.mark.parametrize(
@@ -261,17 +220,16 @@ def test_values_move_and_are_shared_between_atoms(
     reward: float, discount: float, expected: list[float]
 ) -> None:
     assert SMALL.atoms().tolist() == [-1, 0, 1, 2]
-    logits = logits_of(0.1, 0.2, 0.3, 0.4)
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log()
     found = SMALL.back_up(logits, torch.tensor([reward]), torch.tensor([discount]))
     assert found.tolist() == [pytest.approx(expected)]
 
 
 def test_the_lowest_distribution_is_taken_row_by_row() -> None:
-    one = torch.stack([logits_of(1, 0, 0, 0)[0], logits_of(0, 0, 0, 1)[0]])
-    two = torch.stack([logits_of(0, 1, 0, 0)[0], logits_of(0, 0.5, 0.5, 0)[0]])
-    both = torch.stack([one, two])
+    chances = [[[1.0, 0, 0, 0], [0, 0, 0, 1]], [[0, 1, 0, 0], [0, 0.5, 0.5, 0]]]
+    both = torch.tensor(chances).clamp(min=1e-30).log()
     torch.testing.assert_close(SMALL.mean(both), torch.tensor([[-1.0, 2.0], [0.0, 0.5]]))
-    assert torch.equal(SMALL.lowest(both), torch.stack([one[0], two[1]]))
+    assert torch.equal(SMALL.lowest(both), torch.stack([both[0, 0], both[1, 1]]))
 
 
 def test_cross_entropy_by_hand() -> None:
@@ -282,7 +240,6 @@ def test_cross_entropy_by_hand() -> None:
 
 
 def test_a_support_needs_a_width() -> None:
-    with pytest.raises(ValueError, match="low < high"):
-        Support(1.0, 1.0, 5)
-    with pytest.raises(ValueError, match="2 atoms"):
-        Support(0.0, 1.0, 1)
+    for low, atoms, says in ((1.0, 5, "low < high"), (0.0, 1, "2 atoms")):
+        with pytest.raises(ValueError, match=says):
+            Support(low, 1.0, atoms)

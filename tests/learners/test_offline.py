@@ -24,7 +24,7 @@ from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falli
 from embodied.learners.offline.qchunking import QChunking
 from embodied.training.collector import Collector
 from tests.builders import LINE, SPEC, make_learner, make_policy, node_of, still, transitions
-from tests.learners.bandit import slopes, two_modes
+from tests.learners.parts import slopes, two_modes
 from tests.toy_envs import Config, Counter
 
 

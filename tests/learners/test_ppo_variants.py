@@ -28,7 +28,7 @@ from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.train import train
 from tests.builders import LINE, SPEC, make_learner, make_policy, transitions
 from tests.contract.test_learner import segment
-from tests.learners.bandit import slopes
+from tests.learners.parts import slopes
 from tests.learners.test_ppo import MEMORY, NODES, SPECS, carry_of, played, steps
 from tests.learners.test_ppo import make as make_ppo
 from tests.toy_envs import Config as CounterConfig

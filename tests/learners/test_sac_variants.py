@@ -36,7 +36,7 @@ from tests.builders import (
     transitions,
 )
 from tests.contract.test_learner import segment
-from tests.learners.bandit import slopes
+from tests.learners.parts import slopes
 from tests.training.test_train import run, settings
 
 OBS = {"state": Leaf((3,))}

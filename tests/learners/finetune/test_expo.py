@@ -18,7 +18,7 @@ from embodied.learners.finetune.expo import Expo
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.steering import dsrl_na
 from tests.builders import LINE, make_learner, make_policy, node_of, still
-from tests.learners.bandit import slopes
+from tests.learners.parts import slopes
 
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
 EDIT = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
