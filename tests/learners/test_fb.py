@@ -10,21 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import read_episodes
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.evaluation import prompts
-from embodied.learners.offline.fb import Fb, others
+from embodied.learners.offline.fb import Fb
 from embodied.policies.prompted import Prompted
-from tests.builders import make_learner, make_policy
+from tests.builders import exit_of, make_learner, make_policy, recorded
 
-SPEC = Spec(
-    {"state": Leaf((1,), names=("x",)), "eye": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1
-)
 PLAIN = Spec({"state": Leaf((1,), names=("x",))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+SPEC = PLAIN.with_obs(eye=Leaf((2,)))
 
 
 def policy_of(spec: Spec = PLAIN, **settings: Any) -> Prompted:
@@ -65,37 +63,26 @@ class Table(torch.nn.Module):
 
 def test_the_losses_by_hand() -> None:
     """Two F and three transitions in two dimensions."""
-    learner = learner_of(policy_of(dimension=2), gamma=0.5, terminations=True)
+    learner: Any = learner_of(policy_of(dimension=2), gamma=0.5, terminations=True)
     f = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [[2.0, 0.0], [0.0, 0.0], [1.0, 0.0]]])
     b = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0]])
-    learner.visits, learner.target_visits = Table(f), Table(f)  # pyright: ignore
-    learner.policy.backward = learner.target_backward = Table(b)  # pyright: ignore
+    learner.visits, learner.target_visits = Table(f), Table(f)
+    learner.policy.backward = learner.target_backward = Table(b)
     batch = walk(3, torch.Generator().manual_seed(0))
-    batch["discount"] = torch.tensor([0.5, 0.5, 0.0])
-    measure, ortho = learner._measure_loss(batch, b)  # pyright: ignore[reportPrivateUsage]
-    m = [
-        [[sum(x * y for x, y in zip(u, v, strict=True)) for v in b.tolist()] for u in own]
-        for own in f.tolist()
-    ]
-    by_hand = 0.0
-    for head in m:
-        for i in range(3):
-            for j in range(3):
-                later = batch["discount"][i].item() * min(m[0][i][j], m[1][i][j])
-                by_hand += (head[i][j] - later) ** 2 / 12 if i != j else -head[i][i] / 3
-    assert measure.item() == pytest.approx(by_hand)
+    discount = batch["discount"] = torch.tensor([0.5, 0.5, 0.0])
+    measure, ortho = learner._measure_loss(batch, b)
+    m = torch.einsum("hid,jd->hij", f, b)
+    apart, own = ~torch.eye(3, dtype=torch.bool), m.diagonal(dim1=1, dim2=2)
+    square = (m - discount[:, None] * m.amin(0)).square()[:, apart]
+    expected = (square.mean(1) / 2 - own.mean(1)).sum()
+    torch.testing.assert_close(measure, expected)
     # B_i . B_j: 2 on the diagonal; 0, 0, -2 off it, twice each.
     assert ortho.item() == pytest.approx((4 + 4) / 6 - 2 * 2)
     learner.config = type(learner.config)(terminations=False, gamma=0.5)
-    went_on, _ = learner._measure_loss(batch, b)  # pyright: ignore[reportPrivateUsage]
-    assert went_on.item() != pytest.approx(by_hand), "the third transition goes on, too"
-    q = -(f * b).sum(2).amin(0).mean()
-    loss = learner._actor_loss(batch, b)  # pyright: ignore[reportPrivateUsage]
-    assert loss.item() == pytest.approx(q.item())
-
-
-def test_the_mean_square_off_the_diagonal() -> None:
-    assert others(torch.tensor([[9.0, 1.0], [3.0, 9.0]])).item() == 5.0
+    went_on, _ = learner._measure_loss(batch, b)
+    square = (m - 0.5 * m.amin(0)).square()[:, apart]
+    torch.testing.assert_close(went_on, (square.mean(1) / 2 - own.mean(1)).sum())
+    torch.testing.assert_close(learner._actor_loss(batch, b), -(f * b).sum(2).amin(0).mean())
 
 
 def test_prompts_are_on_the_sphere_and_half_are_states() -> None:
@@ -125,20 +112,13 @@ def test_b_sees_the_chosen_elements() -> None:
     assert torch.equal(policy.embed(one), policy.embed({**one, "eye": torch.ones(1, 2)}))
     with pytest.raises(ConfigError, match='no element "y"'):
         policy_of(SPEC, elements=["y"])
-    with pytest.raises(ConfigError, match="policy=prompted"):
-        make_learner("offline.fb.Fb", make_policy("deterministic.Deterministic", PLAIN))
 
 
 @pytest.fixture(scope="module")
 def trained() -> Fb:
-    learner = learner_of(
-        policy_of(hidden=[64], backward=[64], dimension=8),
-        hidden=[64],
-        batch_size=128,
-        lr=2e-3,
-        actor_lr=2e-3,
-        gamma=0.8,
-    )
+    policy = policy_of(hidden=[64], backward=[64], dimension=8)
+    given = {"hidden": [64], "batch_size": 128, "lr": 2e-3, "actor_lr": 2e-3, "gamma": 0.8}
+    learner = learner_of(policy, **given)
     generator = torch.Generator().manual_seed(1)
     learner.fit(walk(2000, generator))
     torch.manual_seed(0)
@@ -170,25 +150,12 @@ def dataset(folder: Path) -> str:
     generator = torch.Generator().manual_seed(5)
     with EpisodeWriter(folder, PLAIN) as writer:
         for _ in range(6):
-            x = 2 * torch.rand(1, generator=generator) - 1
-            rows: list[Tensors] = []
-            for _ in range(10):
-                action = 2 * torch.rand(1, generator=generator) - 1
-                following = (x + 0.3 * action).clamp(-1, 1)
-                reward = (following > 0.2).float()[0]
-                rows.append({"obs/state": x, "action": action, "reward": reward})
-                x = following
-            steps = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+            action = 2 * torch.rand(10, 1, generator=generator) - 1
+            x = torch.cat([torch.zeros(1, 1), 0.3 * action.cumsum(0)])
+            reward = (x[1:, 0] > 0.2).float()
             last = torch.arange(10) == 9
-            ended = {"terminated": torch.zeros(10, dtype=torch.bool), "truncated": last}
-            writer.add({**steps, **ended, "next_obs/state": x}, "walk", {})
+            writer.add(recorded({"state": x}, action, reward=reward, truncated=last), "walk", {})
     return str(folder)
-
-
-def run(*words: str | Path) -> int | str | None:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    return stopped.value.code
 
 
 def test_the_command(tmp_path: Path, trained: Fb, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,16 +166,16 @@ def test_the_command(tmp_path: Path, trained: Fb, capsys: pytest.CaptureFixture[
     (source / "run.yaml").write_text("{format: 1, name: run, out: run}\n")
 
     def prompted(name: str, *words: str) -> Tensor:
-        assert run("prompt", source, *words, f"out={tmp_path / name}") == 0
+        assert exit_of("prompt", source, *words, f"out={tmp_path / name}") == 0
         found = checkpoint.load_policy(tmp_path / name)
         assert isinstance(found, Prompted)
         assert checkpoint.read_about(tmp_path / name)["step"] == 600
         return found.u
 
-    episodes = prompts.states_of(PLAIN, read(demos))
+    episodes = prompts.states_of(PLAIN, read_episodes(demos))
     known = trained.policy.embed(episodes).detach()
     torch.testing.assert_close(prompted("all", f"demos={demos}"), known.mean(0))
-    last = trained.policy.embed(prompts.states_of(PLAIN, read(demos), 1)).detach()
+    last = trained.policy.embed(prompts.states_of(PLAIN, read_episodes(demos), 1)).detach()
     assert len(last) == 6
     torch.testing.assert_close(prompted("last", f"demos={demos}", "last=1"), last.mean(0))
     u = prompted("goal", "goal={x: 0.3}", f"among={demos}", "nearest=4")
@@ -217,16 +184,12 @@ def test_the_command(tmp_path: Path, trained: Fb, capsys: pytest.CaptureFixture[
     capsys.readouterr()
     prompted("reward", f"reward={demos}")
     assert "60 steps" in capsys.readouterr().out
-    assert run("prompt", source, "goal={x: 1}", f"out={tmp_path / 'b'}") == 2
-    assert "among=DIR" in capsys.readouterr().err
-    assert run("prompt", source, "goal={y: 1}", f"among={demos}", f"out={tmp_path / 'b'}") == 2
-    assert 'no element "y"' in capsys.readouterr().err
-
-
-def read(folder: str) -> Any:
-    from embodied.datasets.lerobot.reader import read_episodes
-
-    return read_episodes(folder)
+    for words, says in (
+        (("goal={x: 1}",), "among=DIR"),
+        (("goal={y: 1}", f"among={demos}"), 'no element "y"'),
+    ):
+        assert exit_of("prompt", source, *words, f"out={tmp_path / 'b'}") == 2
+        assert says in capsys.readouterr().err
 
 
 class Colours:

@@ -10,18 +10,18 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from embodied.buffers.replay import NewestReplayBuffer, ReplayBuffer
+from embodied.buffers.replay import ReplayBuffer
 from embodied.commands.train import train
 from embodied.core.build import ConfigError, build
-from embodied.core.tensors import Tensors, take
+from embodied.core.tensors import take
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import transitions as recorded_transitions
-from embodied.learners.critics import Critic
 from embodied.learners.offline.critic_progress import Config, CriticProgress, keeps_progress, value
 from embodied.learners.offline.rebrac import Rebrac
 from embodied.training.logger import read_metrics
 from tests.builders import LINE, exit_of, make_learner, make_policy, node_of, transitions
 from tests.learners.finetune.test_expo import made
+from tests.learners.parts import constant
 
 STEP, GAMMA = 0.05, 0.95
 
@@ -32,40 +32,29 @@ def rebrac(**settings: object) -> Rebrac:
     return make_learner("offline.rebrac.Rebrac", policy, **given)
 
 
-@torch.no_grad()
-def constant(critic: Critic, logits: Tensor) -> None:
-    """Critic i answers with the distribution `logits` [i] everywhere, [2, atoms]."""
-    for parameter in critic.ensemble.parameters():
-        parameter.zero_()
-    critic.ensemble.biases[-1].copy_(logits[:, None])
-
-
 SURE = torch.tensor([[-99.0, -99.0, 0.0], [-99.0, 0.0, -99.0]])  # 1 and 1/2 of the atoms 0, 1/2, 1
 
 
+LOGITS = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 1.0]])
+
+
 def test_rebrac_backs_up_the_distribution_of_the_smaller_mean() -> None:
-    """Targets 0 + 0.9 / 2 = 0.45 (nine tenths on 1/2, a tenth on 0) and the end, 1."""
-    learner = rebrac(critic_bc=0.0)
-    constant(learner.target, SURE)
-    constant(learner.critic, torch.zeros(2, 3))
+    """Targets 0 + 0.9 / 2 = 0.45 (nine tenths on 1/2, a tenth on 0) and the end, 1. The penalty is
+    taken from the reward: 0.9 (1/2 - 10 |a~ - a'|^2) is below the lowest atom."""
+    p = LOGITS.log_softmax(1)
     batch = transitions(2, LINE)
     batch |= {"reward": torch.tensor([0.0, 1.0]), "discount": torch.tensor([0.9, 0.0])}
-    loss, mean = learner._critic_loss(batch)
-    assert loss.item() == pytest.approx(2 * torch.tensor(3.0).log().item())
-    assert mean.item() == pytest.approx(0.5)
-    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 1.0]])
-    constant(learner.critic, logits)
-    p = logits.log_softmax(1)
-    expected = -(0.1 * p[:, 0] + 0.9 * p[:, 1] + p[:, 2]).sum() / 2
-    assert learner._critic_loss(batch)[0].item() == pytest.approx(expected.item(), rel=1e-5)
-    # The penalty is taken from the reward: 0.9 (1/2 - 10 |a~ - a'|^2) is below the lowest atom.
-    far = rebrac(critic_bc=10.0, target_noise=0.0)
-    constant(far.target, SURE)
-    constant(far.critic, logits)
-    action = far.target_policy({"state": batch["next_obs/state"]})
-    batch["next_action"] = action - action.sign()
-    expected = -(p[:, 0] + p[:, 2]).sum() / 2
-    assert far._critic_loss(batch)[0].item() == pytest.approx(expected.item(), rel=1e-5)
+    learned = {0.0: 0.1 * p[:, 0] + 0.9 * p[:, 1], 10.0: p[:, 0]}
+    for penalty, first in learned.items():
+        learner = rebrac(critic_bc=penalty, target_noise=0.0)
+        constant(learner.target.ensemble, SURE)
+        constant(learner.critic.ensemble, LOGITS)
+        action = learner.target_policy({"state": batch["next_obs/state"]})
+        batch["next_action"] = action - action.sign()
+        loss, mean = learner._critic_loss(batch)
+        assert loss.item() == pytest.approx(-(first + p[:, 2]).sum().item() / 2, rel=1e-5)
+        expected = (p.exp() @ torch.tensor([0.0, 0.5, 1.0])).mean().item()
+        assert mean.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_step_is_kept_unless_progress_falls_soon_after() -> None:
@@ -143,51 +132,43 @@ def test_a_run_samples_the_steps_that_keep_their_progress(tmp_path: Path) -> Non
 def test_categorical_values_of_noise_by_hand() -> None:
     learner = made(atoms=3)
     state = {"state": torch.zeros(2, 2)}
-    constant(learner.target, SURE)
+    constant(learner.target.ensemble, SURE)
     backup = learner._backup(torch.tensor([0.0, 1.0]), torch.tensor([0.9, 0.0]), state)
     torch.testing.assert_close(backup, torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.0, 1.0]]))
-    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 1.0]])
-    constant(learner.critic, SURE)
-    constant(learner.noise_critic, logits)
-    p = logits.log_softmax(1)  # each learns the distribution of its own member
+    constant(learner.critic.ensemble, SURE)
+    constant(learner.noise_critic.ensemble, LOGITS)
+    p = LOGITS.log_softmax(1)  # each learns the distribution of its own member
     assert learner._distil_loss(state).item() == pytest.approx(-(p[0, 2] + p[1, 1]).item())
 
 
 def test_noise_is_free_within_the_shell() -> None:
     """Bound 2: |w|^2 / 2 is 4 (1 + 0) / 2 = 2 and 4 (0.01 + 0.01) / 2 = 0.04; the shell is 0.25."""
-    learner = made(shell_weight=3.0, shell=0.25)
+    learner, without = made(shell_weight=3.0, shell=0.25), made()
     u = torch.tensor([[1.0, 0.0], [0.1, -0.1]])
     torch.testing.assert_close(learner.beyond_shell(u), torch.tensor([1.75, 0.0]))
-    state, n = {"state": torch.zeros(64, 2)}, 64
-    without = made()
+    state = {"state": torch.zeros(64, 2)}
     without.load_state_dict(learner.state_dict())
+    losses: list[Tensor] = []
+    for one in (without, learner):
+        torch.manual_seed(1)
+        losses.append(one._actor_loss(state)[0])
     torch.manual_seed(1)
-    free = without._actor_loss(state)[0]
-    torch.manual_seed(1)
-    drawn, _ = learner.actor.sample(state, learner.actor.sample_noise(n, True))
+    drawn, _ = learner.actor.sample(state, learner.actor.sample_noise(64, True))
     penalty = 3 * learner.beyond_shell(drawn).mean()
     assert penalty > 0
-    torch.manual_seed(1)
-    torch.testing.assert_close(learner._actor_loss(state)[0], free + penalty)
-
-
-def rows_of(*numbers: int) -> Tensors:
-    return {"reward": torch.tensor(numbers, dtype=torch.float32)}
+    torch.testing.assert_close(losses[1], losses[0] + penalty)
 
 
 def test_half_of_a_batch_is_new() -> None:
     node = node_of("buffers.replay.NewestReplayBuffer", share=0.5, newest=2)
     buffer = build(node, ReplayBuffer, capacity=8)
-    assert isinstance(buffer, NewestReplayBuffer)
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(2)
-    buffer.add(rows_of(1))
+    buffer.add({"reward": torch.ones(1)})
     assert buffer.sample(4)["reward"].tolist() == [1, 1, 1, 1]
-    buffer.add(rows_of(*range(2, 11)))  # 9 and 10 are where 1 and 2 were
+    buffer.add({"reward": torch.arange(2.0, 11.0)})  # 9 and 10 are where 1 and 2 were
     torch.manual_seed(0)
     found = buffer.sample(8000)["reward"]
-    assert set(found.tolist()) == set(range(3, 11))
-    new = found >= 9
-    assert new.float().mean().item() == pytest.approx(0.5 + 0.5 * 2 / 8, abs=0.03)
-    halves = new.float().view(2, -1).mean(1)
-    assert abs(halves[0] - halves[1]).item() < 0.05, "they are spread over the batch"
+    assert found.unique().tolist() == list(range(3, 11))
+    halves = (found >= 9).float().view(2, -1).mean(1)  # they are spread over the batch
+    assert halves.tolist() == pytest.approx([0.5 + 0.5 * 2 / 8] * 2, abs=0.03)

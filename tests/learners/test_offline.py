@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors, under
+from embodied.core.build import ConfigError
+from embodied.core.tensors import Tensors, cat, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions as recorded_transitions
 from embodied.learners.imitation.behavior_cloning import behaviour
@@ -24,7 +22,7 @@ from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falli
 from embodied.learners.offline.qchunking import QChunking
 from embodied.training.collector import Collector
 from tests.builders import LINE, SPEC, make_learner, make_policy, node_of, still, transitions
-from tests.learners.parts import slopes, two_modes
+from tests.learners.parts import constant, slopes, two_modes
 from tests.toy_envs import Config, Counter
 
 
@@ -40,14 +38,10 @@ def batch_of(n: int) -> Tensors:
     return batch
 
 
-@torch.no_grad()
-def constant(learner: Iql, q: list[float], value: float) -> None:
-    """Target critic i answers q[i] everywhere, V is `value`."""
-    for net in (learner.target.ensemble, learner.value.net):
-        for parameter in net.parameters():
-            parameter.zero_()
-    learner.target.ensemble.biases[-1].copy_(torch.tensor(q).view(-1, 1, 1))
-    learner.value.net.biases[-1].fill_(value)
+def sure(learner: Iql, q: list[float]) -> None:
+    """Target critic i answers q[i] everywhere, V is 1."""
+    constant(learner.target.ensemble, q)
+    constant(learner.value.net, [1.0])
 
 
 def test_expectile_and_weights_by_hand() -> None:
@@ -63,33 +57,24 @@ def test_expectile_and_weights_by_hand() -> None:
 
 def test_the_rate_falls_to_zero() -> None:
     assert [falling(p) for p in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
-    learner = make()
-    rates = []
-    for _ in range(101):
+    for cosine, expected in ((True, 1.5e-4), (False, 3e-4)):
+        learner = make(cosine=cosine)
+        learner.done = 50
         learner.update(batch_of(4))
-        rates.append(learner.optims["actor"].param_groups[0]["lr"])
-    assert rates[0] == 3e-4 and rates[50] == pytest.approx(1.5e-4) and rates[100] == 0
-    steady = make(cosine=False)
-    steady.update(batch_of(4))
-    assert steady.optims["actor"].param_groups[0]["lr"] == 3e-4
+        assert learner.optims["actor"].param_groups[0]["lr"] == pytest.approx(expected)
 
 
 def test_the_three_losses_by_hand() -> None:
     """Q' = min(4, 3) = 3 and V = 1 everywhere: the advantage is 2, the weight exp(0.2)."""
     learner = make(expectile=0.8, beta=0.1)
-    constant(learner, [4.0, 3.0], 1.0)
+    sure(learner, [4.0, 3.0])
     batch = batch_of(4)
     losses, metrics = learner._loss(batch)
-    action = torch.tanh(learner.policy.get_submodule("net")(batch["obs/state"]))
-    regression = (action - batch["action"]).square().mean(1)
     obs = {"state": batch["obs/state"]}
+    regression = (learner.policy(obs) - batch["action"]).square().mean()
     backup = torch.tensor([0.9, 1.9, 2.9, 3.0])  # r + 0.9 V, and r where the world ended
-    q = learner.critic(obs, batch["action"])
-    expected = [
-        0.8 * 4,
-        math.exp(0.2) * regression.mean().item(),
-        (q - backup).square().mean(1).sum().item(),
-    ]
+    error = (learner.critic(obs, batch["action"]) - backup).square().mean(1).sum()
+    expected = [0.8 * 4, math.exp(0.2) * regression.item(), error.item()]
     assert losses.tolist() == pytest.approx(expected, rel=1e-5)
     assert metrics["advantage"].item() == 2
     assert metrics["weight"].item() == pytest.approx(math.exp(0.2))
@@ -111,7 +96,7 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
     """With policy.imitate=nll the loss is -exp(beta A) log pi(a|s), per action element."""
     policy = make_policy("gaussian.Gaussian", SPEC, hidden=[32], imitate="nll")
     learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[32], beta=0.1)
-    constant(learner, [3.0, 3.0], 1.0)
+    sure(learner, [3.0, 3.0])
     batch = batch_of(4)
     log_prob = policy.log_prob({"state": batch["obs/state"]}, batch["action"])
     losses, _ = learner._loss(batch)
@@ -143,6 +128,9 @@ def test_prefers_the_better_half_of_the_data() -> None:
     action = learner.policy.act({"state": torch.zeros(1, 3)}, {}, torch.zeros(1, 2))[0]
     assert value == pytest.approx(0.75, abs=0.02)
     assert action.flatten().tolist() == pytest.approx([0.48, 0.48], abs=0.01)
+
+
+SAC = "off_policy.sac.Sac"
 
 
 def make_calql(
@@ -185,26 +173,22 @@ def test_the_gap_by_hand() -> None:
 def test_where_actions_come_from_and_how_dense_they_are() -> None:
     learner = make_calql(samples=3)
     assert isinstance(learner, CalQl)
-    batch = batch_of_calql(4)
-    obs, following = ({"state": batch[f"{kind}/state"]} for kind in ("obs", "next_obs"))
+    obs, following = ({"state": torch.randn(4, 3)} for _ in range(2))
     actions, log_prob = learner._elsewhere(obs, following)
     assert actions.shape == (4, 9, 2) and log_prob.shape == (4, 9)
-    for row in range(4):
-        for first, seen in ((0, obs), (3, following)):
-            given = {"state": seen["state"][row].expand(3, 3)}
-            density = learner.policy.log_prob(given, actions[row, first : first + 3])
-            torch.testing.assert_close(
-                log_prob[row, first : first + 3], density, rtol=1e-3, atol=1e-3
-            )
+    for first, seen in ((0, obs), (3, following)):
+        many = {"state": seen["state"].repeat_interleave(3, 0)}
+        density = learner.policy.log_prob(many, actions[:, first : first + 3].flatten(0, 1))
+        found = log_prob[:, first : first + 3].flatten()
+        torch.testing.assert_close(found, density, rtol=1e-3, atol=1e-3)
     assert torch.equal(log_prob[:, 6:], torch.full((4, 3), math.log(0.25)))
     assert actions[:, 6:].abs().max() <= 1
 
 
 def test_without_the_term_it_is_sac() -> None:
-    one = make_calql(conservative=0.0, entropy_in_backup=True)._critic_loss(batch_of_calql(4))[0]
-    other = make_calql("off_policy.sac.Sac")
-    batch = batch_of_calql(4)
-    assert one.item() == pytest.approx(other._critic_loss(batch)[0].item(), rel=1e-5)
+    one, other = make_calql(conservative=0.0, entropy_in_backup=True), make_calql(SAC)
+    losses = [learner._critic_loss(batch_of_calql(4))[0].item() for learner in (one, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_pessimism_is_bounded_by_the_returns_seen() -> None:
@@ -289,29 +273,16 @@ def test_what_each_term_moves() -> None:
     assert all(weight.grad is None for weight in learner.policy.net.parameters())
 
 
-def test_the_actor_step_leaves_the_critics_alone_and_targets_follow() -> None:
-    learner = make_fql(tau=0.3)
-    learner.optims["critic"].param_groups[0]["lr"] = 0.0
-    before = [weight.detach().clone() for weight in learner.critic_params]
-    torch._foreach_add_(learner.target_params, 1.0)
-    learner.update(two_modes(16))
-    for old, new, average in zip(before, learner.critic_params, learner.target_params, strict=True):
-        assert torch.equal(old, new) and new.grad is None and new.requires_grad
-        torch.testing.assert_close(average, 0.7 * (old + 1) + 0.3 * old)
-
-
 def test_chunks_that_do_not_fit_are_refused() -> None:
-    wide = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
-    critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
+    wide = node_of("policies.wrappers.best_of_n.BestOfN", base=FLOW, n=2, critic=CRITIC)
     with pytest.raises(ConfigError, match="as large as its chunk"):
-        node = node_of("policies.generative.one_step.OneStep", flow={**wide, "critic": critic})
-        build(node, Policy, spec=LINE)
+        make_policy("generative.one_step.OneStep", LINE, flow=wide)
     with pytest.raises(ConfigError, match="hold 1 steps per decision"):
         make_qchunk(2)._actor_loss(two_modes(4))
 
 
 GAMMA = 0.9
-CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2}
+CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": [16]}
 
 
 def make_qchunk(
@@ -326,35 +297,14 @@ def make_qchunk(
 
 
 class Known(nn.Module):
-    """Two critics that know the value of a state."""
-
-    def __init__(self, value: Callable[[float], float]) -> None:
-        super().__init__()
-        self.value = value
+    """Two critics that know what the Counter still pays: its first row ends for good at 3, its
+    second goes on for ever behind the clock, sum_i gamma^i (s + i)."""
 
     def forward(self, obs: Tensors, action: Tensor) -> Tensor:
-        values = [self.value(s) for s in obs["state"][:, 0].tolist()]
-        return torch.tensor([values, values])
-
-
-def returned(s: float, steps: int) -> float:
-    """What the Counter pays from `s` in `steps` steps: s + gamma (s + 1) + ..."""
-    return sum(GAMMA**i * (s + i) for i in range(steps))
-
-
-def forever(s: float) -> float:
-    """sum_i gamma^i (s + i)"""
-    return s / (1 - GAMMA) + GAMMA / (1 - GAMMA) ** 2
-
-
-def left(s: float) -> int:
-    """Steps to the end of the Counter's rows: one ends (for good) at 3, one (by the clock) at 5."""
-    return int(3 - s if s < 100 else 105 - s)
-
-
-def true_value(s: float) -> float:
-    """The first row's world ends with its episode, the other's goes on behind the clock."""
-    return returned(s, left(s)) if s < 100 else forever(s)
+        s = obs["state"][:, 0]
+        ending = torch.tensor([GAMMA + 2 * GAMMA**2, 1 + 2 * GAMMA, 2.0, 0.0])
+        going = s / (1 - GAMMA) + GAMMA / (1 - GAMMA) ** 2
+        return torch.where(s < 100, ending[s.long().clamp(max=3)], going).expand(2, -1)
 
 
 def recorded() -> Episodes:
@@ -372,42 +322,36 @@ def recorded() -> Episodes:
     return Episodes(LINE, steps, torch.tensor([0, 3]), torch.tensor([3, 5]), final)
 
 
-def lived(chunk: int) -> Tensors:
-    """Rows of the running world."""
-    learner = make_qchunk(chunk)
-    rollout = Collector(Counter(Config()), learner.policy, GAMMA, executed_steps=True)
-    parts = [rows for _ in range(20) if (rows := rollout.step()[0])]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+def rows_of(source: str, chunk: int) -> Tensors:
+    """Rows of `recorded` or of the running world."""
+    if source == "recorded":
+        return recorded_transitions(recorded(), GAMMA, chunk)
+    policy = make_qchunk(chunk).policy
+    rollout = Collector(Counter(Config()), policy, GAMMA, executed_steps=True)
+    return cat([rows for _ in range(20) if (rows := rollout.step()[0])])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("source", ["recorded", "lived"])
 def test_the_target_is_the_return_at_every_distance_from_the_end(source: str, chunk: int) -> None:
-    learner = make_qchunk(chunk)
-    rows = recorded_transitions(recorded(), GAMMA, chunk) if source == "recorded" else lived(chunk)
-    states = rows["obs/state"][:, 0].tolist()
+    learner, rows = make_qchunk(chunk), rows_of(source, chunk)
     if source == "recorded":
-        assert states == [0, 1, 2, 100, 101, 102, 103, 104]
-    following = under(rows, "next_obs")
-    learner.target = Known(lambda s: 0.0)
-    nothing = learner._backup(rows["reward"], rows["discount"], following)
-    expected = [returned(s, min(chunk, left(s))) for s in states]
-    torch.testing.assert_close(nothing, torch.tensor(expected))
-    learner.target = Known(true_value)
-    bootstrapped = learner._backup(rows["reward"], rows["discount"], following)
-    torch.testing.assert_close(bootstrapped, torch.tensor([true_value(s) for s in states]))
+        assert rows["obs/state"].flatten().tolist() == [0, 1, 2, 100, 101, 102, 103, 104]
+    learner.target = Known()
+    backup = learner._backup(rows["reward"], rows["discount"], under(rows, "next_obs"))
+    expected = learner.target({"state": rows["obs/state"]}, rows["action"])[0]
+    torch.testing.assert_close(backup, expected)
 
 
 @pytest.mark.parametrize("source", ["recorded", "lived"])
 def test_only_executed_steps_are_imitated(source: str) -> None:
     """A chunk that the end of an episode cuts short holds actions that nobody took."""
-    learner = make_qchunk(chunk=4)
-    rows = recorded_transitions(recorded(), GAMMA, 4) if source == "recorded" else lived(4)
-    steps = [min(4, left(s)) for s in rows["obs/state"][:, 0].tolist()]
-    assert 1 in steps and 4 in steps
-    imitated = behaviour(rows, learner.policy)["valid"]
-    assert imitated.sum(1).tolist() == steps
-    assert (imitated.int().diff(dim=1) <= 0).all()  # from the first one on
+    rows = rows_of(source, 4)
+    s = rows["obs/state"][:, 0]
+    left = torch.where(s < 100, 3 - s, 105 - s).clamp(max=4)
+    assert left.min() == 1 and left.max() == 4
+    imitated = behaviour(rows, make_qchunk(chunk=4).policy)["valid"]
+    assert torch.equal(imitated, torch.arange(4) < left[:, None])  # from the first one on
 
 
 def test_learning_critics_choose_and_their_averages_value() -> None:
@@ -417,25 +361,12 @@ def test_learning_critics_choose_and_their_averages_value() -> None:
     following, reward = {"state": torch.randn(6, 1)}, torch.arange(6.0)
     discount = torch.tensor([0.9, 0.9, 0.9, 0.81, 0.81, 0.0])
     torch.manual_seed(4)
-    candidates = learner.policy.proposals(following, learner.policy.sample_noise(6, explore=True))[
-        :, :, 0
-    ]
+    noise = learner.policy.sample_noise(6, explore=True)
+    candidates = learner.policy.proposals(following, noise)[:, :, 0]
     torch.manual_seed(4)
     backup = learner._backup(reward, discount, following)
     torch.testing.assert_close(backup, reward + discount * 4 * candidates.amin(1))
     assert candidates.amin(1).max() < candidates.amax(1).min()
-
-
-def test_each_step_moves_its_own_part() -> None:
-    learner = make_qchunk(tau=0.3)
-    target = [weight.clone() for weight in learner.target_params]
-    base = [weight.detach().clone() for weight in learner.policy.base.parameters()]
-    learner.update(two_modes(16))
-    for old, new, average in zip(target, learner.critic_params, learner.target_params, strict=True):
-        torch.testing.assert_close(average, 0.7 * old + 0.3 * new.detach())
-    moved = zip(base, learner.policy.base.parameters(), strict=True)
-    assert all(not torch.equal(old, new) for old, new in moved)
-    assert learner.critic is learner.policy.critic
 
 
 @pytest.mark.parametrize("method", ["fql", "qchunking"])

@@ -18,6 +18,7 @@ from tests.tiers import only_all
 from tests.toy_envs import Reach
 
 RATES = {"critic_lr": 3e-3, "actor_lr": 3e-3}
+NORMAL = "diagonal_gaussian.DiagonalGaussian"
 SOFT = {"temperature_lr": 1e-2, "initial_temperature": 0.05, "target_entropy": -3.0}
 
 
@@ -95,6 +96,14 @@ def test_learns_to_reach(
         ("finetune.dsrl_na.DsrlNa", "gaussian.Gaussian", "finetune=dsrl_na"),
         ("finetune.dppo.Dppo", "gaussian.Gaussian", "policy=noisy_diffusion"),
         ("on_policy.ppo.Ppo", "generative.flow.Flow", "policy=diagonal_gaussian"),
+        ("off_policy.iwocs.Iwocs", "gaussian.Gaussian", "policy=iwocs_member"),
+        ("imitation.recap.Recap", "generative.flow.Flow", "policy=advantage_conditioned"),
+        ("on_policy.relic.Relic", NORMAL, "needs a transformer"),
+        ("on_policy.sqirl.Sqirl", "gaussian.Gaussian", "policy=staged_categorical"),
+        ("mdpo.Mdpo", "gaussian.Gaussian", "policy=diagonal_gaussian"),
+        ("offline.fb.Fb", "deterministic.Deterministic", "policy=prompted"),
+        ("finetune.ticket.TicketSearch", "gaussian.Gaussian", "finetune=ticket"),
+        ("finetune.reinflow.Reinflow", "gaussian.Gaussian", "policy=noisy_flow"),
     ],
 )
 def test_policies_that_do_not_fit_are_refused(target: str, policy: str, says: str) -> None:
@@ -132,3 +141,23 @@ def test_a_recorded_update_learns_like_a_plain_one(
         batch |= {"reward": torch.ones(n), "discount": torch.full((n,), 0.5)}
         metrics = learner.update({key: leaf.cuda() for key, leaf in batch.items()})
     assert metrics["q_mean"].item() == pytest.approx(2.0, abs=0.4)
+
+
+@pytest.mark.parametrize(
+    ("target", "policy", "settings", "says"),
+    [
+        ("off_policy.h2o.H2o", "gaussian.Gaussian", {"n_step": 3}, "single steps"),
+        ("off_policy.iwocs.Iwocs", "wrappers.iwocs.Member", {"n_step": 3}, "n_step=1"),
+        (
+            "on_policy.ppo.Ppo",
+            "diagonal_gaussian.DiagonalGaussian",
+            {"value": {"obs": ["truth"]}},
+            'no observation "truth"',
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    target: str, policy: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_learner(target, make_policy(policy, SPEC), run=RunPlan(1), **settings)
