@@ -82,13 +82,6 @@ def test_sampled_rows_are_whole_copies_drawn_by_the_default_generator() -> None:
     assert torch.equal(again, which.float()) and not torch.equal(again, other["reward"])
 
 
-def test_what_is_saved_is_what_is_stored_not_the_capacity(tmp_path) -> None:
-    replay = ReplayBuffer(100_000)
-    replay.add(rows(range(10)))
-    torch.save(replay.get_state(), tmp_path / "replay.pt")
-    assert (tmp_path / "replay.pt").stat().st_size < 20_000
-
-
 def test_an_empty_buffer_is_saved_and_cannot_be_sampled() -> None:
     replay = ReplayBuffer(5)
     replay.set_state(ReplayBuffer(5).get_state())
@@ -283,16 +276,6 @@ def test_long_episodes_and_rows_that_close_at_different_times() -> None:
         source.push(steps([value, 100 + value][: len(who)]), who, no, no)
     source.push({}, torch.empty(0, dtype=torch.int64), flags(False, True), flags(True, True))
     assert sorted(held(source.kept)) == [100 + value for value in range(1, 40, 2)]
-
-
-def test_successes_resume_exactly() -> None:
-    one, other = SuccessBuffer(10, ReplayBuffer(1)), SuccessBuffer(10, ReplayBuffer(1))
-    no = flags(False, False)
-    one.push(steps([1, 2]), None, no, no)
-    other.set_state(one.get_state())
-    for source in (one, other):
-        source.push(steps([3, 4]), None, flags(False, True), flags(True, True))
-    assert held(one.kept) == held(other.kept) == [2, 4]
 
 
 LOST = torch.tensor([1])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -51,36 +49,35 @@ def test_every_slice_has_exact_shares(
     fractions: Sequence[float], size: int, expected: list[int]
 ) -> None:
     mix = Mixture([filled(float(i)) for i in range(len(fractions))], fractions)
+    assert len(mix) == 20 * len(fractions)
     batch = mix.sample(6 * size)
     for part in batch["reward"].split(size):
         assert torch.bincount(part.long(), minlength=len(fractions)).tolist() == expected
     assert torch.equal(batch["obs/state"][:, 1], batch["reward"])  # rows stay whole
 
 
-def test_the_length_is_of_all_and_nothing_is_drawn_from_a_source_without_a_share() -> None:
-    assert len(Mixture([filled(0, 20), filled(1, 30)], (0.5, 0.5))) == 50
+def test_nothing_is_drawn_from_a_source_without_a_share() -> None:
     mix = Mixture([filled(1), ReplayBuffer(5)], (1.0, 0.0))
     assert mix.sample(5)["reward"].tolist() == [1] * 5
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="sum to 1"):
-        Mixture([filled(0), filled(1)], (0.5, 0.6))
-    with pytest.raises(ValueError, match="multiple of"):
-        Mixture([filled(0), filled(1)], (0.5, 0.5)).sample(7)
     other = ReplayBuffer(4)
     other.add({"reward": torch.zeros(2), "obs/image": torch.zeros(2, 2)})
-    with pytest.raises(ValueError, match="obs/image"):
-        Mixture([filled(0), other], (0.5, 0.5)).sample(4)
+    for second, share, count, says in (
+        (filled(1), 0.6, 4, "sum to 1"),
+        (filled(1), 0.5, 7, "multiple of"),
+        (other, 0.5, 4, "obs/image"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Mixture([filled(0), second], (0.5, share)).sample(count)
 
 
 class Scale:
     """A reward that learns one number."""
 
     frozen = False
-
-    def __init__(self) -> None:
-        self.factor = 1.0
+    factor = 1.0
 
     def __call__(self, rows: Tensors) -> Tensor:
         return self.factor * rows["obs/state"][:, 0]
@@ -106,17 +103,13 @@ def test_every_shift_is_one_of_the_nine_and_all_occur() -> None:
     allowed = {
         tuple(padded[y : y + 3, x : x + 4].flatten().tolist()) for y in range(3) for x in range(3)
     }
-    random = torch.Generator().manual_seed(0)
-    shifted = random_shift(picture.expand(200, -1, -1, -1), 1, random)
-    assert shifted.shape == (200, 3, 4, 1) and shifted.dtype == torch.uint8
+    pictures = picture.expand(200, -1, -1, -1)
+    shifted, again = (random_shift(pictures, 1, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert torch.equal(shifted, again) and shifted.dtype == torch.uint8
     assert {tuple(one.flatten().tolist()) for one in shifted} == allowed
-
-
-def test_no_shift_and_the_generator_decides() -> None:
-    pictures = torch.rand(5, 8, 6, 3)
     assert torch.equal(random_shift(pictures, 0), pictures)
-    same = [random_shift(pictures, 2, torch.Generator().manual_seed(1)) for _ in range(2)]
-    assert torch.equal(*same) and not torch.equal(same[0], pictures)
+    wide = random_shift(pictures, 5)  # wider than the picture
+    assert wide.shape == pictures.shape and wide.unique().tolist() == list(range(12))
 
 
 def test_every_way_of_shifting_crops_the_same() -> None:
@@ -141,14 +134,6 @@ def test_every_way_of_shifting_crops_the_same() -> None:
     assert torch.equal(
         shift_on_cpu(pictures.float(), moved), shift_by_index(pictures.float(), moved)
     )
-
-
-def test_shifts_wider_than_the_picture() -> None:
-    pictures = torch.randint(256, (50, 3, 4, 1), dtype=torch.uint8)
-    shifted = random_shift(pictures, 5)
-    assert shifted.shape == pictures.shape
-    for before, after in zip(pictures, shifted, strict=True):
-        assert set(before.flatten().tolist()) >= set(after.flatten().tolist())
 
 
 def test_only_pictures_of_a_batch_are_shifted() -> None:
@@ -220,102 +205,91 @@ def test_kept_batches_are_side_by_side() -> None:
         assert three["carry/h"].flatten().tolist() == [1, 2, 10, 20]
 
 
-def test_state_goes_on() -> None:
-    for closed in (None, torch.tensor([0, 1])):
-        one, other = RolloutBuffer(2, 2), RolloutBuffer(2, 2)
-        one.add(numbers([1.0, 2.0]), closed)
-        other.add(numbers([5.0, 5.0]), closed)
-        other.set_state(one.get_state())
-        for segment in (one, other):
-            for t in range(3):
-                segment.add(numbers([3.0 + t, 4.0]), closed)
-        assert torch.equal(one.batch()["reward"], other.batch()["reward"])
-        assert torch.equal(one.batch()["valid"], other.batch()["valid"])
+@pytest.mark.parametrize("closed", [None, torch.tensor([0, 1])])
+def test_state_goes_on(closed: Tensor | None) -> None:
+    one, other = RolloutBuffer(2, 2), RolloutBuffer(2, 2)
+    one.add(numbers([1.0, 2.0]), closed)
+    other.add(numbers([5.0, 5.0]), closed)
+    other.set_state(one.get_state())
+    for segment in (one, other):
+        for t in range(3):
+            segment.add(numbers([3.0 + t, 4.0]), closed)
+    torch.testing.assert_close(one.batch(), other.batch(), rtol=0, atol=0)
 
 
 BOTH = ("returns", "next_action")
 
 
-def test_returns_by_hand_of_several_lengths_and_undiscounted() -> None:
-    """1 2 4, ended; 8 16 32, cut: 32 / (1 - 0.5) = 64, 16 + 32, 8 + 24."""
-    reward = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
-    discount = torch.tensor([0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
-    found = returns_to_go(reward, discount, torch.tensor([3, 3]))
-    assert found.tolist() == [1 + 0.5 * 4, 2 + 2, 4, 32, 48, 64]
+@pytest.mark.parametrize(
+    ("reward", "discount", "lengths", "expected"),
+    [
+        # 1 2 4, ended; 8 16 32, cut: 32 / (1 - 0.5) = 64, 16 + 32, 8 + 24.
+        ([1, 2, 4, 8, 16, 32], [0.5, 0.5, 0, 0.5, 0.5, 0.5], [3, 3], [3, 4, 4, 32, 48, 64]),
+        # 1 | 3 / 0.5 after 2 | 4 + (5 + 6 / 2) / 2
+        ([1, 2, 3, 4, 5, 6], [0, 0.5, 0.5, 0.5, 0.5, 0], [1, 2, 3], [1, 5, 6, 8, 8, 6]),
+        ([1, 2], [1, 1], [2], [3, 2]),
+    ],
+)
+def test_returns_by_hand(
+    reward: list[float], discount: list[float], lengths: list[int], expected: list[float]
+) -> None:
+    given = torch.tensor(reward, dtype=torch.float32), torch.tensor(discount, dtype=torch.float32)
+    assert returns_to_go(*given, torch.tensor(lengths)).tolist() == expected
+
+
+def test_returns_of_recorded_episodes() -> None:
     rows = transitions(TWO, 0.5)
-    assert columns_of_episodes(TWO, rows, BOTH, 0.5, 1)["returns"].tolist() == found.tolist()
-    reward, discount = torch.arange(1.0, 7.0), torch.full((6,), 0.5)
-    discount[[0, 5]] = 0.0
-    found = returns_to_go(reward, discount, torch.tensor([1, 2, 3]))
-    # 1 | 3 / 0.5 after 2 | 4 + (5 + 6 / 2) / 2
-    assert found.tolist() == [1, 2 + 0.5 * 6, 6, 4 + 0.5 * 8, 5 + 3, 6]
-    reward, discount = torch.tensor([1.0, 2.0]), torch.ones(2)
-    assert returns_to_go(reward, discount, torch.tensor([2])).tolist() == [3, 2]
+    found = columns_of_episodes(TWO, rows, BOTH, 0.5, 1)["returns"]
+    assert found.tolist() == [3, 4, 4, 32, 48, 64]
 
 
-def test_next_actions_by_hand() -> None:
-    action = torch.arange(6.0)[:, None]
-    found = next_actions(action, torch.tensor([2, 4])).flatten().tolist()
-    assert [None if math.isnan(x) else x for x in found] == [1, None, 3, 4, 5, None]
-    found = next_actions(action, torch.tensor([2, 4]), 2).flatten().tolist()
-    assert [None if math.isnan(x) else x for x in found] == [None, None, 4, 5, None, None]
+@pytest.mark.parametrize(
+    ("ahead", "expected"), [(1, [1, -1, 3, 4, 5, -1]), (2, [-1, -1, 4, 5, -1, -1])]
+)
+def test_next_actions_by_hand(ahead: int, expected: list[int]) -> None:
+    found = next_actions(torch.arange(6.0)[:, None], torch.tensor([2, 4]), ahead)
+    assert found.flatten().nan_to_num(-1).tolist() == expected
 
 
-def same(one: Tensors, other: Tensors) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(one[key].nan_to_num(9e9), other[key].nan_to_num(9e9)) for key in one
-    )
+def counted(chunk: int = 1) -> Collector:
+    torch.manual_seed(0)
+    env = Counter(Config())
+    return Collector(env, Random(RandomConfig(chunk=chunk), env.spec), 0.5)
 
 
-@pytest.mark.parametrize("chunk", [1, 2])
-def test_rows_come_out_when_their_episode_ends(chunk: int) -> None:
+@pytest.mark.parametrize(("chunk", "counts"), [(1, [0, 0, 3, 0, 5]), (2, [0, 0, 2, 0, 3])])
+def test_rows_come_out_when_their_episode_ends(chunk: int, counts: list[int]) -> None:
     """Counter's row 0 ends (3 steps), row 1 is cut (5): the same rows in their order, completed."""
-
-    def play(steps: int, hindsight: TrajectoryColumns | None) -> tuple[Collector, list[Tensors]]:
-        torch.manual_seed(0)
-        env = Counter(Config())
-        rollout = Collector(env, Random(RandomConfig(chunk=chunk), env.spec), 0.5)
-        out = []
-        for _ in range(steps):
-            rows, step = rollout.step()
-            if hindsight is not None:
-                rows = hindsight.push(rows, rollout.finished, step.ended)
-            out.append(each(rows, torch.clone))
-        return rollout, out
-
-    _, plain = play(5, None)
-    _, late = play(5, TrajectoryColumns(BOTH))
-    assert [len(rows.get("reward", [])) for rows in late] == (
-        [0, 0, 3, 0, 5] if chunk == 1 else [0, 0, 2, 0, 3]
-    )
+    rollout, columns = counted(chunk), TrajectoryColumns(BOTH)
+    plain, late = [], []
+    for _ in range(5):
+        rows, step = rollout.step()
+        plain.append(each(rows, torch.clone))
+        late.append(columns.push(rows, rollout.finished, step.ended))
+    assert [len(rows.get("reward", [])) for rows in late] == counts
     whole = cat([rows for rows in plain if rows])
-    for rows in (late[2], late[4]):
-        begin = rows["obs/state"][0].item()
-        mine = (whole["obs/state"].flatten() >= begin) & (whole["obs/state"].flatten() < begin + 5)
-        index = mine.nonzero().flatten()[: len(rows["reward"])]
-        assert torch.equal(rows["action"], whole["action"][index])
+    for rows, begin in ((late[2], 0), (late[4], 100)):
+        state = whole["obs/state"].flatten()
+        mine = ((state >= begin) & (state < begin + 5)).nonzero().flatten()
+        assert torch.equal(rows["action"], whole["action"][mine[: len(rows["reward"])]])
         assert torch.equal(rows["next_action"][:-1], rows["action"][1:])
         assert rows["next_action"][-1].isnan().all()
     first = late[2]["returns"].tolist()
-    assert first == [0 + 0.5 * (1 + 0.5 * 2), 1 + 0.5 * 2, 2][:: 1 if chunk == 1 else 2]
+    assert first == [0 + 0.5 * (1 + 0.5 * 2), 1 + 0.5 * 2, 2][::chunk]
     if chunk == 1:
-        assert late[4]["returns"][-1].item() == 104 / 0.5
-        assert late[4]["returns"][-2].item() == 103 + 104
+        assert late[4]["returns"][-2:].tolist() == [103 + 104, 104 / 0.5]
 
 
 def test_what_is_held_is_saved() -> None:
-    torch.manual_seed(0)
-    env = Counter(Config())
-    rollout = Collector(env, Random(RandomConfig(), env.spec), 0.5)
+    rollout = counted()
     one, other = TrajectoryColumns(BOTH), TrajectoryColumns(BOTH)
-    state: dict[str, Any] = {}
     for t in range(10):
         rows, step = rollout.step()
         if t == 4:
-            state = one.get_state()
-            other.set_state(state)
+            other.set_state(one.get_state())
         out = one.push(dict(rows), rollout.finished, step.ended)
         if t >= 4:
-            assert same(out, other.push(dict(rows), rollout.finished, step.ended))
+            again = other.push(dict(rows), rollout.finished, step.ended)
+            torch.testing.assert_close(out, again, rtol=0, atol=0, equal_nan=True)
     other.set_state(TrajectoryColumns(BOTH).get_state())
     assert not other.held

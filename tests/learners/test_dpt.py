@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
-from embodied.core.spec import BEST_ACTION
+from embodied.core.build import ConfigError
+from embodied.core.spec import BEST_ACTION, Spec
 from embodied.core.tensors import nest, under
 from embodied.envs.toy import bandit, darkroom
 from embodied.envs.wrappers import trials
@@ -20,8 +19,9 @@ from embodied.policies.random import Random
 from embodied.policies.scripted.in_context import Lopsided, Thompson
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
+from tests.builders import make_policy, node_of
 
-RANDOM = {"_target_": "embodied.policies.random.Random"}
+RANDOM = node_of("policies.random.Random")
 
 
 def bandits(pulls: int, n: int = 64, arms: int = 2, noise: float = 0.0) -> Trials:
@@ -34,13 +34,10 @@ def rooms(n: int = 8, **settings: Any) -> darkroom.Darkroom:
 
 
 def learner(env: Trials, horizon: int, kind: str = "transformer", **settings: Any) -> Dpt:
-    torch.manual_seed(0)
-    inner = {"_target_": "embodied.policies.categorical.Categorical", "hidden": [], "sampled": True}
-    node: dict[str, Any] = {"_target_": "embodied.policies.transformer.Transformer", "width": 16}
-    node |= {"heads": 1, "window": horizon, "inner": inner}
-    if kind == "recurrent":
-        node = {"_target_": "embodied.policies.recurrent.Recurrent", "width": 16, "inner": inner}
-    policy = build(node, Policy, spec=env.spec)
+    inner = node_of("policies.categorical.Categorical", hidden=[], sampled=True)
+    made: dict[str, Any] = {"width": 16, "inner": inner}
+    made |= {"heads": 1, "window": horizon} if kind == "transformer" else {}
+    policy = make_policy(f"{kind}.{kind.capitalize()}", env.spec, **made)
     return Dpt(Config(behaviour=RANDOM, horizon=horizon, **settings), policy, env.spec)
 
 
@@ -67,38 +64,28 @@ def test_the_loss_is_what_the_policy_says_step_by_step(kind: str) -> None:
     obs = under(batch, "obs")
     data = {**batch, "label": dpt.labels(obs)}
     policy: Any = dpt.policy
-    carry, total = policy.initial(3), 0.0
+    carry, seen = policy.initial(3), []
     for t in range(10):
         here = {key: leaf[t] for key, leaf in obs.items()}
         if batch["first"][t].any():  # all at once, as lifetimes are equally long
             carry = policy.initial(3)
-        _, after = policy.act(here, carry, policy.sample_noise(3))
-        for arm in (0, 1):
-            # Gumbel noise that decides for an arm where its log-probability is higher than 0.
-            chosen = here[BEST_ACTION][:, 0] == arm
-            logs = odds(policy, here, carry)[:, arm]
-            total -= float(logs[chosen].sum())
-        carry = after
-    assert dpt.loss(data).item() == pytest.approx(total / 30, abs=1e-5)
+        seen.append(-odds(policy, here, carry).gather(1, here[BEST_ACTION])[:, 0])
+        carry = policy.act(here, carry, policy.sample_noise(3))[1]
+    losses = torch.stack(seen)
+    assert dpt.loss(data).item() == pytest.approx(losses.mean().item(), abs=1e-5)
     data["valid"] = torch.zeros_like(data["valid"])
     data["valid"][0, 0] = True
-    first = odds(policy, {key: leaf[0] for key, leaf in obs.items()}, policy.initial(3))[0]
-    assert dpt.loss(data).item() == pytest.approx(-float(first[data["label"][0, 0]]), abs=1e-5)
+    assert dpt.loss(data).item() == pytest.approx(losses[0, 0].item(), abs=1e-5)
 
 
 def odds(policy: Any, obs: dict[str, torch.Tensor], carry: dict[str, torch.Tensor]) -> Any:
     """log pi [n, 2] of one decision."""
-    both = torch.tensor([0, 1])
     seen = {key: leaf[None] for key, leaf in obs.items()}
     first = torch.zeros(1, len(carry["h"] if "h" in carry else carry["keys"]), dtype=torch.bool)
+    arms = [torch.full(first.shape, arm) for arm in (0, 1)]
     with torch.no_grad():
-        return torch.stack(
-            [
-                policy.evaluate_sequence(seen, arm.expand(first.shape), carry, first)[0][0]
-                for arm in both
-            ],
-            1,
-        )
+        found = [policy.evaluate_sequence(seen, arm, carry, first)[0][0] for arm in arms]
+    return torch.stack(found, 1)
 
 
 def test_labels_are_the_best_action_or_an_experts() -> None:
@@ -106,36 +93,21 @@ def test_labels_are_the_best_action_or_an_experts() -> None:
     batch = batch_of(env, torch.zeros(4, 5, dtype=torch.int64))
     obs = under(batch, "obs")
     assert torch.equal(learner(env, 4).labels(obs), obs[BEST_ACTION][..., 0])
-    still = learner(env, 4, expert=RANDOM)
-    assert isinstance(still.expert, Random)
-    still.expert = Second(env.spec)
-    assert torch.equal(still.labels(obs), torch.ones(4, 5, dtype=torch.int64))
-
-
-class Second(Policy):
-    """Always the second choice."""
-
-    def __init__(self, spec: Any) -> None:
-        super().__init__()
-        self.spec = spec
-
-    def sample_noise(self, n: int, explore: bool = False) -> torch.Tensor:
-        return torch.zeros(n, 0)
-
-    def act(self, obs: Any, carry: Any, noise: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return torch.ones(len(noise), 1, dtype=torch.int64), carry
+    taught = learner(env, 4, expert=RANDOM)
+    expert: Any = taught.expert
+    assert isinstance(expert, Random)
+    expert.act = lambda obs, carry, noise: (torch.ones(len(noise), 1, dtype=torch.int64), carry)
+    assert torch.equal(taught.labels(obs), torch.ones(4, 5, dtype=torch.int64))
 
 
 def test_what_cannot_learn_in_context_is_refused() -> None:
-    env = bandits(pulls=4)
-    flat = {"_target_": "embodied.policies.categorical.Categorical"}
+    spec = bandits(pulls=4).spec
+    flat = make_policy("categorical.Categorical", spec)
     with pytest.raises(ConfigError, match="memory"):
-        Dpt(Config(behaviour=RANDOM), build(flat, Policy, spec=env.spec), env.spec)
-    plain = env.spec.with_act(env.spec.act)
-    del (obs := dict(plain.obs))[BEST_ACTION]
-    blind = type(plain)(obs, plain.act, plain.dt)
+        Dpt(Config(behaviour=RANDOM), flat, spec)
+    blind = Spec({k: v for k, v in spec.obs.items() if k != BEST_ACTION}, spec.act, spec.dt)
     with pytest.raises(ConfigError, match=BEST_ACTION):
-        Dpt(Config(behaviour=RANDOM), learner(env, 4).policy, blind)
+        Dpt(Config(behaviour=RANDOM), learner(bandits(pulls=4), 4).policy, blind)
 
 
 def test_it_becomes_the_posterior() -> None:
@@ -146,15 +118,14 @@ def test_it_becomes_the_posterior() -> None:
     loop = OnPolicyLoop(Collector(env, dpt.behaviour_policy(), dpt.gamma, seed=0), dpt)
     for _ in range(2 * 150):
         loop.advance()
-    pays = torch.linspace(0.1, 0.9, 5)
     policy: Any = dpt.policy
-    n = len(pays)
+    pays, n = torch.linspace(0.1, 0.9, 5), 5
     start = {"time": torch.zeros(n, 1), BEST_ACTION: torch.zeros(n, 1, dtype=torch.int64)}
     start |= {"last_action": torch.zeros(n, 2), "last_reward": torch.zeros(n, 1)}
     start["first"] = torch.ones(n, 1)
     _, carry = policy.act(start, policy.initial(n), policy.sample_noise(n))
-    after = start | {"last_action": torch.tensor([[1.0, 0.0]]).expand(n, 2)}
-    after["last_reward"] = pays[:, None]
+    pulled = torch.tensor([[1.0, 0.0]]).expand(n, 2)
+    after = start | {"last_action": pulled, "last_reward": pays[:, None]}
     torch.testing.assert_close(odds(policy, after, carry)[:, 0].exp(), pays, atol=0.1, rtol=0)
     assert odds(policy, start, policy.initial(n))[0, 0].exp() == pytest.approx(0.5, abs=0.06)
 

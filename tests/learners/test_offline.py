@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors, cat, under
-from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.transitions import transitions as recorded_transitions
 from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy.sac import Sac
@@ -307,46 +305,25 @@ class Known(nn.Module):
         return torch.where(s < 100, ending[s.long().clamp(max=3)], going).expand(2, -1)
 
 
-def recorded() -> Episodes:
-    """One episode of each row of the Counter."""
-    state = torch.tensor([0.0, 1, 2, 100, 101, 102, 103, 104])
-    last = torch.tensor([0, 0, 1, 0, 0, 0, 0, 1], dtype=torch.bool)
-    steps = {
-        "obs/state": state[:, None],
-        "action": torch.zeros(8, 1),
-        "reward": state,
-        "terminated": last & (state < 100),
-        "truncated": last & (state >= 100),
-    }
-    final = {"state": torch.tensor([[3.0], [105.0]])}
-    return Episodes(LINE, steps, torch.tensor([0, 3]), torch.tensor([3, 5]), final)
-
-
-def rows_of(source: str, chunk: int) -> Tensors:
-    """Rows of `recorded` or of the running world."""
-    if source == "recorded":
-        return recorded_transitions(recorded(), GAMMA, chunk)
+def lived(chunk: int) -> Tensors:
+    """Rows of the running world; of recordings, see tests/datasets/test_transitions.py."""
     policy = make_qchunk(chunk).policy
     rollout = Collector(Counter(Config()), policy, GAMMA, executed_steps=True)
     return cat([rows for _ in range(20) if (rows := rollout.step()[0])])
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("source", ["recorded", "lived"])
-def test_the_target_is_the_return_at_every_distance_from_the_end(source: str, chunk: int) -> None:
-    learner, rows = make_qchunk(chunk), rows_of(source, chunk)
-    if source == "recorded":
-        assert rows["obs/state"].flatten().tolist() == [0, 1, 2, 100, 101, 102, 103, 104]
+@pytest.mark.parametrize("chunk", [1, 2, 4, 7])
+def test_the_target_is_the_return_at_every_distance_from_the_end(chunk: int) -> None:
+    learner, rows = make_qchunk(chunk), lived(chunk)
     learner.target = Known()
     backup = learner._backup(rows["reward"], rows["discount"], under(rows, "next_obs"))
     expected = learner.target({"state": rows["obs/state"]}, rows["action"])[0]
     torch.testing.assert_close(backup, expected)
 
 
-@pytest.mark.parametrize("source", ["recorded", "lived"])
-def test_only_executed_steps_are_imitated(source: str) -> None:
+def test_only_executed_steps_are_imitated() -> None:
     """A chunk that the end of an episode cuts short holds actions that nobody took."""
-    rows = rows_of(source, 4)
+    rows = lived(4)
     s = rows["obs/state"][:, 0]
     left = torch.where(s < 100, 3 - s, 105 - s).clamp(max=4)
     assert left.min() == 1 and left.max() == 4

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors, each, under
+from embodied.core.build import ConfigError
+from embodied.core.tensors import Tensors, cat, each, under
 from embodied.envs.toy import bandit
 from embodied.envs.wrappers import trials
 from embodied.envs.wrappers.trials import Trials
@@ -18,16 +19,15 @@ from embodied.learners.on_policy.relic import Config, Relic
 from embodied.policies.transformer import CausalAttention
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
+from tests.builders import make_policy, node_of
 
 ENVS, HORIZON = 3, 4
 
 
 def learner(env: Trials, chunks: int = 3, **settings: Any) -> Relic:
-    torch.manual_seed(0)
-    inner = {"_target_": "embodied.policies.categorical.Categorical", "hidden": []}
-    node = {"_target_": "embodied.policies.transformer.Transformer", "width": 8, "heads": 2}
-    node |= {"window": 32, "sink": True, "inner": inner}
-    policy = build(node, Policy, spec=env.spec)
+    inner = node_of("policies.categorical.Categorical", hidden=[])
+    made = {"width": 8, "heads": 2, "window": 32, "sink": True, "inner": inner}
+    policy = make_policy("transformer.Transformer", env.spec, **made)
     sizes: dict[str, Any] = {"horizon": HORIZON, "batch_size": 8, "epochs": 1, "lr": 0.01}
     return Relic(Config(chunks=chunks, **(sizes | settings)), policy, env.spec)
 
@@ -38,48 +38,45 @@ def lifetimes(pulls: int = 100) -> Trials:
     return Trials(trials.Config(episodes=pulls), made)
 
 
-class Watched(Relic):
-    """Keeps the batches and what its updates were given."""
+class Watched:
+    """A learner, its loop, its batches and the carries that its updates were given."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, pulls: int = 100, **settings: Any) -> None:
+        env = lifetimes(pulls)
+        self.relic: Any = learner(env, **settings)
+        self.loop = OnPolicyLoop(Collector(env, self.relic.policy, self.relic.gamma, seed=0), self.relic)
         self.batches: list[Tensors] = []
         self.carries: list[Tensors] = []
+        self.relic.update = kept(self.relic.update, self.batches, 0)
+        self.relic._table = kept(self.relic._table, self.carries, 1)
 
-    def update(self, batch: Tensors) -> dict[str, torch.Tensor]:
-        self.batches.append(each(batch, torch.clone))
-        return super().update(batch)
-
-    def _table(self, batch: Tensors, carry: Tensors) -> Any:
-        self.carries.append(each(carry, torch.clone))
-        return super()._table(batch, carry)
+    def run(self, updates: int) -> None:
+        for _ in range(updates * HORIZON):
+            self.loop.advance()
 
 
-def watched(env: Trials, **settings: Any) -> tuple[Watched, OnPolicyLoop]:
-    made = learner(env, **settings)
-    made.__class__ = Watched
-    assert isinstance(made, Watched)
-    made.batches, made.carries = [], []
-    return made, OnPolicyLoop(Collector(env, made.policy, made.gamma, seed=0), made)
+def kept(method: Callable[..., Any], seen: list[Tensors], at: int) -> Callable[..., Any]:
+    """`method`, whose argument number `at` is copied to `seen` first."""
 
+    def call(*given: Any) -> Any:
+        seen.append(each(given[at], torch.clone))
+        return method(*given)
 
-def run(loop: OnPolicyLoop, updates: int) -> None:
-    for _ in range(updates * HORIZON):
-        loop.advance()
+    return call
 
 
 @pytest.mark.parametrize("pulls", [100, 3])
 def test_the_context_is_that_of_the_whole_past_by_the_parameters_of_now(pulls: int) -> None:
     """At each boundary, also where lifetimes end within batches."""
-    relic, loop = watched(lifetimes(pulls))
+    seen = Watched(pulls)
     for boundary in (1, 2):
-        run(loop, 1)
-        seen = {key: torch.cat([part[key] for part in relic.batches]) for key in relic.batches[0]}
-        obs, begun = under(seen, "obs"), relic.policy.initial(ENVS)
-        assert len(seen["first"]) == boundary * HORIZON
+        seen.run(1)
+        past = cat(seen.batches)
+        assert len(past["first"]) == boundary * HORIZON
+        begun = seen.relic.policy.initial(ENVS)
         with torch.no_grad():
-            _, expected = relic.actor.along(obs, begun, seen["first"])
-        carry = loop.collector.actor.carry
+            _, expected = seen.relic.actor.along(under(past, "obs"), begun, past["first"])
+        carry = seen.loop.collector.actor.carry
         assert torch.equal(carry["known"], expected["known"])
         known = expected["known"][:, None, :, None]
         for key in ("keys", "values"):
@@ -88,50 +85,46 @@ def test_the_context_is_that_of_the_whole_past_by_the_parameters_of_now(pulls: i
 
 
 def test_each_batch_is_learned_after_those_before_it_then_all_of_them() -> None:
-    relic, loop = watched(lifetimes(), chunks=2)
-    run(loop, 1)
-    assert len(relic.carries) == 1 and not relic.carries[0]["known"].any()
-    run(loop, 1)
-    # The second batch with the context of the first, then both from the start.
-    assert [int(carry["known"].sum()) for carry in relic.carries[1:]] == [ENVS * HORIZON, 0]
-    assert not relic.rollout and relic.begun["known"].sum() == 2 * ENVS * HORIZON
-    assert relic.done == 2 * ENVS * HORIZON
-    run(loop, 1)
-    assert len(relic.rollout) == 1 and relic.carries[3]["known"].sum() == 2 * ENVS * HORIZON
+    """The second batch with the context of the first, then both from the start; then anew."""
+    seen = Watched(chunks=2)
+    seen.run(2)
+    known = [int(carry["known"].sum()) for carry in seen.carries]
+    assert known == [0, ENVS * HORIZON, 0]
+    assert not seen.relic.rollout and seen.relic.begun["known"].sum() == 2 * ENVS * HORIZON
+    assert seen.relic.done == 2 * ENVS * HORIZON
+    seen.run(1)
+    assert len(seen.relic.rollout) == 1 and seen.carries[3]["known"].sum() == 2 * ENVS * HORIZON
 
 
+@torch.no_grad()
 def test_the_newest_batch_sees_what_was_long_ago() -> None:
-    relic, loop = watched(lifetimes())
-    run(loop, 2)
-    first, second = relic.batches
-    relic.rollout, relic.begun = [first], relic.policy.initial(ENVS)
-    seen, carry = under(second, "obs"), relic.context()
-    with torch.no_grad():
-        memory, _ = relic.actor.along(seen, carry, second["first"])
-        changed = {**first, "obs/last_reward": first["obs/last_reward"] + 1}
-        relic.rollout = [changed]
-        other, _ = relic.actor.along(seen, relic.context(), second["first"])
-    assert (memory - other).abs().amax((1, 2)).min() > 1e-4
+    seen = Watched()
+    with torch.enable_grad():
+        seen.run(2)
+    relic, (first, second) = seen.relic, seen.batches
+    relic.begun = relic.policy.initial(ENVS)
+    memories: list[Tensor] = []
+    for change in (0, 1):
+        relic.rollout = [{**first, "obs/last_reward": first["obs/last_reward"] + change}]
+        obs = under(second, "obs")
+        memories.append(relic.actor.along(obs, relic.context(), second["first"])[0])
+    assert (memories[0] - memories[1]).abs().amax((1, 2)).min() > 1e-4
 
 
+@torch.no_grad()
 def test_values_are_bootstrapped_from_the_next_step_in_context() -> None:
-    relic, loop = watched(lifetimes(3))
-    run(loop, 1)
-    batch = relic.batches[0]
-    carry = relic.policy.initial(ENVS)
-    with torch.no_grad():
-        _, value, following, _ = relic._evaluate_recurrent(batch, carry)
-        obs = {
-            key: torch.cat([leaf, under(batch, "next_obs")[key][-1:]])
-            for key, leaf in under(batch, "obs").items()
-        }
-        first = torch.cat([batch["first"], torch.zeros(1, ENVS, dtype=torch.bool)])
-        whole = relic._value(relic.actor.along(obs, carry, first)[0])
+    seen = Watched(3)
+    with torch.enable_grad():
+        seen.run(1)
+    relic, batch = seen.relic, seen.batches[0]
+    carry, last = relic.policy.initial(ENVS), each(under(batch, "next_obs"), lambda leaf: leaf[-1:])
+    _, value, following, _ = relic._evaluate_recurrent(batch, carry)
+    first = torch.cat([batch["first"], torch.zeros(1, ENVS, dtype=torch.bool)])
+    whole = relic._value(relic.actor.along(cat([under(batch, "obs"), last]), carry, first)[0])
     torch.testing.assert_close(value, whole[:-1])
     ended = batch["ended"]
     assert ended.any() and not ended.all()
-    torch.testing.assert_close(following[~ended], whole[1:][~ended])
-    torch.testing.assert_close(following[ended], whole[:-1][ended])
+    torch.testing.assert_close(following, torch.where(ended, whole[:-1], whole[1:]))
 
 
 def test_a_sink_is_one_more_key_and_value() -> None:
@@ -157,11 +150,6 @@ def test_a_sink_is_one_more_key_and_value() -> None:
             torch.testing.assert_close(share[1:], rest)
 
 
-def test_what_has_no_long_memory_is_refused() -> None:
-    env = lifetimes()
-    inner = {"_target_": "embodied.policies.categorical.Categorical", "hidden": []}
-    node = {"_target_": "embodied.policies.recurrent.Recurrent", "inner": inner}
-    with pytest.raises(ConfigError, match="needs a transformer"):
-        Relic(Config(), build(node, Policy, spec=env.spec), env.spec)
+def test_observations_of_the_value_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"value\.obs"):
-        learner(env, value=ValueConfig(obs=("time",)))
+        learner(lifetimes(), value=ValueConfig(obs=("time",)))
