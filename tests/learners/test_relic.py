@@ -44,7 +44,8 @@ class Watched:
     def __init__(self, pulls: int = 100, **settings: Any) -> None:
         env = lifetimes(pulls)
         self.relic: Any = learner(env, **settings)
-        self.loop = OnPolicyLoop(Collector(env, self.relic.policy, self.relic.gamma, seed=0), self.relic)
+        collector = Collector(env, self.relic.policy, self.relic.gamma, seed=0)
+        self.loop = OnPolicyLoop(collector, self.relic)
         self.batches: list[Tensors] = []
         self.carries: list[Tensors] = []
         self.relic.update = kept(self.relic.update, self.batches, 0)

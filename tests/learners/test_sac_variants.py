@@ -22,21 +22,18 @@ from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy.h2o import even_cross_entropy, gap_term
 from embodied.learners.prior import PriorConfig, prior_of
 from embodied.policies.wrappers.iwocs import most_pessimistic
-from embodied.training.logger import read_metrics
 from tests.builders import (
     LINE,
     SPEC,
     make_learner,
     make_policy,
     node_of,
-    random_demos,
     run_folder,
     still,
     transitions,
 )
 from tests.contract.test_learner import segment
 from tests.learners.parts import constant, copies, moved, slopes
-from tests.training.test_train import run, settings
 
 OBS = {"state": Leaf((3,))}
 ARMS = Spec(OBS, Leaf((), "int64", 0, 2), dt=0.1)
@@ -326,17 +323,6 @@ def test_simulated_transitions_weigh_by_the_ratio() -> None:
     torch.testing.assert_close(loss, ((q - backup).square() * weight).mean(1).sum())
 
 
-def test_a_run_mixes_recordings_and_the_simulator(tmp_path: Path) -> None:
-    demos = random_demos(tmp_path / "set", 4)
-    node = settings(tmp_path / "run", demos=demos, steps=60, warmup_steps=20, log_every=20)
-    node["learner"] = {"_target_": "embodied.learners.off_policy.h2o.H2o", "batch_size": 16}
-    run(node)
-    last = [row for row in read_metrics(tmp_path / "run") if "train/classifier_loss" in row][-1]
-    assert 0 < last["train/classifier_loss"] < 3
-
-
-
-
 MEMBER = node_of("policies.wrappers.iwocs.Member", hidden=[8], predictor=[8])
 
 
@@ -368,18 +354,15 @@ def test_the_error_and_the_values_by_hand() -> None:
     assert found.item() == pytest.approx(error.square().mean(1).sum().item(), rel=1e-5)
 
 
-def test_it_learns_to_predict_and_leaves_the_policy_to_sac() -> None:
-    """The predictor of s' = s + a / 2 misses by less than a quarter of the change."""
+def test_the_policy_of_a_member_is_left_to_sac() -> None:
     policy = make_policy("wrappers.iwocs.Member", LINE, hidden=[8], predictor=[8])
     learner = make_learner("off_policy.iwocs.Iwocs", policy, hidden=[8], batch_size=64)
     names = {name: id(each) for name, each in policy.named_parameters()}
     sacs = {each for name, each in names.items() if not name.startswith(("value", "predictor"))}
     assert {id(each) for each in learner.actor_params} == sacs
-    for _ in range(400):
-        batch = transitions(64, LINE)
-        batch["next_obs/state"] = batch["obs/state"] + batch["action"] / 2
-        metrics = learner.update(batch)
-    assert metrics["prediction_error"].item() < 0.06
+    before = copies(policy.predictor.parameters())
+    learner.update(transitions(64, LINE))
+    assert all(moved(before, policy.predictor.parameters()))
 
 
 def chooser(*values: float, rho: float = 0.5) -> Any:

@@ -307,19 +307,3 @@ def test_a_large_beta_is_td3_bc() -> None:
         learner._actor_loss(rows).backward()
     for one, two in zip(prdc.actor_params, other.actor_params, strict=True):
         torch.testing.assert_close(one.grad, two.grad)
-
-
-@pytest.mark.parametrize("kind", [PRDC, REBRAC])
-def test_prdc_may_take_an_action_that_the_data_have_elsewhere(kind: str) -> None:
-    """The data have -0.5 at one state and 0.5 at the other; the larger action is the better one
-    at both. TD3+BC stays near -0.5 where the data are, PRDC with beta 0 does not."""
-    settings = {"beta": 0.0} if kind == PRDC else {}
-    learner = make(kind, LINE, actor_bc=10.0, actor_lr=1e-2, **TD3_BC, **settings)
-    rows = still(torch.tensor([[-1.0], [1.0]]), torch.tensor([[-0.5], [0.5]]), torch.zeros(2))
-    learner.fit(rows)
-    slopes(learner.critic, [1.0, 1.0])
-    torch.nn.init.constant_(learner.policy.net[-1].bias, 0.5)  # nearer to 0.5 at the start
-    for _ in range(200):
-        learner._actor_step(rows)
-    low, high = learner.policy({"state": rows["obs/state"]}).flatten().tolist()
-    assert high > 0.4 and (low > 0.4 if settings else low < -0.3)
