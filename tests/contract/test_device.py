@@ -221,9 +221,7 @@ def fork() -> None:
 
 
 @pytest.mark.parametrize("check", [evaluated, fork], ids=lambda check: check.__name__)
-def test_the_generators_are_restored(
-    check: Callable[[], None], on_device: Call
-) -> None:
+def test_the_generators_are_restored(check: Callable[[], None], on_device: Call) -> None:
     on_device(check)
 
 

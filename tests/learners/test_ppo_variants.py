@@ -38,9 +38,9 @@ from tests.training.test_teaching import NODE, PPO
 
 def make_variant(target: str, name: str, seed: int = 0, **settings: Any) -> Any:
     torch.manual_seed(seed)
-    policy = build(NODES[name], Policy, spec=SPECS[name])
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}}
     given |= {"bc_batch_size": 8, "bc_lr": 0.02, **settings}
+    policy = build(NODES[name], Policy, spec=SPECS[name])
     return make_learner(f"on_policy.{target}", policy, run=RunPlan(decisions=240), **given)
 
 
@@ -59,24 +59,20 @@ def actions(best: EpisodeBuffer) -> str:
 
 
 def test_scores_and_order_by_hand() -> None:
+    """Return, share of different decisions, and mean of 1 / sqrt(times seen), of five decisions."""
     best = EpisodeBuffer(5, (1.0, 0.1, 0.001))
-    best.take([episode("aab", 0.5)])
-    # Two of three are different; a was seen twice, b once.
-    first = 0.5 + 0.1 * 2 / 3 + 0.001 * (2 / 2**0.5 + 1) / 3
-    assert best.scores == pytest.approx([first], abs=1e-12)
-    best.take([episode("bc", 0.0)])
-    # b has now been seen twice: the first episode's score falls.
-    first = 0.5 + 0.1 * 2 / 3 + 0.001 * (3 / 2**0.5) / 3
-    second = 0.1 * 1 + 0.001 * (1 / 2**0.5 + 1) / 2
-    assert best.scores == pytest.approx([first, second], abs=1e-12)
-    assert actions(best) == "aabbc" and len(best) == 5
-    best.take([episode("dd", 0.5)])
-    third = 0.5 + 0.1 * 1 / 2 + 0.001 * (2 / 2**0.5) / 2
-    assert best.scores == pytest.approx([first, third], abs=1e-12)
-    assert actions(best) == "aabdd"  # five are kept, and the worst has left
-    best.take([episode("efgh", 1.0)])
-    assert actions(best) == "efgha"  # of the next best one only its beginning
-    assert best.scores == pytest.approx([1 + 0.1 + 0.001, first], abs=1e-12)
+    aab = 0.5 + 0.1 * 2 / 3 + 0.001 * (2 / 2**0.5 + 1) / 3
+    aab_again = 0.5 + 0.1 * 2 / 3 + 0.001 * (3 / 2**0.5) / 3  # b has been seen twice then
+    bc = 0.1 * 1 + 0.001 * (1 / 2**0.5 + 1) / 2
+    dd = 0.5 + 0.1 * 1 / 2 + 0.001 * (2 / 2**0.5) / 2
+    for seen, ret, scores, kept in (
+        ("aab", 0.5, [aab], "aab"),
+        ("bc", 0.0, [aab_again, bc], "aabbc"),
+        ("dd", 0.5, [aab_again, dd], "aabdd"),  # five are kept, and the worst has left
+        ("efgh", 1.0, [1 + 0.1 + 0.001, aab_again], "efgha"),  # of the next best its beginning
+    ):
+        best.take([episode(seen, ret)])
+        assert best.scores == pytest.approx(scores, abs=1e-12) and actions(best) == kept
     least = best.scores[-1]
     assert best.metrics() == {"kept": 5, "kept_least": least, "kept_return": pytest.approx(0.75)}
 
@@ -108,25 +104,20 @@ def test_what_decides_is_what_the_policy_sees() -> None:
     assert best.episodes[0].local == 1.0
 
 
-def standing(
-    reward: list[list[float]], ended: list[list[int]], first: list[list[int]] | None = None
-) -> Tensors:
-    """Decisions of rows that stand still; lists are rows' times."""
+def standing(reward: list[list[float]], ended: list[list[int]], going: bool = False) -> Tensors:
+    """Decisions of rows that stand still; lists are rows' times. `going`: episodes go on."""
     over = torch.tensor(ended, dtype=torch.bool).T
-    began = over.roll(1, 0) if first is None else torch.tensor(first, dtype=torch.bool).T
-    if first is None:
-        began[0] = True
-    times = over.shape
+    first = over.roll(1, 0)
+    first[0] = not going
+    times, yes = over.shape, torch.ones_like(over)
     obs = {"state": torch.ones(*times, 3), "critic/truth": torch.zeros(*times, 2)}
     return {
         **nest(obs, "obs"),
         **nest(obs, "next_obs"),
         "action": torch.arange(over.numel()).view(times) % 4,
         "reward": torch.tensor(reward).T,
-        "discount": 0.9 * torch.ones(times),
-        "ended": over,
-        "first": began,
-        "valid": torch.ones(times, dtype=torch.bool),
+        "discount": 0.9 * yes,
+        **{"ended": over, "first": first, "valid": yes},
     }
 
 
@@ -136,14 +127,14 @@ def test_episodes_go_on_over_batches() -> None:
     learner.update(standing([[1, 2, 4, 8], [1, 1, 1, 1.0]], [[0, 1, 1, 0], [0, 0, 0, 0]]))
     assert sorted(each.ret for each in learner.best.episodes) == [3, 4]
     assert [len(each) for each in learner.open] == [1, 4]
-    going = [[0] * 4, [0, 0, 1, 0]]
-    learner.update(standing([[1, 1, 1, 1], [1, 2, 3, 4.0]], [[0] * 4, [0, 1, 0, 0]], going))
+    learner.update(standing([[1, 1, 1, 1], [1, 2, 3, 4.0]], [[0] * 4, [0, 1, 0, 0]], going=True))
     assert [each.ret for each in learner.best.episodes] == [7, 4, 3]
     # Actions are numbered in the order of time: 1 3 5 7 of the first batch, 1 3 of the second.
     assert learner.best.table["action"].tolist() == [1, 3, 1, 3, 1, 3, 0, 0, 2]
     assert [each.ret for each in learner.open] == [12, 7] and len(learner.open[0]) == 5
-    again = [[1, 0, 0, 0], [0, 0, 0, 0]]  # row 0 was broken off
-    learner.update(standing([[1, 0, 0, 0], [0, 0, 0, 0.0]], [[1, 0, 0, 0], [0] * 4], again))
+    broken = standing([[1, 0, 0, 0], [0, 0, 0, 0.0]], [[1, 0, 0, 0], [0] * 4], going=True)
+    broken["first"][0, 0] = True  # row 0 was broken off
+    learner.update(broken)
     assert sorted(each.ret for each in learner.best.episodes) == [1, 3, 4, 7]
 
 
@@ -156,18 +147,17 @@ def test_padding_and_what_is_not_to_be_learned_from_is_left_out() -> None:
     assert [each.ret for each in learner.best.episodes] == [7] and len(learner.best) == 3
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["categorical", "normal"])
 def test_what_was_best_becomes_likelier(name: str) -> None:
     learner = make(name, bc_steps=0)
-    batch = played(learner)
-    learner.update(batch)
+    with torch.enable_grad():
+        learner.update(played(learner))
     table = learner.best.table
-    with torch.no_grad():
-        before = learner._evaluate_actions(table)[0].mean()
-    loss = learner._clone(30)
-    with torch.no_grad():
-        assert learner._evaluate_actions(table)[0].mean() > before + 0.1
-    assert torch.isfinite(loss)
+    before = learner._evaluate_actions(table)[0].mean()
+    with torch.enable_grad():
+        loss = learner._clone(30)
+    assert learner._evaluate_actions(table)[0].mean() > before + 0.1 and torch.isfinite(loss)
 
 
 @pytest.mark.parametrize("kind", ["rapid", "demos"])
@@ -179,8 +169,7 @@ def test_imitating_nothing_it_is_ppo(kind: str) -> None:
         for one in (plain, learner):
             torch.manual_seed(5)
             one.update(batch)
-    for one, other in zip(learner.policy.parameters(), plain.policy.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert not any(moved(plain.policy.parameters(), learner.policy.parameters()))
 
 
 @pytest.mark.parametrize("kind", ["rapid", "demos"])
@@ -216,16 +205,15 @@ def make_shown(name: str = "categorical", rows: int = 40, **settings: Any) -> Pp
 
 def demos(name: str, rows: int) -> Tensors:
     """Who shows does what the sign of the first number says."""
-    random = torch.Generator().manual_seed(3)
-    state = torch.randn(rows, 3, generator=random)
+    state = torch.randn(rows, 3, generator=torch.Generator().manual_seed(3))
     sign = state[:, :1] > 0
-    action = (
-        sign.long() if name == "categorical" else (sign.float() - 0.5)[:, None].expand(-1, 1, 2)
-    )
-    valid = torch.ones(rows, 1, dtype=torch.bool)
-    truth = torch.zeros(rows, 2)
-    shown = {"obs/state": state, "obs/critic/truth": truth, "action": action, "valid": valid}
-    return {**shown, "episode": torch.zeros(rows, dtype=torch.int64)}
+    normal = (sign.float() - 0.5)[:, None].expand(-1, 1, 2)
+    return {
+        **{"obs/state": state, "obs/critic/truth": torch.zeros(rows, 2)},
+        "action": sign.long() if name == "categorical" else normal,
+        "valid": torch.ones(rows, 1, dtype=torch.bool),
+        "episode": torch.zeros(rows, dtype=torch.int64),
+    }
 
 
 def parts_moved(learner: PpoDemos, batch: Tensors) -> tuple[bool, bool]:
@@ -341,16 +329,13 @@ def test_demonstrations_of_any_actions_value_the_policy() -> None:
     torch.manual_seed(0)
     learner = make_hnpg(LINE, mean=0.5, critic_steps=400, tau=0.1)
     learner.set_demonstrations(chain(2000))
-    online = {key: value[:64] for key, value in chain(64).items()}
-    online["target"] = learner._backup(online) * 0 + online["reward"]
+    online = chain(64)
+    online["target"] = online["reward"]
     kept = online["obs/state"][:, 0] == 1  # returns where the episode ends are known
     learner._fit_critic(each(online, lambda leaf: leaf[kept]))
-    first = {"state": torch.zeros(1, 1)}
-    value = action_values(learner.critic, first, torch.zeros(1, 1)).item()
-    assert value == pytest.approx(0.45, abs=0.1)
-    second = {"state": torch.ones(2, 1)}
-    found = action_values(learner.critic, second, torch.tensor([[-0.8], [0.8]]))
-    assert found.tolist() == pytest.approx([-0.8, 0.8], abs=0.15)
+    state, action = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0], [-0.8], [0.8]])
+    found = action_values(learner.critic, {"state": state}, action).tolist()
+    assert found == pytest.approx([0.45, -0.8, 0.8], abs=0.12)
 
 
 def test_states_of_demonstrations_join_the_batch() -> None:
@@ -389,8 +374,9 @@ def make_props(seed: int = 0, head: float = 0.0, **settings: Any) -> Props:
 
 def pulled(arms: list[int]) -> Tensors:
     """A batch [1, N] of actions that were taken at one observation."""
-    state = torch.ones(1, len(arms), 3)
-    return {"obs/state": state, "action": torch.tensor([arms]), "valid": torch.ones(1, len(arms))}
+    shape = (1, len(arms))
+    action = torch.tensor(arms, dtype=torch.int64).view(shape)
+    return {"obs/state": torch.ones(*shape, 3), "action": action, "valid": torch.ones(shape)}
 
 
 def chances(policy: Any) -> Tensor:
@@ -404,25 +390,23 @@ def test_the_sampling_error_is_the_divergence_of_the_frequencies() -> None:
     batch["valid"][0, 7] = 0  # 4, 2 and 1 of 7
     frequencies = torch.tensor([4, 2, 1]) / 7
     expected = math.log(3) + (frequencies * frequencies.log()).sum().item()
-    found = sampling_error(learner.policy, learner._decisions(batch), 400)
-    assert found.item() == pytest.approx(expected, abs=1e-3)
-    even = sampling_error(learner.policy, learner._decisions(pulled([0, 1, 2])), 400)
-    assert even.item() == pytest.approx(0, abs=1e-4)
+    for given, error in ((batch, expected), (pulled([0, 1, 2]), 0.0)):
+        found = sampling_error(learner.policy, learner._decisions(given), 400)
+        assert found.item() == pytest.approx(error, abs=1e-3)
 
 
 def test_what_was_taken_too_often_is_taken_less() -> None:
     """Within the divergence, starting from pi each time; pi stays."""
     learner = make_props(behaviour_kl=0.02, behaviour_minibatches=1)
     before = chances(learner.policy)
-    for arms in ([0, 0, 0, 0, 0, 0, 1, 1], [2, 2, 2, 2, 2, 2, 1, 1]):
-        learner.adapt_behaviour(pulled(arms))
+    for often, never in ((0, 2), (2, 0)):
+        learner.adapt_behaviour(pulled([often] * 6 + [1, 1]))
         now = chances(learner.behaviour)
-        often, never = arms[0], 2 - arms[0]
         assert now[often] < now[1] < now[never] and now[never] > 0.36
         assert (before * (before / now).log()).sum() < 0.05
     assert torch.equal(chances(learner.policy), before)
     assert all(p.grad is None and p.requires_grad for p in learner.policy.parameters())
-    learner.adapt_behaviour({key: value[:, :0] for key, value in pulled([0]).items()})
+    learner.adapt_behaviour(pulled([]))
     assert torch.equal(chances(learner.behaviour), before)
 
 
