@@ -186,8 +186,8 @@ class Replayed:
         return self.step(batch)
 
 
-@pytest.fixture(autouse=True)
-def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     Replayed.made = []
     monkeypatch.setattr(acceleration, "Graph", Replayed)
 
@@ -203,6 +203,7 @@ def with_settings(stem: str, **settings: bool) -> Learner:
     return build(given, Learner, policy=policy, spec=policy.spec, run=RunPlan(updates=100))
 
 
+@pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize("stem", RECORDED)
 def test_updates_are_recorded_and_a_loaded_state_forgets_the_recordings(stem: str) -> None:
     learner = accelerate(with_settings(stem, cuda_graph=True))
@@ -229,6 +230,7 @@ def test_losses_are_compiled(stem: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert called == set(part.losses)
 
 
+@pytest.mark.usefixtures("graphs")
 def test_each_kind_of_update_is_recorded_on_its_own() -> None:
     learner = accelerate(with_settings("td3", cuda_graph=True))
     for _ in range(4):

@@ -16,14 +16,13 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.finetune.dsrl_na import DsrlNa
 from embodied.learners.finetune.expo import Expo
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.learner import RunPlan
 from embodied.policies.steering import dsrl_na
 from tests.builders import LINE, make_learner, make_policy, node_of, still
 from tests.learners.parts import copies, moved, require_average, slopes
 
-FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
-EDIT = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
-CRITIC = {"_target_": "embodied.learners.critics.Critic"}
+FLOW = node_of("policies.generative.flow.Flow", width=16, depth=1)
+EDIT = node_of("policies.gaussian.Gaussian", hidden=[16])
 
 
 def make(
@@ -34,7 +33,7 @@ def make(
     scale: float = 0.2,
     **settings: Any,
 ) -> Expo:
-    critic = {**CRITIC, "n": critics, "hidden": list(hidden)}
+    critic = node_of("learners.critics.Critic", n=critics, hidden=list(hidden))
     parts = {"base": FLOW, "edit": EDIT, "critic": critic}
     policy = make_policy("wrappers.edit.Edit", LINE, chunk=chunk, n=n, scale=scale, **parts)
     return make_learner("finetune.expo.Expo", policy, **{"batch_size": 16, **settings})
@@ -57,19 +56,19 @@ def test_the_on_the_fly_target_by_hand() -> None:
     discount = torch.tensor([0.9] * 4 + [0.81] * 3 + [0.0])
     torch.manual_seed(4)
     noise = learner.online.sample_noise(8, explore=True)
-    both = []
+    own, edits = [], []
     for i in range(4):
         action = learner.online.base.act(following, {}, noise[:, i : i + 1])[0].flatten(1)
         seen = {**following, "base_action": action}
         u = learner.online.edit.act(seen, {}, noise[:, 4 + i : 5 + i])[0].flatten(1)
-        both += [action, (action + 0.2 * u).clamp(-1, 1)]
-    best = torch.cat(both, 1).amax(1)
-    value = torch.minimum(best, 3 * best)
+        own.append(action)
+        edits.append((action + 0.2 * u).clamp(-1, 1))
+    both = torch.stack([torch.cat(own, 1).amax(1), torch.cat(edits, 1).amax(1)])
+    best = both.amax(0)
     torch.manual_seed(4)
     backup = learner._backup(reward, discount, following)
-    torch.testing.assert_close(backup, reward + discount * value)
-    edited = torch.cat(both[1::2], 1).amax(1) > torch.cat(both[::2], 1).amax(1)
-    assert 0 < edited.sum() < 8  # now the base's, now an edit
+    torch.testing.assert_close(backup, reward + discount * torch.minimum(best, 3 * best))
+    assert 0 < both.argmax(0).sum() < 8  # now the base's, now an edit
 
 
 def test_the_base_that_learns_proposes_for_the_target() -> None:
@@ -154,20 +153,17 @@ def test_what_each_step_moves() -> None:
     assert not any(weight.requires_grad for weight in acting.base.parameters())
 
 
-ALIASED_SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-BASE = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2, "width": 16, "depth": 1}
-INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32]}
-LEARNER = node_of("learners.finetune.dsrl_na.DsrlNa", batch_size=64, hidden=[32])
+SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 
-def made(base: dict[str, Any] = BASE, **settings: Any) -> DsrlNa:
+def made(execute: int | None = None, **settings: Any) -> DsrlNa:
     torch.manual_seed(0)
-    policy = dsrl_na.DsrlNa.wrap(
-        build(base, Policy, spec=ALIASED_SPEC),
-        {"_target_": "embodied.policies.steering.dsrl_na.DsrlNa", "bound": 2.0},
-        INNER,
-    )
-    return build(LEARNER | settings, Learner, policy=policy)
+    around = node_of("policies.steering.dsrl_na.DsrlNa", bound=2.0)
+    inner = node_of("policies.gaussian.Gaussian", hidden=[32])
+    base = build({**FLOW, "chunk": 2}, Policy, spec=SPEC)
+    policy = dsrl_na.DsrlNa.wrap(base, around, inner)
+    given = {"batch_size": 64, "hidden": [32], **settings}
+    return make_learner("finetune.dsrl_na.DsrlNa", policy, RunPlan(execute=execute), **given)
 
 
 def test_backup_is_the_least_value_of_what_the_base_does_at_the_chosen_noise() -> None:
@@ -223,8 +219,7 @@ def test_it_learns_from_what_another_policy_did_and_the_base_stays() -> None:
 
 def test_part_of_a_chunk() -> None:
     """With execute=1 of 2, critics judge the one action that was played."""
-    policy = made().policy
-    learner: DsrlNa = build(LEARNER, DsrlNa, policy=policy, run=RunPlan(execute=1))
+    learner = made(execute=1)
     learner.update(still(torch.zeros(64, 2), torch.zeros(64, 1), torch.ones(64)))
     assert learner.critic.ensemble.weights[0].shape[1] == 2 + 1
 
