@@ -126,49 +126,43 @@ def test_every_shift_is_one_of_the_nine_and_all_occur() -> None:
 
 
 def test_every_way_of_shifting_crops_the_same() -> None:
-    """Bit for bit: copied lines, indexed pixels, a crop of the padded image, grid_sample."""
+    """Bit for bit: copied lines, indexed pixels, and grid_sample of the padded image."""
     torch.manual_seed(0)
     pad, n, height, width = 4, 81, 12, 10
     pictures = torch.randint(256, (n, height, width, 3), dtype=torch.uint8)
     moved = torch.cartesian_prod(torch.arange(-pad, pad + 1), torch.arange(-pad, pad + 1)).T
-    shifted = shift_on_cpu(pictures, moved)
-    assert torch.equal(shifted, shift_by_index(pictures, moved))
     planes = functional.pad(pictures.permute(0, 3, 1, 2).float(), (pad,) * 4, "replicate")
-    for i, (dy, dx) in enumerate((moved + pad).T.tolist()):
-        crop = planes[i, :, dy : dy + height, dx : dx + width]
-        assert torch.equal(shifted[i], crop.permute(1, 2, 0).byte())
     size = torch.tensor([width + 2 * pad, height + 2 * pad])
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     pixels = torch.stack([x, y], 2) + (moved + pad).T.flip(1)[:, None, None]
     sampled = functional.grid_sample(planes, (2 * pixels + 1) / size - 1, align_corners=False)
-    assert torch.equal(shifted, sampled.round().byte().permute(0, 2, 3, 1))
-    strided = pictures.permute(0, 2, 1, 3)  # not contiguous, and floats
-    assert torch.equal(shift_on_cpu(strided, moved), shift_by_index(strided, moved))
-    assert torch.equal(
-        shift_on_cpu(pictures.float(), moved), shift_by_index(pictures.float(), moved)
-    )
+    expected = sampled.round().byte().permute(0, 2, 3, 1)
+    assert torch.equal(shift_on_cpu(pictures, moved), expected)
+    for given in (pictures, pictures.float(), pictures.permute(0, 2, 1, 3)):  # not contiguous
+        assert torch.equal(shift_on_cpu(given, moved), shift_by_index(given, moved))
 
 
 def test_only_pictures_of_a_batch_are_shifted() -> None:
     obs = {"eye": Leaf((9, 9, 3), "uint8"), "cell": Leaf((3, 3, 3), "uint8", 0, 5, "symbol")}
     spec = Spec({**obs, "state": Leaf((2,))}, Leaf((1,)), 0.1)
-    rows = {
-        f"{when}/{name}": torch.randint(6, (50, *leaf.shape)).to(leaf.zeros(1).dtype)
-        for name, leaf in spec.obs.items()
-        for when in ("obs", "next_obs")
-    }
-    data = Dataset(rows)
+    data = Dataset(
+        {
+            f"{when}/{name}": torch.randint(6, (50, *leaf.shape)).to(leaf.zeros(1).dtype)
+            for name, leaf in spec.obs.items()
+            for when in ("obs", "next_obs")
+        }
+    )
+    source = RandomShift(data, spec, 2)
     torch.manual_seed(0)
     plain = data.sample(20)
     torch.manual_seed(0)
-    shifted = RandomShift(data, spec, 2).sample(20)
+    shifted = source.sample(20)
     changed = {key for key in plain if not torch.equal(plain[key], shifted[key])}
-    assert changed == {"obs/eye", "next_obs/eye"}
-    assert len(RandomShift(data, spec, 2)) == 50
+    assert changed == {"obs/eye", "next_obs/eye"} and len(source) == 50
 
 
-def numbers(values: list[float]) -> Tensors:
-    return {"reward": torch.tensor(values)}
+def numbers(values: Sequence[float]) -> Tensors:
+    return {"reward": torch.tensor(values, dtype=torch.float32)}
 
 
 def test_all_rows_at_once() -> None:
@@ -182,38 +176,36 @@ def test_all_rows_at_once() -> None:
 
 def test_rows_close_on_their_own() -> None:
     segment = RolloutBuffer(3, 1)
-    segment.add(numbers([1.0, 2.0]), torch.tensor([0, 2]))
-    segment.add(numbers([]), torch.empty(0, dtype=torch.int64))
-    segment.add(numbers([3.0]), torch.tensor([2]))
-    segment.add(numbers([4.0, 5.0]), torch.tensor([2, 0]))
+    for values, closed in (([1, 2], [0, 2]), ([], []), ([3], [2]), ([4, 5], [2, 0])):
+        segment.add(numbers(values), torch.tensor(closed, dtype=torch.int64))
     batch = segment.batch()
     assert batch["reward"].tolist() == [[1, 0, 2], [5, 0, 3], [0, 0, 4]]
     assert batch["valid"].tolist() == [[1, 0, 1], [1, 0, 1], [0, 0, 1]]
     segment.clear()
-    segment.add(numbers([7.0, 8.0, 9.0]), torch.tensor([0, 1, 2]))
-    segment.add(numbers([7.0]), torch.tensor([1]))
+    segment.add(numbers([7, 8, 9]), torch.tensor([0, 1, 2]))
+    segment.add(numbers([7]), torch.tensor([1]))
     assert segment.batch()["reward"].tolist() == [[7, 8, 9], [0, 7, 0]]
 
 
 def test_kept_batches_are_side_by_side() -> None:
     """Two envs; three batches of 1, 2 and 1 decisions, of which the newest two are kept."""
     segment, resumed = (RolloutBuffer(2, 1, keep=2) for _ in range(2))
-    carry = {"h": torch.tensor([[1.0], [2.0]])}
-    segment.add(numbers([1.0, 2.0]), None)
-    one = segment.batch(carry)
+    carry = torch.tensor([[1.0], [2.0]])
+    segment.add(numbers([1, 2]), None)
+    one = segment.batch({"h": carry})
     assert one["reward"].tolist() == [[1, 2]] and one["carry/h"].shape == (2, 1)
     segment.clear()
-    segment.add(numbers([3.0, 4.0]), None)
-    segment.add(numbers([5.0]), torch.tensor([1]))
-    two = segment.batch({"h": 10 * carry["h"]})
+    segment.add(numbers([3, 4]), None)
+    segment.add(numbers([5]), torch.tensor([1]))
+    two = segment.batch({"h": 10 * carry})
     assert two["reward"].tolist() == [[3, 4, 1, 2], [0, 5, 0, 0]]
     assert two["valid"].tolist() == [[1, 1, 1, 1], [0, 1, 0, 0]]
     assert two["carry/h"].flatten().tolist() == [10, 20, 1, 2]
     segment.clear()
     resumed.set_state(segment.get_state())
     for buffer in (segment, resumed):
-        buffer.add(numbers([6.0, 7.0]), None)
-        three = buffer.batch(carry)
+        buffer.add(numbers([6, 7]), None)
+        three = buffer.batch({"h": carry})
         assert three["reward"].tolist() == [[6, 7, 3, 4], [0, 0, 0, 5]]
         assert three["carry/h"].flatten().tolist() == [1, 2, 10, 20]
 
@@ -293,21 +285,6 @@ def test_rows_come_out_when_their_episode_ends(chunk: int, counts: list[int]) ->
         assert late[4]["returns"][-2:].tolist() == [103 + 104, 104 / 0.5]
 
 
-def test_what_is_held_is_saved() -> None:
-    rollout = counted()
-    one, other = TrajectoryColumns(BOTH), TrajectoryColumns(BOTH)
-    for t in range(10):
-        rows, step = rollout.step()
-        if t == 4:
-            other.set_state(one.get_state())
-        out = one.push(dict(rows), rollout.finished, step.ended)
-        if t >= 4:
-            again = other.push(dict(rows), rollout.finished, step.ended)
-            torch.testing.assert_close(out, again, rtol=0, atol=0, equal_nan=True)
-    other.set_state(TrajectoryColumns(BOTH).get_state())
-    assert not other.held
-
-
 __all__ = ["demos"]
 
 FOUR = episodes([[1.0, 1.0], [4.0], [0.0, 0.0, 0.0], [1.0, 2.0]], [True] * 4)  # 2, 4, 0, 3
@@ -330,9 +307,8 @@ def test_return_weights_by_hand() -> None:
 def test_one_outlier_takes_all_unless_it_is_cut() -> None:
     """Returns 0 to 9 and one of 30: at alpha 0.1 it has nine tenths of the weight and more."""
     data = episodes([[float(g)] for g in (*range(10), 30)], [True] * 11)
-    plain = weights("Return", data)
+    plain, cut = (weights("Return", data, quantile=q) for q in (1.0, 0.9))
     assert (plain[10] / plain.sum()).item() > 0.9
-    cut = weights("Return", data, quantile=0.9)
     assert (cut[10] / cut.sum()).item() < 0.5 and cut[9] == cut[10]
     ranked = weights("Return", data, ranks=True)
     assert ranked.tolist() == pytest.approx([math.exp(rank - 10) for rank in range(11)])
@@ -367,15 +343,23 @@ def test_the_best_share() -> None:
         weights("Top", share=0.0)
 
 
-def test_of_two_successes_the_sooner_is_better() -> None:
+SLOW, QUICK, FAILED = [0.0, 0.0, 0.0, 1.0], [0.0, 1.0], [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "over", "settings", "expected"),
+    [
+        ([SLOW, QUICK], [True] * 2, {"share": 0.5}, [0, 1]),
+        ([QUICK, FAILED, SLOW], [True, False, True], {"share": 1 / 3}, [1, 0, 0]),
+        ([[0.0, 1.5], [1.0]], [True] * 2, {"share": 0.5}, [1, 0]),
+        ([[0.0, 1.5], [1.0]], [True] * 2, {"share": 0.5, "gamma": 0.5}, [0, 1]),
+    ],
+)
+def test_of_two_successes_the_sooner_is_better(
+    rewards: list[list[float]], over: list[bool], settings: Any, expected: list[int]
+) -> None:
     """Sparse reward: the slow success and the failure are left out, in whatever order they come."""
-    slow, quick, failed = [0.0, 0.0, 0.0, 1.0], [0.0, 1.0], [0.0, 0.0]
-    assert weights("Top", episodes([slow, quick], [True] * 2), share=0.5).tolist() == [0, 1]
-    three = episodes([quick, failed, slow], [True, False, True])
-    assert weights("Top", three, share=1 / 3).tolist() == [1, 0, 0]
-    later = episodes([[0.0, 1.5], [1.0]], [True] * 2)
-    assert weights("Top", later, share=0.5).tolist() == [1, 0]
-    assert weights("Top", later, share=0.5, gamma=0.5).tolist() == [0, 1]
+    assert weights("Top", episodes(rewards, over), **settings).tolist() == expected
 
 
 def test_the_best_steps_of_play_are_those_before_the_goal() -> None:

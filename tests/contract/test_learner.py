@@ -13,8 +13,6 @@ from embodied.checks.check import Check
 from embodied.checks.learner import (
     CHECKS,
     HORIZON,
-    ROWS,
-    SPEC,
     LearnerSubject,
     batch_for,
     segment,
@@ -23,10 +21,9 @@ from embodied.checks.learner import (
 )
 from embodied.checks.subjects import candidates, learner_subject
 from embodied.compose import PACKAGED
-from embodied.core.build import ConfigError, build, resolve
-from embodied.core.config_fields import complete
+from embodied.core.build import resolve
 from embodied.core.policy import Policy, PolicyWrapper
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.learner import Learner
 from embodied.policies.steering.steered import Steered
 from tests.tiers import once_per_class, usually
 
@@ -34,9 +31,8 @@ __all__ = ["HORIZON", "batch_for", "candidates", "segment", "updates"]  # for ot
 CONFIGS = PACKAGED
 FILES = sorted((PACKAGED / "learner").glob("*.yaml"))
 LEARNERS = [file.stem for file in FILES]
-# An exact resume needs the seed to decide; names of settings are tried below.
-ALSO = {checks.the_seed_decides, checks.unknown_settings_are_refused}
-USUAL = usually({*CHECKS} - ALSO, CHECKS)
+# An exact resume needs the seed to decide.
+USUAL = usually({*CHECKS} - {checks.the_seed_decides}, CHECKS)
 
 
 def node(group: str, name: str) -> dict[str, Any]:
@@ -63,14 +59,3 @@ def steer(path: Path) -> Policy:
 @pytest.mark.parametrize("check", USUAL, ids=lambda check: check.__name__)
 def test_the_contract(file: Path, check: Check) -> None:
     check(subject(file.stem))
-
-
-@pytest.mark.parametrize("file", once_per_class(FILES))
-def test_unknown_settings_get_the_nearest_name(file: Path) -> None:
-    policy = build(node("policy", "gaussian"), Policy, spec=SPEC)
-    made = node("learner", file.stem)
-    known = "batch_size" if "batch_size" in complete(made) else "horizon"
-    wrong = known.replace("z", "s")
-    with pytest.raises(ConfigError) as error:
-        build(made | {wrong: ROWS}, Learner, policy=policy, spec=SPEC, run=RunPlan(100))
-    assert (error.value.key, error.value.hint) == (wrong, known)

@@ -20,7 +20,6 @@ from embodied.learners.learner import Learner, RunPlan, frozen
 from embodied.training.collector import Collector
 from tests.builders import LINE, SPEC, make_learner, make_policy, still, transitions
 from tests.contract.test_learner import batch_for, make, node
-from tests.tiers import only_all
 from tests.toy_envs import Reach
 
 RATES = {"critic_lr": 3e-3, "actor_lr": 3e-3}
@@ -57,35 +56,27 @@ SMALL = {"hidden": [64, 64]}
 
 
 @pytest.mark.parametrize(
-    ("target", "policy", "shape", "settings", "steps", "least"),
+    ("target", "policy", "settings"),
     [
-        ("sac.Sac", "gaussian.Gaussian", SMALL, {**SMALL, "initial_temperature": 0.1}, 700, -5.5),
-        ("td3.Td3", "deterministic.Deterministic", SMALL, SMALL, 700, -5.5),
-        pytest.param(
-            *("flashsac.Flashsac", "block_gaussian.BlockGaussian", {"width": 32}),
-            {"width": 32, "temperature_lr": 1e-3},
-            *(1000, -7.0),
-            marks=only_all,
-        ),
+        ("sac.Sac", "gaussian.Gaussian", {"initial_temperature": 0.1}),
+        ("td3.Td3", "deterministic.Deterministic", {}),
     ],
 )
-def test_learns_to_reach(
-    target: str, policy: str, shape: Any, settings: Any, steps: int, least: float
-) -> None:
+def test_learns_to_reach(target: str, policy: str, settings: dict[str, Any]) -> None:
     """The real collector, replay and update; a policy that stands still scores about -15, full
     speed from everywhere about -3.5."""
     env = Reach(8)
-    acting = make_policy(policy, env.spec, **shape)
-    given = {"batch_size": 128, "actor_lr": 1e-3, "critic_lr": 1e-3, **settings}
+    acting = make_policy(policy, env.spec, **SMALL)
+    given = {**SMALL, "batch_size": 128, "actor_lr": 1e-3, "critic_lr": 1e-3, **settings}
     learner = make_learner(f"off_policy.{target}", acting, **given)
     replay, rollout = ReplayBuffer(20_000), Collector(env, acting.warmup_policy(), 0.95, seed=0)
-    for step in range(steps):
+    for step in range(700):
         if step == 50:
             rollout.act_with(acting)
         replay.add(rollout.step()[0])
         if step >= 50:
             learner.update(replay.sample(128))
-    assert evaluate(acting, Reach(50), 50, seed=1).returns.mean().item() > least
+    assert evaluate(acting, Reach(50), 50, seed=1).returns.mean().item() > -5.5
 
 
 @pytest.mark.parametrize(
