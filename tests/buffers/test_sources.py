@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,7 +29,6 @@ from embodied.buffers.source import (
     shift_on_cpu,
 )
 from embodied.buffers.weighted import Weighted, Weights, positive_variance
-from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, build
 from embodied.core.env import RETURN_ENDS
 from embodied.core.spec import Leaf, Spec
@@ -417,20 +415,6 @@ def test_a_run_draws_by_weight(tmp_path: Path, demos: list[str], data: str) -> N
     assert (rows["action"][:, None] == mine).all(2).any(1).all()
     run(node)
     assert read_metrics(tmp_path)[0]["data/effective_rows"] == 20
-
-
-@pytest.mark.parametrize("learner", ["td3_bc", "recoil"])
-def test_it_goes_with_offline_learners(tmp_path: Path, demos: list[str], learner: str) -> None:
-    """With ReCOIL the better episodes of each dataset."""
-    node = settings(tmp_path, "offline", demos=demos, steps=2)
-    if learner == "recoil":
-        node["data"]["fractions"] = [0.5, 0.5]
-    node["learner"] = yaml.safe_load((PACKAGED / "learner" / f"{learner}.yaml").read_text())
-    node["learner"] |= {"batch_size": 8}
-    node["policy"] = node_of("policies.deterministic.Deterministic")
-    node["weighting"] = node_of("buffers.weighted.Return")
-    run(node)
-    assert read_metrics(tmp_path)[-1]["step"] == 2
 
 
 @pytest.mark.parametrize("given", [False, True])

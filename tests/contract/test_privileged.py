@@ -129,12 +129,11 @@ def _playground() -> None:
 
 def test_views_for_other_libraries() -> None:
     """Their policies have no rule for our names: they are given what a policy may see."""
-    view = GymView(Gym(Config("embodied/Asymmetric-v0", 1)))
-    assert isinstance(view.observation_space, spaces.Box), "one leaf is left: it stands for itself"
-    assert view.observation_space.shape == (2,)
-    obs, _ = view.reset(seed=0)
-    assert view.observation_space.contains(obs)
-    both = GymView(Gym(Config("embodied/Asymmetric-v0", 1)), asymmetric=True)
-    assert set(both.observation_space.spaces) == {"state", *HIDDEN}
+    view, asymmetric = (
+        GymView(Gym(Config("embodied/Asymmetric-v0", 1)), asymmetric=both) for both in (False, True)
+    )
+    assert view.observation_space.shape == (2,), "one leaf is left: it stands for itself"
+    assert view.observation_space.contains(view.reset(seed=0)[0])
+    assert set(asymmetric.observation_space.spaces) == {"state", *HIDDEN}
     lerobot = LeRobotEnv(Gym(Config("embodied/Asymmetric-v0", 1)), "none", 5)
     assert [lerobot.own, lerobot.others] == [["state"], ["state"]]

@@ -35,13 +35,13 @@ KINDS: dict[str, tuple[str, Settings, str]] = {
 }
 # Hundreds of steps of each: settings of the learner, and of the policy.
 OPTIONS: dict[str, tuple[Settings, Settings]] = {
-    "plain": ({}, {}),
     "relu, two widths": ({"value": {"hidden": [33, 7], **RELU}}, RELU),
     "one layer, no layer": ({"value": {"hidden": []}}, {"hidden": [70]}),
-    "entropy": ({"entropy": 0.02, "value_weight": 0.8}, {}),
-    "two rates, linear": ({"critic_lr": 1e-3, "schedule": "linear"}, {}),
-    "adaptive": ({"schedule": "adaptive", "target_kl": 0.004}, {}),
-    "adaptive, two rates": ({"schedule": "adaptive", "critic_lr": 1e-3}, {}),
+    "entropy, two rates, linear": (
+        {"entropy": 0.02, "value_weight": 0.8, "critic_lr": 1e-3, "schedule": "linear"},
+        {},
+    ),
+    "adaptive, two rates": ({"schedule": "adaptive", "target_kl": 0.004, "critic_lr": 1e-3}, {}),
     "advantages of the batch": ({"advantage": "batch", "grad_clip": 0.0}, {}),
     "raw advantages": ({"advantage": "raw", "scale_rewards": True, "clip": 0.05}, {}),
     "fixed std": ({"normalize": False}, {"learn_std": False, "log_std": -0.5}),
@@ -71,8 +71,6 @@ def make(
 
 
 TD3_OPTIONS: dict[str, tuple[Settings, Settings]] = {
-    "tanh": (TANH, TANH),
-    "relu": ({}, {}),
     "weight decay, delays": (
         {**TANH, "weight_decay": 1e-3, "policy_delay": 3, "target_delay": 1, "actor_start": 30},
         TANH,
@@ -81,10 +79,12 @@ TD3_OPTIONS: dict[str, tuple[Settings, Settings]] = {
         {**TANH, "hidden": [33, 7], "critic_lr": 1e-3, "tau": 0.02},
         {**TANH, "hidden": [70]},
     ),
-    "no hidden layer": ({"hidden": []}, {"hidden": []}),
+    "no hidden layer, no target noise": (
+        {"hidden": [], "target_noise": 0.0, "noise_clip": 0.0},
+        {"hidden": []},
+    ),
     "several pieces, every update": ({**TANH, "batch_size": 300, "policy_delay": 1}, TANH),
     "chunk": ({**TANH, "critic_obs": ["state"]}, {**TANH, "chunk": 2}),
-    "no target noise": ({**TANH, "target_noise": 0.0, "noise_clip": 0.0}, TANH),
 }
 
 
