@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from tests.builders import still
+from embodied.learners.learner import UNPLANNED, RunPlan
+from tests.builders import SPEC, make_learner, make_policy, still
+
+
+def learner_of(
+    target: str,
+    acting: str,
+    spec: Spec = SPEC,
+    run: RunPlan = UNPLANNED,
+    shape: Mapping[str, Any] = MappingProxyType({"hidden": [32]}),
+    **settings: Any,
+) -> Any:
+    """`embodied.learners.TARGET` with `settings` of the policy ACTING with the settings `shape`."""
+    return make_learner(target, make_policy(acting, spec, **shape), run, **settings)
 
 
 def two_modes(n: int) -> Tensors:

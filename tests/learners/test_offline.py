@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,14 +27,11 @@ from embodied.learners.offline.uni_o4 import ModelGate
 from embodied.models.dynamics import Dynamics, Fit, Prediction
 from embodied.training.collector import Collector
 from tests.builders import LINE, SPEC, make_learner, make_policy, node_of, still, transitions
-from tests.learners.parts import constant, slopes, two_modes
+from tests.learners.parts import constant, learner_of, slopes, two_modes
 from tests.toy_envs import Config, Counter
 
-
-def make(**settings: object) -> Iql:
-    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
-    given = {"hidden": [32], "batch_size": 4, **settings}
-    return make_learner("offline.iql.Iql", policy, run=RunPlan(100), **given)
+IQL = partial(learner_of, "offline.iql.Iql", hidden=[32], batch_size=4, run=RunPlan(100))
+make = partial(IQL, "deterministic.Deterministic")
 
 
 def batch_of(n: int) -> Tensors:
@@ -92,24 +90,22 @@ def test_each_loss_moves_its_own_part() -> None:
         learner.zero_grad()
         loss.backward(retain_graph=True)
         for part in parts:
-            moved = [p.grad is not None and bool(p.grad.any()) for p in part.parameters()]
-            assert any(moved) == (part is mine)
+            grads = [p.grad for p in part.parameters() if p.grad is not None]
+            assert any(grad.any() for grad in grads) == (part is mine)
 
 
 def test_the_gaussian_likelihood_is_weighted() -> None:
     """With policy.imitate=nll the loss is -exp(beta A) log pi(a|s), per action element."""
-    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[32], imitate="nll")
-    learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[32], beta=0.1)
+    learner = IQL("gaussian.Gaussian", shape={"hidden": [32], "imitate": "nll"}, beta=0.1)
     sure(learner, [3.0, 3.0])
     batch = batch_of(4)
-    log_prob = policy.log_prob({"state": batch["obs/state"]}, batch["action"])
+    log_prob = learner.policy.log_prob({"state": batch["obs/state"]}, batch["action"])
     losses, _ = learner._loss(batch)
     assert losses[1].item() == pytest.approx(-math.exp(0.2) * log_prob.mean().item() / 2, rel=1e-5)
 
 
 def test_a_flow_policy_can_be_extracted() -> None:
-    policy = make_policy("generative.flow.Flow", SPEC, chunk=3, width=16, depth=1)
-    learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[16])
+    learner = IQL("generative.flow.Flow", shape={"chunk": 3, "width": 16, "depth": 1})
     steps = {"executed_steps": torch.tensor([3, 3, 2, 1])}
     batch = batch_of(4) | {"action": torch.rand(4, 6) * 2 - 1} | steps
     assert torch.isfinite(learner.update(batch)["actor_loss"])
@@ -365,9 +361,9 @@ def test_keeps_both_modes_in_the_flow_and_acts_in_the_better_one(method: str) ->
 ONE = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 
-def make_implicit(kind: str, **settings: Any) -> Any:
-    policy = make_policy("deterministic.Deterministic", ONE, hidden=[32])
-    return make_learner(f"offline.{kind}", policy, run=RunPlan(1000), **settings)
+make_implicit = partial(
+    learner_of, acting="deterministic.Deterministic", spec=ONE, run=RunPlan(1000)
+)
 
 
 def least(loss: Callable[[Tensor], Tensor], q: Tensor) -> float:
@@ -411,7 +407,7 @@ def test_the_authors_chi2_rises_again_below_minus_four() -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_normalised_it_does_not_depend_on_the_scale(normalize: bool) -> None:
     best, value = torch.arange(9.0), torch.ones(9)
-    learner = make_implicit("f_dvl.FDvl", normalize=normalize)
+    learner = make_implicit("offline.f_dvl.FDvl", normalize=normalize)
     one, other = learner.value_loss(best, value), learner.value_loss(100 * best, 100 * value)
     assert math.isclose(one.item(), other.item(), rel_tol=1e-4) == normalize
 
@@ -420,11 +416,11 @@ def test_normalised_it_does_not_depend_on_the_scale(normalize: bool) -> None:
     ("refused", "says"),
     [
         (
-            lambda: make_implicit("f_dvl.FDvl", divergence="tv", lam=0.4),
+            lambda: make_implicit("offline.f_dvl.FDvl", divergence="tv", lam=0.4),
             r"above 0\.5 and at most 1 with divergence=tv",
         ),
         (
-            lambda: make_implicit("recoil.Recoil").fit(
+            lambda: make_implicit("offline.recoil.Recoil").fit(
                 transitions(4, ONE) | {"source": torch.zeros(4)}
             ),
             r"demos=\[EXPERT,OTHERS\]",
@@ -440,7 +436,7 @@ def test_what_does_not_fit_is_refused(refused: Callable[[], Any], says: str) -> 
 
 
 def test_the_target_and_the_level_by_hand() -> None:
-    learner = make_implicit("recoil.Recoil", hidden=(), ended=0.5, gamma=0.9, level=20.0)
+    learner = make_implicit("offline.recoil.Recoil", hidden=(), ended=0.5, gamma=0.9, level=20.0)
     batch = transitions(4, ONE) | {"source": torch.tensor([0, 0, 1, 1])}
     batch["discount"] = torch.tensor([0.9, 0.81, 0.9, 0.0])
     for parameter in learner.parameters():

@@ -29,7 +29,6 @@ from embodied.learners.on_policy.ppo_parts import (
     clip_norm,
     gae,
     normalized,
-    value_loss,
     variance,
 )
 from embodied.policies.networks.encoders import Encoder
@@ -201,13 +200,6 @@ def test_with_memory_minibatches_are_whole_rows(monkeypatch: pytest.MonkeyPatch)
     parts = heard(learner, monkeypatch)
     learner.update(played(learner))
     assert [rows["old"].shape for rows in parts] == [(2, 6), (2, 6)]
-
-
-def test_value_loss_by_hand() -> None:
-    value = torch.tensor([3.0, 0.5]).requires_grad_()
-    error = value_loss(value, torch.tensor([4.0, 0.0]))
-    slope = torch.autograd.grad(error.sum(), value)[0]
-    assert error.tolist() == [0.5, 0.125] and slope.tolist() == [-1.0, 0.5]
 
 
 def test_the_loss_by_hand() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,20 +15,18 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.actor_critic import actor_loss, temperature_gradient
-from embodied.learners.critics import Support, cross_entropy
-from embodied.learners.off_policy.dsac_t import DsacT, huber, loss_weights, value_loss
-from embodied.learners.off_policy.flashsac import Flashsac
-from embodied.learners.off_policy.sac import Sac, critic_loss
+from embodied.learners.critics import Support
+from embodied.learners.off_policy.dsac_t import huber, loss_weights, value_loss
+from embodied.learners.off_policy.sac import critic_loss
 from embodied.nn.networks import ACTIVATIONS, Ensemble
 from embodied.nn.optim import Adam
-from tests.builders import LINE, SPEC, make_learner, make_policy, transitions
-from tests.learners.parts import constant, copies, moved, require_average, slopes
+from tests.builders import LINE, SPEC, transitions
+from tests.learners.parts import constant, copies, learner_of, moved, require_average, slopes
 
 
-def make(spec: Spec = SPEC, zero_head: bool = False, **settings: object) -> Sac:
-    policy = make_policy("gaussian.Gaussian", spec, hidden=[32], zero_head=zero_head)
-    given = {"hidden": [32], "batch_size": 4, **settings}
-    return make_learner("off_policy.sac.Sac", policy, **given)
+def make(spec: Spec = SPEC, zero_head: bool = False, **settings: Any) -> Any:
+    given = {"shape": {"hidden": [32], "zero_head": zero_head}, "hidden": [32], **settings}
+    return learner_of("off_policy.sac.Sac", "gaussian.Gaussian", spec, **{"batch_size": 4, **given})
 
 
 FOLLOWING = {"state": torch.zeros(3, 3)}
@@ -212,10 +212,10 @@ def test_critics_learn_alone_first() -> None:
     assert acted == [False] * 3 + [True] * 3
 
 
-def make_dsac(**settings: object) -> DsacT:
-    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[32])
-    given = {"hidden": [32], "batch_size": 4, **settings}
-    return make_learner("off_policy.dsac_t.DsacT", policy, **given)
+make_dsac = partial(
+    learner_of, "off_policy.dsac_t.DsacT", "gaussian.Gaussian", hidden=[32], batch_size=4
+)
+SMALL = {"width": 16, "depth": 1}
 
 
 def answers(*values: tuple[float, float]) -> Tensor:
@@ -311,10 +311,8 @@ def test_everything_but_the_critic_moves_at_every_second_update() -> None:
         require_average(learner.target_params, old, learner.online_params, 0.3 if due else 0.0)
 
 
-def make_flashsac(**settings: object) -> Flashsac:
-    policy = make_policy("block_gaussian.BlockGaussian", SPEC, width=16, depth=1)
-    given = {"width": 16, "depth": 1, "batch_size": 4, **settings}
-    return make_learner("off_policy.flashsac.Flashsac", policy, **given)
+FLASHSAC, BLOCKS = "off_policy.flashsac.Flashsac", "block_gaussian.BlockGaussian"
+make_flashsac = partial(learner_of, FLASHSAC, BLOCKS, shape=SMALL, batch_size=4, **SMALL)
 
 
 @torch.no_grad()
@@ -396,7 +394,7 @@ def test_value_of_a_constant_reward() -> None:
     assert metrics["q_mean"].item() == pytest.approx(16.0, rel=0.06)
 
 
-SMALL = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2
+FOUR = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2
 
 
 @pytest.mark.parametrize(
@@ -416,24 +414,17 @@ SMALL = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2
 def test_values_move_and_are_shared_between_atoms(
     reward: float, discount: float, expected: list[float]
 ) -> None:
-    assert SMALL.atoms().tolist() == [-1, 0, 1, 2]
+    assert FOUR.atoms().tolist() == [-1, 0, 1, 2]
     logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log()
-    found = SMALL.back_up(logits, torch.tensor([reward]), torch.tensor([discount]))
+    found = FOUR.back_up(logits, torch.tensor([reward]), torch.tensor([discount]))
     assert found.tolist() == [pytest.approx(expected)]
 
 
 def test_the_lowest_distribution_is_taken_row_by_row() -> None:
     chances = [[[1.0, 0, 0, 0], [0, 0, 0, 1]], [[0, 1, 0, 0], [0, 0.5, 0.5, 0]]]
     both = torch.tensor(chances).clamp(min=1e-30).log()
-    torch.testing.assert_close(SMALL.mean(both), torch.tensor([[-1.0, 2.0], [0.0, 0.5]]))
-    assert torch.equal(SMALL.lowest(both), torch.stack([both[0, 0], both[1, 1]]))
-
-
-def test_cross_entropy_by_hand() -> None:
-    logits = torch.tensor([[[0.0, math.log(3.0)]], [[0.0, 0.0]]])  # (1/4, 3/4) and (1/2, 1/2)
-    target = torch.tensor([[0.5, 0.5]])
-    by_hand = -(0.5 * math.log(1 / 4) + 0.5 * math.log(3 / 4)) + math.log(2)
-    assert cross_entropy(logits, target).item() == pytest.approx(by_hand)
+    torch.testing.assert_close(FOUR.mean(both), torch.tensor([[-1.0, 2.0], [0.0, 0.5]]))
+    assert torch.equal(FOUR.lowest(both), torch.stack([both[0, 0], both[1, 1]]))
 
 
 def test_a_support_needs_a_width() -> None:

@@ -13,7 +13,6 @@ import yaml
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.off_policy.mex import promised
 from embodied.learners.offline.prdc import nearest, tree_of
 from embodied.learners.offline.rebrac import behaved_loss
 from tests.builders import LINE, SPEC, make_learner, make_policy, still, transitions
@@ -231,13 +230,6 @@ def test_mex_is_td3_without_optimism(atoms: int) -> None:
         mex, metrics = trained(MEX, atoms=atoms, optimism=optimism)
         assert all(torch.equal(mex[key], td3[key]) for key in td3) == same
         assert (metrics["promise"] == 0) == same
-
-
-def test_the_term_of_mex_by_hand() -> None:
-    own = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
-    rivals = torch.tensor([[[0.0, 0.0], [1.0, -1e9]], [[0.0, 0.0], [0.0, 0.0]]])
-    first, second = ((1 - math.log(2)) + (2 - 1)) / 2, -math.log(2)
-    assert promised(own, rivals).item() == pytest.approx(first + second)
 
 
 def test_its_rivals_are_recorded_neighbouring_and_random_actions() -> None:
