@@ -1,7 +1,9 @@
-"""Policies, robots and teachers in configs/ keep the contract: the checks of `embodied check`."""
+"""Parts in configs/ (environments, policies, robots, teachers) keep the contract: `embodied check`."""
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import yaml
 
 from embodied.checks import policy, robot, teacher, teacher_games
 from embodied.checks.check import Check
+from embodied.checks.env import CHECKS as ENV_CHECKS
+from embodied.checks.env import EnvSubject
 from embodied.checks.policy import SPECS, PolicySubject
 from embodied.checks.robot import RobotSubject
 from embodied.checks.teacher import GAME, KINDS, TeacherSubject, need
@@ -99,3 +103,32 @@ def test_the_contract_of_a_teacher(file: Path, check: Check) -> None:
 @pytest.mark.parametrize("check", teacher_games.CHECKS, ids=lambda check: check.__name__)
 def test_the_contract_of_a_game(file: Path, check: Check) -> None:
     check(TeacherSubject(NODES[file.stem]))
+
+
+@pytest.mark.parametrize("check", ENV_CHECKS, ids=lambda check: check.__name__)
+def test_the_contract_of_an_environment(
+    env_subject: EnvSubject, check: Check, request: pytest.FixtureRequest
+) -> None:
+    many = request.config.getoption("--all") and "envpool" in str(env_subject.node["_target_"])
+    try:
+        if many:  # EnvPool keeps what it loads for each family
+            number, sizes = (
+                ENV_CHECKS.index(check),
+                (env_subject.most_steps, env_subject.most_seconds),
+            )
+            apart = request.getfixturevalue("apart")
+            apart.submit(checked, json.dumps(env_subject.node), number, *sizes).result()
+        else:
+            check(env_subject)
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
+
+
+def checked(node: str, number: int, most_steps: int, most_seconds: float) -> None:
+    """Make a check in this process; its environment stays until another one is asked for."""
+    ENV_CHECKS[number](subject_of(node, most_steps, most_seconds))
+
+
+@lru_cache(1)
+def subject_of(node: str, most_steps: int, most_seconds: float) -> EnvSubject:
+    return EnvSubject(json.loads(node), most_steps, most_seconds)

@@ -25,7 +25,7 @@ from embodied.learners.offline.rebrac import Rebrac
 from embodied.policies.prompted import Prompted
 from embodied.training.logger import read_metrics
 from tests.builders import LINE, exit_of, make_learner, make_policy, node_of, recorded, transitions
-from tests.learners.finetune.test_expo import made
+from tests.learners.finetune.test_steering import made
 from tests.learners.parts import constant
 
 PLAIN = Spec({"state": Leaf((1,), names=("x",))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
