@@ -1,4 +1,4 @@
-"""Parts in configs/ (environments, policies, robots, teachers) keep the contract: `embodied check`."""
+"""Environments, policies, robots and teachers in configs/ keep the contract (`embodied check`)."""
 
 from __future__ import annotations
 
@@ -112,10 +112,8 @@ def test_the_contract_of_an_environment(
     many = request.config.getoption("--all") and "envpool" in str(env_subject.node["_target_"])
     try:
         if many:  # EnvPool keeps what it loads for each family
-            number, sizes = (
-                ENV_CHECKS.index(check),
-                (env_subject.most_steps, env_subject.most_seconds),
-            )
+            number = ENV_CHECKS.index(check)
+            sizes = env_subject.most_steps, env_subject.most_seconds
             apart = request.getfixturevalue("apart")
             apart.submit(checked, json.dumps(env_subject.node), number, *sizes).result()
         else:

@@ -270,14 +270,9 @@ def test_a_prior_is_added_to_the_values_of_the_policy(stem: str, raised: float) 
 
 NONSENSE = [
     ("sac", "gamma", 99.0),
-    ("sac", "actor_lr", -1.0),
     ("sac", "hidden", [0]),
-    ("sac", "utd", 0),
     ("flashsac", "atoms", 1),
-    ("dsrl_na", "actor_share", 1.5),
     ("iql", "expectile", 0.0),
-    ("iql", "expectile", 1.0),
-    ("bresa", "risk_gamma", 0.0),
     ("bresa", "violation_buffer", 7),
     ("ppo_rapid", "weights", [1.0, 0.1, -0.1]),
     ("reinflow", "hold", 1.0),
