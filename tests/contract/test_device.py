@@ -178,10 +178,9 @@ EXACT = {
 
 def exactly(given: tuple[str, ...], folder: Path) -> None:
     whole = cases.run_node(folder / "whole", *given, "eval_every=96")
-    cases.run(whole)
-    half = whole | {"out": str(folder / "half")}
-    cases.run(half | {"steps": cases.HALF, "eval_every": 0})
-    cases.run(half | {"resume": str(folder / "half"), "eval_every": 0})
+    half = whole | {"out": str(folder / "half"), "eval_every": 0}
+    for node in (whole, half | {"steps": cases.HALF}, half | {"resume": str(folder / "half")}):
+        cases.run(node)
     one, other = cases.weights(folder / "whole"), cases.weights(folder / "half")
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -206,13 +205,12 @@ def evaluated() -> None:
 
 def fork() -> None:
     torch.manual_seed(1)
-    first = torch.rand(2, device=DEVICE)
+    drawn = [torch.rand(2, device=DEVICE)]
     with forked(5):
         inside = torch.rand(2, device=DEVICE)
-    second = torch.rand(2, device=DEVICE)
+    drawn.append(torch.rand(2, device=DEVICE))
     torch.manual_seed(1)
-    assert torch.equal(torch.rand(2, device=DEVICE), first)
-    assert torch.equal(torch.rand(2, device=DEVICE), second)
+    assert all(torch.equal(torch.rand(2, device=DEVICE), each) for each in drawn)
     with forked(5):
         assert torch.equal(torch.rand(2, device=DEVICE), inside)
     state = rng_state()

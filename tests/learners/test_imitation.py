@@ -178,32 +178,30 @@ def test_the_value_learns_in_the_first_updates_only() -> None:
         assert ("value_loss" in found) == learned == (update < 2)
 
 
+@torch.no_grad()
 def test_guidance_by_hand() -> None:
     """w = 1 is the base with the label POSITIVE, 0 with NONE; between and beyond, the velocity is
     that of NONE moved by w times the difference."""
-    base = node_of("policies.generative.flow.Flow", width=32, depth=1, steps=1)
+    base = {**FLOW, "steps": 1}
     policy = conditioned(base=base)
     obs, noise = {"state": torch.randn(5, 1)}, policy.sample_noise(5)
-
-    def with_label(label: int) -> Tensor:
-        return policy.base.act({**obs, LABEL: torch.full((5,), label)}, {}, noise)[0]
-
-    def guided(w: float) -> Tensor:
+    chunks: dict[float, Tensor] = {}
+    for w in (0.0, 1.0, 2.5):
         other = conditioned(base=base, guidance=w)
         other.load_state_dict(policy.state_dict())
-        chunk = sample(*other.strides(obs, noise))
-        torch.testing.assert_close(other.act(obs, {}, noise)[0], other.to_actions(chunk))
-        return chunk
-
-    with torch.no_grad():
-        for w, label in ((0.0, NONE), (1.0, POSITIVE)):
-            torch.testing.assert_close(policy.to_actions(guided(w)), with_label(label))
-        free, wanted = guided(0.0), guided(1.0)
-        torch.testing.assert_close(guided(2.5), free + 2.5 * (wanted - free))
-    with pytest.raises(ConfigError, match="sampler can be guided"):
-        conditioned(base=node_of("policies.gaussian.Gaussian"))
-    with pytest.raises(ConfigError, match="obs_steps=1"):
-        conditioned(base={**FLOW, "obs_steps": 2})
+        chunks[w] = sample(*other.strides(obs, noise))
+        torch.testing.assert_close(other.act(obs, {}, noise)[0], other.to_actions(chunks[w]))
+    for w, label in ((0.0, NONE), (1.0, POSITIVE)):
+        expected = policy.base.act({**obs, LABEL: torch.full((5,), label)}, {}, noise)[0]
+        torch.testing.assert_close(policy.to_actions(chunks[w]), expected)
+    free, wanted = chunks[0.0], chunks[1.0]
+    torch.testing.assert_close(chunks[2.5], free + 2.5 * (wanted - free))
+    for refused, says in (
+        (node_of("policies.gaussian.Gaussian"), "sampler can be guided"),
+        ({**FLOW, "obs_steps": 2}, "obs_steps=1"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            conditioned(base=refused)
 
 
 def test_labels_are_dropped_and_otherwise_seen() -> None:
@@ -223,10 +221,9 @@ def test_labels_are_dropped_and_otherwise_seen() -> None:
 
 
 def test_corrections_are_a_persons_steps_among_a_policys() -> None:
-    length = torch.tensor([2, 3])
+    length, names = torch.tensor([2, 3]), ("episode", "correction")
     steps = {"terminated": torch.zeros(5, dtype=torch.bool)}
     recorded = Episodes(LINE, steps, length.cumsum(0) - length, length, {}, (), ())
-    names = ("episode", "correction")
     found = flags(recorded, names)
     assert found["episode"].tolist() == [0, 0, 1, 1, 1]
     assert not found["correction"].any(), "demonstrations are not corrections"
@@ -370,19 +367,17 @@ def test_thompson_sampling_finds_the_best_arm() -> None:
     """The posterior by hand after one pull, and less regret than half of what chance has."""
     env = bandits(pulls=100, n=256, arms=5, noise=0.3)
     thompson = Thompson(env.spec, noise=0.3)
-    obs = env.reset(seed=0)
+    obs, begun = env.reset(seed=0), thompson.initial(256)
     pulled = obs | {"last_action": torch.eye(5)[[2]].expand(256, 5)}
     pulled["last_reward"] = torch.full((256, 1), 2.0)
-    _, carry = thompson.act(pulled, thompson.initial(256), torch.zeros(256, 5))
-    precision = 12 + 1 / 0.09
-    mean = (6 + 2.0 / 0.09) / precision
-    assert mean > 0.5 and torch.equal(carry["sums"][:, 2], torch.full((256,), 2.0))
-    draw = torch.zeros(256, 5)
-    draw[:, 0] = (mean - 0.5) * math.sqrt(12) + 1e-3  # just above the pulled arm's mean
-    assert (thompson.act(pulled, thompson.initial(256), draw)[0] == 0).all()
-    draw[:, 0] -= 2e-3
-    assert (thompson.act(pulled, thompson.initial(256), draw)[0] == 2).all()
-    carry, regret = thompson.initial(256), 0.0
+    mean = (6 + 2.0 / 0.09) / (12 + 1 / 0.09)
+    assert mean > 0.5
+    for above, chosen in ((1e-3, 0), (-1e-3, 2)):  # the first arm just above the pulled one
+        draw = torch.zeros(256, 5)
+        draw[:, 0] = (mean - 0.5) * math.sqrt(12) + above
+        action, carry = thompson.act(pulled, begun, draw)
+        assert (action == chosen).all() and (carry["sums"][:, 2] == 2.0).all()
+    carry, regret = begun, 0.0
     for _ in range(100):
         action, carry = thompson.act(obs, carry, thompson.sample_noise(256))
         step = env.step(action[:, 0])
@@ -392,33 +387,32 @@ def test_thompson_sampling_finds_the_best_arm() -> None:
 
 
 def test_lopsided_odds_last_for_a_lifetime() -> None:
-    spec = bandits(pulls=4, arms=4).spec
-    policy = Lopsided(spec)
+    """w e_i + (1 - w) p: the largest of the odds is above w, which is uniform."""
+    policy, n = Lopsided(bandits(pulls=4, arms=4).spec), 20_000
     torch.manual_seed(0)
-    n = 20_000
     action, carry = policy.act({}, policy.initial(n), policy.sample_noise(n))
     again = policy.act({}, carry, policy.sample_noise(n))[1]
     assert torch.equal(carry["odds"], again["odds"])
     torch.testing.assert_close(carry["odds"].sum(1), torch.ones(n))
     counts = action[:, 0].bincount(minlength=4) / n
     torch.testing.assert_close(counts, torch.full((4,), 0.25), atol=0.02, rtol=0)
-    # w e_i + (1 - w) p: the largest of the odds is above w, which is uniform.
     assert float(carry["odds"].amax(1).mean()) > 0.6
 
 
 def test_a_room_says_the_shortest_way_and_holds_goals_back() -> None:
     room = rooms(n=64, start="any")
     obs = room.reset(seed=3)
-    cells = {int(c) for c in room.levels.decode(room.task.double().numpy())}
-    held = {int(c) for c in room.levels.decode(room.held_out.double().numpy())}
+    cells, held = (
+        {int(c) for c in room.levels.decode(goals.double().numpy())}
+        for goals in (room.task, room.held_out)
+    )
     assert len(held) == 7 and not cells & held
     distance = (room.place - room.goal).abs().sum(1)
     for _ in range(10):
         step = room.step(obs[BEST_ACTION][:, 0])
-        now = (room.place - room.goal).abs().sum(1)
-        assert torch.equal(now, (distance - 1).clamp(min=0))
-        assert torch.equal(step.reward, (now == 0).float())
-        obs, distance = step.obs, now
+        obs, distance = step.obs, (distance - 1).clamp(min=0)
+        assert torch.equal((room.place - room.goal).abs().sum(1), distance)
+        assert torch.equal(step.reward, (distance == 0).float())
     assert (distance == 0).all()
 
 
@@ -426,12 +420,12 @@ def test_a_room_takes_given_goals_and_keeps_its_state() -> None:
     room = rooms(n=7, horizon=3)
     obs = room.reset(task=room.held_out)
     assert (obs["place"] == 0).all() and torch.equal(room.task, room.held_out)
-    state = room.get_state()
-    after = [room.step(torch.full((7,), at)) for at in (0, 1, 1)]
-    assert after[-1].truncated.all() and not after[-1].terminated.any()
-    room.set_state(state)
-    for step, at in zip(after, (0, 1, 1), strict=True):
-        again = room.step(torch.full((7,), at))
+    state, played = room.get_state(), []
+    for _ in range(2):
+        room.set_state(state)
+        played.append([room.step(torch.full((7,), at)) for at in (0, 1, 1)])
+    assert played[0][-1].truncated.all() and not played[0][-1].terminated.any()
+    for step, again in zip(*played, strict=True):
         assert torch.equal(again.next_obs["place"], step.next_obs["place"])
         assert torch.equal(again.obs["place"], step.obs["place"])
     with pytest.raises(ValueError, match="from 0 to 4"):
