@@ -102,10 +102,6 @@ def bandit(**settings: Any) -> Any:
     return make_learner("mdpo.Mdpo", policy, RunPlan(decisions=8), **sizes, **given)
 
 
-def chances(learner: Any) -> Tensor:
-    return learner.policy({"state": torch.zeros(1, 3)})[0].detach().exp().flatten()
-
-
 @pytest.mark.parametrize("t", [0.7, 2.0])
 def test_one_iteration_is_the_step_of_mirror_descent(t: float) -> None:
     """pi_{k+1} = pi_k exp(t A) / Z, where PPO would stop at its clip."""
@@ -113,7 +109,8 @@ def test_one_iteration_is_the_step_of_mirror_descent(t: float) -> None:
     metrics = learner.update(pull(learner))
     expected = START * (t * REWARD).exp()
     expected = expected / expected.sum()
-    torch.testing.assert_close(chances(learner), expected, atol=2e-3, rtol=0)
+    chances = learner.policy({"state": torch.zeros(1, 3)})[0].detach().exp().flatten()
+    torch.testing.assert_close(chances, expected, atol=2e-3, rtol=0)
     divergence = (expected * (expected / START).log()).sum()
     assert metrics["kl"].item() == pytest.approx(divergence.item(), abs=5e-3)
 
