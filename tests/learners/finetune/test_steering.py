@@ -14,7 +14,7 @@ from torch import Tensor
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, allow, build, resolve
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import Step
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -28,6 +28,7 @@ from embodied.policies.steering import dsrl_na
 from embodied.policies.steering.ticket import Ticket
 from tests.builders import LINE, make_learner, make_policy, node_of, run_folder, still
 from tests.learners.parts import copies, moved, require_average, slopes
+from tests.toy_envs import Reach
 from tests.training.test_train import resumed, run, settings
 
 FLOW = node_of("policies.generative.flow.Flow", width=16, depth=1)
@@ -228,52 +229,40 @@ allow("tests")
 LENGTH = 3
 
 
-class Doors(VecEnv):
+class Doors(Reach):
     """Episodes of 3 steps; success in the last one if the first action was right.
 
-    `side` 0: right is an action between 0.3 and 0.4; else one of at least 0.1 on the side, -1 or 1,
-    that the first number of the observation says. The second says nothing.
+    `sides` false: right is an action between 0.3 and 0.4; else one of at least 0.1 on the side, -1
+    or 1, that the first number of the observation says. The second says nothing.
     """
 
     def __init__(self, num_envs: int = 4, sides: bool = True) -> None:
-        self.num_envs, self.sides = num_envs, sides
-        act = Leaf((1,), low=-1.0, high=1.0)
-        self.spec = Spec({"state": Leaf((2,))}, act, dt=0.1, text="choose a door")
-        self.generator = torch.Generator().manual_seed(0)
-        self.state, self.age = torch.zeros(num_envs, 2), torch.zeros(num_envs, dtype=torch.int64)
-        self.right = torch.zeros(num_envs, dtype=torch.bool)
+        super().__init__(num_envs)
+        self.spec = self.spec.with_act(Leaf((1,), low=-1.0, high=1.0))
+        self.sides, self.right = sides, torch.zeros(num_envs, dtype=torch.bool)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        if seed is not None:
-            self.generator.manual_seed(seed)
-        return self._begin(torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask)
-
-    def _begin(self, rows: Tensor) -> Tensors:
-        drawn = torch.rand(self.num_envs, 2, generator=self.generator) - 0.5
-        drawn[:, 0] = drawn[:, 0].sign()
-        self.state, self.age = torch.where(rows[:, None], drawn, self.state), self.age * ~rows
-        return {"state": self.state}
+    def _draw(self, row: int) -> Tensor:
+        side, other = super()._draw(row)
+        return torch.stack([side.sign(), other])
 
     def step(self, action: Tensor) -> Step:
-        a, following = action[:, 0], {"state": self.state}
-        right = a * self.state[:, 0] >= 0.1 if self.sides else (a - 0.35).abs() < 0.05
+        a, following = action[:, 0], {"state": self.place}
+        right = a * self.place[:, 0] >= 0.1 if self.sides else (a - 0.35).abs() < 0.05
         self.right = torch.where(self.age == 0, right, self.right)
         self.age = self.age + 1
         ended = self.age == LENGTH
         success = ended & self.right
-        obs = self._begin(ended) if ended.any() else following
-        return Step(obs, following, success.float(), ended, ~ended & ended, {"success": success})
+        if ended.any():
+            self._begin(ended)
+        obs, log = {"state": self.place}, {"success": success}
+        return Step(obs, following, success.float(), ended, ended & False, log)
 
     def get_state(self) -> Tensors:
-        kept = {"state": self.state, "age": self.age, "right": self.right}
-        return {**kept, "generator": self.generator.get_state()}
+        return {**super().get_state(), "right": self.right.clone()}
 
     def set_state(self, state: Tensors) -> Tensors:
-        self.state, self.age, self.right = (state[key].clone() for key in ("state", "age", "right"))
-        self.generator.set_state(state["generator"].clone())
-        return {"state": self.state}
+        self.right = state["right"].clone()
+        return super().set_state(state)
 
 
 @dataclass(frozen=True)
