@@ -166,8 +166,7 @@ def counters(env: VecEnv) -> dict[str, set[int]]:
             continue
         change = torch.stack([state[key].reshape(2, -1).double() for state in seen]).diff(dim=0)
         same = (change - change[0, 0]).abs() <= 1e-6 * change[0, 0].abs()
-        columns = ((change[0, 0] != 0) & same.all(0).all(0)).nonzero().flatten().tolist()
-        found |= {key: set(columns)} if columns else {}
+        found[key] = set(((change[0, 0] != 0) & same.all(0).all(0)).nonzero().flatten().tolist())
     return found
 
 
@@ -192,19 +191,19 @@ def test_every_random_word_is_declared_a_generators(world: World) -> None:
 
 
 def test_clocks_begin_anew(world: World) -> None:
+    """The episode is as long as one that begins in the environment's own reset."""
     _, after = world.placed(seed=5)
-    roles = world.env.state_roles
-    for key, columns in roles.clocks.items():
+    for key, columns in world.env.state_roles.clocks.items():
         flat = after[key].reshape(2, -1)
-        assert not flat[:, list(columns)].any() if columns else not flat.any(), key
-    # The episode is as long as one that begins in the environment's own reset.
+        assert not (flat[:, list(columns)] if columns else flat).any(), key
     world.env.set_state(after)
     ends = [world.env.step(a) for a in random_actions(world.env, STEPS, seed=1)]
     alive = torch.ones(world.env.num_envs, dtype=torch.bool)
     for count, step in enumerate(ends, 1):
         assert not (step.truncated.cpu() & alive).any() or count == STEPS
         alive &= ~step.ended.cpu()
-    assert ends[-1].truncated.cpu()[alive | ends[-1].truncated.cpu()].all()
+    last = ends[-1].truncated.cpu()
+    assert last[alive | last].all()
 
 
 def continued(env: VecEnv, state: Tensors) -> list[Tensors]:
