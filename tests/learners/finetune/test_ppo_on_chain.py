@@ -62,13 +62,13 @@ def batch_of(policy: Any, times: int = 5, rows: int = 4) -> Tensors:
     n, spec = times * rows, policy.spec
     seen = [
         {
-            key: 255 * torch.rand(n, *leaf.shape) if leaf.is_image else torch.randn(n, *leaf.shape)
+            key: torch.randint(256, (n, *leaf.shape)).to(torch.uint8)
+            if leaf.is_image
+            else torch.randn(n, *leaf.shape)
             for key, leaf in spec.obs.items()
         }
         for _ in range(2)
     ]
-    for obs in seen:
-        obs |= {key: obs[key].to(torch.uint8) for key in obs if spec.obs[key].is_image}
     with torch.no_grad():
         _, carry = policy.act(seen[0], {}, policy.sample_noise(n, explore=True))
     flat = {
