@@ -289,7 +289,7 @@ def batch_of(env: Trials, actions: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "recurrent"])
-def test_the_loss_is_what_the_policy_says_step_by_step(kind: str) -> None:
+def test_the_loss_of_dpt_is_what_the_policy_says_step_by_step(kind: str) -> None:
     """-log pi(a*|context) of the policy as it acts, with its cached past."""
     env = bandits(pulls=5, n=3)
     dpt = learner(env, 5, kind)
@@ -333,7 +333,7 @@ def test_labels_are_the_best_action_or_an_experts() -> None:
     assert torch.equal(taught.labels(obs), torch.ones(4, 5, dtype=torch.int64))
 
 
-def test_what_cannot_learn_in_context_is_refused() -> None:
+def test_dpt_refuses_what_cannot_learn_in_context() -> None:
     spec = bandits(pulls=4).spec
     flat = make_policy("categorical.Categorical", spec)
     with pytest.raises(ConfigError, match="memory"):
@@ -343,7 +343,7 @@ def test_what_cannot_learn_in_context_is_refused() -> None:
         Dpt(DptConfig(behaviour=RANDOM), learner(bandits(pulls=4), 4).policy, blind)
 
 
-def test_it_becomes_the_posterior() -> None:
+def test_dpt_becomes_the_posterior() -> None:
     """Two arms of means u, v ~ U[0, 1] without noise. After one pull of arm 0 that paid r, arm 0 is
     the best one with probability r: the policy says r, within what 150 updates leave open."""
     env = bandits(pulls=2, n=256)

@@ -377,7 +377,7 @@ def least(loss: Callable[[Tensor], Tensor], q: Tensor) -> float:
     return low
 
 
-def test_the_four_fixed_points() -> None:
+def test_the_fixed_points_of_the_value_losses() -> None:
     torch.manual_seed(0)
     q = 3 * torch.randn(20_001, dtype=torch.float64)
     quantile = q.quantile((2 * 0.8 - 1) / 0.8).item()
@@ -405,7 +405,7 @@ def test_the_authors_chi2_rises_again_below_minus_four() -> None:
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_normalised_it_does_not_depend_on_the_scale(normalize: bool) -> None:
+def test_normalised_f_dvl_does_not_depend_on_the_scale(normalize: bool) -> None:
     best, value = torch.arange(9.0), torch.ones(9)
     learner = make_implicit("offline.f_dvl.FDvl", normalize=normalize)
     one, other = learner.value_loss(best, value), learner.value_loss(100 * best, 100 * value)
@@ -435,7 +435,7 @@ def test_what_does_not_fit_is_refused(refused: Callable[[], Any], says: str) -> 
         refused()
 
 
-def test_the_target_and_the_level_by_hand() -> None:
+def test_the_target_and_the_level_of_recoil_by_hand() -> None:
     learner = make_implicit("offline.recoil.Recoil", hidden=(), ended=0.5, gamma=0.9, level=20.0)
     batch = transitions(4, ONE) | {"source": torch.tensor([0, 0, 1, 1])}
     batch["discount"] = torch.tensor([0.9, 0.81, 0.9, 0.0])
@@ -475,7 +475,7 @@ def test_the_contrastive_loss_by_hand(label: float, expected: float) -> None:
     assert loss.item() == pytest.approx(expected)
 
 
-def test_the_score_is_the_squared_distance() -> None:
+def test_the_score_of_cpl_is_the_squared_distance() -> None:
     learner = make_cpl()
     batch = pairs(5)
     mean = learner.policy({"state": torch.zeros(1, 3)})
@@ -483,7 +483,7 @@ def test_the_score_is_the_squared_distance() -> None:
     torch.testing.assert_close(learner.log_prob(batch), expected)
 
 
-def test_first_it_clones_then_it_follows_the_preference() -> None:
+def test_cpl_clones_first_then_follows_the_preference() -> None:
     """Actions in [-0.5, 0.5]: cloned, their mean; preferred are those near 0.5."""
     learner = make_cpl(updates=500, clone=0.4, lr=3e-3, bias=0.9, alpha=1.0)
     means: list[float] = []
@@ -551,7 +551,7 @@ def bandit(n: int) -> Tensors:
     return still(torch.zeros(n, 1), action, action[:, 0])
 
 
-def test_the_cloning_loss_by_hand() -> None:
+def test_the_cloning_loss_of_uni_o4_by_hand() -> None:
     learner = make_uni_o4(10, apart=0.5)
     batch = bandit(16)
     obs = {"state": batch["obs/state"]}
@@ -561,7 +561,7 @@ def test_the_cloning_loss_by_hand() -> None:
     torch.testing.assert_close(learner._clone(batch), expected.detach())
 
 
-def test_it_improves_on_the_clone_and_deploys_the_best() -> None:
+def test_uni_o4_improves_on_the_clone_and_deploys_the_best() -> None:
     torch.manual_seed(0)
     learner = make_uni_o4(500, clone=0.6, gate_every=20, clip=0.5)
     learner.fit(bandit(600))

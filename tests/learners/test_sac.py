@@ -223,7 +223,7 @@ def answers(*values: tuple[float, float]) -> Tensor:
     return torch.tensor([[q, math.log(math.expm1(sigma))] for q, sigma in values])
 
 
-def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_of_dsac_t_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample comes from the critic of the smaller mean; e is cut off at 3; the end is r."""
     learner = make_dsac(initial_temperature=0.5)
     constant(learner.target.ensemble, answers((4.0, 1.0), (3.0, 2.0)))
@@ -237,7 +237,7 @@ def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(sample, torch.tensor(by_hand))
 
 
-def test_bound_and_weight_by_hand() -> None:
+def test_bound_and_weight_of_dsac_t_by_hand() -> None:
     """S starts at the first mean deviation, moves by scale_tau; b = 3 S; w stays within its rim."""
     learner = make_dsac(scale_tau=0.1)
     bound, weight = learner._adjustment(torch.tensor([[1.0, 3.0], [4.0, 4.0]]))
@@ -263,7 +263,7 @@ def test_bound_and_weight_by_hand() -> None:
         ("squares", 9 / 4.1, 9 / 4.1 * 4.5 + 9 / 8.1 * 2 * (4 - 25), (-27 / 4.1, -189 / 8.1)),
     ],
 )
-def test_the_loss_and_its_slopes_by_hand(
+def test_the_loss_of_dsac_t_and_its_slopes_by_hand(
     form: str, weight: float, loss: float, slopes: tuple[float, float]
 ) -> None:
     q = torch.tensor([[1.0]], requires_grad=True)
