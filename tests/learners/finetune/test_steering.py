@@ -195,7 +195,7 @@ def test_it_learns_from_what_another_policy_did_and_the_base_stays() -> None:
     before = copies(base.state_dict().values())
 
     def miss(u: Tensor) -> float:
-        return float((learner.policy.play(state, u).flatten(1) - best).square().sum())
+        return float((learner.policy.play(state, u).flatten(1) - best).detach().square().sum())
 
     best = learner.policy.play(state, torch.tensor([[0.8, -0.7]])).flatten(1)
     begun = miss(torch.zeros(1, 2))
