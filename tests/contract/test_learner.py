@@ -13,6 +13,8 @@ from embodied.checks.check import Check
 from embodied.checks.learner import (
     CHECKS,
     HORIZON,
+    ROWS,
+    SPEC,
     LearnerSubject,
     batch_for,
     segment,
@@ -27,7 +29,15 @@ from embodied.learners.learner import Learner
 from embodied.policies.steering.steered import Steered
 from tests.tiers import once_per_class, usually
 
-__all__ = ["HORIZON", "batch_for", "candidates", "segment", "updates"]  # for other tests
+__all__ = [
+    "HORIZON",
+    "ROWS",
+    "SPEC",
+    "batch_for",
+    "candidates",
+    "segment",
+    "updates",
+]  # for other tests
 CONFIGS = PACKAGED
 FILES = sorted((PACKAGED / "learner").glob("*.yaml"))
 LEARNERS = [file.stem for file in FILES]
