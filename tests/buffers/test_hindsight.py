@@ -16,25 +16,19 @@ from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformReward
 import embodied as em
 from embodied.buffers.hindsight import Config, HindsightReplayBuffer
 from embodied.buffers.replay import ReplayBuffer
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import load_state
 from embodied.core.env import VecEnv
 from embodied.core.errors import ContractError, ContractWarning
 from embodied.core.tensors import Tensors
 from embodied.envs import gym
-from embodied.envs.fr3.env import Config as Fr3Config
-from embodied.envs.fr3.env import Fr3
 from embodied.envs.gym_object import register
-from embodied.envs.so101 import Config as ArmConfig
-from embodied.envs.so101 import So101
 from embodied.envs.wrappers.observations import Partial, PartialConfig
-from embodied.evaluation.evaluate import evaluate
 from embodied.training.collector import Collector
 from embodied.training.config import read_config
 from embodied.training.off_policy import build_off_policy
 from embodied.training.trainer import RunParts
 from tests.builders import make_learner, make_policy, node_of
-from tests.tiers import only_all
 from tests.toy_envs import Reach
 from tests.training.test_train import resumed, settings
 
@@ -110,8 +104,7 @@ def played(
     env: VecEnv, replay: ReplayBuffer, steps: int, known: dict[int, int] | None = None
 ) -> Collector:
     """Random steps into `replay`; `known` gets the newest time of each episode by its number."""
-    policy = make_policy("random.Random", env.spec)
-    collector = Collector(env, policy, GAMMA, seed=0)
+    collector = Collector(env, make_policy("random.Random", env.spec), GAMMA, seed=0)
     more(collector, replay, steps, known)
     return collector
 
@@ -127,6 +120,10 @@ def more(
             known |= dict(step.next_obs["achieved_goal"].int().tolist())
 
 
+def stored(replay: ReplayBuffer) -> Tensors:
+    return replay.take(torch.arange(len(replay)))
+
+
 @pytest.mark.parametrize(("kind", "takes_all"), [(Trip, True), (OneByOne, False)])
 def test_goals_are_of_later_steps_of_the_episode_and_rewards_are_those_of_the_environment(
     kind: type[Trip], takes_all: bool
@@ -135,50 +132,44 @@ def test_goals_are_of_later_steps_of_the_episode_and_rewards_are_those_of_the_en
     env, known = made(kind), dict[int, int]()
     replay = buffer_of(env, capacity=70)
     collector = played(env, replay, 20, known)
-    asked: Any = env.envs[0].unwrapped
+    trip: Any = env.envs[0].unwrapped
     offsets: list[float] = []
     for _ in range(40):
         more(collector, replay, 1, known)
-        asked.asked.clear()
+        trip.asked.clear()
         batch = replay.sample(100)
         replaced = batch["obs/desired_goal"][:, 1] < UNREACHED
         assert replaced.sum() == 80 and replaced[:5].sum() == 4 == replaced[50:55].sum()
-        if len(offsets) and takes_all:
-            assert asked.asked == [(80, 2)], "one call for a batch"
+        if offsets and takes_all:
+            assert trip.asked == [(80, 2)], "one call for a batch"
         reached, wanted = batch["next_obs/achieved_goal"], batch["next_obs/desired_goal"]
         assert torch.equal(batch["obs/desired_goal"], wanted)
         assert torch.equal(wanted[:, 0], reached[:, 0]), "the goal is of the same episode"
         newest = torch.tensor([known[int(number)] for number in reached[:, 0]])
         ahead = wanted[:, 1] - reached[:, 1]
         assert (ahead >= 0).all() and (wanted[:, 1] <= newest)[replaced].all()
-        by_hand = [
-            kind().compute_reward(a.numpy(), d.numpy(), {})
-            for a, d in zip(reached, wanted, strict=True)
-        ]
-        assert batch["reward"].tolist() == pytest.approx(by_hand)
+        torch.testing.assert_close(batch["reward"], -(reached - wanted).abs().sum(1))
         offsets += ahead[replaced & (newest - reached[:, 1] == 3)].tolist()
-        falls = replay.take(torch.arange(len(replay)))
-        fell = {tuple(x) for x in falls["next_obs/achieved_goal"][falls["discount"] == 0].tolist()}
-        ends = [tuple(x) in fell for x in reached.tolist()]
+        whole = stored(replay)
+        fell = whole["next_obs/achieved_goal"][whole["discount"] == 0]
+        ends = (reached[:, None] == fell).all(2).any(1)
         if not takes_all:  # compute_terminated
-            ends = [end or bool(gone == 0) for end, gone in zip(ends, ahead, strict=True)]
-        assert batch["discount"].tolist() == pytest.approx([GAMMA * (not end) for end in ends])
+            ends |= ahead == 0
+        assert torch.equal(batch["discount"], GAMMA * (~ends).float())
     counts = torch.tensor(offsets).long().bincount()
     assert len(counts) == 4 and counts.min() > 0.7 * counts.float().mean(), "drawn evenly"
 
 
-def test_share_is_what_is_asked_for_and_what_is_stored_does_not_change() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_share_is_what_is_asked_for_and_what_is_stored_does_not_change(share: float) -> None:
     env = made(Trip)
-    for share in (0.0, 0.5, 1.0):
-        replay = buffer_of(env, share=share)
-        played(env, replay, 9)
-        batch = replay.sample(40)
-        assert (batch["obs/desired_goal"][:, 1] < UNREACHED).sum() == 40 * share
-        stored = replay.take(torch.arange(len(replay)))
-        assert (stored["obs/desired_goal"][:, 1] == UNREACHED).all()
+    replay = buffer_of(env, share=share)
+    played(env, replay, 9)
+    assert (replay.sample(40)["obs/desired_goal"][:, 1] < UNREACHED).sum() == 40 * share
+    assert (stored(replay)["obs/desired_goal"][:, 1] == UNREACHED).all()
 
 
-@pytest.mark.parametrize("capacity", [3, 4, 5, 7, 8])
+@pytest.mark.parametrize("capacity", [3, 4, 8])
 def test_a_ring_that_is_shorter_than_episodes_keeps_them_apart(capacity: int) -> None:
     env = made(Trip)
     replay = buffer_of(env, capacity)
@@ -186,9 +177,8 @@ def test_a_ring_that_is_shorter_than_episodes_keeps_them_apart(capacity: int) ->
     for _ in range(60):
         more(collector, replay, 1)
         index = torch.arange(len(replay)).repeat(5)
-        own, goal = (
-            replay.leaf("next_obs/achieved_goal", at) for at in (index, replay.later(index))
-        )
+        places = index, replay.later(index)
+        own, goal = (replay.leaf("next_obs/achieved_goal", at) for at in places)
         assert torch.equal(own[:, 0], goal[:, 0]) and (own[:, 1] <= goal[:, 1]).all()
 
 
@@ -212,8 +202,7 @@ def test_what_ended_with_its_own_goal_does_not_end_with_another_one() -> None:
     env = made(Passed)
     replay = buffer_of(env, share=1.0)
     played(env, replay, 20)
-    stored = replay.take(torch.arange(len(replay)))
-    assert (stored["discount"] == 0).sum() > 5
+    assert (stored(replay)["discount"] == 0).sum() > 5
     batch = replay.sample(200)  # a goal of this step or a later one is not passed
     assert torch.equal(batch["discount"], torch.full((200,), GAMMA))
 
@@ -229,9 +218,8 @@ def test_a_running_episode_counts_and_one_that_is_lost_goes_no_further() -> None
     collector.restart(seed=1)
     more(collector, replay, 2)
     later = replay.later(first)
-    ended = first != 1
-    assert set(later[ended].tolist()) == {at for at in range(12) if at % 3 != 1}
-    assert set(later[~ended].tolist()) == {1, 4, 7, 10, 13, 16}
+    assert set(later[first != 1].tolist()) == {at for at in range(12) if at % 3 != 1}
+    assert set(later[first == 1].tolist()) == set(range(1, 18, 3))
 
 
 @pytest.mark.parametrize("count", [2, 9, 30])
@@ -250,7 +238,7 @@ def test_a_restored_buffer_draws_the_same(count: int, tmp_path: Path) -> None:
             one.follow(step)
             torch.manual_seed(0)
             drawn.append(one.sample(20))
-        assert all(torch.equal(drawn[0][key], drawn[1][key]) for key in drawn[0])
+        torch.testing.assert_close(drawn[0], drawn[1], rtol=0, atol=0)
 
 
 def test_resume_is_exact(tmp_path: Path) -> None:
@@ -260,17 +248,14 @@ def test_resume_is_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made_of", "close"),
-    [
-        (lambda: So101(ArmConfig(num_envs=4, horizon=9)), 0.015),
-        (lambda: Fr3(Fr3Config(task="reach", num_envs=4, horizon=9)), 0.02),
-    ],
+    ("target", "task", "close"),
+    [("so101.So101", {}, 0.015), ("fr3.env.Fr3", {"task": "reach"}, 0.02)],
 )
 def test_goals_of_our_arms_are_those_of_their_tasks(
-    made_of: Callable[[], VecEnv], close: float
+    target: str, task: dict[str, Any], close: float
 ) -> None:
     """A replaced goal shows in the difference too; within `close` the reward is 1, and the end."""
-    env = made_of()
+    env = build(node_of(f"envs.{target}", num_envs=4, horizon=9, **task), VecEnv)
     replay = buffer_of(env, share=1.0)
     played(env, replay, 25)
     batch = replay.sample(200)
@@ -312,27 +297,6 @@ def test_goals_in_parts_keep_their_types() -> None:
     assert 20 < (batch["reward"] == 0).sum() < 80
 
 
-class WithInfo(Trip):
-    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
-        return 0.0 if info["own"] else -1.0
-
-
-class Winner(Trip):
-    """Ends with success."""
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, over, late, _ = super().step(action)
-        return obs, reward, over, late, {"is_success": over}
-
-
-class Silent(Trip):
-    reported = False
-
-
-class Blind(Trip):
-    compute_reward = property()  # type: ignore[assignment]
-
-
 def scaled() -> Any:
     return TransformReward(Trip(), lambda reward: 10 * float(reward))
 
@@ -343,14 +307,40 @@ def refuses(line: str, env: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
+def explained(fell: bool = False, **attributes: Any) -> type[Trip]:
+    """A Trip with these attributes, whose falls are successes if `fell`."""
+
+    class Other(Trip):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            obs, reward, over, late, info = super().step(action)
+            return obs, reward, over, late, {"is_success": over} if fell else info
+
+    for name, value in attributes.items():
+        setattr(Other, name, value)
+    return Other
+
+
+def asks_the_info(self: Any, achieved_goal: Any, desired_goal: Any, info: Any) -> float:
+    return 0.0 if info["own"] else -1.0
+
+
+Winner = explained(fell=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
         (scaled, r"scaled-v0: a step had the reward -9\d+, and its goal gives -9\d when"),
-        (WithInfo, "compute_reward raised KeyError: 'own' .*info empty"),
+        (explained(compute_reward=asks_the_info), "raised KeyError: 'own' .*info empty"),
         (Winner, "terminated, and the environment does not say .*: write compute_terminated"),
-        (Silent, r'terminated, .* or info\["is_success"\] = False where no goal did it'),
-        (Blind, r"no goals .*: it has no compute_reward\(achieved_goal, desired_goal, info\)"),
+        (
+            explained(reported=False),
+            r'terminated, .* or info\["is_success"\] = False where no goal did it',
+        ),
+        (
+            explained(compute_reward=property()),
+            r"no goals .*: it has no compute_reward\(achieved_goal, desired_goal, info\)",
+        ),
         (lambda: FlattenObservation(Trip()), "no goals .*: its observation has no achieved_goal"),
     ],
 )
@@ -379,31 +369,34 @@ def test_a_run_that_may_stop_at_a_success_says_so_at_once() -> None:
 
 def test_other_environments_and_sizes_are_refused() -> None:
     refuses("Reach has no goals that could be replaced: replay=hindsight is for Gym", Reach())
-    refuses("so101.* for env.reward=sparse", So101(ArmConfig(num_envs=1, reward="shaped")))
+    shaped = build(node_of("envs.so101.So101", num_envs=1, reward="shaped"), VecEnv)
+    refuses("so101.* for env.reward=sparse", shaped)
     partial = Partial(PartialConfig({"achieved_goal": (0,)}), made(Trip))
     refuses("a wrapper changes the observation achieved_goal", partial)
     with pytest.raises(ConfigError, match=r"data\.replay_size=2 should be at least 3"):
         buffer_of(made(Trip), capacity=2)
 
 
+SCALED = node_of("rewards.handcrafted.composite.Scaled", factor=2.0)
+
+
 @pytest.mark.parametrize(
-    ("given", "instead"),
+    ("learning", "acting", "given", "instead"),
     [
-        ({"learner": {"n_step": 3}}, "learner.n_step=1"),
-        ({"policy": {"chunk": 2}}, "execute=1"),
-        ({"reward": node_of("rewards.handcrafted.composite.Scaled", factor=2.0)}, "reward=null"),
-        ({"actors": 1}, "data.actors=0"),
-        ({"demos": "demos", "demo_fraction": None}, "data.demo_fraction=0.5"),
+        ({"n_step": 3}, {}, {}, "learner.n_step=1"),
+        ({}, {"chunk": 2}, {}, "execute=1"),
+        ({}, {}, {"reward": SCALED}, "reward=null"),
+        ({}, {}, {"actors": 1}, "data.actors=0"),
+        ({}, {}, {"demos": "demos", "demo_fraction": None}, "data.demo_fraction=0.5"),
     ],
 )
 def test_what_does_not_store_single_steps_is_refused(
-    given: dict[str, Any], instead: str, tmp_path: Path
+    learning: dict[str, Any], acting: dict[str, Any], given: Any, instead: str, tmp_path: Path
 ) -> None:
-    shape, changes = {"hidden": [8]}, {**given}
-    env, parts = Reach(), {key: changes.pop(key, {}) for key in ("learner", "policy")}
-    policy = make_policy("gaussian.Gaussian", env.spec, **shape, **parts["policy"])
-    learner = make_learner("off_policy.sac.Sac", policy, **shape, **parts["learner"])
-    config = read_config(settings(tmp_path, replay=HINDSIGHT, **changes))
+    env = Reach()
+    policy = make_policy("gaussian.Gaussian", env.spec, hidden=[8], **acting)
+    learner = make_learner("off_policy.sac.Sac", policy, hidden=[8], **learning)
+    config = read_config(settings(tmp_path, replay=HINDSIGHT, **given))
     with pytest.raises(ConfigError, match=f"asks .* single steps, .*: {instead}"):
         build_off_policy(RunParts(config, env, policy, learner, torch.device("cpu"), None))
 
@@ -439,32 +432,6 @@ class Plane(gymnasium.Env[Any, Any]):
 
 def plane() -> Any:
     return TimeLimit(Plane(), 15)
-
-
-def success_after_training(share: float) -> float:
-    env = made(plane, 16)
-    shape: dict[str, Any] = {"hidden": [64, 64]}
-    rates = {"actor_lr": 5e-3, "critic_lr": 5e-3, "temperature_lr": 5e-3}
-    policy = make_policy("gaussian.Gaussian", env.spec, **shape)
-    own = {"batch_size": 128, "gamma": 0.8, "initial_temperature": 0.1}
-    learner = make_learner("off_policy.sac.Sac", policy, **shape, **rates, **own)
-    replay = HindsightReplayBuffer(Config(share), 20_000, env, learner.gamma)
-    collector = Collector(env, policy.warmup_policy(), learner.gamma, seed=0)
-    more(collector, replay, 40)
-    collector.act_with(policy)
-    for _ in range(200):
-        more(collector, replay, 1)
-        for _ in range(2):
-            learner.update(replay.sample(128))
-    success = evaluate(policy.eval(), made(plane, 50), 50, seed=1).success
-    assert success is not None
-    return float(success.float().mean())
-
-
-@only_all  # by hand: above
-def test_sac_reaches_goals_with_hindsight_and_not_without() -> None:
-    assert success_after_training(share=0.8) > 0.9
-    assert success_after_training(share=0.0) < 0.2
 
 
 @pytest.mark.parametrize("learner", ["sac", "td3"])

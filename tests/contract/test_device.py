@@ -4,6 +4,7 @@ often the host waits for it. The device is `tests.pretend_device`."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from embodied.datasets.transitions import SOURCE
 from embodied.evaluation.evaluate import evaluate
 from embodied.learners.learner import Learner
 from tests import pretend_device
+from tests.builders import node_of
 from tests.contract import test_learner, test_reward
 from tests.pretend_device import cases
 from tests.pretend_device.process import Call, on_device
@@ -81,17 +83,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("device")
 
 
-def read(word: str) -> str:
-    """The file of `experiment=NAME`; "" of another word."""
-    group, _, name = word.partition("=")
-    return (CONFIGS / group / f"{name}.yaml").read_text() if group == "experiment" else ""
-
-
 def words(given: tuple[str, ...], folder: Path) -> list[str]:
     """`given` with the demonstrations and the base policy that such a run needs, made here."""
     made = compose("train", list(given))
     env, learner = str(made.choices["env"]), resolve(made.node["learner"]["_target_"], Learner)
-    text, more = read(given[0]), list(given)
+    group, _, name = given[0].partition("=")
+    text = (CONFIGS / group / f"{name}.yaml").read_text() if group == "experiment" else ""
+    more = list(given)
     if tuner := made.choices.get("finetune"):
         base = "diffusion" if tuner == "dppo" else "flow"
         more.append(f"init={cases.base_run(env, base, folder)}")
@@ -183,10 +181,9 @@ EXACT = {
 
 def exactly(given: tuple[str, ...], folder: Path) -> None:
     whole = cases.run_node(folder / "whole", *given, "eval_every=96")
-    cases.run(whole)
-    half = whole | {"out": str(folder / "half")}
-    cases.run(half | {"steps": cases.HALF, "eval_every": 0})
-    cases.run(half | {"resume": str(folder / "half"), "eval_every": 0})
+    half = whole | {"out": str(folder / "half"), "eval_every": 0}
+    for node in (whole, half | {"steps": cases.HALF}, half | {"resume": str(folder / "half")}):
+        cases.run(node)
     one, other = cases.weights(folder / "whole"), cases.weights(folder / "half")
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -199,30 +196,24 @@ def test_resume_is_exact_whatever_is_evaluated(kind: str, tmp_path: Path, on_dev
 
 def evaluated() -> None:
     torch.manual_seed(1)
-    env = build({"_target_": "embodied.envs.gym.Gym", "id": "Pendulum-v1", "num_envs": 2}, VecEnv)
+    env = build(node_of("envs.gym.Gym", id="Pendulum-v1", num_envs=2), VecEnv)
     policy = build(test_learner.node("policy", "flow"), Policy, spec=env.spec).to(DEVICE).eval()
     before = rng_state()
-    first = evaluate(policy, env, 2, seed=3)
-    again = evaluate(policy, env, 2, seed=3)
-    assert torch.equal(first.returns, again.returns)
+    first, again = (evaluate(policy, env, 2, seed=3).returns for _ in range(2))
+    assert torch.equal(first, again)
     after = rng_state()
     assert torch.equal(before["torch"], after["torch"])
     assert len(after["gpu"]) == 1 and torch.equal(before["gpu"][0], after["gpu"][0])
 
 
-def test_evaluation_leaves_the_generators_of_every_device(on_device: Call) -> None:
-    on_device(evaluated)
-
-
 def fork() -> None:
     torch.manual_seed(1)
-    first = torch.rand(2, device=DEVICE)
+    drawn = [torch.rand(2, device=DEVICE)]
     with forked(5):
         inside = torch.rand(2, device=DEVICE)
-    second = torch.rand(2, device=DEVICE)
+    drawn.append(torch.rand(2, device=DEVICE))
     torch.manual_seed(1)
-    assert torch.equal(torch.rand(2, device=DEVICE), first)
-    assert torch.equal(torch.rand(2, device=DEVICE), second)
+    assert all(torch.equal(torch.rand(2, device=DEVICE), each) for each in drawn)
     with forked(5):
         assert torch.equal(torch.rand(2, device=DEVICE), inside)
     state = rng_state()
@@ -230,27 +221,25 @@ def fork() -> None:
     set_rng_state({"torch": state["torch"], "gpu": []})  # of a machine without a GPU
 
 
-def test_a_fork_restores_every_device(on_device: Call) -> None:
-    on_device(fork)
+@pytest.mark.parametrize("check", [evaluated, fork], ids=lambda check: check.__name__)
+def test_the_generators_are_restored(check: Callable[[], None], on_device: Call) -> None:
+    on_device(check)
 
 
 def update_waits(name: str) -> str:
     learner = test_learner.make(name)
     batches = [test_learner.batch_for(learner, seed) for seed in range(3)]
     learner.to(DEVICE)
-    here = [tt.to(batch, DEVICE) for batch in batches]
-    for batch in here[:2]:
+    *first, last = (tt.to(batch, DEVICE) for batch in batches)
+    for batch in first:
         learner.update(batch)
     with pretend_device.watched() as traffic:
-        learner.update(here[2])
+        learner.update(last)
     return traffic.report()
 
 
-WAITS_OF_UPDATES = {"ppo": 1, "ppo_shared": 1, "ppo_demos": 1, "reinflow": 1, "dppo": 1} | {
-    "hnpg": 1,
-    "mdpo": 1,
-    "ppo_prior": 1,
-    "props": 1,
+ONCE = ("ppo", "ppo_shared", "ppo_demos", "reinflow", "dppo", "hnpg", "mdpo", "ppo_prior", "props")
+WAITS_OF_UPDATES = dict.fromkeys(ONCE, 1) | {
     "sqirl": 2,
     "ppo_rapid": 7,
     "exp3": 8,  # its weights are on the CPU
@@ -303,18 +292,10 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 
 
 def wrapped(name: str) -> None:
-    quadrotor = {
-        "_target_": "embodied.envs.quadrotor.hover_env.Quadrotor",
-        "device": DEVICE,
-        "horizon": 5,
-    }
-    wrapper = {"_target_": f"embodied.envs.wrappers.{name}", **WRAPPERS[name]}
-    node = {
-        "_target_": "embodied.envs.wrappers.stack.Wrapped",
-        "env": quadrotor,
-        "wrappers": [wrapper],
-    }
-    env = build(node | {"num_envs": 3}, VecEnv)
+    world = node_of("envs.quadrotor.hover_env.Quadrotor", device=DEVICE, horizon=5)
+    wrappers = [node_of(f"envs.wrappers.{name}", **WRAPPERS[name])]
+    node = node_of("envs.wrappers.stack.Wrapped", env=world, wrappers=wrappers, num_envs=3)
+    env = build(node, VecEnv)
     env.reset(seed=1)
     action = torch.zeros(3, 4, device=DEVICE)
     for _ in range(4):

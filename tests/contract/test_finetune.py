@@ -11,13 +11,13 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.build import ConfigError, Node, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
 from embodied.policies.steering.steered import Steered
-from tests.builders import make_policy, node_of, transitions
+from tests.builders import make_learner, make_policy, node_of, transitions
+from tests.learners.parts import copies, moved
 
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
 NODES: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
@@ -41,36 +41,24 @@ def make(name: str) -> PolicyWrapper:
     )
 
 
-@pytest.fixture(params=WITH_INNER)
-def steered(request: pytest.FixtureRequest) -> PolicyWrapper:
-    return make(request.param)
-
-
-@pytest.fixture(params=NODES)
-def wrapped(request: pytest.FixtureRequest) -> PolicyWrapper:
-    return make(request.param)
-
-
-def test_the_trained_part_is_put_back(wrapped: PolicyWrapper) -> None:
+@pytest.mark.parametrize("name", NODES)
+def test_the_trained_part_is_put_back_and_it_loads_without_its_base(
+    name: str, tmp_path: Path
+) -> None:
+    wrapped = make(name)
     before = play(wrapped)
     whole = wrapped.with_trained(wrapped.trainable())
     assert isinstance(whole, PolicyWrapper)
     assert torch.equal(play(whole), before)
+    checkpoint.save(tmp_path / "1", wrapped.inference_policy(), 1)
+    assert torch.equal(play(checkpoint.load_policy(tmp_path / "1", SPEC)), before)
 
 
 @pytest.mark.parametrize("name", NODES)
 def test_it_says_whether_it_needs_an_inner_policy(name: str) -> None:
-    kind = resolve(NODES[name]["_target_"], PolicyWrapper)
-    base = make_base()
     wrong = [] if name in WITH_INNER else [INNER]
     with pytest.raises(ConfigError, match="policy="):
-        kind.wrap(base, NODES[name], *wrong)
-
-
-@pytest.mark.parametrize("name", ["dppo", "reinflow"])
-def test_denoising_without_exploration_is_what_is_saved(name: str) -> None:
-    policy = make(name)
-    assert torch.equal(play(policy), play(policy.inference_policy()))
+        resolve(NODES[name]["_target_"], PolicyWrapper).wrap(make_base(), NODES[name], *wrong)
 
 
 def play(policy: Policy, steps: int = 9, rows: int = 3) -> torch.Tensor:
@@ -85,41 +73,31 @@ def play(policy: Policy, steps: int = 9, rows: int = 3) -> torch.Tensor:
     return torch.stack(out)
 
 
-def test_the_learner_sees_the_inner_action(steered: Policy) -> None:
+@pytest.mark.parametrize("name", WITH_INNER)
+def test_the_learner_sees_the_inner_action_which_moves_what_is_done(name: str) -> None:
+    steered: Any = make(name)
     actor = Actor(steered, 3, explore=True)
     actor({"state": torch.zeros(3, 5)}, torch.ones(3, dtype=torch.bool))
     assert actor.stored_action.shape == (3, *steered.inner.spec.act.shape)
     assert actor.stored_action.abs().max() <= 1
     assert set(actor.decision_obs) == set(steered.inner.spec.obs)
-
-
-def test_the_base_is_frozen(steered: Policy) -> None:
-    assert not any(p.requires_grad for p in steered.base.parameters())
-    before = {k: v.clone() for k, v in steered.base.state_dict().items()}
-    spec = steered.inner.spec
-    node = {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 8, "hidden": [16]}
-    learner = build(node, Learner, policy=steered.inner, spec=spec)
-    inner = [p.clone() for p in steered.inner.parameters()]
-    learner.update(transitions(8, spec))
-    assert all(torch.equal(before[k], v) for k, v in steered.base.state_dict().items())
-    assert any(
-        not torch.equal(a, b) for a, b in zip(inner, steered.inner.parameters(), strict=True)
-    )
-
-
-def test_it_loads_without_its_base(wrapped: PolicyWrapper, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "1", wrapped.inference_policy(), 1)
-    loaded = checkpoint.load_policy(tmp_path / "1", SPEC)
-    assert torch.equal(play(wrapped), play(loaded))
-
-
-def test_actions_stay_in_the_box_and_follow_the_inner_policy(steered: Policy) -> None:
     calm = play(steered)
     for p in steered.inner.parameters():
         torch.nn.init.normal_(p)
-    moved = play(steered)
-    assert moved.abs().max() <= 1
-    assert not torch.allclose(calm, moved)
+    acted = play(steered)
+    assert acted.abs().max() <= 1 and not torch.allclose(calm, acted)
+
+
+@pytest.mark.parametrize("name", WITH_INNER)
+def test_the_base_is_frozen(name: str) -> None:
+    steered: Any = make(name)
+    assert not any(p.requires_grad for p in steered.base.parameters())
+    base, inner = copies(steered.base.state_dict().values()), copies(steered.inner.parameters())
+    spec = steered.inner.spec
+    learner = make_learner("off_policy.sac.Sac", steered.inner, batch_size=8, hidden=[16])
+    learner.update(transitions(8, spec))
+    assert not any(moved(base, steered.base.state_dict().values()))
+    assert any(moved(inner, steered.inner.parameters()))
 
 
 def wrapping(kind: str, base: Policy, inner: Node, **settings: Any) -> Any:
@@ -131,10 +109,9 @@ def test_a_residual_begins_as_its_base() -> None:
     """Same noise, no correction: the base's own chunk, step by step, bit for bit."""
     base = make_base()
     residual = wrapping("residual.Residual", base, INNER, scale=0.1)
-    obs = {"state": torch.randn(2, 5)}
-    noise = residual.sample_noise(2)
-    carry = residual.initial(2)
+    obs, noise = {"state": torch.randn(2, 5)}, residual.sample_noise(2)
     plan, _ = base.act(obs, {}, noise[:, residual.inner_noise :])
+    carry = residual.initial(2)
     for step in range(4):
         seen, carry = residual.observe(obs, carry, residual.sample_noise(2) if step else noise)
         action, carry = residual.act(seen, carry, torch.zeros_like(noise))

@@ -1,7 +1,9 @@
-"""Policies, robots and teachers in configs/ keep the contract: the checks of `embodied check`."""
+"""Environments, policies, robots and teachers in configs/ keep the contract (`embodied check`)."""
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import yaml
 
 from embodied.checks import policy, robot, teacher, teacher_games
 from embodied.checks.check import Check
+from embodied.checks.env import CHECKS as ENV_CHECKS
+from embodied.checks.env import EnvSubject
 from embodied.checks.policy import SPECS, PolicySubject
 from embodied.checks.robot import RobotSubject
 from embodied.checks.teacher import GAME, KINDS, TeacherSubject, need
@@ -36,6 +40,10 @@ USUAL_CASES = [(spec, check) for spec, check in POLICY_CASES if spec == "state" 
 
 def name_of(value: str | Check) -> str:
     return value if isinstance(value, str) else value.__name__
+
+
+def test_files_are_found() -> None:
+    assert len(POLICIES) > 9 and len(ROBOTS) > 2 and len(TEACHERS) > 9
 
 
 @pytest.mark.parametrize(("spec", "check"), usually(USUAL_CASES, POLICY_CASES), ids=name_of)
@@ -75,16 +83,6 @@ def test_what_is_not_given_is_named(file: Path) -> None:
         composed(file)
 
 
-@pytest.mark.parametrize("file", ROBOTS, ids=lambda f: f.stem)
-def test_it_has_a_sentence(file: Path) -> None:
-    assert file.read_text().startswith("# "), "a sentence for `embodied list robots`"
-
-
-def test_there_are_some() -> None:
-    assert {"gaussian", "diffusion", "flow"} <= {file.stem for file in POLICIES}
-    assert {"sim", "so101_sim", "so101"} <= {file.stem for file in ROBOTS}
-
-
 TEACHERS = sorted(Path("configs/teacher").glob("*.yaml"))
 NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHERS}
 GAMES = [name for name, node in NODES.items() if need(node["_target_"]) == GAME]
@@ -111,3 +109,30 @@ def test_the_contract_of_a_teacher(file: Path, check: Check) -> None:
 @pytest.mark.parametrize("check", teacher_games.CHECKS, ids=lambda check: check.__name__)
 def test_the_contract_of_a_game(file: Path, check: Check) -> None:
     check(TeacherSubject(NODES[file.stem]))
+
+
+@pytest.mark.parametrize("check", ENV_CHECKS, ids=lambda check: check.__name__)
+def test_the_contract_of_an_environment(
+    env_subject: EnvSubject, check: Check, request: pytest.FixtureRequest
+) -> None:
+    many = request.config.getoption("--all") and "envpool" in str(env_subject.node["_target_"])
+    try:
+        if many:  # EnvPool keeps what it loads for each family
+            number = ENV_CHECKS.index(check)
+            sizes = env_subject.most_steps, env_subject.most_seconds
+            apart = request.getfixturevalue("apart")
+            apart.submit(checked, json.dumps(env_subject.node), number, *sizes).result()
+        else:
+            check(env_subject)
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
+
+
+def checked(node: str, number: int, most_steps: int, most_seconds: float) -> None:
+    """Make a check in this process; its environment stays until another one is asked for."""
+    ENV_CHECKS[number](subject_of(node, most_steps, most_seconds))
+
+
+@lru_cache(1)
+def subject_of(node: str, most_steps: int, most_seconds: float) -> EnvSubject:
+    return EnvSubject(json.loads(node), most_steps, most_seconds)

@@ -12,22 +12,21 @@ import torch
 from gymnasium import spaces
 
 from embodied.core import tensors as tt
-from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
 from embodied.core.spec import hidden
 from embodied.envs.adapters.gymnasium_env import GymView
 from embodied.envs.adapters.lerobot_env import LeRobotEnv
 from embodied.envs.gym import Config, Gym
 from embodied.envs.maniskill import observations
-from embodied.envs.process.env import checked_spec
 from embodied.envs.process.worker import gymnasium_rows
 from embodied.envs.process.worker.memory import grouped
 from embodied.envs.spaces import entries
+from tests.builders import make_policy
 
 MARKS = ("privileged", "critic")
 
 
+@torch.no_grad()
 def require_hidden(env: VecEnv) -> None:
     marked = [name for name in env.spec.obs if any(mark in name.lower() for mark in MARKS)]
     shown = [name for name in marked if not hidden(name)]
@@ -35,18 +34,13 @@ def require_hidden(env: VecEnv) -> None:
     assert len(marked) < len(env.spec.obs), "nothing is left for the policy"
     discrete = env.spec.act.dtype == "int64"
     kind = "categorical.Categorical" if discrete else "gaussian.Gaussian"
-    torch.manual_seed(0)
-    policy = build(
-        {"_target_": f"embodied.policies.{kind}", "hidden": [8]}, Policy, spec=env.spec
-    ).eval()
-    obs = env.reset(1)
+    policy = make_policy(kind, env.spec, hidden=[8]).eval()
+    obs, noise, carry = env.reset(1), policy.sample_noise(2), policy.initial(2)
     other = {k: torch.ones_like(v) if hidden(k) else v for k, v in obs.items()}
     without = {k: v for k, v in obs.items() if not hidden(k)}
-    noise, carry = policy.sample_noise(2), policy.initial(2)
-    with torch.no_grad():
-        actions = [policy.act(tt.each(o, torch.clone), carry, noise)[0] for o in (obs, other)]
-        actions.append(policy.act(without, carry, noise)[0])
-    assert torch.equal(actions[0], actions[1]) and torch.equal(actions[0], actions[2])
+    expected = policy.act(tt.each(obs, torch.clone), carry, noise)[0]
+    for given in (other, without):
+        assert torch.equal(policy.act(tt.each(given, torch.clone), carry, noise)[0], expected)
 
 
 def test_no_privileged_observation_reaches_the_policy(env: VecEnv) -> None:
@@ -81,14 +75,6 @@ def test_gymnasium() -> None:
     require_hidden(env)
 
 
-def test_another_process() -> None:
-    """The names are made in the worker, whose Python has none of ours."""
-    settings = {"id": "embodied/Asymmetric-v0", "kwargs": {}, "horizon": None, "module": ""}
-    rows = gymnasium_rows.Rows(settings, 1)
-    spec = checked_spec(rows.spec, 1, "")
-    assert {name for name in spec.obs if hidden(name)} == HIDDEN
-
-
 MARKED = {
     ("privileged",): "privileged/state",
     ("critic",): "critic/state",
@@ -121,13 +107,6 @@ def test_every_adapter_has_one_rule_of_names(path: tuple[str, ...], name: str) -
     assert [*grouped(nested(path, np.zeros(2)))] == [name]
 
 
-def test_the_groups_of_mjlab() -> None:
-    groups = {"actor": 0, "critic": 1, "privileged_terms": {"mass": 2}, "camera": 3}
-    assert grouped(groups) == {
-        "state": 0, "critic/state": 1, "privileged/terms/mass": 2, "camera": 3
-    }  # fmt: skip
-
-
 def test_two_observations_of_one_name_are_refused() -> None:
     box = spaces.Box(-1, 1, (2,), np.float32)
     with pytest.raises(ValueError, match="privileged/state"):
@@ -150,12 +129,11 @@ def _playground() -> None:
 
 def test_views_for_other_libraries() -> None:
     """Their policies have no rule for our names: they are given what a policy may see."""
-    view = GymView(Gym(Config("embodied/Asymmetric-v0", 1)))
-    assert isinstance(view.observation_space, spaces.Box), "one leaf is left: it stands for itself"
-    assert view.observation_space.shape == (2,)
-    obs, _ = view.reset(seed=0)
-    assert view.observation_space.contains(obs)
-    both = GymView(Gym(Config("embodied/Asymmetric-v0", 1)), asymmetric=True)
-    assert set(both.observation_space.spaces) == {"state", *HIDDEN}
+    view, asymmetric = (
+        GymView(Gym(Config("embodied/Asymmetric-v0", 1)), asymmetric=both) for both in (False, True)
+    )
+    assert view.observation_space.shape == (2,), "one leaf is left: it stands for itself"
+    assert view.observation_space.contains(view.reset(seed=0)[0])
+    assert set(asymmetric.observation_space.spaces) == {"state", *HIDDEN}
     lerobot = LeRobotEnv(Gym(Config("embodied/Asymmetric-v0", 1)), "none", 5)
     assert [lerobot.own, lerobot.others] == [["state"], ["state"]]

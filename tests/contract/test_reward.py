@@ -35,13 +35,8 @@ def experiment_of(name: str) -> str | None:
     files = sorted((CONFIGS / "experiment").glob("*.yaml"))
     # EnvPool cannot save its rows, and a model would have to be trained.
     files.sort(key=lambda file: bool(re.search("_fast|latent_model", file.read_text())))
-    target = yaml.safe_load((CONFIGS / "reward" / f"{name}.yaml").read_text())["_target_"]
-    others = [
-        path.stem
-        for path in (CONFIGS / "reward").glob("*.yaml")
-        if yaml.safe_load(path.read_text())["_target_"] == target
-    ]
-    for wanted in ([name], others):
+    kinds = {file.stem: yaml.safe_load(file.read_text())["_target_"] for file in FILES}
+    for wanted in ([name], [other for other in kinds if kinds[other] == kinds[name]]):
         for file in files:
             chosen = re.search(r"override /reward: (\w+)", file.read_text())
             if chosen and chosen[1] in wanted:
@@ -94,18 +89,12 @@ def recorded(experiment: str, kind: str, folder: Path) -> Path:
         made = composed(f"experiment={experiment}", "size=debug")
         env, known = str(made.choices["env"]), CONFIGS / "demonstrator"
         names = [env, str(made.node["env"].get("task")), env.rpartition("_")[0], "random"]
-        played = next(n for n in names if (known / f"{n}.yaml").exists() or n == "random")
-        script = yaml.safe_load(
-            (known / f"{played if kind == 'won' else 'random'}.yaml").read_text()
-        )
+        script = next(n for n in names if (known / f"{n}.yaml").exists() or n == "random")
+        file = known / f"{script if kind == 'won' else 'random'}.yaml"
         settings = {
-            "env": made.node["env"],
-            "demonstrator": script,
-            "episodes": 4,
-            "out": str(out),
-            "num_envs": 4,
-            "success_only": kind == "won",
-            "images": "png",
+            **{"env": made.node["env"], "demonstrator": yaml.safe_load(file.read_text())},
+            **{"episodes": 4, "num_envs": 4, "success_only": kind == "won"},
+            **{"out": str(out), "images": "png"},
         }
         collect(parse(CollectConfig, settings, "collect"), lambda kept, played: None)
     return out

@@ -64,8 +64,22 @@ def agree(one: list[float], other: list[float]) -> bool:
     return one[:3] == other[:3] and close
 
 
+def figures(values: list[Tensor]) -> dict[str, Any]:
+    return {"sha256": exact(values), "summary": summary(values)}
+
+
+def compare(values: list[Tensor], then: dict[str, Any], recorded: dict[str, Any]) -> None:
+    """Fail unless values are those of the record `then` of the file `recorded`."""
+    now = figures(values)
+    if platform() == recorded["platform"]:
+        assert now["sha256"] == then["sha256"], (now["summary"], then["summary"])
+    assert agree(now["summary"], then["summary"]), (now["summary"], then["summary"])
+
+
 def read(name: str) -> dict[str, Any]:
-    return json.loads((FOLDER / name).read_text())
+    """A file of records; without records where it has never been written."""
+    file = FOLDER / name
+    return json.loads(file.read_text()) if file.exists() else {"records": {}}
 
 
 def write(name: str, records: Mapping[str, Any]) -> None:

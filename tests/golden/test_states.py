@@ -19,10 +19,10 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from embodied.learners.learner import Learner
 from tests.contract import test_learner as contract
-from tests.golden import fingerprint, test_learners
+from tests.golden import fingerprint, test_envs, test_learners
 
 FILE = "states.json"
-RECORDED = fingerprint.read(FILE) if (fingerprint.FOLDER / FILE).exists() else {"records": {}}
+RECORDED = fingerprint.read(FILE)
 LEARNERS = [key for key in RECORDED["records"] if key.startswith("learner/")]
 POLICIES = [key for key in RECORDED["records"] if key.startswith("policy/")]
 CHOICE = Leaf((), "int64", 0, 3)
@@ -81,10 +81,10 @@ def policy_of(name: str) -> Any:
         return build(node, Policy, spec=contract.SPEC.with_act(CHOICE))
 
 
-def acted(policy: Any, shape: Any, low: float) -> list[Tensor]:
+def acted(name: str, policy: Any, shape: Any) -> list[Tensor]:
     """What a policy with weights of this form does, twice."""
     torch.set_num_threads(1)
-    policy.load_state_dict(made_up(shape, low))
+    policy.load_state_dict(made_up(shape, 0.01 if name in POSITIVE else -0.1))
     policy.eval()
     torch.manual_seed(0)
     carry, played = policy.initial(ROWS), []
@@ -96,26 +96,18 @@ def acted(policy: Any, shape: Any, low: float) -> list[Tensor]:
     return played
 
 
-def lowest(name: str) -> float:
-    return 0.01 if name in POSITIVE else -0.1
-
-
-def figures(values: list[Tensor]) -> dict[str, Any]:
-    return {"sha256": fingerprint.exact(values), "summary": fingerprint.summary(values)}
-
-
 def record_learner(stem: str) -> dict[str, Any]:
     option = test_learners.accepted(stem)[0]
     learner = test_learners.make(stem, option)
     contract.updates(learner, 0, 2)
     shape = form(learner.get_state())
-    return {"learns": option, "form": shape, **figures(gone_on(learner, shape))}
+    return {"learns": option, "form": shape, **fingerprint.figures(gone_on(learner, shape))}
 
 
 def record_policy(name: str) -> dict[str, Any]:
     policy = policy_of(name)
     shape = form(dict(policy.state_dict()))
-    return {"form": shape, **figures(acted(policy, shape, lowest(name)))}
+    return {"form": shape, **fingerprint.figures(acted(name, policy, shape))}
 
 
 def record_all() -> dict[str, Any]:
@@ -124,25 +116,19 @@ def record_all() -> dict[str, Any]:
     return learners | {f"policy/{name}": record_policy(name) for name in names}
 
 
-def compare(values: list[Tensor], then: dict[str, Any]) -> None:
-    now = figures(values)
-    if fingerprint.platform() == RECORDED["platform"]:
-        assert now["sha256"] == then["sha256"], (now["summary"], then["summary"])
-    assert fingerprint.agree(now["summary"], then["summary"]), (now["summary"], then["summary"])
-
-
 @pytest.mark.parametrize("key", LEARNERS)
 def test_a_learner_goes_on_from_a_state(key: str) -> None:
     then = RECORDED["records"][key]
     learner = test_learners.make(key.split("/")[1], then["learns"])
-    compare(gone_on(learner, then["form"]), then)
+    fingerprint.compare(gone_on(learner, then["form"]), then, RECORDED)
 
 
 @pytest.mark.parametrize("key", POLICIES)
 def test_a_policy_acts_with_given_weights(key: str) -> None:
     then, name = RECORDED["records"][key], key.split("/")[1]
-    compare(acted(policy_of(name), then["form"], lowest(name)), then)
+    fingerprint.compare(acted(name, policy_of(name), then["form"]), then, RECORDED)
 
 
-def test_there_are_records() -> None:
-    assert LEARNERS and POLICIES, "run: python -m tests.golden.record"
+@pytest.mark.parametrize("file", [FILE, test_learners.FILE, test_envs.FILE])
+def test_there_are_records(file: str) -> None:
+    assert fingerprint.read(file)["records"], "run: python -m tests.golden.record"

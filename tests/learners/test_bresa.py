@@ -20,6 +20,7 @@ from embodied.policies.gaussian import Gaussian
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.policies.wrappers.reflex_rule import reflexing
 from tests.builders import make_learner, make_policy, still, transitions
+from tests.learners.parts import constant
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
 
@@ -43,7 +44,7 @@ def test_the_target_of_the_risk_is_a_probability_of_violation() -> None:
     """c = 1: 1; the world ended well: 0; it goes on: gamma times what comes."""
     violated, goes_on = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0.0, 0.0, 1.0, 1.0])
     target = risk_target(violated, goes_on, 0.9, torch.full((4,), 0.5))
-    assert torch.allclose(target, torch.tensor([1.0, 0.0, 0.45, 1.0]))
+    torch.testing.assert_close(target, torch.tensor([1.0, 0.0, 0.45, 1.0]))
 
 
 def test_the_risk_is_discounted_per_decision() -> None:
@@ -53,7 +54,8 @@ def test_the_risk_is_discounted_per_decision() -> None:
         parameter.zero_()
     none, zeros = torch.zeros(2), torch.zeros(2, 1)
     batch = {"violated": none, "goes_on": none + 1, "next_seen": zeros, "next_action": zeros}
-    assert torch.allclose(learner._risk_target(batch), torch.full((2,), 0.9680 * 0.5), atol=1e-4)
+    expected = torch.full((2,), 0.9680 * 0.5)
+    torch.testing.assert_close(learner._risk_target(batch), expected, atol=1e-4, rtol=0)
 
 
 def test_what_was_interrupted_is_decided_anew_and_the_rest_goes_on() -> None:
@@ -68,39 +70,36 @@ def test_what_was_interrupted_is_decided_anew_and_the_rest_goes_on() -> None:
 
 def test_violations_are_remembered_the_newest_of_them() -> None:
     learner = made(violation_buffer=8)
-    bad = torch.zeros(64, dtype=torch.bool)
     for number, where in enumerate(([3, 9], [], [1, 2, 60], [0, 7], [4, 5, 6])):
-        bad[:] = False
-        bad[where] = True
+        bad = torch.isin(torch.arange(64), torch.tensor(where))
         batch = rows(64, violated=bad, action=torch.full((64, 1), number / 10))
         learner._remember(learner._risk_transitions(batch))
     assert learner.stored == 8 and learner.cursor == 2
     kept = torch.tensor([0.4, 0.4, 0.2, 0.2, 0.2, 0.3, 0.3, 0.4])
-    assert torch.allclose(learner.done[:, 0], kept)
+    torch.testing.assert_close(learner.done[:, 0], kept)
 
 
 def test_held_for_one_tick_it_is_sac() -> None:
     torch.manual_seed(0)
-    policy = Gaussian(gaussian.Config(hidden=(16,)), SPEC)
-    sac = Sac(SacConfig(hidden=(16,)), policy, SPEC)
-    held = Held(SacConfig(hidden=(16,)), policy, SPEC)
+    policy, config = Gaussian(gaussian.Config(hidden=(16,)), SPEC), SacConfig(hidden=(16,))
+    sac, held = Sac(config, policy, SPEC), Held(config, policy, SPEC)
     held.critic, held.target, held.log_alpha = sac.critic, sac.target, sac.log_alpha
     batch = rows(8) | {"reward": torch.randn(8), "discount": torch.full((8,), 0.9)}
-    losses = []
-    for learner, steps in ((sac, 0), (held, 1), (held, 5)):
-        if isinstance(learner, Held):
-            learner.held_steps = steps
+
+    def loss(learner: Sac, steps: int) -> Tensor:
+        held.held_steps = steps
         torch.manual_seed(1)
-        losses.append(learner._critic_loss(batch)[0])
-    assert torch.allclose(losses[0], losses[1]) and not torch.allclose(losses[0], losses[2])
+        return learner._critic_loss(batch)[0]
+
+    torch.testing.assert_close(loss(held, 1), loss(sac, 1))
+    assert not torch.allclose(loss(held, 5), loss(sac, 1))
 
 
 def test_it_learns_what_is_dangerous_and_how_to_get_away() -> None:
     learner = made(reflex_start=150)
-    for _ in range(149):
+    for update in range(150):
+        assert not learner.policy.armed, update
         metrics = learner.update(rows(64))
-    assert not learner.policy.armed
-    metrics = learner.update(rows(64))
     assert learner.policy.armed
     obs = {"state": torch.linspace(-1, 1, 9)[:, None]}
     up, down = (learner.policy.risk(obs, torch.full((9, 1), a)) for a in (0.9, -0.9))
@@ -109,47 +108,31 @@ def test_it_learns_what_is_dangerous_and_how_to_get_away() -> None:
     assert metrics["risk_violating"] > 0.8
 
 
-def test_the_risk_is_the_probability_of_a_violation_and_without_a_reflex_it_is_not_armed() -> None:
-    """Every action is a violation with 2% in the state -1 and with 30% in 1, though 30% of the
-    safety critic's batch come from the buffer of violations."""
-    apart = {"reflex": False, "reflex_start": 1, "calibrated": True}
-    learner = made(violation_fraction=0.3, risk_lr=0.003, **apart)
-    predicted, obs = list[Tensor](), {"state": torch.tensor([[-1.0], [1.0]])}
-    for number in range(800):
-        risky = torch.rand(64) < 0.5
-        batch = rows(64, violated=torch.rand(64) < torch.where(risky, 0.3, 0.02))
-        learner.update(batch | {"obs/state": torch.where(risky, 1.0, -1.0)[:, None]})
-        if number >= 500:  # the mean of many updates: one alone is noisy
-            with torch.no_grad():
-                predicted.append(learner.policy.risk(obs, torch.zeros(2, 1)))
-    safe, risky = torch.stack(predicted).mean(0).tolist()
-    assert safe == pytest.approx(0.02, abs=0.015) and risky == pytest.approx(0.3, abs=0.06)
-    assert learner.violating.item() == pytest.approx(0.16, abs=0.02)
-    assert not learner.policy.armed
-
-
 def test_violations_weigh_as_much_as_their_share() -> None:
     """p n / (v + k) each: with p = 0.25 in the first batch, 16 in it and 7 of the buffer, 16."""
     learner, violated = made(calibrated=True), (torch.arange(64) < 16).float()
     assert learner.extra == 7
-    without = learner._risk_weights(torch.zeros(64))
-    assert (without[:64] == 1).all() and (without[64:] == 0).all()
+    ones, none = torch.ones(64), torch.zeros(7)
+    assert torch.equal(learner._risk_weights(torch.zeros(64)), torch.cat([ones, none]))
     learner.stored.fill_(5)
     weight = learner._risk_weights(violated)
-    assert (weight[16:64] == 1).all() and torch.allclose(weight[:16], torch.tensor(16 / 23))
-    assert torch.allclose(weight[64:], torch.tensor(16 / 23))
+    expected = torch.cat([torch.where(violated > 0, 16 / 23, ones), none + 16 / 23])
+    torch.testing.assert_close(weight, expected)
 
 
-def test_the_task_hears_of_violations_only_where_they_cost_something() -> None:
+def test_without_a_reflex_it_is_not_armed() -> None:
+    learner = made(reflex=False, reflex_start=1)
+    learner.update(rows(64))
+    assert not learner.policy.armed
+
+
+@pytest.mark.parametrize("penalty", [0.0, 10.0])
+def test_the_task_hears_of_violations_only_where_they_cost_something(penalty: float) -> None:
     """Rewards are 0 and the world ends: the critic's error is Q^2 without a penalty."""
-    losses = []
-    for penalty in (0.0, 10.0):
-        learner = made(violation_penalty=penalty)
-        for parameter in learner.task.critic.parameters():
-            parameter.data.zero_()
-        bad = torch.arange(64) < 16
-        losses.append(learner.update(rows(64, violated=bad))["critic_loss"].item())
-    assert losses == [0.0, 2 * 0.25 * 10.0**2]
+    learner = made(violation_penalty=penalty)
+    constant(learner.task.critic.ensemble, [0.0, 0.0])
+    metrics = learner.update(rows(64, violated=torch.arange(64) < 16))
+    assert metrics["critic_loss"].item() == 2 * 0.25 * penalty**2
 
 
 def test_two_thresholds_and_a_least_duration() -> None:
@@ -173,15 +156,23 @@ def play(policy: ReflexOverride, steps: int) -> tuple[list[float], list[Tensors]
 
 
 @torch.no_grad()
+def alarm(policy: ReflexOverride) -> None:
+    """Make everything dangerous to a policy whose reflex is armed."""
+    policy.armed.fill_(True)
+    for bias in policy.risks.biases:
+        bias.fill_(9.0)
+
+
+@torch.no_grad()
 def test_a_decision_is_held_and_an_interrupted_one_is_taken_anew() -> None:
     policy = made(decision_steps=3).policy
     first = policy.warmup_policy()
-    done, kept = play(policy, 6)
-    assert len(set(done[:3])) == len(set(done[3:])) == 1 and done[0] != done[3]
-    assert all(carry["row/reflex"] == 0 for carry in kept)
-    policy.armed.fill_(True)
-    for bias in policy.risks.biases:
-        bias.fill_(9.0)  # everything is dangerous
+    assert isinstance(first, ReflexOverride)
+    for one in (policy, first):
+        done, kept = play(one, 6)
+        assert len(set(done[:3])) == len(set(done[3:])) == 1 and done[0] != done[3]
+        assert all(carry["row/reflex"] == 0 for carry in kept)
+    alarm(policy)
     done, kept = play(policy, 4)
     proposed = [carry["row/action"].item() for carry in kept]
     assert len(set(proposed)) == 4, "it is asked again at every tick"
@@ -189,9 +180,6 @@ def test_a_decision_is_held_and_an_interrupted_one_is_taken_anew() -> None:
         obs = {"state": torch.full((1, 1), 0.1 * k)}
         assert carry["row/reflex"] == 1 and carry["row/executed"].item() == done[k]
         assert done[k] == policy.recover(policy.encoder(obs)).item() != proposed[k]
-    assert isinstance(first, ReflexOverride)
-    done, _ = play(first, 6)
-    assert len(set(done[:3])) == 1 and done[0] != done[3]
 
 
 def test_recovery_rl_asks_once_per_decision_and_holds_what_it_says() -> None:
@@ -199,10 +187,7 @@ def test_recovery_rl_asks_once_per_decision_and_holds_what_it_says() -> None:
     learner = made(rate="decision", decision_steps=5, risk_gamma=0.5)
     policy = learner.policy
     assert policy.chunk == 5 and learner.held_steps == learner.task.held_steps == 1
-    policy.armed.fill_(True)
-    with torch.no_grad():
-        for bias in policy.risks.biases:
-            bias.fill_(9.0)  # everything is dangerous
+    alarm(policy)
     obs = {"state": torch.zeros(1, 1)}
     plan, carry = policy.act(obs, policy.initial(1), policy.sample_noise(1, explore=True))
     assert plan.shape == (1, 5, 1) and len(plan.unique()) == 1

@@ -1,37 +1,37 @@
-"""Offline learners: IQL, Cal-QL, FQL and Q-chunking, their losses by hand and problems to solve."""
+"""IQL, Cal-QL, FQL, Q-chunking, f-DVL, ReCOIL, CPL, Uni-O4: losses by hand, problems to solve."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors, under
-from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.transitions import transitions as recorded_transitions
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, cat, under
 from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import RunPlan
 from embodied.learners.off_policy.sac import Sac
 from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
+from embodied.learners.offline.cpl import contrastive_loss
+from embodied.learners.offline.f_dvl import Divergence, dual_loss, reverse_kl_loss
 from embodied.learners.offline.fql import Fql, value_loss
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
 from embodied.learners.offline.qchunking import QChunking
+from embodied.learners.offline.uni_o4 import ModelGate
+from embodied.models.dynamics import Dynamics, Fit, Prediction
 from embodied.training.collector import Collector
 from tests.builders import LINE, SPEC, make_learner, make_policy, node_of, still, transitions
-from tests.learners.bandit import slopes, two_modes
+from tests.learners.parts import constant, learner_of, slopes, two_modes
 from tests.toy_envs import Config, Counter
 
-
-def make(**settings: object) -> Iql:
-    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
-    given = {"hidden": [32], "batch_size": 4, **settings}
-    return make_learner("offline.iql.Iql", policy, run=RunPlan(100), **given)
+IQL = partial(learner_of, "offline.iql.Iql", hidden=[32], batch_size=4, run=RunPlan(100))
+make = partial(IQL, "deterministic.Deterministic")
 
 
 def batch_of(n: int) -> Tensors:
@@ -40,14 +40,10 @@ def batch_of(n: int) -> Tensors:
     return batch
 
 
-@torch.no_grad()
-def constant(learner: Iql, q: list[float], value: float) -> None:
-    """Target critic i answers q[i] everywhere, V is `value`."""
-    for net in (learner.target.ensemble, learner.value.net):
-        for parameter in net.parameters():
-            parameter.zero_()
-    learner.target.ensemble.biases[-1].copy_(torch.tensor(q).view(-1, 1, 1))
-    learner.value.net.biases[-1].fill_(value)
+def sure(learner: Iql, q: list[float]) -> None:
+    """Target critic i answers q[i] everywhere, V is 1."""
+    constant(learner.target.ensemble, q)
+    constant(learner.value.net, [1.0])
 
 
 def test_expectile_and_weights_by_hand() -> None:
@@ -63,33 +59,24 @@ def test_expectile_and_weights_by_hand() -> None:
 
 def test_the_rate_falls_to_zero() -> None:
     assert [falling(p) for p in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
-    learner = make()
-    rates = []
-    for _ in range(101):
+    for cosine, expected in ((True, 1.5e-4), (False, 3e-4)):
+        learner = make(cosine=cosine)
+        learner.done = 50
         learner.update(batch_of(4))
-        rates.append(learner.optims["actor"].param_groups[0]["lr"])
-    assert rates[0] == 3e-4 and rates[50] == pytest.approx(1.5e-4) and rates[100] == 0
-    steady = make(cosine=False)
-    steady.update(batch_of(4))
-    assert steady.optims["actor"].param_groups[0]["lr"] == 3e-4
+        assert learner.optims["actor"].param_groups[0]["lr"] == pytest.approx(expected)
 
 
 def test_the_three_losses_by_hand() -> None:
     """Q' = min(4, 3) = 3 and V = 1 everywhere: the advantage is 2, the weight exp(0.2)."""
     learner = make(expectile=0.8, beta=0.1)
-    constant(learner, [4.0, 3.0], 1.0)
+    sure(learner, [4.0, 3.0])
     batch = batch_of(4)
     losses, metrics = learner._loss(batch)
-    action = torch.tanh(learner.policy.get_submodule("net")(batch["obs/state"]))
-    regression = (action - batch["action"]).square().mean(1)
     obs = {"state": batch["obs/state"]}
+    regression = (learner.policy(obs) - batch["action"]).square().mean()
     backup = torch.tensor([0.9, 1.9, 2.9, 3.0])  # r + 0.9 V, and r where the world ended
-    q = learner.critic(obs, batch["action"])
-    expected = [
-        0.8 * 4,
-        math.exp(0.2) * regression.mean().item(),
-        (q - backup).square().mean(1).sum().item(),
-    ]
+    error = (learner.critic(obs, batch["action"]) - backup).square().mean(1).sum()
+    expected = [0.8 * 4, math.exp(0.2) * regression.item(), error.item()]
     assert losses.tolist() == pytest.approx(expected, rel=1e-5)
     assert metrics["advantage"].item() == 2
     assert metrics["weight"].item() == pytest.approx(math.exp(0.2))
@@ -103,24 +90,22 @@ def test_each_loss_moves_its_own_part() -> None:
         learner.zero_grad()
         loss.backward(retain_graph=True)
         for part in parts:
-            moved = [p.grad is not None and bool(p.grad.any()) for p in part.parameters()]
-            assert any(moved) == (part is mine)
+            grads = [p.grad for p in part.parameters() if p.grad is not None]
+            assert any(grad.any() for grad in grads) == (part is mine)
 
 
 def test_the_gaussian_likelihood_is_weighted() -> None:
     """With policy.imitate=nll the loss is -exp(beta A) log pi(a|s), per action element."""
-    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[32], imitate="nll")
-    learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[32], beta=0.1)
-    constant(learner, [3.0, 3.0], 1.0)
+    learner = IQL("gaussian.Gaussian", shape={"hidden": [32], "imitate": "nll"}, beta=0.1)
+    sure(learner, [3.0, 3.0])
     batch = batch_of(4)
-    log_prob = policy.log_prob({"state": batch["obs/state"]}, batch["action"])
+    log_prob = learner.policy.log_prob({"state": batch["obs/state"]}, batch["action"])
     losses, _ = learner._loss(batch)
     assert losses[1].item() == pytest.approx(-math.exp(0.2) * log_prob.mean().item() / 2, rel=1e-5)
 
 
 def test_a_flow_policy_can_be_extracted() -> None:
-    policy = make_policy("generative.flow.Flow", SPEC, chunk=3, width=16, depth=1)
-    learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[16])
+    learner = IQL("generative.flow.Flow", shape={"chunk": 3, "width": 16, "depth": 1})
     steps = {"executed_steps": torch.tensor([3, 3, 2, 1])}
     batch = batch_of(4) | {"action": torch.rand(4, 6) * 2 - 1} | steps
     assert torch.isfinite(learner.update(batch)["actor_loss"])
@@ -143,6 +128,9 @@ def test_prefers_the_better_half_of_the_data() -> None:
     action = learner.policy.act({"state": torch.zeros(1, 3)}, {}, torch.zeros(1, 2))[0]
     assert value == pytest.approx(0.75, abs=0.02)
     assert action.flatten().tolist() == pytest.approx([0.48, 0.48], abs=0.01)
+
+
+SAC = "off_policy.sac.Sac"
 
 
 def make_calql(
@@ -185,42 +173,31 @@ def test_the_gap_by_hand() -> None:
 def test_where_actions_come_from_and_how_dense_they_are() -> None:
     learner = make_calql(samples=3)
     assert isinstance(learner, CalQl)
-    batch = batch_of_calql(4)
-    obs, following = ({"state": batch[f"{kind}/state"]} for kind in ("obs", "next_obs"))
+    obs, following = ({"state": torch.randn(4, 3)} for _ in range(2))
     actions, log_prob = learner._elsewhere(obs, following)
     assert actions.shape == (4, 9, 2) and log_prob.shape == (4, 9)
-    for row in range(4):
-        for first, seen in ((0, obs), (3, following)):
-            given = {"state": seen["state"][row].expand(3, 3)}
-            density = learner.policy.log_prob(given, actions[row, first : first + 3])
-            torch.testing.assert_close(
-                log_prob[row, first : first + 3], density, rtol=1e-3, atol=1e-3
-            )
+    for first, seen in ((0, obs), (3, following)):
+        many = {"state": seen["state"].repeat_interleave(3, 0)}
+        density = learner.policy.log_prob(many, actions[:, first : first + 3].flatten(0, 1))
+        found = log_prob[:, first : first + 3].flatten()
+        torch.testing.assert_close(found, density, rtol=1e-3, atol=1e-3)
     assert torch.equal(log_prob[:, 6:], torch.full((4, 3), math.log(0.25)))
     assert actions[:, 6:].abs().max() <= 1
 
 
-def test_without_the_term_it_is_sac() -> None:
-    one = make_calql(conservative=0.0, entropy_in_backup=True)._critic_loss(batch_of_calql(4))[0]
-    other = make_calql("off_policy.sac.Sac")
-    batch = batch_of_calql(4)
-    assert one.item() == pytest.approx(other._critic_loss(batch)[0].item(), rel=1e-5)
-
-
-def test_pessimism_is_bounded_by_the_returns_seen() -> None:
-    """One state and the policy far from the data's action 0.8, whose return is 1: CQL pushes the
-    policy's value down without end, calibrated it stays near."""
-    values = []
-    for calibrate in (True, False):
-        given = {"conservative": 1.0, "critic_lr": 2e-2, "actor_lr": 1e-30}
-        learner = make_calql(calibrate=calibrate, samples=4, **given)
-        for _ in range(150):
-            action, one = 0.8 + 0.02 * torch.randn(16, 2), torch.ones(16)
-            learner.update({**still(torch.zeros(16, 3), action, one), "returns": one})
-        obs = {"state": torch.zeros(200, 3)}
-        action, _ = learner.policy.sample(obs, learner.policy.sample_noise(200, True))
-        values.append(learner.critic(obs, action).mean().item())
-    assert values[0] > -20 > -40 > values[1]
+def test_without_the_term_it_is_sac_and_uncalibrated_it_needs_no_returns() -> None:
+    one, other = make_calql(conservative=0.0, entropy_in_backup=True), make_calql(SAC)
+    losses = [learner._critic_loss(batch_of_calql(4))[0].item() for learner in (one, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    terms: list[float] = []
+    for calibrate, returns in ((True, -1e9), (False, 0.0), (True, 0.0)):
+        learner: Any = make_calql(calibrate=calibrate)
+        batch = batch_of_calql(4) | {"returns": torch.full((4,), returns)}
+        assert learner.columns == (("returns",) if calibrate else ())
+        q = learner.critic({"state": batch["obs/state"]}, batch["action"])
+        torch.manual_seed(2)
+        terms.append(learner.critic_terms(batch, q).item())
+    assert terms[0] == pytest.approx(terms[1]) and terms[2] > terms[1] + 0.01
 
 
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
@@ -289,29 +266,16 @@ def test_what_each_term_moves() -> None:
     assert all(weight.grad is None for weight in learner.policy.net.parameters())
 
 
-def test_the_actor_step_leaves_the_critics_alone_and_targets_follow() -> None:
-    learner = make_fql(tau=0.3)
-    learner.optims["critic"].param_groups[0]["lr"] = 0.0
-    before = [weight.detach().clone() for weight in learner.critic_params]
-    torch._foreach_add_(learner.target_params, 1.0)
-    learner.update(two_modes(16))
-    for old, new, average in zip(before, learner.critic_params, learner.target_params, strict=True):
-        assert torch.equal(old, new) and new.grad is None and new.requires_grad
-        torch.testing.assert_close(average, 0.7 * (old + 1) + 0.3 * old)
-
-
 def test_chunks_that_do_not_fit_are_refused() -> None:
-    wide = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
-    critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
+    wide = node_of("policies.wrappers.best_of_n.BestOfN", base=FLOW, n=2, critic=CRITIC)
     with pytest.raises(ConfigError, match="as large as its chunk"):
-        node = node_of("policies.generative.one_step.OneStep", flow={**wide, "critic": critic})
-        build(node, Policy, spec=LINE)
+        make_policy("generative.one_step.OneStep", LINE, flow=wide)
     with pytest.raises(ConfigError, match="hold 1 steps per decision"):
         make_qchunk(2)._actor_loss(two_modes(4))
 
 
 GAMMA = 0.9
-CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2}
+CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": [16]}
 
 
 def make_qchunk(
@@ -326,88 +290,40 @@ def make_qchunk(
 
 
 class Known(nn.Module):
-    """Two critics that know the value of a state."""
-
-    def __init__(self, value: Callable[[float], float]) -> None:
-        super().__init__()
-        self.value = value
+    """Two critics that know what the Counter still pays: its first row ends for good at 3, its
+    second goes on for ever behind the clock, sum_i gamma^i (s + i)."""
 
     def forward(self, obs: Tensors, action: Tensor) -> Tensor:
-        values = [self.value(s) for s in obs["state"][:, 0].tolist()]
-        return torch.tensor([values, values])
-
-
-def returned(s: float, steps: int) -> float:
-    """What the Counter pays from `s` in `steps` steps: s + gamma (s + 1) + ..."""
-    return sum(GAMMA**i * (s + i) for i in range(steps))
-
-
-def forever(s: float) -> float:
-    """sum_i gamma^i (s + i)"""
-    return s / (1 - GAMMA) + GAMMA / (1 - GAMMA) ** 2
-
-
-def left(s: float) -> int:
-    """Steps to the end of the Counter's rows: one ends (for good) at 3, one (by the clock) at 5."""
-    return int(3 - s if s < 100 else 105 - s)
-
-
-def true_value(s: float) -> float:
-    """The first row's world ends with its episode, the other's goes on behind the clock."""
-    return returned(s, left(s)) if s < 100 else forever(s)
-
-
-def recorded() -> Episodes:
-    """One episode of each row of the Counter."""
-    state = torch.tensor([0.0, 1, 2, 100, 101, 102, 103, 104])
-    last = torch.tensor([0, 0, 1, 0, 0, 0, 0, 1], dtype=torch.bool)
-    steps = {
-        "obs/state": state[:, None],
-        "action": torch.zeros(8, 1),
-        "reward": state,
-        "terminated": last & (state < 100),
-        "truncated": last & (state >= 100),
-    }
-    final = {"state": torch.tensor([[3.0], [105.0]])}
-    return Episodes(LINE, steps, torch.tensor([0, 3]), torch.tensor([3, 5]), final)
+        s = obs["state"][:, 0]
+        ending = torch.tensor([GAMMA + 2 * GAMMA**2, 1 + 2 * GAMMA, 2.0, 0.0])
+        going = s / (1 - GAMMA) + GAMMA / (1 - GAMMA) ** 2
+        return torch.where(s < 100, ending[s.long().clamp(max=3)], going).expand(2, -1)
 
 
 def lived(chunk: int) -> Tensors:
-    """Rows of the running world."""
-    learner = make_qchunk(chunk)
-    rollout = Collector(Counter(Config()), learner.policy, GAMMA, executed_steps=True)
-    parts = [rows for _ in range(20) if (rows := rollout.step()[0])]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    """Rows of the running world; of recordings, see tests/datasets/test_transitions.py."""
+    policy = make_qchunk(chunk).policy
+    rollout = Collector(Counter(Config()), policy, GAMMA, executed_steps=True)
+    return cat([rows for _ in range(20) if (rows := rollout.step()[0])])
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("source", ["recorded", "lived"])
-def test_the_target_is_the_return_at_every_distance_from_the_end(source: str, chunk: int) -> None:
-    learner = make_qchunk(chunk)
-    rows = recorded_transitions(recorded(), GAMMA, chunk) if source == "recorded" else lived(chunk)
-    states = rows["obs/state"][:, 0].tolist()
-    if source == "recorded":
-        assert states == [0, 1, 2, 100, 101, 102, 103, 104]
-    following = under(rows, "next_obs")
-    learner.target = Known(lambda s: 0.0)
-    nothing = learner._backup(rows["reward"], rows["discount"], following)
-    expected = [returned(s, min(chunk, left(s))) for s in states]
-    torch.testing.assert_close(nothing, torch.tensor(expected))
-    learner.target = Known(true_value)
-    bootstrapped = learner._backup(rows["reward"], rows["discount"], following)
-    torch.testing.assert_close(bootstrapped, torch.tensor([true_value(s) for s in states]))
+@pytest.mark.parametrize("chunk", [1, 2, 4, 7])
+def test_the_target_is_the_return_at_every_distance_from_the_end(chunk: int) -> None:
+    learner, rows = make_qchunk(chunk), lived(chunk)
+    learner.target = Known()
+    backup = learner._backup(rows["reward"], rows["discount"], under(rows, "next_obs"))
+    expected = learner.target({"state": rows["obs/state"]}, rows["action"])[0]
+    torch.testing.assert_close(backup, expected)
 
 
-@pytest.mark.parametrize("source", ["recorded", "lived"])
-def test_only_executed_steps_are_imitated(source: str) -> None:
+def test_only_executed_steps_are_imitated() -> None:
     """A chunk that the end of an episode cuts short holds actions that nobody took."""
-    learner = make_qchunk(chunk=4)
-    rows = recorded_transitions(recorded(), GAMMA, 4) if source == "recorded" else lived(4)
-    steps = [min(4, left(s)) for s in rows["obs/state"][:, 0].tolist()]
-    assert 1 in steps and 4 in steps
-    imitated = behaviour(rows, learner.policy)["valid"]
-    assert imitated.sum(1).tolist() == steps
-    assert (imitated.int().diff(dim=1) <= 0).all()  # from the first one on
+    rows = lived(4)
+    s = rows["obs/state"][:, 0]
+    left = torch.where(s < 100, 3 - s, 105 - s).clamp(max=4)
+    assert left.min() == 1 and left.max() == 4
+    imitated = behaviour(rows, make_qchunk(chunk=4).policy)["valid"]
+    assert torch.equal(imitated, torch.arange(4) < left[:, None])  # from the first one on
 
 
 def test_learning_critics_choose_and_their_averages_value() -> None:
@@ -417,25 +333,12 @@ def test_learning_critics_choose_and_their_averages_value() -> None:
     following, reward = {"state": torch.randn(6, 1)}, torch.arange(6.0)
     discount = torch.tensor([0.9, 0.9, 0.9, 0.81, 0.81, 0.0])
     torch.manual_seed(4)
-    candidates = learner.policy.proposals(following, learner.policy.sample_noise(6, explore=True))[
-        :, :, 0
-    ]
+    noise = learner.policy.sample_noise(6, explore=True)
+    candidates = learner.policy.proposals(following, noise)[:, :, 0]
     torch.manual_seed(4)
     backup = learner._backup(reward, discount, following)
     torch.testing.assert_close(backup, reward + discount * 4 * candidates.amin(1))
     assert candidates.amin(1).max() < candidates.amax(1).min()
-
-
-def test_each_step_moves_its_own_part() -> None:
-    learner = make_qchunk(tau=0.3)
-    target = [weight.clone() for weight in learner.target_params]
-    base = [weight.detach().clone() for weight in learner.policy.base.parameters()]
-    learner.update(two_modes(16))
-    for old, new, average in zip(target, learner.critic_params, learner.target_params, strict=True):
-        torch.testing.assert_close(average, 0.7 * old + 0.3 * new.detach())
-    moved = zip(base, learner.policy.base.parameters(), strict=True)
-    assert all(not torch.equal(old, new) for old, new in moved)
-    assert learner.critic is learner.policy.critic
 
 
 @pytest.mark.parametrize("method", ["fql", "qchunking"])
@@ -453,3 +356,222 @@ def test_keeps_both_modes_in_the_flow_and_acts_in_the_better_one(method: str) ->
     cloned, acted = (part.act(obs, {}, part.sample_noise(200))[0] for part in (flow, policy))
     assert 0.3 < (cloned > 0).float().mean() < 0.7
     assert (acted > 0).float().mean() > 0.95
+
+
+ONE = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+
+
+make_implicit = partial(
+    learner_of, acting="deterministic.Deterministic", spec=ONE, run=RunPlan(1000)
+)
+
+
+def least(loss: Callable[[Tensor], Tensor], q: Tensor) -> float:
+    """The V at which the loss of Q - V is least, by bisection of its slope."""
+    low, high = q.min().item() - 20, q.max().item() + 20
+    for _ in range(60):
+        value = torch.tensor((low + high) / 2, dtype=torch.float64, requires_grad=True)
+        loss(q - value).backward()
+        assert value.grad is not None
+        low, high = (value.item(), high) if value.grad < 0 else (low, value.item())
+    return low
+
+
+def test_the_fixed_points_of_the_value_losses() -> None:
+    torch.manual_seed(0)
+    q = 3 * torch.randn(20_001, dtype=torch.float64)
+    quantile = q.quantile((2 * 0.8 - 1) / 0.8).item()
+    assert least(lambda gap: dual_loss(gap, "tv", 0.8), q) == pytest.approx(quantile, abs=1e-2)
+    soft = 2 * (q / 2).exp().mean().log().item()
+    assert least(lambda gap: reverse_kl_loss(gap, 2.0, 50.0), q) == pytest.approx(soft, abs=1e-2)
+    value = least(lambda gap: dual_loss(gap, "chi2", 0.8), q)
+    assert (1 + (q - value) / 2).clamp(min=0).mean().item() == pytest.approx(0.25, abs=1e-2)
+    assert value == pytest.approx(1.26 * 3, rel=0.03)  # by quadrature
+    level = least(lambda gap: expectile_loss(gap, 0.9), q)
+    above, below = (q - level).clamp(min=0).mean(), (level - q).clamp(min=0).mean()
+    assert (0.9 * above).item() == pytest.approx((0.1 * below).item(), rel=1e-2)
+
+
+def test_the_authors_chi2_rises_again_below_minus_four() -> None:
+    gap = torch.tensor([-6.0, -3.0, -1.0, 2.0])
+    cases: list[tuple[Divergence, list[float]]] = [
+        ("chi2", [-1, -1, -0.75, 3]),
+        ("chi2_reference", [3, 0, 0, 3]),
+    ]
+    for divergence, conjugate in cases:
+        expected = 0.8 * torch.tensor(conjugate) - 0.2 * gap
+        found = dual_loss(gap, divergence, 0.8)
+        assert found.item() == pytest.approx(expected.mean().item())
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_normalised_f_dvl_does_not_depend_on_the_scale(normalize: bool) -> None:
+    best, value = torch.arange(9.0), torch.ones(9)
+    learner = make_implicit("offline.f_dvl.FDvl", normalize=normalize)
+    one, other = learner.value_loss(best, value), learner.value_loss(100 * best, 100 * value)
+    assert math.isclose(one.item(), other.item(), rel_tol=1e-4) == normalize
+
+
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        (
+            lambda: make_implicit("offline.f_dvl.FDvl", divergence="tv", lam=0.4),
+            r"above 0\.5 and at most 1 with divergence=tv",
+        ),
+        (
+            lambda: make_implicit("offline.recoil.Recoil").fit(
+                transitions(4, ONE) | {"source": torch.zeros(4)}
+            ),
+            r"demos=\[EXPERT,OTHERS\]",
+        ),
+        (lambda: make_cpl(chunk=2), "single steps"),
+        (lambda: make_uni_o4(10, clone=0.0).update(bandit(8)), "improves on a dataset"),
+        (lambda: make_uni_o4(10, values={"batch_size": 4}), "no effect"),
+    ],
+)
+def test_what_does_not_fit_is_refused(refused: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        refused()
+
+
+def test_the_target_and_the_level_of_recoil_by_hand() -> None:
+    learner = make_implicit("offline.recoil.Recoil", hidden=(), ended=0.5, gamma=0.9, level=20.0)
+    batch = transitions(4, ONE) | {"source": torch.tensor([0, 0, 1, 1])}
+    batch["discount"] = torch.tensor([0.9, 0.81, 0.9, 0.0])
+    for parameter in learner.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.init.constant_(learner.value.net.biases[-1], 5.0)
+    losses, _ = learner._loss(batch)
+    # -20 (1 - d) + 5 d; after the end -20 (1 - 0.9) + 0.9 * 0.5 * 20
+    target = torch.tensor([-2 + 4.5, -3.8 + 4.05, -2 + 4.5, -2 + 9.0])
+    assert losses[2].item() == pytest.approx(2 * (target.square().mean().item() + 20**2), rel=1e-5)
+
+
+def make_cpl(chunk: int = 1, updates: int = 0, **settings: Any) -> Any:
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32], chunk=chunk)
+    return make_learner("offline.cpl.Cpl", policy, RunPlan(updates), segment=4, **settings)
+
+
+def pairs(n: int) -> Tensors:
+    """Segments of one state; preferred is the one with the larger actions."""
+    action = torch.rand(n, 2, 4, 2) - 0.5
+    total = action.sum((2, 3))
+    label = (total[:, 1] > total[:, 0]).float()
+    return {"obs/state": torch.zeros(n, 2, 4, 3), "action": action, "label": label}
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        (1.0, math.log1p(math.exp(3 - 0.5))),
+        (0.0, math.log1p(math.exp(1 - 1.5))),
+        (0.5, (math.log1p(math.exp(2.5)) + math.log1p(math.exp(-0.5))) / 2),
+    ],
+)
+def test_the_contrastive_loss_by_hand(label: float, expected: float) -> None:
+    first, second = torch.tensor([-1.0]), torch.tensor([-3.0])
+    loss = contrastive_loss(first, second, torch.tensor([label]), 0.5)
+    assert loss.item() == pytest.approx(expected)
+
+
+def test_the_score_of_cpl_is_the_squared_distance() -> None:
+    learner = make_cpl()
+    batch = pairs(5)
+    mean = learner.policy({"state": torch.zeros(1, 3)})
+    expected = -(batch["action"] - mean).square().sum(3)
+    torch.testing.assert_close(learner.log_prob(batch), expected)
+
+
+def test_cpl_clones_first_then_follows_the_preference() -> None:
+    """Actions in [-0.5, 0.5]: cloned, their mean; preferred are those near 0.5."""
+    learner = make_cpl(updates=500, clone=0.4, lr=3e-3, bias=0.9, alpha=1.0)
+    means: list[float] = []
+    for number in range(500):
+        learner.update(pairs(32))
+        if number in (199, 499):
+            means.append(learner.policy({"state": torch.zeros(1, 3)}).mean().item())
+    assert abs(means[0]) < 0.1 and means[1] > 0.3
+    assert learner.update(pairs(256))["agreement"] > 0.9
+
+
+RATES = {"critic_lr": 3e-3, "value_lr": 3e-3, "tau": 0.1, "hidden": [32]}
+
+
+class Line(Dynamics):
+    """s' = s + a, which ends beyond 2."""
+
+    spec, noise_size = LINE, 1
+
+    def fit(self, transitions: Tensors, progress: Any = None) -> Fit:
+        raise NotImplementedError
+
+    def step(self, obs: Tensors, action: Tensor, noise: Tensor) -> Prediction:
+        state = obs["state"] + action
+        return Prediction({"state": state}, state[:, 0], state[:, 0] > 2)
+
+
+def policy_of(mean: float) -> Any:
+    """A policy with one mean action everywhere."""
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", LINE, hidden=[8], zero_head=True)
+    policy.net[-1].bias.data.fill_(mean)
+    return policy
+
+
+def state(obs: Tensors, action: Tensor) -> Tensor:
+    return obs["state"][:, 0] + 10 * action[:, 0]
+
+
+def test_scores_are_mean_values_along_the_roll_outs() -> None:
+    """From 0 by 1: states 0, 1, 2, then the end; from -3: -3, -2, -1, 0."""
+    starts = {"state": torch.tensor([[0.0], [-3.0]])}
+    gate = ModelGate(starts, state, Line(), 3)
+    expected = [10 + (0 + 1 + 2) / 3, 10 + (-3 - 2 - 1 + 0) / 4]
+    assert gate.scores(policy_of(1.0)).tolist() == pytest.approx(expected)
+    assert ModelGate(starts, state, None, 3).scores(policy_of(0.5)).tolist() == [5.0, 2.0]
+
+
+def test_the_gate_asks_for_more_than_noise() -> None:
+    gate = ModelGate({"state": torch.zeros(4, 1)}, state)
+    than = torch.tensor([5.0, -5.0, 0.0, 1.0])
+    assert gate.better(than + torch.tensor([1.0, 0.9, 1.1, 1.0]), than)
+    assert not gate.better(than, than)
+    assert not gate.better(than + torch.tensor([2.0, -1.0, -1.0, 1.0]), than)  # 0.25, error 0.75
+
+
+def make_uni_o4(updates: int, **settings: Any) -> Any:
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", LINE, hidden=[16], log_std=-0.5)
+    given = {"batch_size": 128, "members": 2, "lr": 3e-3, "values": RATES, **settings}
+    return make_learner("offline.uni_o4.UniO4", policy, run=RunPlan(updates), **given)
+
+
+def bandit(n: int) -> Tensors:
+    """One state, all actions, the reward is the action."""
+    action = torch.rand(n, 1) * 2 - 1
+    return still(torch.zeros(n, 1), action, action[:, 0])
+
+
+def test_the_cloning_loss_of_uni_o4_by_hand() -> None:
+    learner = make_uni_o4(10, apart=0.5)
+    batch = bandit(16)
+    obs = {"state": batch["obs/state"]}
+    log_prob = torch.stack([m.log_prob(obs, batch["action"]) for m in learner.members])
+    best = torch.maximum(log_prob[0], log_prob[1])
+    expected = -(1.5 * (log_prob[0] + log_prob[1]) - 0.5 * 2 * best).mean()
+    torch.testing.assert_close(learner._clone(batch), expected.detach())
+
+
+def test_uni_o4_improves_on_the_clone_and_deploys_the_best() -> None:
+    torch.manual_seed(0)
+    learner = make_uni_o4(500, clone=0.6, gate_every=20, clip=0.5)
+    learner.fit(bandit(600))
+    means: list[float] = []
+    for number in range(500):
+        metrics = learner.update(bandit(128))
+        if number in (299, 499):
+            means.append(learner.policy({"state": torch.zeros(1, 1)}).item())
+    assert abs(means[0]) < 0.15 and means[1] > means[0] + 0.2
+    assert metrics["accepted"] >= 2
+    scores = learner.best.mean(1)
+    kept = learner.kept[int(scores.argmax())]
+    assert all(map(torch.equal, learner.policy.parameters(), kept.parameters()))

@@ -1,4 +1,4 @@
-"""PPO: ratios of one, memory lived through again, schedules, and problems whose answer is known."""
+"""PPO: what a batch teaches, memory lived through again, schedules, a problem to solve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build
+from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import MASK, Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors, each, nest, take
@@ -20,16 +20,24 @@ from embodied.envs.gym import Gym
 from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.learners.on_policy.ppo_parts import (
+    Moments,
+    ObservationStats,
     RecurrentPolicy,
+    RewardScaler,
     StochasticPolicy,
+    clip_loss,
     clip_norm,
-    value_loss,
+    gae,
+    normalized,
+    variance,
 )
+from embodied.policies.networks.encoders import Encoder
 from embodied.policies.recurrent import inner_obs
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer
 from tests.builders import make_learner, node_of
+from tests.learners.parts import copies, moved
 from tests.toy_envs import Config, Counter
 from tests.training.test_on_policy import Silent
 
@@ -71,7 +79,7 @@ def played(learner: Ppo, times: int = 6, rows: int = 4, padded: bool = False) ->
     first = torch.rand(times, rows) < 0.3
     action = []
     for t in range(times):
-        actor(take_time(obs, t), first[t])
+        actor(each(obs, lambda leaf, t=t: leaf[t]), first[t])
         action.append(actor.stored_action)
     valid = torch.ones(times, rows, dtype=torch.bool)
     if padded:
@@ -99,10 +107,6 @@ def test_policies_are_found_on_python_3_12(name: str, memory: bool) -> None:
         inspect.getattr_static(policy, member)
 
 
-def take_time(obs: Tensors, t: int) -> Tensors:
-    return each(obs, lambda leaf: leaf[t])
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("name", "memory"), ALL)
 def test_the_first_ratio_is_one(name: str, memory: bool, padded: bool) -> None:
@@ -111,12 +115,9 @@ def test_the_first_ratio_is_one(name: str, memory: bool, padded: bool) -> None:
     batch = played(learner, padded=padded)
     acted = densities(learner, batch)
     table, _ = learner._table(batch, carry_of(batch))
-    valid = batch["valid"]
-    old = table["old"].mT if memory else table["old"]
-    expected = acted if memory else acted[valid]
+    old, expected = (table["old"].mT, acted) if memory else (table["old"], acted[batch["valid"]])
     torch.testing.assert_close(old, expected, atol=1e-5, rtol=0)
-    order = torch.randperm(len(table["old"]))[:3]
-    part = take(table, order)
+    part = take(table, torch.randperm(len(table["old"]))[:3])
     log_prob, _ = learner._evaluate_actions(part)
     torch.testing.assert_close((log_prob - part["old"]).exp(), torch.ones_like(log_prob))
     _, metrics = learner._loss(part)
@@ -130,14 +131,11 @@ def densities(learner: Ppo, batch: Tensors) -> Tensor:
     found = []
     h = batch.get("carry/h")
     for t in range(len(batch["reward"])):
-        obs = {name: batch[f"obs/{name}"][t] for name in policy.spec.obs}
-        if h is None:
-            found.append(policy.evaluate_actions(obs, batch["action"][t])[0])
-            continue
-        h = torch.where(batch["first"][t][:, None], torch.zeros_like(h), h)
-        h = policy.memory(obs, h)
-        inside = inner_obs(policy.inner, h, obs)
-        found.append(policy.inner.evaluate_actions(inside, batch["action"][t])[0])
+        obs, inner = {name: batch[f"obs/{name}"][t] for name in policy.spec.obs}, policy
+        if h is not None:
+            h = policy.memory(obs, torch.where(batch["first"][t][:, None], torch.zeros_like(h), h))
+            obs, inner = inner_obs(policy.inner, h, obs), policy.inner
+        found.append(inner.evaluate_actions(obs, batch["action"][t])[0])
     return torch.stack(found)
 
 
@@ -153,39 +151,38 @@ def test_only_valid_decisions_teach(name: str, memory: bool) -> None:
         torch.manual_seed(2)
         learner.update(batch)
         after.append({k: v for k, v in learner.state_dict().items() if "memory" not in k})
-    for key in after[0]:
-        torch.testing.assert_close(after[0][key], after[1][key], msg=key)
+    torch.testing.assert_close(after[0], after[1])
 
 
+@torch.no_grad()
 def test_values_with_memory_by_hand() -> None:
     """V of a successor is one more step of the critic's memory; the next batch goes on from it."""
     learner = make(memory=True, normalize=False)
-    batch = played(learner)
-    critic = cast(Any, learner.value)
+    batch, critic = played(learner), cast(Any, learner.value)
     _, value, following, kept = learner._evaluate_recurrent(batch, {"h": batch["carry/h"]})
     assert not kept["memory"].any()
     h = torch.zeros(4, 5)
     for t in range(6):
-        h = torch.where(batch["first"][t][:, None], torch.zeros_like(h), h)
-        obs = {k: batch[f"obs/{k}"][t] for k in OBS}
-        h = critic.memory(obs, h)
+        now, after = ({k: batch[f"{when}/{k}"][t] for k in OBS} for when in ("obs", "next_obs"))
+        h = critic.memory(now, torch.where(batch["first"][t][:, None], torch.zeros_like(h), h))
         torch.testing.assert_close(value[t], critic.net(h).squeeze(1))
-        after = critic.memory({k: batch[f"next_obs/{k}"][t] for k in OBS}, h)
-        torch.testing.assert_close(following[t], critic.net(after).squeeze(1))
+        torch.testing.assert_close(following[t], critic.net(critic.memory(after, h)).squeeze(1))
     torch.testing.assert_close(learner.memory, h)
+
+
+def heard(learner: Ppo, monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
+    """The minibatches that the learner's steps will be given."""
+    seen: list[Tensors] = []
+    step = learner._step
+    monkeypatch.setattr(learner, "_step", lambda rows: (seen.append(rows), step(rows))[1])
+    return seen
 
 
 def test_minibatches_are_every_decision_once(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make(epochs=2, batch_size=6)
-    seen: list[Tensor] = []
-    step = learner._step
-
-    def listening(rows: Tensors) -> Tensors:
-        seen.append(rows["target"])
-        return step(rows)
-
-    monkeypatch.setattr(learner, "_step", listening)
+    parts = heard(learner, monkeypatch)
     learner.update(played(learner))
+    seen = [rows["target"] for rows in parts]
     assert [len(part) for part in seen] == [6] * 8
     one, other = torch.cat(seen[:4]), torch.cat(seen[4:])
     assert torch.equal(one.sort()[0], other.sort()[0]) and not torch.equal(one, other)
@@ -193,26 +190,16 @@ def test_minibatches_are_every_decision_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_with_memory_minibatches_are_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make(memory=True, batch_size=12)
-    shapes: list[torch.Size] = []
-    step = learner._step
-    monkeypatch.setattr(
-        learner, "_step", lambda rows: (shapes.append(rows["old"].shape), step(rows))[1]
-    )
+    parts = heard(learner, monkeypatch)
     learner.update(played(learner))
-    assert shapes == [(2, 6), (2, 6)]
+    assert [rows["old"].shape for rows in parts] == [(2, 6), (2, 6)]
 
 
-def test_value_loss_by_hand() -> None:
-    value = torch.tensor([3.0, 0.5]).requires_grad_()
-    error = value_loss(value, torch.tensor([4.0, 0.0]))
-    slope = torch.autograd.grad(error.sum(), value)[0]
-    assert error.tolist() == [0.5, 0.125] and slope.tolist() == [-1.0, 0.5]
-
-
-def example() -> Tensors:
-    """One decision: with zero biases the mean is 0, the deviation 1 and V = 0; the ratio is 1.5."""
+def test_the_loss_by_hand() -> None:
+    """With zero biases the mean is 0, the deviation 1 and V = 0; the ratio is 1.5."""
+    learner = make(advantage="raw", entropy=0.1, value_weight=2.0, normalize=False)
     log_prob = -0.5 - math.log(2 * math.pi)
-    return {
+    rows = {
         "obs/state": torch.zeros(1, 3),
         "obs/critic/truth": torch.zeros(1, 2),
         "action": torch.tensor([[1.0, 0.0]]),
@@ -221,18 +208,12 @@ def example() -> Tensors:
         "target": torch.tensor([3.0]),
         "old": torch.tensor([log_prob - math.log(1.5)]),
     }
-
-
-def test_the_loss_by_hand() -> None:
-    learner = make(advantage="raw", entropy=0.1, value_weight=2.0, normalize=False)
-    rows = example()
-    loss, parts = learner._loss(rows)
-    assert parts["policy_loss"].item() == pytest.approx(-2.4)  # held at 1.2
-    assert parts["value_loss"].item() == pytest.approx(4.5)
-    assert parts["entropy"].item() == pytest.approx(math.log(2 * math.pi) + 1)
-    assert parts["kl"].item() == pytest.approx(0.5 - math.log(1.5), rel=1e-4)
-    assert parts["clipped"] == 1
-    assert loss.item() == pytest.approx(-2.4 + 2 * 4.5 - 0.1 * (math.log(2 * math.pi) + 1))
+    entropy = math.log(2 * math.pi) + 1
+    expected = {"policy_loss": -2.4, "value_loss": 4.5, "entropy": entropy, "clipped": 1.0}
+    expected["kl"] = 0.5 - math.log(1.5)
+    loss, parts = learner._loss(rows)  # the ratio is held at 1.2
+    assert {key: parts[key].item() for key in expected} == pytest.approx(expected, rel=1e-4)
+    assert loss.item() == pytest.approx(-2.4 + 2 * 4.5 - 0.1 * entropy)
     loss.backward()
     bias = learner.policy.net[-1].bias
     assert not bias.grad.any()  # held: the policy's loss has no gradient
@@ -291,53 +272,40 @@ def test_schedules() -> None:
         assert rate(cosine) == pytest.approx(1e-2 * 0.5 * (1 + math.cos(math.pi * done / 10)))
 
 
-def adapt(learner: Ppo, kl: float) -> None:
-    learner.lr.adapt(torch.tensor(kl), learner.config.target_kl)
-    learner.lr.write(learner.optims.values())
-
-
 def test_the_adaptive_rate_follows_the_divergence() -> None:
     learner = make(schedule="adaptive", target_kl=0.01, lr=1e-3, critic_lr=1e-4)
     learner._set_rates()
-    for kl, expected in ((0.021, 1 / 1.5), (0.019, 1 / 1.5), (0.004, 1.0), (0.006, 1.0)):
-        adapt(learner, kl)
-        assert rate(learner) == pytest.approx(1e-3 * expected)
-    for _ in range(20):
-        adapt(learner, 0.0)
-    assert rate(learner) == pytest.approx(1e-2)  # and no further
+    seen = [0.021, 0.019, 0.004, 0.006, *[0.0] * 20]
+    expected = [1 / 1.5, 1 / 1.5, 1.0, 1.0, *(min(1.5**k, 10.0) for k in range(1, 21))]
+    for kl, factor in zip(seen, expected, strict=True):
+        learner.lr.adapt(torch.tensor(kl), learner.config.target_kl)
+        learner.lr.write(learner.optims.values())
+        assert rate(learner) == pytest.approx(1e-3 * factor)
     assert float(learner.optims["critic"].param_groups[0]["lr"]) == pytest.approx(1e-3)
 
 
-def test_no_more_epochs_beyond_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stop, epochs in ((1e-9, 2), (0.0, 5)):
-        learner, calls = make(epochs=5, batch_size=24, stop_kl=stop, lr=1e-2), []
-        step = learner._step
-        monkeypatch.setattr(learner, "_step", lambda rows: (calls.append(1), step(rows))[1])  # noqa: B023
-        learner.update(played(learner))
-        assert len(calls) == epochs  # the first epoch's only minibatch has a divergence of 0
+@pytest.mark.parametrize(("stop", "epochs"), [(1e-9, 2), (0.0, 5)])
+def test_no_more_epochs_beyond_the_divergence(
+    stop: float, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make(epochs=5, batch_size=24, stop_kl=stop, lr=1e-2)
+    parts = heard(learner, monkeypatch)
+    learner.update(played(learner))
+    assert len(parts) == epochs  # the first epoch's only minibatch has a divergence of 0
 
 
 def test_a_new_normaliser_is_used_at_once_and_changes_after_updates_only() -> None:
     learner = make(normalize=True)
     batch = played(learner)
     learner.update(batch)
-    mean = batch["obs/state"].flatten(0, 1).mean(0)
-    norm = cast(Any, learner.policy).encoder.norm
+    mean, norm = batch["obs/state"].flatten(0, 1).mean(0), cast(Any, learner.policy).encoder.norm
     torch.testing.assert_close(norm.mean, mean)
     assert len(learner.value.encoder.norm.mean) == 5  # it sees critic/truth too
-    before = norm.mean.clone()
-    changed = {**batch, "obs/state": batch["obs/state"] + 2}
-    table_norms: list[Tensor] = []
-    inner = learner._table
-
-    def noting(*given: Any) -> Any:
-        table_norms.append(norm.mean.clone())
-        return inner(*given)
-
-    learner._table = noting  # type: ignore[method-assign]
-    learner.update(changed)
-    assert torch.equal(table_norms[0], before)
-    torch.testing.assert_close(norm.mean, mean + 1)
+    seen: list[Tensor] = []
+    table = learner._table
+    learner._table = lambda *given: (seen.append(norm.mean.clone()), table(*given))[1]  # type: ignore[method-assign]
+    learner.update({**batch, "obs/state": batch["obs/state"] + 2})
+    torch.testing.assert_close([*seen, norm.mean], [mean, mean + 1])
 
 
 def test_deviation_that_does_not_learn() -> None:
@@ -348,18 +316,16 @@ def test_deviation_that_does_not_learn() -> None:
     assert (fixed.policy.log_std == -1).all()
 
 
-def test_only_the_played_part_of_a_chunk_counts() -> None:
+def test_only_the_played_part_of_a_chunk_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     env = Counter(Config())
     node = node_of("policies.diagonal_gaussian.DiagonalGaussian", chunk=3, hidden=[4])
     policy, given = build(node, Policy, spec=env.spec), {"horizon": 4, "batch_size": 4, "epochs": 1}
     learner = make_learner("on_policy.ppo.Ppo", policy, run=RunPlan(execute=2), **given)
+    parts = heard(learner, monkeypatch)
     loop = OnPolicyLoop(Collector(env, learner.policy, learner.gamma, execute=2), learner)
-    table: list[Tensors] = []
-    inner = learner._learn
-    learner._learn = lambda rows, size: (table.append(rows), inner(rows, size))[1]
     steps(loop, 8 * env.num_envs)
-    assert table[0]["action"].shape[1] == 2
+    assert parts[0]["action"].shape[1] == 2
     assert learner.policy.log_std.shape == (3,) and learner.policy.log_std[2] == 0
 
 
@@ -367,11 +333,6 @@ def steps(loop: OnPolicyLoop, count: int) -> None:
     nothing = Every(0, 0, 0)
     keeper = Trainer(cast(Any, Silent()), count, nothing, lambda _: None, lambda _: None)
     loop.run(keeper)
-
-
-def test_an_observation_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match='no observation "truth"'):
-        make(value={"obs": ["truth"]})
 
 
 def test_cartpole_is_learned() -> None:
@@ -387,3 +348,175 @@ def test_cartpole_is_learned() -> None:
         step = env.step(actor(obs, first))
         obs, first, age = step.obs, step.ended, age + ~step.ended
     assert age.mean() > 190
+
+
+def columns(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows).mT.contiguous()
+
+
+def test_gae_over_three_steps() -> None:
+    """Gamma 0.5, lambda 0.5. Row 0 is cut by the clock at step 1, row 1 ends at step 1, row 2 has
+    two decisions and padding."""
+    reward = columns([1.0, 2, 3], [1, 2, 3], [1, 2, 9])
+    discount = columns([0.5, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.25, 0.5])
+    ended = columns([0.0, 1, 0], [0, 1, 0], [0, 0, 1]).bool()
+    valid = columns([1.0, 1, 1], [1, 1, 1], [1, 1, 0]).bool()
+    value = columns([1.0, 1, 1], [1, 1, 1], [1, 1, 7])
+    following = columns([2.0, 4, 6], [2, 4, 6], [2, 4, 8])
+    got = gae(reward, discount, ended, valid, value, following, 0.5)
+    # delta: r + d V(s') - V(s)
+    cut = [1 + 1 - 1 + 0.25 * 3, 2 + 2 - 1, 3 + 3 - 1]  # the time limit still bootstraps
+    over = [1 + 1 - 1 + 0.25 * 1, 2 + 0 - 1, 3 + 3 - 1]
+    short = [1 + 1 - 1 + 0.25 * 2, 2 + 1 - 1, 0]  # its second decision is a chunk of two steps
+    torch.testing.assert_close(got, columns(cut, over, short))
+
+
+def test_clip_loss_and_its_slope() -> None:
+    """Clipped where it would gain: up with a good action, down with a bad one; no slope there."""
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
+    advantage = torch.tensor([1.0, -1, 1, -1, 2])
+    log_prob = ratio.log().requires_grad_()
+    loss, log_ratio = clip_loss(log_prob, torch.zeros(5), advantage, 0.2)
+    torch.testing.assert_close(loss, torch.tensor([-1.2, 1.5, -0.5, 0.8, -2.2]))
+    torch.testing.assert_close(log_ratio, ratio.log())
+    loss.sum().backward()
+    torch.testing.assert_close(log_prob.grad, torch.tensor([0.0, 1.5, -0.5, 0.0, -2.2]))
+    each = clip_loss(ratio.log(), torch.zeros(5), advantage, torch.tensor([0.1, 9, 9, 0.1, 0.05]))
+    torch.testing.assert_close(each[0], torch.tensor([-1.1, 1.5, -0.5, 0.9, -2.1]))
+
+
+def test_normalized_looks_at_valid_ones_only() -> None:
+    share = torch.tensor([[1.0, 1.0], [1.0, 0.0]]) / 3
+    values = torch.tensor([[1.0, 2.0], [3.0, 100.0]])
+    expected = torch.tensor([-1.0, 0.0]) * 1.5**0.5
+    torch.testing.assert_close(normalized(values, share)[0], expected)
+    assert variance(values, share).item() == pytest.approx(2 / 3)
+
+
+def test_moments_of_pieces_are_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    values = 1e4 + torch.randn(100, 3).double()
+    valid = torch.rand(100) < 0.7
+    moments = Moments(3)
+    moments.add(values, valid & False)
+    assert not moments.count and not moments.variance.any()
+    for part in torch.arange(100).split([1, 29, 1, 69]):
+        moments.add(values[part], valid[part])
+    torch.testing.assert_close(moments.mean, values[valid].mean(0))
+    torch.testing.assert_close(moments.variance, values[valid].var(0, correction=0))
+
+
+def test_observed_sets_the_encoder_and_goes_on_from_one_that_was_set() -> None:
+    encoder = Encoder({"a": Leaf((1,)), "b": Leaf((2,))})
+    seen, norm = ObservationStats(encoder), encoder.norm
+    obs = {"a": torch.tensor([[1.0], [3.0], [50.0]]), "b": torch.ones(3, 2)}
+    seen.follow(encoder, obs, torch.tensor([True, True, False]))
+    assert not seen.given
+    assert norm.mean.tolist() == [2, 1, 1] and norm.std.tolist() == [1, 1, 1]  # a constant keeps 1
+    norm.std[0] = 5.0
+    again = ObservationStats(encoder)
+    again.follow(encoder, obs, torch.tensor([True, False, False]))
+    assert again.given
+    assert norm.mean[0].item() == pytest.approx(2 - 1 / 10_001, abs=1e-6)
+    assert norm.std[0].item() == pytest.approx(5.0, abs=1e-3)
+
+
+def test_rewards_are_scaled_by_the_deviation_of_returns() -> None:
+    returns = RewardScaler(clip=1.5)
+    reward = columns([1.0, 1, 2], [3, 5, 0])
+    discount = columns([0.5, 0.5, 0], [0.5, 0.5, 0.5])
+    ended = columns([0.0, 0, 1], [0, 1, 0]).bool()
+    valid = columns([1.0, 1, 1], [1, 1, 0]).bool()
+    got = returns.scale(reward, discount, ended, valid)
+    seen = torch.tensor([1, 1.5, 2.75, 3, 6.5])  # r + d (return so far), per row; one is padding
+    deviation = float(seen.std(correction=0))
+    torch.testing.assert_close(got, (reward / deviation).clamp(-1.5, 1.5))
+    assert got.max().item() == 1.5
+    assert returns.running.tolist() == [0, 0]  # both episodes ended
+    returns.scale(reward[:1], discount[:1], ended[:1], valid[:1])
+    assert returns.running.tolist() == [0.5, 1.5]
+
+
+APART = [1, 3]  # rows of the batch that are not learned from
+
+
+def masked(batch: Tensors, rows: list[int]) -> Tensors:
+    learn = torch.ones_like(batch["valid"])
+    learn[:, rows] = False
+    return batch | {"learn": learn}
+
+
+@pytest.mark.parametrize(("name", "memory"), ALL)
+def test_decisions_that_are_only_judged_change_nothing(name: str, memory: bool) -> None:
+    """Whatever was seen, done and paid there; the others teach as they would alone."""
+    after = []
+    for reward in (0.0, 30.0):
+        learner = make(name, memory, epochs=2, normalize=False, batch_size=24)
+        start, batch = copies(learner.parameters()), masked(played(learner), APART)
+        batch["reward"][:, APART] = reward
+        batch["obs/state"][:, APART] += reward
+        torch.manual_seed(2)
+        metrics = learner.update(batch)
+        assert all(torch.isfinite(value) for value in metrics.values())
+        after.append(copies(learner.parameters()))
+        assert any(moved(start, after[-1]))
+    torch.testing.assert_close(after[0], after[1])
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_the_table_is_that_of_the_learned_rows_alone(memory: bool) -> None:
+    batch, tables = played(make(memory=memory, normalize=False)), []
+    learned = masked(batch, APART)
+    for given in (learned, batch):
+        learner = make(memory=memory, normalize=False)  # the critic remembers
+        tables.append(learner._table(given, carry_of(batch))[0])
+    wanted = learned["learn"].any(0) if memory else learned["learn"].flatten()
+    alone = take(tables[1], wanted.nonzero().flatten())
+    torch.testing.assert_close(tables[0], alone)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_nothing_to_learn_from_leaves_everything_as_it_is(memory: bool) -> None:
+    learner = make(memory=memory, normalize=False)
+    before = copies(learner.parameters())
+    metrics = learner.update(masked(played(learner), [0, 1, 2, 3]))
+    assert set(metrics) == {"explained"} and torch.isfinite(metrics["explained"])
+    assert not any(moved(before, learner.parameters()))
+    assert not any(adam.state for adam in learner.optims.values())
+    assert learner.estimates is not None and learner.estimates["value"].shape == (6, 4)
+    learner.update(played(learner))
+    assert any(moved(before, learner.parameters()))
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_few_decisions_are_not_learned_from_as_if_they_were_a_minibatch(memory: bool) -> None:
+    learner = make(memory=memory, normalize=False, batch_size=24)
+    batch, before = masked(played(learner), [0, 1, 2]), copies(learner.parameters())
+    for sixth in (False, True):  # 5 of 24, and 6
+        batch["learn"][:1, 3] = sixth
+        learner.update(batch)
+        assert any(moved(before, learner.parameters())) == sixth
+
+
+@torch.no_grad()
+def test_estimates_by_hand() -> None:
+    """Two steps of one row, of which the second ends: A_1 = d_1 + 0.9 0.95 A_2, A_2 = r_2 - V_2."""
+    learner = make(normalize=False, batch_size=2)
+    batch = {key: value[:2, :1].clone() for key, value in played(learner).items()}
+    batch["ended"] = torch.tensor([[False], [True]])
+    batch["discount"] = torch.tensor([[0.9], [0.0]])
+    batch["reward"] = torch.tensor([[0.5], [1.0]])
+    v = [learner.value({k: batch[f"obs/{k}"][t] for k in OBS}) for t in (0, 1)]
+    after = learner.value({k: batch[f"next_obs/{k}"][0] for k in OBS})
+    with torch.enable_grad():
+        learner.update(batch)
+    second = 1.0 - v[1]
+    first = 0.5 + 0.9 * after - v[0] + 0.9 * 0.95 * second
+    expected = {"value": torch.stack(v), "advantage": torch.stack([first, second])}
+    torch.testing.assert_close(learner.estimates, expected)
+
+
+def test_scaled_rewards_are_not_the_worlds_own() -> None:
+    learner = make(scale_rewards=True)
+    learner.update(played(learner))
+    assert learner.estimates is None

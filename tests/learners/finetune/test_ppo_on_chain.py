@@ -11,19 +11,16 @@ import torch
 from torch import Tensor
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, build
+from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.learners.finetune import dppo
-from embodied.learners.finetune.dppo import Dppo, clip_schedule
-from embodied.learners.finetune.ppo_on_chain import PpoOnChain
-from embodied.learners.finetune.reinflow import Reinflow, fallen
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.finetune.dppo import clip_schedule
+from embodied.learners.finetune.reinflow import fallen
+from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import EPS
-from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
-from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -42,12 +39,9 @@ POLICIES: dict[str, dict[str, Any]] = {
     "dppo": node_of(
         "policies.denoising_mdp.noisy_diffusion.NoisyDiffusion", base=DIFFUSION, last=3
     ),
-    "reinflow": {"_target_": "embodied.policies.denoising_mdp.noisy_flow.NoisyFlow", "base": FLOW},
+    "reinflow": node_of("policies.denoising_mdp.noisy_flow.NoisyFlow", base=FLOW),
 }
-LEARNERS = {
-    "dppo": "embodied.learners.finetune.dppo.Dppo",
-    "reinflow": "embodied.learners.finetune.reinflow.Reinflow",
-}
+LEARNERS = {"dppo": "finetune.dppo.Dppo", "reinflow": "finetune.reinflow.Reinflow"}
 
 
 def make(
@@ -55,17 +49,26 @@ def make(
 ) -> tuple[Any, Any]:
     """Learner and policy; a policy's own settings are given as `policy`."""
     torch.manual_seed(0)
-    spec = SPECS[kind]
-    policy = build({**POLICIES[name], **settings.pop("policy", {})}, Policy, spec=spec)
-    node = {"_target_": LEARNERS[name], "batch_size": 16, "warm_up": 0, "epochs": 2, **settings}
+    policy = build({**POLICIES[name], **settings.pop("policy", {})}, Policy, spec=SPECS[kind])
+    given = {"batch_size": 16, "warm_up": 0, "epochs": 2, **settings}
     run = RunPlan(decisions=1000, execute=execute)
-    return build(node, Learner, policy=policy, spec=spec, run=run), policy
+    learner = make_learner(LEARNERS[name], policy, run, **given)
+    assert [adam.param_groups[0]["eps"] for adam in learner.optims.values()] == [EPS, EPS]
+    return learner, policy
 
 
 def batch_of(policy: Any, times: int = 5, rows: int = 4) -> Tensors:
     """Decisions of the policy itself, two of the last row's missing."""
     n, spec = times * rows, policy.spec
-    seen = [{k: sight(leaf, n) for k, leaf in spec.obs.items()} for _ in range(2)]
+    seen = [
+        {
+            key: torch.randint(256, (n, *leaf.shape)).to(torch.uint8)
+            if leaf.is_image
+            else torch.randn(n, *leaf.shape)
+            for key, leaf in spec.obs.items()
+        }
+        for _ in range(2)
+    ]
     with torch.no_grad():
         _, carry = policy.act(seen[0], {}, policy.sample_noise(n, explore=True))
     flat = {
@@ -84,18 +87,14 @@ def batch_of(policy: Any, times: int = 5, rows: int = 4) -> Tensors:
     return batch
 
 
-def sight(leaf: Leaf, n: int) -> Tensor:
-    if leaf.is_image:
-        return torch.randint(256, (n, *leaf.shape)).to(torch.uint8)
-    return torch.randn(n, *leaf.shape)
-
-
-def weights(module: torch.nn.Module) -> Tensors:
+def state_of(module: torch.nn.Module) -> Tensors:
     return {key: value.clone() for key, value in module.state_dict().items()}
 
 
-def changed(before: Tensors, after: Tensors) -> set[str]:
-    return {key for key in before if not torch.equal(before[key], after[key])}
+def changed(before: Tensors, module: torch.nn.Module) -> set[str]:
+    """The names of what is not as it was in a module's state."""
+    now = module.state_dict()
+    return {key for key in before if not torch.equal(before[key], now[key])}
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -119,31 +118,23 @@ def test_the_first_ratio_is_one(name: str, kind: str, execute: int | None) -> No
 def test_only_what_learns_changes(name: str, links: int) -> None:
     own = {"last": links} if name == "dppo" else {"base": FLOW | {"steps": links}}
     learner, policy = make(name, lr=1e-2, policy=own)
-    before = weights(policy)
+    before = state_of(policy)
     learner.update(batch_of(policy))
-    moved = changed(before, weights(policy))
     learns = {key for key, _ in policy.named_parameters() if not key.startswith("inner.base.")}
-    assert moved == learns
+    assert changed(before, policy) == learns
     assert any(key.endswith("norm.mean") for key in before)  # and these stayed
-
-
-@pytest.mark.parametrize("name", LEARNERS)
-def test_both_optimisers_have_ppo_s_epsilon(name: str) -> None:
-    for rates in ({"lr": 1e-3, "critic_lr": 1e-3}, {"lr": 1e-4, "critic_lr": 1e-3}):
-        learner, _ = make(name, **rates)
-        assert [adam.param_groups[0]["eps"] for adam in learner.optims.values()] == [EPS, EPS]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "adaptive"])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_critic_warms_up_alone(name: str, schedule: str) -> None:
     learner, policy = make(name, warm_up=1, schedule=schedule)
-    before, critic = weights(policy), weights(learner.value)
+    before, critic = state_of(policy), state_of(learner.value)
     learner.update(batch_of(policy))
-    assert not changed(before, weights(policy)) and changed(critic, weights(learner.value))
+    assert not changed(before, policy) and changed(critic, learner.value)
     assert learner.lr.lr_scale == 1  # the divergence of a policy that waits says nothing
     learner.update(batch_of(policy))
-    assert changed(before, weights(policy))
+    assert changed(before, policy)
 
 
 def test_clips_by_hand() -> None:
@@ -154,34 +145,22 @@ def test_clips_by_hand() -> None:
     assert clip_schedule(1, 0.001, 0.01, 3.0).tolist() == pytest.approx([0.01])
 
 
-def test_dppo_table_by_hand() -> None:
+def test_dppo_table_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step of a decision: it has the decision's advantage, its pair and its density are those
-    of its place in the chain."""
+    of its place in the chain; large batches are assessed in pieces."""
     learner, policy = make("dppo", fade=0.5, advantage="raw", scale_rewards=False)
-    assert isinstance(learner, Dppo) and isinstance(policy, NoisyDiffusion)
     batch = batch_of(policy)
     table, _ = learner._table(batch, {})
     whole = each(table, lambda leaf: leaf.unflatten(0, (18, 3)))
     raw = whole["target"] - whole["value"]  # the advantage of the decision
     torch.testing.assert_close(whole["advantage"], raw)
     chain = batch["action"][0, 1]
-    for k in range(3):
-        pair = whole["action"][1, k]
-        assert torch.equal(pair[0], chain[k]) and torch.equal(pair[1], chain[k + 1])
+    assert torch.equal(whole["action"][1], torch.stack([chain[:3], chain[1:4]], 1))
     obs = {"state": batch["obs/state"][0, 1:2]}
     density = policy.log_prob(obs, chain[1:2], chain[2:3], torch.tensor([1]))
-    by_hand = density.clamp(-5, 2).mean()
-    torch.testing.assert_close(whole["old"][1, 1], by_hand.detach())
-
-
-def test_large_batches_are_assessed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, policy = make("dppo", scale_rewards=False)
-    batch = batch_of(policy)
-    whole, _ = learner._table(batch, {})
+    torch.testing.assert_close(whole["old"][1, 1], density.clamp(-5, 2).mean().detach())
     monkeypatch.setattr(dppo, "PIECE", 7)
-    pieces, _ = learner._table(batch, {})
-    for key, value in whole.items():
-        torch.testing.assert_close(pieces[key], value)
+    torch.testing.assert_close(learner._table(batch, {})[0], table)
 
 
 def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,14 +186,14 @@ def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_advantages_are_normalised_before_they_fade(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the authors do: -1 and 1 of a minibatch, the first of them 1/4 of that."""
     learner, _ = make("dppo", fade=0.5, advantage="minibatch", value_weight=0.0)
-    given: list[torch.Tensor] = []
+    given: list[Tensor] = []
+    zeros = torch.zeros(2)
 
-    def seen(log_prob: Any, old: Any, advantage: torch.Tensor, clip: Any) -> Any:
+    def seen(log_prob: Any, old: Any, advantage: Tensor, clip: Any) -> tuple[Tensor, Tensor]:
         given.append(advantage)
-        return torch.zeros(2), torch.zeros(2)
+        return zeros, zeros
 
     monkeypatch.setattr(dppo, "clip_loss", seen)
-    zeros = torch.zeros(2)
     monkeypatch.setattr(learner, "_evaluate_actions", lambda rows: (zeros, zeros))
     monkeypatch.setattr(learner, "_values", lambda rows: zeros)
     rows = {"old": zeros, "value": zeros, "target": zeros, "step": torch.tensor([0, 2])}
@@ -237,29 +216,19 @@ def test_staying_with_the_clone_by_hand() -> None:
 
 
 def test_the_noise_falls_at_the_end_of_an_update() -> None:
-    assert fallen(0.2, 0.35) == fallen(0.35, 0.35) == 0
-    assert fallen(0.675, 0.35) == pytest.approx(0.5) and fallen(2.0, 0.35) == 1
+    falls = [fallen(done, 0.35) for done in (0.2, 0.35, 0.675, 2.0)]
+    assert falls == pytest.approx([0, 0, 0.5, 1])
     learner, policy = make("reinflow", narrow=True, hold=0.0)
-    assert isinstance(learner, Reinflow) and isinstance(policy, NoisyFlow)
     learner.total = 40
     batch = batch_of(policy)
-    learner.update(batch)  # 20 of 40 decisions: half of 0.3 of the way from 0.16 to 0.08
-    assert policy.high.item() == pytest.approx(0.16 - 0.15 * 0.08)
-    learner.update(batch)
-    assert policy.high.item() == pytest.approx(0.3 * 0.08 + 0.7 * 0.16)
-
-
-def test_wrong_policies_are_refused() -> None:
-    spec = SPECS["state"]
-    flow, diffusion = (build(POLICIES[name], Policy, spec=spec) for name in ("reinflow", "dppo"))
-    with pytest.raises(ConfigError, match="policy=noisy_flow"):
-        make_learner("finetune.reinflow.Reinflow", diffusion)
-    assert isinstance(make_learner("finetune.dppo.Dppo", flow), PpoOnChain)
+    for share in (0.5, 1.0):  # 20 of 40 decisions: half of 0.3 of the way from 0.16 to 0.08
+        learner.update(batch)
+        assert policy.high.item() == pytest.approx(0.16 - 0.3 * share * 0.08)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_runs_resume_exactly_and_leave_a_policy_without_noise(name: str, tmp_path: Path) -> None:
-    two_gap: dict[str, Any] = {"_target_": "embodied.envs.toy.two_gap.TwoGap", "horizon": 10}
+    two_gap = node_of("envs.toy.two_gap.TwoGap", horizon=10)
     env = build({**two_gap, "num_envs": 1}, VecEnv)
     clone = build(POLICIES[name]["base"], Policy, spec=env.spec)
     checkpoint.save(tmp_path / "clone" / "checkpoints" / "1", clone, 1)
@@ -267,7 +236,7 @@ def test_runs_resume_exactly_and_leave_a_policy_without_noise(name: str, tmp_pat
         "name": "test",
         "env": {**two_gap, "num_envs": 3},
         "policy": POLICIES[name],
-        "learner": {"_target_": LEARNERS[name], "horizon": 2, "epochs": 2, "batch_size": 8},
+        "learner": node_of(f"learners.{LEARNERS[name]}", horizon=2, epochs=2, batch_size=8),
         "init": str(tmp_path / "clone"),
         "eval": {"episodes": 2, "num_envs": 2},
         "device": "cpu",
@@ -275,19 +244,17 @@ def test_runs_resume_exactly_and_leave_a_policy_without_noise(name: str, tmp_pat
         "steps": 72,
     }
 
-    def run(folder: str, **changes: Any) -> Tensors:
+    def run(folder: str, **changes: Any) -> Any:
         with Log(tmp_path / folder) as log:
             train({**node, "out": str(tmp_path / folder), **changes}, log)
-        return weights(checkpoint.load_policy(tmp_path / folder))
+        return checkpoint.load_policy(tmp_path / folder)
 
-    whole = run("whole")
+    left = run("whole")
     run("half", steps=36)
-    assert not changed(whole, run("half", resume=str(tmp_path / "half")))
-    left = checkpoint.load_policy(tmp_path / "whole", env.spec)
-    assert isinstance(left, PartialFinetune if name == "dppo" else type(clone))
-    kept, now = clone.state_dict(), weights(left)
+    assert not changed(state_of(left), run("half", resume=str(tmp_path / "half")))
+    kept = state_of(clone)
     if name == "dppo":
-        base, tuned = ({k: now[f"{part}.{k}"] for k in kept} for part in ("base", "tuned"))
-        assert not changed(kept, base) and changed(kept, tuned)
+        assert isinstance(left, PartialFinetune)
+        assert not changed(kept, left.base) and changed(kept, left.tuned)
     else:
-        assert changed(kept, now)
+        assert type(left) is type(clone) and changed(kept, left)
