@@ -297,6 +297,13 @@ def test_the_reflex_sees_what_the_chain_sees() -> None:
     assert (joints[:, 14] > 0).all(), "the spring pulls the way the set-point went"
 
 
+def test_a_picture_shows_the_arm_in_the_light() -> None:
+    env = Fr3Contact(ContactConfig(num_envs=1, threads=1))
+    env.reset(0)
+    picture = env.render(0, 80, 60).float()
+    assert picture.mean() > 60 and (picture.amin(2) > 200).sum() > 50, "white links before the sky"
+
+
 def test_a_push_moves_a_soft_arm_farther() -> None:
     moved = []
     for stiffness in (1.0, -1.0):

@@ -57,6 +57,12 @@ def test_what_is_seen(world: Maze) -> None:
     views = seen["view"], world.step(torch.tensor([RIGHT])).obs["view"]
     told = [["".join(map(str, line)) for line in view[0].tolist()] for view in views]
     assert told == [up, right] and seen["facing"].tolist() == [[3]]
+    blind = Maze(Config(side=SIDE, blocks=5, num_envs=1, observe="cell"))
+    assert blind.reset(0, HAND)["cell"].tolist() == [[10]] and set(blind.spec.obs) == {
+        "cell",
+        "facing",
+    }
+    assert blind.step(torch.tensor([GO])).obs["cell"].tolist() == [[5]], "a row of five up"
 
 
 def test_a_level_is_its_vector_and_back() -> None:
