@@ -1,5 +1,5 @@
 /* Firmware of the hardware watchdog: a relay in the robot's safeguard input that is closed only while
- * valid beats arrive (docs/watchdog.md has wiring and protocol).
+ * valid beats arrive (wiring: docs/watchdog.md; protocol: client.py).
  *
  * The first part is a state machine without hardware, which tests compile with the system's compiler.
  * The second is the board, for any Arduino core (AVR, RP2040): copy this file to watchdog/watchdog.ino.
