@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 118_500,  # lines of embodied, envs, policies, real_robot
-    "tests": 83_500,  # lines
+    "product": 119_100,  # lines of embodied, envs, policies, real_robot
+    "tests": 76_100,  # lines
     "frames": 8,  # of our own functions, from the command line to SAC's optimiser step
     "files": 86,  # of ours that are entered before that step
 }

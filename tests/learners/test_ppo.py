@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -39,7 +40,6 @@ from embodied.training.trainer import Every, Trainer
 from tests.builders import make_learner, node_of
 from tests.learners.parts import copies, moved
 from tests.toy_envs import Config, Counter
-from tests.training.test_on_policy import Silent
 
 OBS = {"state": Leaf((3,)), "critic/truth": Leaf((2,))}
 SPECS = {
@@ -331,7 +331,8 @@ def test_only_the_played_part_of_a_chunk_counts(monkeypatch: pytest.MonkeyPatch)
 
 def steps(loop: OnPolicyLoop, count: int) -> None:
     nothing = Every(0, 0, 0)
-    keeper = Trainer(cast(Any, Silent()), count, nothing, lambda _: None, lambda _: None)
+    log: Any = Mock()
+    keeper = Trainer(log, count, nothing, lambda _: None, lambda _: None)
     loop.run(keeper)
 
 

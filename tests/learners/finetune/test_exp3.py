@@ -23,7 +23,7 @@ from tests.training.test_train import resumed, run, settings
 
 allow("tests")
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-DOORS = {"_target_": "tests.learners.finetune.test_ticket.Doors", "sides": False}
+DOORS = {"_target_": "tests.learners.finetune.test_steering.Doors", "sides": False}
 
 
 @dataclass(frozen=True)
