@@ -302,6 +302,7 @@ def test_a_push_moves_the_cube_along_the_table(idle: Viewer) -> None:
     # The same again from the moment of the push, which is kept with it.
     idle.scrub(2)
     idle.branch()
+    assert session.trial == "cube pushed at step 2"
     idle.step(3)
     np.testing.assert_allclose(place(session, "cube") - before, moved, atol=1e-9)
 

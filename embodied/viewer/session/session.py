@@ -305,7 +305,8 @@ class Session:
         obs = self.env.set_state({key: value.clone() for key, value in now.state.items()})
         moments[-1] = replace(now, obs=row_of(obs))
         self.episode.moments = moments
-        self.pushed = {step: name for step, name in self.pushed.items() if step < now.step}
+        # The state of a moment has its push; what pulls acts from it on.
+        self.pushed = {step: name for step, name in self.pushed.items() if step <= now.step}
         self.pulled = {step: name for step, name in self.pulled.items() if step < now.step}
         kept = now.policy_state
         self.first = torch.full((1,), kept is None or kept.name != self.chosen)
