@@ -65,6 +65,8 @@ def read_saved(file: Path) -> Node:
 def read_run_settings(file: Path) -> Node:
     """The settings in a run.yaml, in the present format and without its number; ConfigError."""
     node = dict(read_saved(file))
+    if not isinstance(node.get("env") or {}, dict):
+        raise ConfigError(f"{file}: env should hold settings (key: value)")
     if not isinstance(execute := node.get("execute"), int | None):
         raise ConfigError(f"{file}: execute={build.shown(execute)} should be a number of steps")
     return formats.upgrade("run folder", node, node.pop("format", 1))
