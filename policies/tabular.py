@@ -69,7 +69,8 @@ class Tabular(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec = spec
+        self.config = config
         act = spec.act
         if act.is_continuous or act.shape != ():
             raise ConfigError("policy=tabular needs one choice among actions")

@@ -304,13 +304,17 @@ class Maze(BatchedEnv):
         return (row + self.pad) * self.width + column + self.pad
 
     def observe(self, rows: Tensor) -> Tensors:
-        view, side = self.config.view, self.config.side
+        view = self.config.view
         facing = self.facing[rows]
         turned = facing.to(torch.uint8)[:, None]
         if self.config.observe == "cell":
             place = self.place[rows]
-            row, column = place // self.width - self.pad, place % self.width - self.pad
-            return {"cell": (row * side + column).to(torch.uint8)[:, None], "facing": turned}
+            row = place // self.width - self.pad
+            column = place % self.width - self.pad
+            return {
+                "cell": (row * self.config.side + column).to(torch.uint8)[:, None],
+                "facing": turned,
+            }
         seen = self.cells[rows].gather(1, self.place[rows][:, None] + self.looks[facing])
         return {"view": seen.view(-1, view, view), "facing": turned}
 

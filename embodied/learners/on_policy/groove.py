@@ -38,6 +38,7 @@ from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
 from embodied.learners.learner import Learner
+from embodied.learners.on_policy.ppo_parts import gae
 from embodied.nn.optim import Adam
 from embodied.policies.tabular import Tabular
 
@@ -139,14 +140,16 @@ class Groove(Learner):
     def advantages(self, rollout: Tensors) -> Tensor:
         """GAE [T, B] by the agents' values."""
         rows = torch.arange(len(self.count), device=self.count.device)
-        going = self.config.gamma * ~rollout["over"]
-        error = rollout["reward"] + going * self.values[rows, rollout["next"]]
-        error = error - self.values[rows, rollout["state"]]
-        advantage, ahead = torch.zeros_like(error), torch.zeros_like(error[0])
-        for t in reversed(range(len(error))):
-            ahead = error[t] + self.config.lam * going[t] * ahead
-            advantage[t] = ahead
-        return advantage
+        over = rollout["over"]
+        return gae(
+            reward=rollout["reward"],
+            discount=self.config.gamma * ~over,
+            ended=over,
+            valid=torch.ones_like(over),
+            value=self.values[rows, rollout["state"]],
+            next_value=self.values[rows, rollout["next"]],
+            lam=self.config.lam,
+        )
 
     def chances(self, tables: Tensor, rollout: Tensors) -> Tensor:
         """Log-probabilities [T, B, K] of tables [B, S, K] in the rollout's states."""
@@ -184,7 +187,8 @@ class Groove(Learner):
 
     def learn(self, rollout: Tensors) -> None:
         """One update of all agents: by the rule, or by the actor-critic and its values."""
-        policy, config = self.policy, self.config
+        policy = self.policy
+        config = self.config
         trains = config.rule is None
         with torch.set_grad_enabled(trains):
             moved, turned, size = self.ruled(*self.chain, rollout)
@@ -195,12 +199,11 @@ class Groove(Learner):
             way = -self.slope(policy.logits, rollout) * advantage[..., None]
             share = config.actor_lr / config.agent_lr
             plain = self.step(policy.logits, rollout, share * way)
-            rows = torch.arange(len(self.values), device=taught.device)
             error = torch.zeros_like(self.values).scatter_add(1, rollout["state"].T, advantage.T)
             seen = torch.zeros_like(error).scatter_add(
                 1, rollout["state"].T, torch.ones_like(advantage.T)
             )
-            self.values[rows] += config.value_lr * error / seen.clamp(min=1)
+            self.values += config.value_lr * error / seen.clamp(min=1)
         self.chain = (
             torch.where(taught, moved, plain),
             torch.where(taught, turned, self.chain[1].detach()),
