@@ -38,7 +38,7 @@ from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
 from embodied.learners.learner import Learner
-from embodied.learners.on_policy.ppo_parts import gae
+from embodied.learners.on_policy.ppo_parts import gae, normalized
 from embodied.nn.optim import Adam
 from embodied.policies.tabular import Tabular
 
@@ -239,12 +239,10 @@ class Groove(Learner):
         def mean(values: Tensor) -> Tensor:
             return (values * used).sum() / total
 
-        advantage = self.advantages(rollout)
-        center = mean(advantage)
-        scale = mean((advantage - center).square()).sqrt()
+        advantage = normalized(self.advantages(rollout), used / total)
         log, y_log = (self.chances(tables, rollout) for tables in self.chain)
         taken = log.gather(2, rollout["action"][..., None])[..., 0]
-        gain = mean(taken * (advantage - center) / (scale + 1e-8))
+        gain = mean(taken * advantage)
         entropy, variety = (mean(-(each.exp() * each).sum(2)) for each in (log, y_log))
         loss = mean(torch.stack(self.sizes).mean(0)) - gain
         loss = loss - self.config.entropy * entropy - LOSS["classes"] * variety
