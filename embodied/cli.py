@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from embodied.commands import Parser, add_all, function, require_first, require_one, table
+from embodied.commands import Parser, add_all, checked, require_one, table
 from embodied.commands import mistake as mistake
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, nearest
@@ -42,7 +42,7 @@ def verbs() -> dict[str, str]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of a subcommand; `function(args.run)(args)` runs it."""
+    """Parse the arguments of a subcommand; `checked(args)(args)` runs it."""
     known = verbs()
     parser = Parser(
         prog="embodied",
@@ -70,19 +70,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
         argv = [word for part in split for word in part]
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    add_all(subparsers, table(), "", only=verb or "")
+    add_all(subparsers, table(), {}, only=verb or "")
     args, rest = parser.parse_known_args(argv)
     require_one(rest + getattr(args, "words", []), "experiment")
-    # argparse ends a list of words at the first option; overrides may follow it.
-    if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):
+    has_words = hasattr(args, "words")
+    if rest and (not has_words or any(word.startswith("-") for word in rest)):
         line = f"unknown argument {rest[0]} (see embodied {args.verb} --help)"
-        if hasattr(args, "words"):  # as `--seed 3`: settings are written without dashes
+        if has_words:  # as `--seed 3`: settings are written without dashes
             key, _, value = rest[0].lstrip("-").partition("=")
             after = argv[argv.index(rest[0]) + 1 :]
             value = value or next((word for word in after if not word.startswith("-")), "VALUE")
             line += f"; settings are written {key}={value}"
         raise ConfigError(line)
-    if rest:
+    if has_words:  # argparse ends a list of words at the first option; overrides may follow it
         args.words += rest
     return args
 
@@ -104,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if added := run_packages.recall(words):  # allowed when the user trained these runs
             import_from_here()
             print(f"embodied: allow=[{','.join(added)}], as when it was trained", file=sys.stderr)
-        require_first(args)
-        function(args.run)(args)
+        checked(args)(args)
     except KeyboardInterrupt as stop:
         print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
         sys.exit(STOPPED)

@@ -96,6 +96,12 @@ def options(group: str, folders: Sequence[Path]) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def groups_of(folders: Sequence[Path]) -> list[str]:
+    """The names of all groups that have options."""
+    found = {file.parent.name for folder in folders for file in folder.glob("*/*.yaml")}
+    return sorted(found)
+
+
 def option(file: Path) -> Node:
     """The settings in an option's YAML file, with the defaults of its class."""
     return complete(_load(file))

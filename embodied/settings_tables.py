@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from embodied.compose import DATA, PRIMARY, options, search_folders
+from embodied.compose import DATA, PRIMARY, groups_of, options, search_folders
 from embodied.core.bounds import Count
 from embodied.core.build import Node, parse
 from embodied.core.config_fields import Setting, fields_of, in_words, settings_of
@@ -64,9 +64,7 @@ def papers(file: Path) -> list[Paper]:
 
 def published(folders: Sequence[Path]) -> list[tuple[str, Path, Paper]]:
     """Every published system of the options in `folders`, with its group and file, sorted."""
-    places = (place for folder in folders for place in folder.iterdir() if place.is_dir())
-    groups = sorted({place.name for place in places})
-    files = [(group, file) for group in groups for file in options(group, folders).values()]
+    files = [(g, file) for g in groups_of(folders) for file in options(g, folders).values()]
     return [(group, file, paper) for group, file in files for paper in papers(file)]
 
 
@@ -197,10 +195,8 @@ def _node(file: Path) -> Node:
 
 def found_options(name: str, folders: Sequence[Path | str]) -> list[tuple[str, Path]]:
     search = search_folders(folders)
-    groups = sorted(
-        {place.name for folder in search for place in folder.iterdir() if place.is_dir()}
-    )
-    return [(g, file) for g in groups if (file := options(g, search).get(name)) is not None]
+    found = [(group, options(group, search).get(name)) for group in groups_of(search)]
+    return [(group, file) for group, file in found if file is not None]
 
 
 def sentence(file: Path) -> str:

@@ -170,7 +170,7 @@ def functions(name: str, entry: dict[str, Any], usual: str) -> Iterator[tuple[st
     """Every command of the table, with the function that it runs."""
     runs = entry.get("run", usual)
     if "kinds" not in entry:
-        yield name, runs
+        yield name, runs.replace("KIND", name.rpartition(" ")[2])
     for kind, each in entry.get("kinds", {}).items():
         yield from functions(f"{name} {kind}", each, runs)
 
@@ -178,7 +178,7 @@ def functions(name: str, entry: dict[str, Any], usual: str) -> Iterator[tuple[st
 def test_each_command_of_the_table_has_its_function() -> None:
     entries = table().items()
     found = dict(p for name, entry in entries for p in functions(name, entry, f"{name}.run"))
-    assert len(found) > 30 and found["robot teleop"] == "deploy.teleop_command"
+    assert len(found) > 30 and found["robot teleop"] == "deploy.teleop"
     for runs in found.values():
         module, _, name = runs.rpartition(".")
         assert callable(getattr(importlib.import_module(f"embodied.commands.{module}"), name))

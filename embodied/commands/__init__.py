@@ -1,7 +1,8 @@
 """Subcommands of the command line: a table of their words, options and help texts, and their code.
 
-`table.yaml` names the function that runs each (NAME.run unless it says another); `args.words`:
-`key=value` overrides.
+`table.yaml` names the function that runs each (NAME.run unless it says another). What the function
+gets: `args.words`, `key=value` overrides; `args.names`, the words before them that name runs,
+datasets or the like; `args.own`, settings of the command itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.errors import ContractError, RemoteError, RobotError
 
 TYPES = {"path": Path, "int": int, "float": float}
+COUNTS = {"any": (0, 1000), "one": (1, 1), "two": (2, 2), "some": (1, 1000), "several": (2, 1000)}
+PLACES = {"dataset": "DIR ", "run": "RUN "}
 ERRORS = {
     "CheckpointError": "embodied.core.checkpoint",
     "NotFinite": "embodied.core.env",
@@ -66,15 +69,31 @@ def table() -> dict[str, Any]:
     return yaml.safe_load(Path(__file__).with_name("table.yaml").read_text())
 
 
-def add(parser: argparse.ArgumentParser, entry: Mapping[str, Any], runs: str) -> None:
-    """Add the arguments of a table's `entry` to `parser`; the function `runs` is imported when it
-    is called."""
-    for name, options in entry.get("arguments", {}).items():
-        if name != "overrides":
-            typed = {"type": TYPES[options["type"]]} if "type" in options else {}
-            parser.add_argument(name, **{**options, **typed})
-            continue
-        parser.add_argument("words", nargs="*", metavar="key=value", help=options)
+def add_all(
+    subparsers: Any, entries: Mapping[str, Any], usual: Node, only: str | None = None
+) -> None:
+    """Add a parser for each of `entries`; its arguments, too, but of the one named `only`."""
+    for name, entry in entries.items():
+        parser = subparsers.add_parser(
+            name,
+            help=entry["help"],
+            description=entry["help"],
+            epilog=entry.get("epilog"),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if only in (None, name):
+            _add_arguments(parser, {"run": f"{name}.run", **usual, **entry})
+
+
+def _add_arguments(parser: Parser, entry: Node) -> None:
+    options = dict(entry.get("arguments", {}))
+    for name in [name for name in options if not name.startswith("-")]:
+        parser.add_argument(name, **_typed(options.pop(name)))
+    takes = entry.get("takes")
+    if text := entry.get("overrides") or entry.get("words"):
+        place = PLACES.get(takes[1], "") if takes and "words" in entry else ""
+        parser.add_argument("words", nargs="*", metavar=f"{place}key=value", help=text)
+    if "overrides" in entry:
         parser.add_argument(
             "--config-dir",
             action="append",
@@ -82,29 +101,19 @@ def add(parser: argparse.ArgumentParser, entry: Mapping[str, Any], runs: str) ->
             metavar="DIR",
             help="a folder with your own YAML groups (may be repeated; or set EMBODIED_CONFIGS)",
         )
-    parser.epilog = entry.get("epilog")
-    runs = entry.get("run", runs)
-    parser.set_defaults(run=runs, first=entry.get("first"), needs=entry.get("needs"))
-    if isinstance(parser, Parser) and "settings" in entry:
+    for name, settings in options.items():
+        parser.add_argument(name, **_typed(settings))
+    parser.set_defaults(run=entry["run"], entry=entry)
+    if "settings" in entry:
         parser.more_help = lambda: function("list.settings")(entry["settings"])
     if kinds := entry.get("kinds"):
         metavar = entry.get("metavar", "|".join(kinds))
-        add_all(parser.add_subparsers(dest="kind", metavar=metavar, required=True), kinds, runs)
+        subparsers = parser.add_subparsers(dest="kind", metavar=metavar, required=True)
+        add_all(subparsers, kinds, {key: entry[key] for key in ("run", "takes") if key in entry})
 
 
-def add_all(
-    subparsers: Any, entries: Mapping[str, Any], runs: str, only: str | None = None
-) -> None:
-    """Add a parser for each of `entries`; its arguments, too, but of the one named `only`."""
-    for name, entry in entries.items():
-        own = subparsers.add_parser(
-            name,
-            help=entry["help"],
-            description=entry["help"],
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if only in (None, name):
-            add(own, entry, runs or f"{name}.run")
+def _typed(settings: Node) -> Node:
+    return {**settings, "type": TYPES[settings["type"]]} if "type" in settings else settings
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -113,33 +122,60 @@ def function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), own)
 
 
-def require_first(args: argparse.Namespace) -> None:
-    """ConfigError for a run or a dataset that is not there, before the module is imported."""
-    if args.needs is not None and not Path(args.path).is_dir():
-        raise ConfigError(f"{args.path} is not a folder; give {args.needs}")
-    if args.first == "runs":
+def checked(args: argparse.Namespace) -> Callable[[argparse.Namespace], None]:
+    """What runs a command with `args`, whose words are put apart. ConfigError for words that the
+    table does not allow, and for a run or a dataset that is not there, before the command's module
+    is imported."""
+    entry, kind = args.entry, getattr(args, "kind", "")
+    if "needs" in entry and not Path(args.path).is_dir():
+        raise ConfigError(f"{args.path} is not a folder; give {entry['needs']}")
+    if takes := entry.get("takes"):
+        _take_names(args, *takes)
+    if "own" in entry:
+        args.own, args.words = named(args.words, entry["own"])
+        unknown = [word for word in args.words if not word.startswith("allow=")]
+        if unknown and not entry.get("more"):
+            key, equals, _ = unknown[0].partition("=")
+            says = f'there is no setting "{key}"' if equals else f'"{key}" is not understood'
+            raise ConfigError(f"{says}{nearest(key, entry['own'])}")
+        for key, says in entry["own"].items():
+            if says and args.own[key] is None:
+                raise ConfigError(says.replace("KEY", key))
+    return function(args.run.replace("KIND", kind))
+
+
+def _take_names(args: argparse.Namespace, count: str, what: str, says: str = "") -> None:
+    args.names = [word for word in args.words if "=" not in word or Path(word).exists()]
+    args.words = [word for word in args.words if word not in args.names]
+    if what == "run":
         from embodied.policies.remote.address import is_address
 
-        runs, _ = runs_in(args.words)
-        require_folders(run for run in runs if not is_address(run))
-    if args.first == "datasets":
-        require_datasets(split_words(args.words)[0])
-
-
-def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
-    """The value of the last `key=value` among `words` (None: not given), and the other words."""
-    own = [word for word in words if word.startswith(f"{key}=")]
-    rest = [word for word in words if word not in own]
-    return (own[-1].partition("=")[2] if own else None), rest
+        require_folders(run for run in args.names if not is_address(run))
+    if what == "dataset":
+        require_datasets(args.names)
+    least, most = COUNTS[count]
+    if not least <= len(args.names) <= most:
+        raise ConfigError(says.replace("KIND", getattr(args, "kind", "")))
 
 
 def named(words: Sequence[str], keys: Iterable[str]) -> tuple[dict[str, str | None], list[str]]:
-    """The values of `keys`, as `take` has them, and the other words."""
-    found: dict[str, str | None] = {}
-    rest = [*words]
-    for key in keys:
-        found[key], rest = take(rest, key)
-    return found, rest
+    """The value of the last `key=value` among `words` of each of `keys` (None: not given), and the
+    other words."""
+    pairs = {word: word.partition("=") for word in words}
+    found: dict[str, str | None] = dict.fromkeys(keys)
+    own = [word for word, (key, equals, _) in pairs.items() if equals and key in found]
+    found |= {pairs[word][0]: pairs[word][2] for word in own}
+    return found, [word for word in words if word not in own]
+
+
+def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
+    """The value of `key`, and the other words, as `named` has them."""
+    found, rest = named(words, [key])
+    return found[key], rest
+
+
+def is_given(words: Iterable[str], key: str) -> bool:
+    return any(word.startswith(f"{key}=") for word in words)
 
 
 def require_one(words: Iterable[str], key: str) -> None:
@@ -160,35 +196,24 @@ def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console(markup=False, highlight=False).print(table)
 
 
-def require_understood(words: Sequence[str], known: Iterable[str]) -> None:
-    """ConfigError for the first of `words` that nobody took, with the nearest of `known`."""
-    if words:
-        raise ConfigError(f"{words[0]} is not understood{nearest(words[0], known)}")
-
-
-def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The words that are no `key=value`, and those that are."""
-    words = [*words]  # `list` is a module here
-    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
-
-
-def runs_in(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The words that are runs or policy servers, and the settings."""
-    words = [*words]
-    runs = [word for word in words if "=" not in word or Path(word).exists()]
-    return runs, [word for word in words if word not in runs]
-
-
 def yaml_values(words: Iterable[str]) -> dict[str, Any]:
     """The values of `key=value` words, as YAML has them."""
     return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
 
 
 def require_folders(runs: Iterable[str]) -> None:
-    """ConfigError for a run that is no folder, before anything that takes time is imported."""
+    """ConfigError for a run that is no folder."""
     for run in runs:
         if not Path(run).is_dir():
             raise ConfigError(f"{run} is not a folder; give a run folder (it contains run.yaml)")
+
+
+def require_datasets(folders: Iterable[str]) -> None:
+    """ConfigError for a local folder without a dataset."""
+    for folder in folders:
+        file = Path(folder) / "meta" / "info.json"
+        if "://" not in folder and not file.exists():
+            raise ConfigError(f"{folder} holds no dataset (there is no {file})")
 
 
 INPUTS = {
@@ -201,20 +226,11 @@ INPUTS = {
 
 def require_inputs(words: Sequence[str]) -> None:
     """ConfigError for inputs that do not exist, before anything that takes time is imported."""
-    for key, what in INPUTS.items():
-        value, _ = take(words, key)
-        path = value.strip("\"'") if value is not None else ""  # Python's words are quoted
+    for key, value in named(words, INPUTS)[0].items():
+        path = (value or "").strip("\"'")  # Python's words are quoted
         local = path not in ("", "null") and not re.search(r"[\[{]|://", path)
         if local and not Path(path).exists():
-            raise ConfigError(f"{key}={path}: {path} does not exist; give {what}")
-
-
-def require_datasets(folders: Iterable[str]) -> None:
-    """ConfigError for a local folder without a dataset, before torch is imported."""
-    for folder in folders:
-        file = Path(folder) / "meta" / "info.json"
-        if "://" not in folder and not file.exists():
-            raise ConfigError(f"{folder} holds no dataset (there is no {file})")
+            raise ConfigError(f"{key}={path}: {path} does not exist; give {INPUTS[key]}")
 
 
 def require_at_least(node: Node, least: Mapping[str, float]) -> None:

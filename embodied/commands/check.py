@@ -13,22 +13,18 @@ KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.kind not in KINDS:
-        raise ConfigError(f'there is nothing to check in "{args.kind}"{nearest(args.kind, KINDS)}')
-
+    """Exit status 1 if something is wrong."""
+    kind, name = args.kind, args.name
+    if kind not in KINDS:
+        raise ConfigError(f'there is nothing to check in "{kind}"{nearest(kind, KINDS)}')
     allow_from(args.words)
-    if not check(args.kind, args.name, args.words, args.config_dir):
-        sys.exit(1)
-
-
-def check(kind: str, name: str, words: list[str], folders: list[str]) -> bool:
-    chosen_part(kind, name, folders)  # ConfigError, before torch is imported
+    chosen_part(kind, name, args.config_dir)  # ConfigError, before torch is imported
     from embodied.checks.check import run_checks
     from embodied.checks.subjects import subjects
 
     wrong = count = 0
     printed: set[str] = set()  # the same mistake fails several checks
-    for checked in subjects(kind, name, words, folders):
+    for checked in subjects(kind, name, args.words, args.config_dir):
         if checked.title:
             print(checked.title)
         for result in run_checks(checked.checks, checked.subject):
@@ -39,5 +35,7 @@ def check(kind: str, name: str, words: list[str], folders: list[str]) -> bool:
             printed.add(result.line)
             line = {"ok": result.says, "skipped": f"{result.says}: not checked, {result.line}"}
             print(f"{result.kind:>7}  {line.get(result.kind, result.line)}", flush=True)
-    print(f"{name}: {wrong} of {count} checks found something wrong" if wrong else f"{name}: sound")
-    return not wrong
+    if wrong:
+        print(f"{name}: {wrong} of {count} checks found something wrong")
+        sys.exit(1)
+    print(f"{name}: sound")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from embodied.commands import improve
-from embodied.commands.demos import collect_command
+from embodied.commands.demos import collect
 from embodied.commands.train import train
 
 OPEN = "env.ranges={can_distance: [0.2, 0.26]}"  # both ways are open, as recorded
@@ -24,18 +23,11 @@ def run(args: argparse.Namespace) -> None:
     demos = out / "demos"
     clone = out / "clone"
     print("\n1/3  collect 60 demonstrations of lifting a cube behind a can, left or right of it\n")
-    collect_command(argparse.Namespace(words=[*DEMOS, f"out={demos}"], config_dir=[]))
+    collect([*DEMOS, f"out={demos}"])
     print("\n2/3  train a flow policy by behavior cloning\n")
-    go(clone, *CLONE, f"demos={demos}", seed)
+    begun = any(clone.glob("checkpoints/[0-9]*/about.json"))
+    train([f"resume={clone}"] if begun else [*CLONE, f"demos={demos}", seed, f"out={clone}"])
     print("\n3/3  one way is closed by a second can, and a can knocked over has failed; ways to")
     print("     improve the policy race, with a sparse success reward\n")
-    words = [str(clone), *RACE, f"demos={demos}", f"out={out / 'improved'}", seed, *args.words]
-    improve.run(argparse.Namespace(words=words, config_dir=[]))
-
-
-def go(out: Path, *words: str) -> None:
-    """Train, or resume the run of an interrupted demo; does nothing if it is complete."""
-    if any(out.glob("checkpoints/[0-9]*/about.json")):
-        train([f"resume={out}"])
-    else:
-        train([*words, f"out={out}"])
+    words = [*RACE, f"demos={demos}", f"out={out / 'improved'}", seed, *args.words]
+    improve.report(improve.improve(str(clone), words, tell=improve.print_line))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from embodied.commands import take
+from embodied.commands import is_given, take
 from embodied.compose import compose, option, options, search_folders
 from embodied.core.build import ConfigError, Node, parse
 from embodied.policies.remote.address import allow_typed, is_address, remote_node
@@ -36,7 +36,7 @@ def collect(
         words = ["demonstrator=served", *words]
     elif run is not None:
         words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
-    if not any(word.startswith("demonstrator=") for word in words):
+    if not is_given(words, "demonstrator"):
         words = [*words, f"demonstrator={demonstrator_of(words, folders)}"]
     node = compose("collect", words, folders, given).node
 
@@ -60,18 +60,25 @@ def collect(
 
 
 def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
-    """The demonstrator that has the name of the environment or of its task."""
-    search = search_folders(folders)
-    envs, known = options("env", search), options("demonstrator", search)
-    env = next((word.split("=", 1)[1] for word in words if word.startswith("env=")), None)
-    if env not in envs:
+    """The demonstrator that has the name of the environment or of its task; ConfigError."""
+    env, search = take(words, "env")[0], search_folders(folders)
+    known = options("demonstrator", search)
+    if env not in options("env", search):
         return next(iter(known))  # compose() reports the error in env
-    for name in [env, str(option(envs[env]).get("task"))]:
-        if name in known:
-            return name
-    raise ConfigError(
-        f"no demonstrator for {env}: demonstrator=NAME (known: {', '.join(known)}) or policy=RUN"
-    )
+    if (found := usual_demonstrator(words, folders)) is None:
+        names = ", ".join(known)
+        raise ConfigError(
+            f"no demonstrator for {env}: demonstrator=NAME (known: {names}) or policy=RUN"
+        )
+    return found
+
+
+def usual_demonstrator(words: Sequence[str], folders: Sequence[str]) -> str | None:
+    """The demonstrator that has the name of the environment or of its task, if there is one."""
+    env, search = take(words, "env")[0], search_folders(folders)
+    file = options("env", search).get(env or "")
+    task = str(option(file).get("task")) if file else ""
+    return next((name for name in (env, task) if name in options("demonstrator", search)), None)
 
 
 def convert_command(args: argparse.Namespace) -> None:

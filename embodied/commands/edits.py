@@ -8,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from embodied.commands import require_datasets, split_words
-from embodied.core.build import ConfigError, nearest, parse
+from embodied.commands import require_datasets, yaml_values
+from embodied.core.build import ConfigError, parse
 from embodied.datasets.editing import edit, transform
 from embodied.datasets.editing.check import CheckConfig
 from embodied.datasets.editing.rewritten import mirror as mirrored
@@ -29,7 +27,7 @@ SHOWN = 200  # findings that are printed
 
 
 def info(args: argparse.Namespace) -> None:
-    name, settings = _one(args)
+    (name,) = args.names
     folder = local_folder(name)
     episodes = read_episodes(folder)
     length, spec = episodes.length, episodes.spec
@@ -48,102 +46,87 @@ def info(args: argparse.Namespace) -> None:
         print(f"  task     {count:,} steps: {text}")
     for name in skipped(read_info(folder)):
         print(f"  not read {name}")
-    if yaml.safe_load(settings.get("quality", "false")):
+    settings = yaml_values(args.words)
+    if settings.pop("quality", False):
         _print_quality(episodes, settings)
-    elif settings.keys() - {"quality"}:
+    elif settings:
         raise ConfigError(f"{min(settings)} has no effect without quality=true")
 
 
-def _print_quality(episodes: Episodes, settings: dict[str, str]) -> None:
+def _print_quality(episodes: Episodes, settings: dict[str, Any]) -> None:
     """Beside the dataset reference=DIR if there is one."""
-    other, reference = settings.get("reference"), None
+    other = settings.pop("reference", None)
+    reference = None
     if other is not None:
         require_datasets([other])
         reference = in_order_of(read_episodes(local_folder(other)), episodes.spec, other)
-    config = parse(Config, _plain(settings, "quality", "reference"), "quality")
-    for what, value in quality(episodes, config, reference).rows():
+    for what, value in quality(episodes, parse(Config, settings, "quality"), reference).rows():
         print(f"  {what}: {value}")
 
 
 def merge(args: argparse.Namespace) -> None:
-    folders, given = _given(args)
-    _known(given, "out")
-    if len(folders) < 2:
-        raise ConfigError("name the datasets to merge: embodied demos merge A B out=DIR")
-    out = _out(given)
-    _say(out, edit.merge(folders, out))
+    _say(args.own["out"], edit.merge(args.names, args.own["out"]))
 
 
 def drop(args: argparse.Namespace) -> None:
-    source, given = _one(args, "out", "episodes", "failed")
-    by_result = given.get("failed", "false")
+    numbers, out = args.own["episodes"], args.own["out"]
+    by_result = args.own["failed"] or "false"
     if by_result not in ("true", "false"):
         raise ConfigError(f"failed={by_result} should be true or false")
-    if ("episodes" in given) == (by_result == "true"):
+    if (numbers is not None) == (by_result == "true"):
         raise ConfigError("say which episodes to drop: episodes=3,7-9 or failed=true")
-    choose = edit.failed if by_result == "true" else edit.numbered(given["episodes"])
-    _say(_out(given), edit.drop(source, _out(given), choose))
+    choose = edit.failed if numbers is None else edit.numbered(numbers)
+    _say(out, edit.drop(args.names[0], out, choose))
 
 
 def split(args: argparse.Namespace) -> None:
-    source, given = _one(args, "out", "rest", "share", "episodes", "seed")
-    if "rest" not in given:
-        raise ConfigError("the other part needs a folder, too: rest=DIR")
-    seed = None if given.get("seed") == "null" else _number(given, "seed", int) or 0
-    how = edit.Split(_number(given, "share", float), _number(given, "episodes", int), seed)
-    first, second = edit.split(source, _out(given), given["rest"], how)
-    _say(_out(given), first)
-    _say(given["rest"], second)
+    own, (source,) = args.own, args.names
+    seed = None if own["seed"] == "null" else _number(own, "seed", int) or 0
+    how = edit.Split(_number(own, "share", float), _number(own, "episodes", int), seed)
+    first, second = edit.split(source, own["out"], own["rest"], how)
+    _say(own["out"], first)
+    _say(own["rest"], second)
 
 
 def rotate(args: argparse.Namespace) -> None:
-    source, given = _one(args, "out", "column", "from", "to", "first")
-    out = _out(given)
-    if missing := [key for key in ("column", "from", "to") if key not in given]:
-        raise ConfigError(f"say what to rewrite: {missing[0]}=... (column=action from=quaternion)")
-    first = _number(given, "first", int)
-    rotation = transform.Rotation(given["column"], given["from"], given["to"], first)
-    _say(out, transform.rotate(source, out, rotation))
+    own, (source,) = args.own, args.names
+    first = _number(own, "first", int)
+    rotation = transform.Rotation(own["column"], own["from"], own["to"], first)
+    _say(own["out"], transform.rotate(source, own["out"], rotation))
 
 
 def relative(args: argparse.Namespace) -> None:
     """Also the inverse, `absolute`."""
-    source, given = _one(args, "out", "state", "keep", "pose", "rotation")
-    out = _out(given)
-    keep = tuple(filter(None, given.get("keep", "").strip("[]").replace(" ", "").split(",")))
-    pose = _number(given, "pose", int) or 0
-    state = given.get("state", "observation.state")
-    relation = transform.Relation(state, keep, pose, given.get("rotation"))
-    _say(out, transform.relative(source, out, relation, args.kind == "absolute"))
+    own, (source,) = args.own, args.names
+    keep = tuple(filter(None, (own["keep"] or "").strip("[]").replace(" ", "").split(",")))
+    pose = _number(own, "pose", int) or 0
+    relation = transform.Relation(own["state"] or "observation.state", keep, pose, own["rotation"])
+    made = transform.relative(source, own["out"], relation, args.kind == "absolute")
+    _say(own["out"], made)
 
 
 def points(args: argparse.Namespace) -> None:
-    source, given = _one(args)
-    out = _out(given)
-    projection = parse(transform.Projection, _plain(given, "out", "from", "to"), "points")
-    camera, name = given.get("from"), given.get("to", "points")
-    _say(out, transform.points(source, out, projection, camera, name))
+    own, (source,) = args.own, args.names
+    projection = parse(transform.Projection, yaml_values(args.words), "points")
+    made = transform.points(source, own["out"], projection, own["from"], own["to"] or "points")
+    _say(own["out"], made)
 
 
 def mirror(args: argparse.Namespace) -> None:
-    source, given = _one(args, "out", "table")
-    if "table" not in given:
-        raise ConfigError("say whose reflection it is: table=fr3, table=so101 or table=FILE.yaml")
-    name = given["table"]
-    ours = Path(__file__).parent.parent / "embodiments" / f"{name}_mirror.yaml"
-    table = read_table(ours if ours.exists() else Path(name))
-    _say(_out(given), mirrored(source, _out(given), table))
+    own, (source,) = args.own, args.names
+    ours = Path(__file__).parent.parent / "embodiments" / f"{own['table']}_mirror.yaml"
+    table = read_table(ours if ours.exists() else Path(own["table"]))
+    _say(own["out"], mirrored(source, own["out"], table))
 
 
 def retries(args: argparse.Namespace) -> None:
-    source, given = _one(args, "out")
-    _say(_out(given), split_retries(source, _out(given)))
+    _say(args.own["out"], split_retries(args.names[0], args.own["out"]))
 
 
 def check(args: argparse.Namespace) -> None:
     """Print a table of what is wrong; exit status 1 where something is."""
-    source, given = _one(args)
-    found, episodes = edit.checked(source, parse(CheckConfig, _plain(given, "fix"), "check"))
+    (source,), fix = args.names, args.own["fix"]
+    found, episodes = edit.checked(source, parse(CheckConfig, yaml_values(args.words), "check"))
     for line in found[:SHOWN]:
         frame = "-" if line.frame is None else str(line.frame)
         print(f"episode {line.episode:>5}  frame {frame:>6}  {line.what}")
@@ -151,52 +134,20 @@ def check(args: argparse.Namespace) -> None:
         print(f"... and {len(found) - SHOWN} more")
     bad = sorted({line.episode for line in found})
     print(f"{source}: {len(bad)} of {episodes} episodes have findings ({len(found)} in all)")
-    if "fix" in given:
-        _say(given["fix"], edit.drop(source, given["fix"], lambda _: bad))
+    if fix is not None:
+        _say(fix, edit.drop(source, fix, lambda _: bad))
     if found:
         raise SystemExit(FOUND)
 
 
-def _given(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    folders, words = split_words(args.words)
-    pairs = [word.partition("=") for word in words]
-    return folders, {key: value for key, _, value in pairs}
-
-
-def _one(args: argparse.Namespace, *names: str) -> tuple[str, dict[str, str]]:
-    """The dataset and the settings, which are some of `names` (none: any)."""
-    folders, given = _given(args)
-    if len(folders) != 1:
-        raise ConfigError(f"name one dataset: embodied demos {args.kind} DIR")
-    if names:
-        _known(given, *names)
-    return folders[0], given
-
-
-def _known(given: dict[str, str], *names: str) -> None:
-    for key in given:
-        if key not in names:
-            raise ConfigError(f"there is no setting {key}{nearest(key, names)}")
-
-
-def _plain(given: dict[str, str], *others: str) -> dict[str, Any]:
-    """The settings but `others` as plain values."""
-    return {key: yaml.safe_load(value) for key, value in given.items() if key not in others}
-
-
-def _out(given: dict[str, str]) -> str:
-    if "out" not in given:
-        raise ConfigError("the result needs a new folder: out=DIR")
-    return given["out"]
-
-
-def _number(given: dict[str, str], key: str, kind: Callable[[str], Any]) -> Any:
-    if given.get(key) in (None, "null"):
+def _number(own: dict[str, str | None], key: str, kind: Callable[[str], Any]) -> Any:
+    value = own[key]
+    if value in (None, "null"):
         return None
     try:
-        return kind(given[key])
+        return kind(value)
     except ValueError as error:
-        raise ConfigError(f"{key}={given[key]} should be a number") from error
+        raise ConfigError(f"{key}={value} should be a number") from error
 
 
 def _say(out: str, made: Copied) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from embodied.adopt.adopt import Options, adopt
+from embodied.adopt.adopt import Options
+from embodied.adopt.adopt import adopt as adopt_checkpoint
 from embodied.adopt.give_back import give_back
-from embodied.commands import require_at_least, take
+from embodied.commands import require_at_least
 from embodied.compose import allow_from, compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
@@ -20,7 +21,7 @@ from embodied.export.decision import Decision, Export, facts, write_onnx, write_
 from embodied.policies.wrappers.translated import with_task
 
 
-def adopt_command(args: argparse.Namespace) -> None:
+def adopt(args: argparse.Namespace) -> None:
     folder = Path(args.path)
     node = compose("adopt", args.words, args.config_dir).node
     for key in ("chunk", "steps"):
@@ -30,7 +31,7 @@ def adopt_command(args: argparse.Namespace) -> None:
     ignore = node.pop("ignore") or []
     if not isinstance(ignore, list):
         raise ConfigError(f"ignore={ignore} should be names of fields: ignore=[FIELD]")
-    policy = adopt(folder, out, Options(**node, ignore=tuple(map(str, ignore))))
+    policy = adopt_checkpoint(folder, out, Options(**node, ignore=tuple(map(str, ignore))))
     say_adopted(policy, out, node.get("env") is not None)
 
 
@@ -44,24 +45,18 @@ def say_adopted(policy: object, out: Path, env: bool) -> None:
     if unread := checkpoint.read_about(out)["adopted"]["unread"]:
         print(f"left out  {', '.join(unread)}: LeRobot's policy does not read it")
     print(f"wrote     {out}")
-    if env:
-        print(f"next      embodied eval {out}")
-    else:
-        print(f"next      embodied serve {out}")
+    print(f"next      embodied {'eval' if env else 'serve'} {out}")
 
 
-def run(args: argparse.Namespace) -> None:
-    task, words = take(args.words, "task")
-    if unknown := [word for word in words if not word.startswith("allow=")]:
-        raise ConfigError(f"{unknown[0]} has no place here: embodied export RUN --to DIR")
+def export(args: argparse.Namespace) -> None:
+    task = args.own["task"]
     if (args.to is None) == (args.lerobot is None):
         raise ConfigError("say where to write: --to DIR, or --lerobot DIR (a LeRobot checkpoint)")
-    allow_from(words)
+    allow_from(args.words)
     if args.lerobot is not None:
         if task is not None:
             raise ConfigError("task= has no place here: LeRobot's policies hear their task")
-        to_lerobot(Path(args.path), empty_folder(args.lerobot))
-        return
+        return _export_to_lerobot(Path(args.path), Path(args.lerobot))
     torch.manual_seed(0)
     torch.set_num_threads(1)
     policy = checkpoint.load_policy(args.path)
@@ -86,25 +81,20 @@ def run(args: argparse.Namespace) -> None:
     units = units if act.is_continuous else f"of {list(act.choices)} classes (0: a number)"
     shape = ", ".join(map(str, ("n", about["chunk"], *act.shape)))
     print(f"output    actions [{shape}] {units}")
-    for export in made:
-        size = f"{export.path.stat().st_size / 1000:,.0f} kB"
-        found = "not compared" if export.difference is None else f"{export.difference:.1e}"
-        print(f"wrote     {export.path} ({size})")
-        print(f"          largest difference to PyTorch: {found} ({export.checked_by})")
+    for each in made:
+        size = f"{each.path.stat().st_size / 1000:,.0f} kB"
+        found = "not compared" if each.difference is None else f"{each.difference:.1e}"
+        print(f"wrote     {each.path} ({size})")
+        print(f"          largest difference to PyTorch: {found} ({each.checked_by})")
 
 
-def to_lerobot(run: Path, folder: Path) -> None:
+def _export_to_lerobot(run: Path, folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--lerobot {folder} exists already: give another folder")
     give_back(checkpoint.load_policy(run), folder)
     print(f"wrote     {folder}: config.json, model.safetensors, processors")
     print("units     those of the adopted checkpoint; actions are not clipped")
     print(f"next      lerobot-eval --policy.path={folder} --env.type=NAME")
-
-
-def empty_folder(path: str) -> Path:
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--lerobot {folder} exists already: give another folder")
-    return folder
 
 
 def inputs_of(decision: Decision) -> list[str]:

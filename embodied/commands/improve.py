@@ -19,15 +19,9 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from embodied.commands import demos, runs_in
+from embodied.commands import demos, is_given
 from embodied.commands import train as training
-from embodied.commands.eval import (
-    Subject,
-    evaluated,
-    run_subject,
-    served_subject,
-    trained_with,
-)
+from embodied.commands.eval import Subject, evaluated, subject_of
 from embodied.compose import compose, options, search_folders
 from embodied.core import checkpoint
 from embodied.core.atomic_write import locked
@@ -36,6 +30,7 @@ from embodied.core.children import import_from_here, interrupt_with_parent, modu
 from embodied.core.env import VecEnv
 from embodied.core.saved_node import read_saved
 from embodied.evaluation.evaluate import Evaluation, film
+from embodied.evaluation.loading import trained_with
 from embodied.improvement.improve import ImproveConfig, Improver
 from embodied.improvement.race import Improvement
 from embodied.improvement.ways import Commands, save_run
@@ -49,17 +44,17 @@ STOPPED = (-signal.SIGINT, 130, 0)  # exit statuses of a process that was interr
 
 
 def run(args: argparse.Namespace) -> None:
-    runs, words = runs_in(args.words)
-    if len(runs) != 1:
-        raise ConfigError("name one policy: embodied improve RUN [env=NAME] [minutes=30]")
-    result = improve(runs[0], words, args.config_dir, _print_line)
+    report(improve(args.names[0], args.words, args.config_dir, print_line))
+
+
+def report(result: Improvement) -> None:
     for name, score in result.rows.items():
         print(f"  {name:<16} {score}")
     print(f"{result}\n  policy  {result.policy}\n  report  {result.report}")
     print(f"next: embodied view {result.policy}")
 
 
-def _print_line(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line in one piece: several ways may speak at the same time."""
     print(f"{line}\n", end="", flush=True)
 
@@ -190,7 +185,7 @@ def improvement_settings(policy: str, words: Sequence[str], folders: Sequence[st
         compose("improve", [*allowed, "env=as_trained"], folders, {"env/as_trained": node["env"]})
         return node
     given: dict[str, Node] = {}
-    named = any(word.startswith("env=") for word in words)
+    named = is_given(words, "env")
     if not is_address(policy) and not named:
         env = trained_with(checkpoint.find(policy)).get("env")
         given = {"env/as_trained": env} if env else {}
@@ -220,7 +215,7 @@ def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Seque
         place.write_text(yaml.safe_dump(with_mapping(server, node["mapping"])))
         return
     words = [f"{key}={json.dumps(node[key])}" for key in ("mapping", "task") if node[key]]
-    found = run_subject(Path(policy), [*words, *allowed], folders, there=node["env"])
+    found = subject_of(policy, [*words, *allowed], folders, there=node["env"])
     with closing(build(found.env | {"num_envs": 1}, VecEnv)) as env:
         save_run(place, found.make(env.spec), checkpoint.find(policy), node["env"], found.execute)
 
@@ -237,8 +232,8 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
     given = {"env/as_trained": env}
 
     def train(words: Sequence[str]) -> Path:
-        resumes = any(word.startswith("resume=") for word in words)
-        return training.train([*words, *allowed], folders, False, None if resumes else given)
+        new = None if is_given(words, "resume") else given
+        return training.train([*words, *allowed], folders, False, new)
 
     def collect(words: Sequence[str]) -> Path:
         return demos.collect([*words, *allowed, "env=as_trained"], folders, given, False)
@@ -253,9 +248,7 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
         asked = [*words, *allowed, f"episodes={episodes}", f"seed={seed}"]
         asked += [f"num_envs={config.num_envs}", f"threads={config.threads}"]
         asked += [f"device={config.device}"]
-        if is_address(policy):
-            return served_subject(policy, asked, folders, there=env)
-        return run_subject(Path(policy), asked, folders, there=env)
+        return subject_of(policy, asked, folders, there=env)
 
     def play(policy: str, words: Sequence[str], episodes: int, seed: int) -> Evaluation:
         return evaluated(subject(policy, words, episodes, seed))[0]
@@ -264,8 +257,7 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
         policy: str, words: Sequence[str], episodes: int, seed: int, row: int
     ) -> tuple[Tensor, float]:
         found = subject(policy, words, episodes, seed)
-        made = build(found.env | {"num_envs": min(config.num_envs, episodes)}, VecEnv)
-        with closing(made):
+        with closing(found.open_env(episodes)) as made:
             acting = found.make(made.spec).eval()
             return film(acting, made, episodes, seed, row, found.execute), made.spec.dt
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from embodied.compose import PACKAGED, options, search_folders
+from embodied.compose import PACKAGED, groups_of, options, search_folders
 from embodied.core.build import ConfigError, nearest
 from embodied.settings_tables import (
     command_rows,
@@ -28,29 +28,20 @@ def show(args: argparse.Namespace) -> None:
     if not words:
         raise ConfigError("say what: embodied show learner=NAME, or experiment=NAME")
     group, _, name = words[0].partition("=")
-    if len(words) == 1 and group != "experiment":
-        print(option(group, name, args.config_dir))
-    else:
-        print(configuration(args.words, args.config_dir), end="")
+    if len(words) > 1 or group == "experiment":
+        from embodied.commands.train import fresh
 
-
-def configuration(words: Sequence[str], folders: Sequence[str]) -> str:
-    from embodied.commands.train import fresh
-
-    return yaml.safe_dump(fresh(words, folders), sort_keys=False)
-
-
-def option(group: str, name: str, folders: Sequence[str]) -> str:
-    search = search_folders(folders)
+        print(yaml.safe_dump(fresh(args.words, args.config_dir), sort_keys=False), end="")
+        return
+    search = search_folders(args.config_dir)
     known = options(group, search)
     if not name:
         raise ConfigError(f'cannot read "{group}": expected GROUP=NAME{nearest(name, known)}')
     if not known:
-        groups = {place.name for folder in search for place in folder.iterdir() if place.is_dir()}
-        raise ConfigError(f'there is no group "{group}"{nearest(group, groups)}')
+        raise ConfigError(f'there is no group "{group}"{nearest(group, groups_of(search))}')
     if name not in known:
         raise ConfigError(f'there is no {group} "{name}"{nearest(name, known)}')
-    return text_of(group, known[name])
+    print(text_of(group, known[name]))
 
 
 def text_of(group: str, file: Path) -> str:
@@ -67,39 +58,18 @@ def settings(primary: str) -> str:
 
 
 EMPTY = ("reward", "teacher", "robot", "filter")  # groups that may have no packaged options
-
-
 PLURALS = {"data": "data", "policy": "policies"}
-PURPOSES = {
-    "manipulate with an arm": (
-        *("fr3", "so101", "maniskill", "envpool_metaworld", "envpool_fetch", "envpool_franka"),
-        *("envpool_aloha", "metaworld", "fetch", "ogbench", "robosuite", "pusht", "libero"),
-    ),
-    "manipulate with a hand": ("envpool_adroit", "envpool_leap", "envpool_myo", "adroit"),
-    "walk": (
-        *("ant", "humanoid", "hopper", "halfcheetah", "walker2d", "stump_track", "mjlab"),
-        *("envpool_g1", "envpool_h1", "envpool_go1", "envpool_walker", "envpool_halfcheetah"),
-    ),
-    "fly": ("quadrotor",),
-    "drive": ("drive", "race"),
-    "balance": ("pendulum", "cartpole", "inverted_pendulum"),
-    "navigate, explore and survive": (
-        *("maze", "minigrid", "babyai", "envpool_doorkey", "crafter", "rooms", "two_gap"),
-        "contact_maze",
-    ),
-    "deploy on a robot": ("robot",),
-    "any environment by its id": ("gym", "gymnasium_process"),
-    "imagine by a learned model": ("imagined",),
-}
+PURPOSES: dict[str, list[str]] = yaml.safe_load(
+    Path(__file__).with_name("purposes.yaml").read_text()
+)
 """What one can do in environments of these names, or NAME_MORE; others are listed by package."""
 GROUPED = 20  # groups of more options are shown by the package of their classes
 
 
 def run(args: argparse.Namespace) -> None:
     folders = search_folders(args.config_dir)
-    groups = {p.name for folder in folders for p in folder.iterdir() if any(p.glob("*.yaml"))}
-    groups |= {*EMPTY}
-    names = {plural(group): group for group in sorted(groups)}
+    groups = sorted({*groups_of(folders), *EMPTY})
+    names = {plural(group): group for group in groups}
     if not args.words:
         print("embodied list GROUP shows the options of a group:")
         counts = {name: len(options(group, folders)) for name, group in names.items()}
@@ -123,11 +93,9 @@ def _print_group(group: str, found: Mapping[str, Path]) -> None:
     if len(found) <= GROUPED or group == "experiment":
         print(lines(said))
         return
-    kinds = {name: kind(group, file) for name, file in found.items()}
-    order = [*PURPOSES, *sorted({*kinds.values()} - {*PURPOSES})]
-    for each in (each for each in order if each in kinds.values()):
+    for each, files in by_kind(group, found.values()).items():
         print(f"{each}:")
-        print(lines({n: s for n, s in said.items() if kinds[n] == each}, "  "))
+        print(lines({file.stem: said[file.stem] for file in files}, "  "))
 
 
 def lines(said: Mapping[str, str], indent: str = "") -> str:
@@ -139,13 +107,22 @@ def plural(group: str) -> str:
     return PLURALS.get(group, f"{group}s")
 
 
-def kind(group: str, file: Path) -> str:
-    """What one can do in an environment, by its file's name; otherwise the package."""
-    if group == "env":
-        for purpose, names in PURPOSES.items():
-            if any(file.stem == name or file.stem.startswith(f"{name}_") for name in names):
-                return purpose
-    return package(file)
+def by_kind(group: str, files: Iterable[Path]) -> dict[str, list[Path]]:
+    """The files of options by what one can do in an environment; by package where that is not known
+    and for other groups."""
+    kinds: dict[str, list[Path]] = {}
+    for file in files:
+        kinds.setdefault(_kind(group, file.stem) or package(file), []).append(file)
+    order = [*PURPOSES, *sorted(kinds.keys() - PURPOSES.keys())]
+    return {kind: kinds[kind] for kind in order if kind in kinds}
+
+
+def _kind(group: str, option: str) -> str | None:
+    names = PURPOSES if group == "env" else {}
+    for purpose, begins in names.items():
+        if any(option == name or option.startswith(f"{name}_") for name in begins):
+            return purpose
+    return None
 
 
 def package(file: Path) -> str:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,12 +21,9 @@ from embodied.commands import (
     require_at_least,
     require_datasets,
     require_folders,
-    runs_in,
-    split_words,
-    take,
     yaml_values,
 )
-from embodied.commands.eval import run_subject, served_subject, trained_with
+from embodied.commands.eval import subject_of
 from embodied.compose import allow_from, compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build, parse
@@ -35,6 +34,7 @@ from embodied.datasets.lerobot.reader import DatasetError, Episodes, read_episod
 from embodied.datasets.transitions import in_order_of, joined
 from embodied.evaluation.effective_horizon import Attempt, Gorp
 from embodied.evaluation.effective_horizon import Config as GorpConfig
+from embodied.evaluation.loading import trained_with
 from embodied.evaluation.off_policy import Config as EstimateConfig
 from embodied.evaluation.off_policy import (
     Estimates,
@@ -47,7 +47,7 @@ from embodied.evaluation.off_policy import (
 from embodied.improvement import diagnosis, pages
 from embodied.improvement.advice import NOTHING, advise, measured
 from embodied.nn.statistics import spearman
-from embodied.policies.remote.address import allow_typed, is_address
+from embodied.policies.remote.address import is_address
 from embodied.reports.quality import Config as QualityConfig
 from embodied.reports.quality import quality
 
@@ -55,18 +55,10 @@ FIRST = 10_000  # seed of the held-out initial states, as in `embodied eval`
 
 
 def diagnose(args: argparse.Namespace) -> None:
-    runs, words = runs_in(args.words)
-    if len(runs) != 1:
-        raise ConfigError("give one policy: embodied diagnose RUN [env=NAME] [out=DIR]")
-    (run,) = runs
-    if is_address(run):
-        allow_typed(runs)
-        subject = served_subject(run, words, args.config_dir, "diagnose")
-        usual = Path("outputs") / "diagnosis"
-    else:
-        subject = run_subject(Path(run), words, args.config_dir, "diagnose")
-        usual = Path(subject.name) / "diagnosis"
+    (run,) = args.names
+    subject = subject_of(run, args.words, args.config_dir, "diagnose")
     node = subject.node
+    usual = Path("outputs" if is_address(run) else subject.name) / "diagnosis"
     require_at_least(node, {"threads": 1})
     torch.set_num_threads(node["threads"])
     began = time.monotonic()
@@ -108,13 +100,10 @@ def _joined(paths: Sequence[str]) -> Episodes:
 
 def score(args: argparse.Namespace) -> None:
     """Fitted Q evaluation, importance sampling, DR."""
-    runs, words = _listed(args.words, "policies")
-    demos, words = _listed(words, "demos")
-    if not runs or not demos:
-        raise ConfigError("embodied score policies=[RUN,RUN,...] demos=DIR [truth=100 k=2]")
+    runs, demos = _listed(args.own, "policies"), _listed(args.own, "demos")
     require_folders(runs)
     require_datasets(demos)
-    given = yaml_values(words)
+    given = yaml_values(args.words)
     kinds = (EstimateConfig, PortfolioConfig)
     own = [{f.name: given.pop(f.name) for f in fields(k) if f.name in given} for k in kinds]
     config = parse(EstimateConfig, own[0], "score")
@@ -125,7 +114,7 @@ def score(args: argparse.Namespace) -> None:
     episodes = _joined(demos)
     found = _estimates(runs, episodes, config)
     behaviour = returns(episodes, config.gamma).mean().item()
-    more = [word for word in words if word.partition("=")[0] in given]
+    more = [word for word in args.words if word.partition("=")[0] in given]
     true = [
         _played(run, more, args.config_dir, trial.truth, config.gamma)
         for run in (runs if trial.truth else ())
@@ -133,11 +122,12 @@ def score(args: argparse.Namespace) -> None:
     _show(runs, found, behaviour, true, trial.k)
 
 
-def _listed(words: list[str], name: str) -> tuple[list[str], list[str]]:
-    """The folders of NAME=A or NAME=[A,B], and the other words."""
-    value, rest = take(words, name)
-    folders = value.strip("[]").split(",") if value else []
-    return [folder.strip() for folder in folders if folder.strip()], rest
+def _listed(own: dict[str, Any], name: str) -> list[str]:
+    """The folders of NAME=A or NAME=[A,B]."""
+    folders = [folder.strip() for folder in own[name].strip("[]").split(",")]
+    if not all(folders):
+        raise ConfigError(f"{name}={own[name]} names no folder")
+    return folders
 
 
 def _estimates(runs: Sequence[str], episodes: Episodes, config: EstimateConfig) -> list[Estimates]:
@@ -157,14 +147,11 @@ def _estimates(runs: Sequence[str], episodes: Episodes, config: EstimateConfig) 
 def _played(path: str, words: list[str], folders: list[str], episodes: int, gamma: float) -> float:
     """The mean discounted return of a run's policy in `episodes` episodes of its environment, or
     the one that the words of a command line name."""
-    subject = run_subject(Path(path), words, folders)
-    env = build(subject.env | {"num_envs": min(episodes, 16)}, VecEnv)
-    try:
+    subject = subject_of(path, words, folders)
+    with closing(build(subject.env | {"num_envs": min(episodes, 16)}, VecEnv)) as env:
         policy = subject.make(env.spec).eval()
         made = islice(play(policy, env, FIRST, subject.execute), episodes)
         rewards = [episode["reward"].double() for episode, _ in made]
-    finally:
-        env.close()
     return sum((r * gamma ** torch.arange(len(r))).sum().item() for r in rewards) / episodes
 
 
@@ -200,22 +187,16 @@ def _show(
 
 
 def horizon(args: argparse.Namespace) -> None:
-    names, words = split_words(args.words)
-    if len(names) != 1:
-        raise ConfigError("name one environment: embodied env horizon ENV [env.KEY=VALUE]")
-    allow_from(words)
-    own = [word for word in words if word.startswith(("env.", "allow="))]
-    chosen, given = chosen_part("env", names[0], args.config_dir)
-    values = yaml_values([word for word in words if word not in own])
+    allow_from(args.words)
+    own = [word for word in args.words if word.startswith(("env.", "allow="))]
+    chosen, given = chosen_part("env", args.names[0], args.config_dir)
+    values = yaml_values([word for word in args.words if word not in own])
     config: GorpConfig = parse(GorpConfig, values, "embodied env horizon")
     words = [*chosen, *own, "learner=imitate"]  # a composition has one; it is not built
     node = compose("train", words, args.config_dir, given).node["env"]
-    env = build({**node, "num_envs": config.num_envs}, VecEnv)
-    try:
+    with closing(build({**node, "num_envs": config.num_envs}, VecEnv)) as env:
         gorp = Gorp(config, env)
         tried = [*gorp.attempts()]
-    finally:
-        env.close()
     rows = [
         (str(a.depth), str(a.completions), f"{a.horizon:.2f}", f"{a.solved} of {config.tries}")
         for a in tried

@@ -7,7 +7,6 @@ import keyword
 from pathlib import Path
 from string import Template
 
-from embodied.commands import require_understood, split_words, take
 from embodied.core.build import ConfigError, nearest
 
 WHERE = {"policy": " env=pendulum", "reward": " env=pendulum policy=gaussian learner=sac"}
@@ -20,11 +19,8 @@ NEXT = (
 
 
 def run(args: argparse.Namespace) -> None:
-    texts, settings = split_words(args.words)
-    package, settings = take(settings, "package")
-    configs, settings = take(settings, "configs")
-    require_understood([*texts, *settings], ("package=", "configs="))
-    words = names(args.kind, args.name, package or "my_lab", configs or "my_configs")
+    package, configs = args.own["package"] or "my_lab", args.own["configs"] or "my_configs"
+    words = names(args.kind, args.name, package, configs)
     for path in write(words):
         print(path)
     print("next: " + Template(NEXT[args.kind == "robot"]).substitute(words))

@@ -11,8 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from embodied.commands import require_datasets, split_words, yaml_values
-from embodied.commands.eval import trained_with
+from embodied.commands import require_datasets, yaml_values
 from embodied.core import checkpoint, formats
 from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError, parse
@@ -22,6 +21,7 @@ from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.evaluation import prompts
+from embodied.evaluation.loading import trained_with
 from embodied.policies.abilities import TakesPrompts
 from embodied.vision.contrastive import open_image_text
 
@@ -45,17 +45,17 @@ class Config:
 
 
 def run(args: argparse.Namespace) -> None:
-    runs, words = split_words(args.words)
-    if len(runs) != 1 or not words:
+    (run,) = args.names
+    if not args.words:
         raise ConfigError(USAGE)
-    config: Config = parse(Config, yaml_values(words), "embodied prompt")
+    config: Config = parse(Config, yaml_values(args.words), "embodied prompt")
     require_one(config)
     source = next(s for s in (config.reward, config.demos, config.among) if s is not None)
     require_datasets([s for s in (source, config.frames) if s is not None])
-    saved = checkpoint.find(runs[0])
+    saved = checkpoint.find(run)
     policy = checkpoint.load_policy(saved)
     if not isinstance(policy, TakesPrompts):
-        raise ConfigError(f"{runs[0]} has one task: prompts are for a policy of every reward")
+        raise ConfigError(f"{run} has one task: prompts are for a policy of every reward")
     u, said = vector(policy, config, source)
     policy.prompt(u)
     write(policy, saved, Path(config.out), {k: v for k, v in vars(config).items() if v})

@@ -7,42 +7,33 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress as Bar
 
-from embodied.commands import (
-    print_rows,
-    require_at_least,
-    split_words,
-    take,
-    yaml_values,
-)
-from embodied.compose import allow_from, compose, option, options, search_folders
+from embodied.commands import is_given, print_rows, require_at_least, yaml_values
+from embodied.commands.demos import usual_demonstrator
+from embodied.compose import allow_from, compose
 from embodied.core.atomic_write import write_json
 from embodied.core.build import ConfigError, Node, build, nearest, parse
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.hub import local_folder
 
 
-def label_command(args: argparse.Namespace) -> None:
-    sources, words = split_words(args.words)
-    name, words = take(words, "reward")
-    out, words = take(words, "out")
-    if len(sources) != 1 or name is None or out is None:
-        raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
-
+def label(args: argparse.Namespace) -> None:
     from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.reports.datasets import label, means
+    from embodied.reports.datasets import label_dataset, means
 
-    settings, state, origin = chosen(name, words, args.config_dir, "label")
+    out = args.own["out"]
+    settings, state, origin = chosen(args.own["reward"], args.words, args.config_dir, "label")
     try:
         with Bar() as bar:
             task = bar.add_task("episodes", total=None)
-            about = label(
-                Path(sources[0]),
+            about = label_dataset(
+                Path(args.names[0]),
                 Path(out),
                 settings["reward"],
                 state,
@@ -64,20 +55,27 @@ def chosen(
     """Settings of `command` with the reward's node, its state, and the hash of the state's
     source."""
     from embodied.core import checkpoint
-    from embodied.reports.datasets import of_run
 
-    given: dict[str, Node] = {}
-    state, origin = None, None
-    if Path(name).is_dir():
-        node, state = of_run(Path(name))
-        origin = checkpoint.file_hash(checkpoint.find(name) / "loop.pt") if state else None
-        given, name = {"reward/saved": node}, "saved"
-    settings = compose(command, [f"reward={name}", *words], folders, given).node
+    option, given, state = _named(name)
+    settings = compose(command, [f"reward={option}", *words], folders, given).node
     require_at_least(settings, {"gamma": 0})
+    origin = checkpoint.file_hash(checkpoint.find(name) / "loop.pt") if state else None
     return settings, state, origin
 
 
-SCORE_LEAST = {"episodes": 1, "gamma": 0, "seed": 0, "threads": 1}
+def _named(name: str) -> tuple[str, dict[str, Node], Any]:
+    """The option that a reward's name, run or YAML file is, that option's node where it is no file
+    of ours, and its state (None: untrained)."""
+    if Path(name).is_dir():
+        from embodied.reports.datasets import of_run
+
+        node, state = of_run(Path(name))
+        return "saved", {"reward/saved": node}, state
+    if name.endswith(".yaml") and Path(name).exists():
+        return "given", {"reward/given": read_saved(Path(name))}, None
+    return name, {}, None
+
+
 COLUMNS = ("first", "last", "lowest", "highest", "mean", "sum", "rise")
 AREAS = {
     "last": "the last step's reward",
@@ -87,20 +85,17 @@ AREAS = {
 }
 
 
-def score_command(args: argparse.Namespace) -> None:
-    sources, words = split_words(args.words)
-    name, words = take(words, "reward")
-    if len(sources) != 1 or name is None:
-        raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
+def score(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.reports import datasets as scoring
 
-    settings, state, origin = chosen(name, words, args.config_dir, "score")
-    require_at_least(settings, SCORE_LEAST)
+    name = args.own["reward"]
+    settings, state, origin = chosen(name, args.words, args.config_dir, "score")
+    require_at_least(settings, {"episodes": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(settings["threads"])
-    source = local_folder(sources[0])
+    source = local_folder(args.names[0])
     out = Path(settings["out"] or f"outputs/score-{Path(name).name}")
     episodes = read_episodes(source, settings["episodes"])
     found: dict[str, list[dict[str, Any]]] = {}
@@ -120,15 +115,17 @@ def score_command(args: argparse.Namespace) -> None:
 
 
 def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str, Any]]:
-    from embodied.reports.datasets import make_reward, require_ready, score
+    from embodied.reports import datasets as scoring
 
     node, gamma = settings["reward"], settings["gamma"]
-    reward = make_reward(node, state, episodes.spec, gamma, 1, settings["seed"], out)
+    reward = scoring.make_reward(node, state, episodes.spec, gamma, 1, settings["seed"], out)
     if state is None and node.get("trained") is None:
-        require_ready(reward, "score")
+        scoring.require_ready(reward, "score")
     with Bar() as bar:
         task = bar.add_task("episodes", total=len(episodes))
-        return score(episodes, reward, gamma, lambda done, _: bar.update(task, completed=done))
+        return scoring.score(
+            episodes, reward, gamma, lambda done, _: bar.update(task, completed=done)
+        )
 
 
 def show_scores(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
@@ -161,16 +158,13 @@ def _text(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
 
 
-def classifier_command(args: argparse.Namespace) -> None:
+def classifier(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.rewards.success.model import Training, load_labelled, made, mark_of, write
 
-    folders, words = split_words(args.words)
-    given = yaml_values(words)
-    out, seed = given.pop("out", None), int(given.pop("seed", 0))
-    if not folders or out is None:
-        raise ConfigError("no dataset or no out=DIR: embodied reward classifier DATASET... out=DIR")
+    folders, out, seed = args.names, args.own["out"], int(args.own["seed"] or 0)
+    given = yaml_values(args.words)
     known = [field.name for field in fields(Training)]
     for key in given:
         if key not in known:
@@ -192,11 +186,9 @@ def classifier_command(args: argparse.Namespace) -> None:
     print(f"next: embodied train ... reward.trained={out}")
 
 
-def preferences_command(args: argparse.Namespace) -> None:
-    folders, words = split_words(args.words)
-    if not folders:
-        raise ConfigError("no dataset: embodied reward preferences DATASET... reward=NAME out=DIR")
-    node = compose("preferences", words, args.config_dir).node
+def preferences(args: argparse.Namespace) -> None:
+    folders = args.names
+    node = compose("preferences", args.words, args.config_dir).node
     require_at_least(node, {"seed": 0, "threads": 1})
     if not 0 < node["held_out"] < 1:
         raise ConfigError(f"held_out={node['held_out']} must be between 0 and 1")
@@ -226,14 +218,6 @@ def _print_report(out: Path, report: dict[str, float]) -> None:
     print(f"next: embodied train experiment=NAME demos={out}")
 
 
-COMPARE_LEAST = {
-    "episodes": 1,
-    "num_envs": 1,
-    "seed": 0,
-    "epic_rows": 0,
-    "epic_means": 1,
-    "threads": 1,
-}
 LINES = {
     "epic": "EPIC distance (sampled)",
     "starc": "STARC distance (half L2, real transitions)",
@@ -251,33 +235,27 @@ LINES = {
 }
 
 
-def compare_command(args: argparse.Namespace) -> None:
-    names, words = split_words(args.words)
-    wanted, words = take(words, "policy")
-    if len(names) != 2:
-        raise ConfigError(
-            "two rewards are needed: embodied reward compare A B env=NAME (own: the environment's)"
-        )
-    plain = with_demonstrator([w for w in words if w[:2] not in ("a.", "b.")], args.config_dir)
+def compare(args: argparse.Namespace) -> None:
+    plain = [word for word in args.words if word[:2] not in ("a.", "b.")]
+    if not is_given(plain, "demonstrator") and (name := usual_demonstrator(plain, args.config_dir)):
+        plain.append(f"demonstrator={name}")
     chosen = [
-        choose(name, plain, [w[2:] for w in words if w.startswith(f"{letter}.")], args.config_dir)
-        for letter, name in zip("ab", names, strict=True)
+        choose(name, plain, [w[2:] for w in args.words if w.startswith(letter)], args.config_dir)
+        for letter, name in zip(("a.", "b."), args.names, strict=True)
     ]
-    settings = {**chosen[0][0], "policy": wanted or "mixture"}
-    require_at_least(settings, COMPARE_LEAST)
+    settings = {**chosen[0][0], "policy": args.own["policy"] or "mixture"}
+    least = {"episodes": 1, "num_envs": 1, "seed": 0, "epic_rows": 0, "epic_means": 1}
+    require_at_least(settings, {**least, "threads": 1})
     import torch
 
     from embodied.core.env import VecEnv
     from embodied.reports.reward_comparison import compare_in, draw
 
     torch.set_num_threads(settings["threads"])
-    env = build(settings["env"] | {"num_envs": settings["num_envs"]}, VecEnv)
-    try:
+    with closing(build(settings["env"] | {"num_envs": settings["num_envs"]}, VecEnv)) as env:
         facts = compare_in(env, settings, [each[1] for each in chosen])
-    finally:
-        env.close()
-    show_comparison(facts, names)
-    labels = [Path(name).stem for name in names]
+    show_comparison(facts, args.names)
+    labels = [Path(name).stem for name in args.names]
     folder = Path(settings["out"] or f"outputs/compare-{'-'.join(labels)}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "compare.json").write_text(json.dumps(facts, indent=1))
@@ -285,39 +263,19 @@ def compare_command(args: argparse.Namespace) -> None:
     print(f"{folder}/compare.json  {folder}/compare.png")
 
 
-def with_demonstrator(words: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """`words`, plus the demonstrator of the environment or of its task, if one exists."""
-    if any(word.startswith("demonstrator=") for word in words):
-        return list(words)
-    search = search_folders(folders)
-    env = next((word.partition("=")[2] for word in words if word.startswith("env=")), "")
-    file, known = options("env", search).get(env), options("demonstrator", search)
-    task = str(option(file).get("task")) if file else ""
-    found = [name for name in (env, task) if name in known]
-    return [*words, *(f"demonstrator={name}" for name in found[:1])]
-
-
 def choose(
     name: str, words: Sequence[str], own: Sequence[str], folders: Sequence[str]
 ) -> tuple[Node, tuple[Node | None, Any]]:
     """Settings of the comparison, and one reward: its node (None: the environment's) and its state
     (None: untrained)."""
-    path, state = Path(name), None
-    given: dict[str, Node] = {}
     if name == "own":
         if own:
             raise ConfigError(
                 f"the environment's reward has no setting {own[0]} here; set env.KEY=VALUE"
             )
         return compose("compare", words, folders).node, (None, None)
-    if path.is_dir():
-        from embodied.reports.datasets import of_run
-
-        node, state = of_run(path)
-        given, name = {"reward/saved": node}, "saved"
-    elif path.suffix == ".yaml" and path.exists():
-        given, name = {"reward/given": read_saved(path)}, "given"
-    extra = [f"reward={name}", *(f"reward.{word}" for word in own)]
+    option, given, state = _named(name)
+    extra = [f"reward={option}", *(f"reward.{word}" for word in own)]
     node = compose("compare", [*words, *extra], folders, given).node
     return node, (node["reward"], state)
 
@@ -339,13 +297,13 @@ def show_comparison(facts: dict[str, Any], names: Sequence[str]) -> None:
     print_rows(("measure", "value", "95% interval"), rows)
 
 
-def design_command(args: argparse.Namespace) -> None:
-    resume, words = take(args.words, "resume")
-    if resume is not None:
-        node, own = _resumed(Path(resume), words)
+def design(args: argparse.Namespace) -> None:
+    if args.own["resume"] is not None:
+        node, own = _resumed(Path(args.own["resume"]), [*args.names, *args.words])
     else:
-        node, own = _fresh(words, args.config_dir)
-    from embodied.reward_design.run import DesignConfig, design, save
+        node, own = _fresh(args)
+    from embodied.reward_design.run import DesignConfig, save
+    from embodied.reward_design.run import design as search
 
     config: DesignConfig = parse(DesignConfig, node, "design")
     require_at_least(node, {"tried": 256})
@@ -354,7 +312,7 @@ def design_command(args: argparse.Namespace) -> None:
     for name, value in _facts(node, own).items():
         print(f"{name:>8}  {value}", flush=True)
     try:
-        design(config, own, lambda line: print(line, flush=True))
+        search(config, own, lambda line: print(line, flush=True))
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"resume with: embodied reward design resume={folder}") from stop
     print(f"  report    {folder / 'report.md'}\n  program   {folder / 'best.py'}")
@@ -363,25 +321,21 @@ def design_command(args: argparse.Namespace) -> None:
     )
 
 
-def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
+def _fresh(args: argparse.Namespace) -> tuple[Node, list[str]]:
     """The settings, and the words that select the environment for training."""
-    learn, words = take(words, "learn")
-    said = [word for word in words if "=" not in word]
+    said, learn, words = args.names, args.own["learn"], args.words
     if len(said) > 1:
         raise ConfigError(f'the task must be one quoted sentence; found "{said[1]}" after it')
-    made = compose("design", [word for word in words if word not in said], folders)
+    made = compose("design", words, args.config_dir)
     node, choices = made.node, made.choices
     if learn is not None:
         node["learn"] = shlex.split(learn)
-    if said:
-        node["sentence"] = said[0]
-    node["sentence"] = node["sentence"] or node["env"].get("text")
+    node["sentence"] = next(iter(said), None) or node["sentence"] or node["env"].get("text")
     if not node["sentence"]:
         from embodied.core.env import VecEnv
 
-        env = build(node["env"] | {"num_envs": 1}, VecEnv)
-        env.close()
-        node["sentence"] = env.spec.text
+        with closing(build(node["env"] | {"num_envs": 1}, VecEnv)) as env:
+            node["sentence"] = env.spec.text
     marks = [choices.get("env"), choices.get("designer"), str(node["seed"])]
     name = "-".join(str(mark) for mark in marks)
     node["out"] = str(node["out"] or Path("outputs") / f"design-{name}")

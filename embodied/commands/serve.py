@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 import torch
 
-from embodied.commands import runs_in, yaml_values
+from embodied.commands import yaml_values
 from embodied.compose import allow_from
 from embodied.core import checkpoint
 from embodied.core.bounds import Bound, Count, Positive
-from embodied.core.build import ConfigError, parse
+from embodied.core.build import parse
 from embodied.core.device import pick_device
 from embodied.core.policy import Policy
 from embodied.policies.abilities import with_real_time_chunking
@@ -38,9 +38,9 @@ class Settings:
 
 def run(args: argparse.Namespace) -> None:
     allow_from(args.words)
-    path, settings = parsed(args.words)
+    settings = parsed(args.words)
     torch.set_num_threads(settings.threads)
-    saved = checkpoint.find(path)
+    saved = checkpoint.find(args.names[0])
     policy = checkpoint.load_policy(saved, device=pick_device(settings.device))
     if settings.chunks is not None:
         policy = with_real_time_chunking(policy, settings.chunks)
@@ -50,14 +50,9 @@ def run(args: argparse.Namespace) -> None:
         threading.Event().wait()  # until Ctrl-C
 
 
-def parsed(words: list[str]) -> tuple[Path, Settings]:
-    """The run to serve, and the settings; ConfigError."""
-    runs, rest = runs_in(words)
-    if len(runs) != 1:
-        raise ConfigError("name the run to serve: embodied serve RUN [port=8000]")
-    given = yaml_values(rest)
-    given.pop("allow", None)
-    return Path(runs[0]), parse(Settings, given, "serve")
+def parsed(words: list[str]) -> Settings:
+    given = yaml_values(word for word in words if not word.startswith("allow="))
+    return parse(Settings, given, "serve")
 
 
 def serving(policy: Policy, settings: Settings) -> Server:

@@ -10,22 +10,17 @@ from typing import Any
 
 import yaml
 
-from embodied.commands import take, yaml_values
 from embodied.core.atomic_write import locked
-from embodied.core.build import ConfigError, nearest, parse, typed
+from embodied.core.build import ConfigError, parse, typed
 from embodied.core.files import SETTINGS, read_text
 from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
 from embodied.study.sweep import Sweep, launcher, require_space, searched
 from embodied.study.sweep import run as run_sweep
 
-KEYS = ("out", "workers", "seeds")
-
 
 def run(args: argparse.Namespace) -> None:
-    given = yaml_values(args.words)
-    for key in given.keys() - {*KEYS}:
-        raise ConfigError(f'a study has no setting "{key}"{nearest(key, KEYS)}')
+    given = _given(args.own)
     if not args.file.is_file():
         raise ConfigError(f"{args.file} is no file: embodied study FILE.yaml")
     text = read_text(args.file, SETTINGS)
@@ -59,6 +54,11 @@ def run(args: argparse.Namespace) -> None:
             print(f"\n{study.metric}\n{shown}\n  report  {page}", flush=True)
 
 
+def _given(own: dict[str, str | None]) -> dict[str, Any]:
+    """The settings that are given, as YAML has them."""
+    return {key: yaml.safe_load(value) for key, value in own.items() if value is not None}
+
+
 def trainings(study: Study, work: Path) -> Iterator[tuple[str, str]]:
     """Titles and command lines of stages that train, and of variants that are only words."""
     seed = study.seeds[0]
@@ -73,14 +73,12 @@ def trainings(study: Study, work: Path) -> Iterator[tuple[str, str]]:
 
 SEARCH = {key: key for key in ("trials", "metric", "direction", "rungs", "pruner")}
 SEARCH |= {"sweep_seed": "seed"}
-OWN = (*SEARCH, "workers", "out", "on")
 
 
 def sweep(args: argparse.Namespace) -> None:
-    slurm, words = take(args.words, "slurm")
-    own = yaml_values(word for word in words if word.partition("=")[0] in OWN)
-    words = [word for word in words if word.partition("=")[0] not in OWN]
-    sweep = sweep_of(own, words, args.config_dir)
+    slurm = args.own.pop("slurm")
+    own = _given(args.own)
+    sweep = sweep_of(own, args.words, args.config_dir)
     out = Path(str(own.get("out") or "outputs/sweep"))
     workers = typed(int, own.get("workers", cores()), "workers")
     where = launcher(own.get("on", "here"), slurm, sweep.threads, sweep.device)

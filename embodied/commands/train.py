@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
-from embodied.commands import require_inputs
+from embodied.commands import is_given, require_inputs, take
 from embodied.compose import compose, options, read_override, search_folders
 from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node, nearest, parse
@@ -70,13 +70,13 @@ def session(
     What stops the training says how to resume it; after it the report is written.
     """
     require_inputs(words)
-    named = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
-    resume = named[-1] if named and named[-1] not in ("", "null") else None
-    if resume:
-        node, step = resumed(Path(resume), words, folders)
-    else:
+    resume, others = take(words, "resume")
+    if resume in (None, "", "null"):
         node, step = fresh(words, folders, given), 0
-    if any(word.startswith("init=") for word in words):
+        resume = None
+    else:
+        node, step = resumed(Path(resume), others, folders)
+    if is_given(words, "init"):
         from embodied.policies.remote.address import allow_typed
 
         allow_typed(words)
@@ -164,23 +164,21 @@ def fresh(
         )
     made = compose("train", words, folders, given)
     node, choices = made.node, made.choices
-    if node.get("env") is None and node.get("demos") is None:
-        known = options("env", search_folders(folders))
-        raise ConfigError(f"env is not given: env=NAME{nearest('', known)}")
-    if node.get("policy") is None and node.get("finetune") is None:
-        known = options("policy", search_folders(folders))
-        raise ConfigError(f"policy is not given: policy=NAME{nearest('', known)}")
+    for group, other in (("env", "demos"), ("policy", "finetune")):
+        if node.get(group) is None and node.get(other) is None:
+            known = options(group, search_folders(folders))
+            raise ConfigError(f"{group} is not given: {group}=NAME{nearest('', known)}")
     parts = [choices.get(group) for group in ("env", "policy", "learner", "finetune")]
     if parts[0] == "gym":  # any Gymnasium environment: its id says more
         parts[0] = str(node["env"]["id"]).replace("/", "_").replace(":", "_")
     if not parts[0]:  # without an environment: the name of the dataset's folder, or the hub's
         first = node["demos"] if isinstance(node["demos"], str) else str(node["demos"][0])
         parts[0] = first.partition("@")[0].rstrip("/").rpartition("/")[2] or "dataset"
-    name = choices.get("experiment") or "-".join(part for part in parts if part)
-    node["name"] = node["name"] or name
+    name = node["name"] or choices.get("experiment") or "-".join(part for part in parts if part)
+    node["name"] = name
     size = choices.get("size") or "full"
     # Runs of other seeds or sizes must not share a folder.
-    marks = [str(node["name"]), *([] if size == "full" else [size]), str(node["seed"])]
+    marks = [str(name), *([] if size == "full" else [size]), str(node["seed"])]
     node["out"] = str(node["out"] or Path("outputs") / "-".join(marks))
     require_new(Path(node["out"]))
     return node
@@ -195,6 +193,7 @@ def require_new(folder: Path) -> None:
 
 
 def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[Node, int]:
+    """The settings of the run at `path`, with the changes that `words` ask for; its step."""
     from embodied.core import checkpoint
 
     saved, damaged = checkpoint.newest_whole(path)
@@ -206,8 +205,7 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     settings = read_run_settings(folder / "run.yaml")
     before, step = settings.get("steps"), int(saved.name)
     settings |= {"allow": [], "out": str(folder), "resume": str(saved if damaged else path)}
-    kept = [word for word in words if not word.startswith("resume=")]
-    node = compose("run", kept, folders, {"run": settings}).node
+    node = compose("run", words, folders, {"run": settings}).node
     asked = node["steps"]
     if isinstance(before, int) and isinstance(asked, int) and asked < min(before, step):
         raise ConfigError(
@@ -218,36 +216,36 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
 
 
 def facts(config: RunConfig) -> dict[str, str]:
+    """What is said of a run before it begins."""
     from embodied.core.device import pick_device
 
     finetune, demos = config.finetune, config.demos
     unit = "updates" if config.data.regime == "offline" else "environment steps"
     before = f"{config.pretrain_steps:,} updates, then " if config.pretrain_steps else ""
-    paths = [demos] if isinstance(demos, str) else demos or ()
-    return {
+    said = {
         "run": f"{config.name}, seed {config.seed}",
-        **({"env": described(config.env)} if config.env else {}),
-        **({"policy": described(config.policy)} if config.policy else {}),
-        **({"finetune": f"{described(finetune)} of {config.init}"} if finetune else {}),
-        **({"from": config.init} if config.init and not finetune else {}),
+        "env": described(config.env),
+        "policy": described(config.policy),
+        "finetune": f"{described(finetune)} of {config.init}" if finetune else None,
+        "from": None if finetune else config.init,
         "learner": described(config.learner),
-        **({"reward": described(config.reward)} if config.reward else {}),
-        **({"teacher": described(config.teacher)} if config.teacher else {}),
+        "reward": described(config.reward),
+        "teacher": described(config.teacher),
         "training": config.data.regime.replace("_", "-"),
-        **({"demos": ", ".join(paths)} if paths else {}),
-        **({"mapping": config.mapping} if config.mapping else {}),
+        "demos": demos if isinstance(demos, str) else ", ".join(demos or ()),
+        "mapping": config.mapping,
         "device": f"{pick_device(config.device)}, {config.threads} thread(s)",
         "steps": f"{before}{config.steps:,} {unit}",
         "folder": config.out,
     }
+    return {name: value for name, value in said.items() if value}
 
 
-def described(node: Node) -> str:
-    shown = [
-        f"{key}={node[key]}"
-        for key in ("task", "id", "chunk", "num_envs", "batch_size")
-        if node.get(key) is not None
-    ]
+def described(node: Node | None) -> str:
+    if not node:
+        return ""
+    keys = ("task", "id", "chunk", "num_envs", "batch_size")
+    shown = [f"{key}={node[key]}" for key in keys if node.get(key) is not None]
     shown += [f'"{node[k]}"' for k in SENTENCES if isinstance(node.get(k), str) and node[k]]
     return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()
 
@@ -265,14 +263,11 @@ def next_lines(folder: Path) -> str:
 
     run, more, path = read_run_settings(folder / "run.yaml"), allow_word(folder), str(folder)
     env, policy = run.get("env") or {}, run.get("policy") or {}
-    objects = "".join(
-        f", {name}=..."
-        for name, given in (
-            ("env", str(env.get("id")).startswith(OBJECT_PREFIX) or python_names(env)),
-            ("module", python_names(policy)),
-        )
-        if given
-    )
+    objects = ""
+    if str(env.get("id")).startswith(OBJECT_PREFIX) or python_names(env):
+        objects += ", env=..."
+    if python_names(policy):
+        objects += ", module=..."
     if objects:  # another process has to be given them again
         return f"next: em.evaluate(em.load({path!r}{objects})) in Python"
     shown = shlex.quote(path)
@@ -285,17 +280,16 @@ def next_lines(folder: Path) -> str:
     )
 
 
-def model_command(args: argparse.Namespace) -> None:
+def model(args: argparse.Namespace) -> None:
     require_inputs(args.words)
     node = compose("model_train", args.words, args.config_dir).node
+
+    import torch
 
     from embodied.models.train import TrainConfig, require_new, train
 
     config: TrainConfig = parse(TrainConfig, node, "embodied model train")
     require_new(config.out)
-
-    import torch
-
     torch.set_num_threads(config.threads)
     try:
         with Progress() as bar:
@@ -317,15 +311,12 @@ def model_command(args: argparse.Namespace) -> None:
 
 
 def card(out: str, fit: Fit) -> str:
+    from embodied.reports.page import columns
+
     head = ("output", "unit", "error", "spread", "explained")
     body = [
         (o.name, o.unit, f"{o.error:.4g}", f"{o.spread:.4g}", f"{o.explained:.1%}")
         for o in fit.outputs
     ]
-    widths = [max(len(row[k]) for row in (head, *body)) for k in range(len(head))]
     facts = ", ".join(f"{key} {value}" for key, value in fit.facts.items())
-    lines = [
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in (head, *body)
-    ]
-    return "\n".join([f"{out}: {facts}", *lines])
+    return "\n".join([f"{out}: {facts}", *(f"  {line}" for line in columns([head, *body]))])

@@ -6,37 +6,35 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import named, require_folders, runs_in, take
+from embodied.commands import require_folders
 from embodied.core.build import ConfigError
 from embodied.core.saved_node import read_run_settings
 
 ROBOT = "robot"  # instead of a run
-OWN = ("port", "seed", "episode", "against", "export", "out", "host", "folder")
-ROBOT_SETTINGS = ("port", "host", "folder")
+ROBOT_SETTINGS = ("port", "host", "folder", "robot")
 OUTCOME = {True: "success", False: "no success", None: "success not reported"}
 
 
 def run(args: argparse.Namespace) -> None:
-    own, given = named(args.words, OWN)
-    if ROBOT in given:
-        return _monitor(own, [word for word in given if word != ROBOT], args.port)
-    if own["folder"] is not None:
-        raise ConfigError("folder= is only for embodied view robot folder=DIR")
+    own, names, words = args.own, args.names, args.words
+    if names == [ROBOT]:
+        return _monitor(own, words, args.port)
+    for key in ("folder", "robot"):
+        if own[key] is not None:
+            raise ConfigError(f"{key}= is only for embodied view robot folder=DIR")
+    require_folders([*names, *words] if args.compare else names)
     if args.compare:
-        require_folders(given)
         from embodied.viewer.export.compare_runs import compare
 
-        page = compare([Path(word) for word in given], Path(own["out"] or "compare.html"))
+        page = compare([Path(name) for name in names], Path(own["out"] or "compare.html"))
         print(f"{page}  {page.stat().st_size / 1e6:.1f} MB", flush=True)
         return None
-    runs, words = runs_in(given)
-    if len(runs) > 1 or not given:
+    if len(names) > 1 or not (names or words):
         raise ConfigError("nothing to view; type: embodied view RUN, or embodied view env=NAME")
-    require_folders(runs)
     from embodied.viewer import serve
     from embodied.viewer.launch import HOST
 
-    path = Path(runs[0]) if runs else None
+    path = Path(names[0]) if names else None
     env = _env(path, words, args.config_dir) if words else None
     seed = _number(own, "episode" if own["episode"] is not None else "seed", 0)
     if own["export"] is not None:
@@ -56,15 +54,14 @@ def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
     from embodied.viewer.launch import HOST
     from embodied.viewer.robot.app import monitor
 
-    robot, words = take(words, ROBOT)
-    others = [name for name in own if own[name] is not None and name not in ROBOT_SETTINGS]
+    others = [key for key in own if own[key] is not None and key not in ROBOT_SETTINGS]
     others += [word.partition("=")[0] for word in words]
     if others:
         raise ConfigError(
-            f"{others[0]}= is not a setting of embodied view robot (settings: port, host, folder, "
-            "robot)"
+            f"{others[0]}= is not a setting of embodied view robot (settings: "
+            f"{', '.join(ROBOT_SETTINGS)})"
         )
-    place = default_folder(robot) if robot else None
+    place = default_folder(own["robot"]) if own["robot"] else None
     folder = place if own["folder"] is None else Path(own["folder"])
     monitor(folder, _number(own, "port", port), own["host"] or HOST)
 
@@ -102,11 +99,9 @@ def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, A
     from embodied.compose import compose
     from embodied.core import checkpoint
 
+    given = {}
+    if path is not None and not (path / "meta" / "info.json").exists():
+        file = checkpoint.find(path).parent.parent / "run.yaml"
+        given = {"env/as_trained": read_run_settings(file)["env"]}
     words = [*words, "policy=null"]  # only the environment is composed
-    if path is None:
-        return compose("eval", words, folders).node["env"]
-    if (path / "meta" / "info.json").exists():
-        return compose("eval", words, folders).node["env"]
-    file = checkpoint.find(path).parent.parent / "run.yaml"
-    trained = read_run_settings(file)["env"]
-    return compose("eval", words, folders, {"env/as_trained": trained}).node["env"]
+    return compose("eval", words, folders, given).node["env"]

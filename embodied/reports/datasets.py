@@ -101,7 +101,7 @@ FILE = "reward.yaml"
 RECORDED = "recorded_reward"
 
 
-def label(
+def label_dataset(
     source: Path,
     out: Path,
     node: Node,

@@ -74,6 +74,15 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines for a terminal, whose cells are below each other."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def data_url(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 

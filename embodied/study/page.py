@@ -18,7 +18,18 @@ from embodied.evaluation.statistics import (
     performance_profile,
     probability_of_improvement,
 )
-from embodied.reports.page import LEFT, RIGHT, WIDTH, chart, figure, head, table, ticks, write_page
+from embodied.reports.page import (
+    LEFT,
+    RIGHT,
+    WIDTH,
+    chart,
+    columns,
+    figure,
+    head,
+    table,
+    ticks,
+    write_page,
+)
 from embodied.study.study import Study, is_done, last_value, seconds_of, values_of
 from embodied.study.sweep import Sweep, folder_of, trial_words
 
@@ -189,11 +200,7 @@ def intervals(variants: Mapping[str, Mapping[str, Any]]) -> str:
 
 def lines(found: Mapping[str, Any]) -> str:
     rows = [_cells(n, f, found["baseline"])[:5] for n, f in found["variants"].items()]
-    rows = [list(HEADS[:5]), *rows]
-    widths = [max(len(row[k]) for row in rows) for k in range(5)]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows
-    )
+    return "\n".join(columns([HEADS[:5], *rows]))
 
 
 def facts(study: Any, out: Path) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ import settings_reference
 import yaml
 
 from benchmarks import evidence
-from embodied.commands.list import PURPOSES, kind
+from embodied.commands.list import by_kind
 from embodied.settings_tables import option_rows, sentence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,10 +80,7 @@ def pages() -> dict[str, str]:
 
 def gallery(name: str, group: Group, files: list[Path]) -> str:
     """The cards of a group, below what they are for."""
-    found = [(kind(name, file), file) for file in files]
-    order = [*PURPOSES, *sorted({each for each, _ in found} - {*PURPOSES})]
-    kinds = {each: [file for other, file in found if other == each] for each in order}
-    kinds = {each: files for each, files in kinds.items() if files}
+    kinds = by_kind(name, files)
     guides = ", ".join(f"[{title_of(guide)}](../{guide}.md)" for guide in group.guides)
     lines = [f"# {group.title}", "", f"{len(files)} of them; which one to take: {guides}."]
     for each, same in kinds.items():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from embodied import cli
 from embodied.adopt.adopt import own_spec, policy_node
 from embodied.adopt.lerobot_config import read_config
-from embodied.commands import function
+from embodied.commands import checked
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.datasets.mapping import short
@@ -75,7 +75,7 @@ def two_gap_checkpoint(folder: Path, case: str = "diffusion_numbers", **settings
 def embodied(*words: str) -> None:
     """What `embodied WORDS` does."""
     args = cli.parse([*words])
-    function(args.run)(args)
+    checked(args)(args)
 
 
 def adopted(base: Path, out: Path, env: str, *words: str) -> Path:

@@ -23,7 +23,7 @@ from embodied.adopt.lerobot_config import (
     read_config,
     read_normalization,
 )
-from embodied.commands import function
+from embodied.commands import checked
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.affine import Affine
@@ -62,7 +62,7 @@ def refused(*argv: str) -> str:
     """The one line with which `embodied adopt` refuses."""
     args = cli.parse(["adopt", *argv])
     with pytest.raises(Exception) as caught:
-        function(args.run)(args)
+        checked(args)(args)
     line = cli.mistake(caught.value)
     assert line is not None, repr(caught.value)
     return line

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import embodied as em
 from embodied import cli
-from embodied.commands import function
+from embodied.commands import checked
 from embodied.core import checkpoint
 from embodied.embodiments.kinematics.arm import read_arm_file
 from embodied.models import dynamics
@@ -24,7 +24,7 @@ def typed(*words: str) -> Door:
 
     def door(path: Path, out: Path) -> None:
         args = cli.parse([word.format(path=path, out=out) for word in words])
-        function(args.run)(args)
+        checked(args)(args)
 
     return door
 

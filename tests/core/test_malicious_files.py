@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from embodied import cli
-from embodied.commands import function
+from embodied.commands import checked
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node
 from embodied.datasets.collect import CollectConfig, collect
@@ -97,7 +97,7 @@ def command(*argv: str) -> str:
     """The one line with which the command line refuses."""
     args = cli.parse(list(argv))
     with pytest.raises(Exception) as caught:
-        function(args.run)(args)
+        checked(args)(args)
     line = cli.mistake(caught.value)
     assert line is not None, repr(caught.value)
     assert "\n" not in line

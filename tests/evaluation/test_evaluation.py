@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from embodied.cli import parse as parse_words
-from embodied.commands import function
+from embodied.commands import checked
 from embodied.commands.eval import evaluate_run
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, parse
@@ -349,7 +349,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     def says(*words: str) -> str:
         given = [f"policies=[{runs[0]},{runs[1]}]", f"demos={demos}", "updates=5", *words]
         args = parse_words(["score", *given])
-        function(args.run)(args)
+        checked(args)(args)
         return capsys.readouterr().out
 
     shown = says("gamma=1")

@@ -292,7 +292,7 @@ def test_a_served_policy_is_improved_in_its_noise_and_by_its_own_successes(
     base: Path, recipes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    settings = serve.parsed([str(base), f"port={free_port()}"])[1]
+    settings = serve.parsed([f"port={free_port()}"])
     few = ("steps=300", "episodes=10", "held_out=10", "num_envs=10")
     with serve.serving(checkpoint.load_policy(base), settings) as server:
         address = tmp_path / "served.yaml"

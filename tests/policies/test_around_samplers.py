@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from embodied.commands.eval import asked_for
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
@@ -20,6 +19,7 @@ from embodied.core.tensors import take
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.evaluation.evaluate import evaluate
+from embodied.evaluation.loading import asked_for
 from embodied.export.decision import Decision
 from embodied.policies.denoising_mdp.chain import DenoisingMDP
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied.commands import deploy
 from embodied.core.checkpoint import find
+from embodied.deploy import operate as deploy
 from embodied.deploy.session import SUCCESS, Episode
 from embodied.embodiments import fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.commands.deploy import Pace
+from embodied.deploy.operate import Pace
 from embodied.real_robot.emulators import process as physics_link
 from embodied.real_robot.emulators.process import Process
 from embodied.real_robot.emulators.servos.bus import Config, ServoArm

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from embodied.cli import parse
-from embodied.commands import function
+from embodied.commands import checked
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
@@ -29,7 +29,7 @@ GOAL = '{of: distance, a: "x,y", b: [0.95, 0.5], weight: -1.0}'
 
 def command(*words: str) -> None:
     args = parse(["reward", *words])
-    function(args.run)(args)
+    checked(args)(args)
 
 
 def test_coverage_is_whole_episodes_with_their_true_ends() -> None:

@@ -25,8 +25,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from embodied import cli
-from embodied.commands import function, serve
-from embodied.commands.eval import evaluate_served
+from embodied.commands import checked, serve
+from embodied.commands.eval import evaluate_run
 from embodied.core import build as core_build
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
@@ -245,7 +245,7 @@ def test_the_token_is_made_once_and_only_its_owner_reads_it(
 @contextlib.contextmanager
 def serving(run: Path, policy: Policy | None = None, *words: str) -> Iterator[Any]:
     """The server of a run, or of another policy in its place, and its settings."""
-    settings = serve.parsed([str(run), f"port={free_port()}", *words])[1]
+    settings = serve.parsed([f"port={free_port()}", *words])
     with serve.serving(policy or checkpoint.load_policy(run), settings) as server:
         allow_typed([server.url])
         yield server, settings
@@ -267,7 +267,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def line(*words: str) -> str:
     args = cli.parse(list(words))
     with pytest.raises(Exception) as caught:
-        function(args.run)(args)
+        checked(args)(args)
     said = cli.mistake(caught.value)
     assert said is not None and "\n" not in said, repr(caught.value)
     return said
@@ -303,7 +303,7 @@ OVER_THE_WIRE = ["env=two_gap", "num_envs=2", "episodes=8", "policy.timeout=60"]
 
 def test_an_evaluation_over_the_wire_is_that_in_process(run: Path) -> None:
     with serving(run) as (server, _):
-        row = evaluate_served(server.url, OVER_THE_WIRE, [])
+        row = evaluate_run(server.url, OVER_THE_WIRE, [])
     result = evaluate(checkpoint.load_policy(run), TwoGap(Config(num_envs=2)), 8, 10_000)
     assert row["return"] == result.returns.mean().item() and row["episodes"] == 8
     assert row["length"] == result.lengths.float().mean().item()
@@ -316,8 +316,8 @@ def test_an_evaluation_over_the_wire_takes_a_mapping(run: Path, tmp_path: Path) 
     file.write_text("obs: {state: place}\naction: {low: [-1, -1], high: [1, 1]}\n")
     with serving(run, policy) as (server, _):
         with pytest.raises(SpecMismatch, match=r"obs/place: absent .* mapping=FILE"):
-            evaluate_served(server.url, OVER_THE_WIRE, [])
-        assert evaluate_served(server.url, [*OVER_THE_WIRE, f"mapping={file}"], [])["episodes"] == 8
+            evaluate_run(server.url, OVER_THE_WIRE, [])
+        assert evaluate_run(server.url, [*OVER_THE_WIRE, f"mapping={file}"], [])["episodes"] == 8
 
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
