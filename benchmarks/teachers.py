@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import yaml
 from rich.console import Console
@@ -19,18 +20,20 @@ from benchmarks.learners import filled, learner_for, updating
 from benchmarks.measure import Comparison, alone, write_json
 from embodied import configs
 from embodied.buffers.replay import ReplayBuffer
-from embodied.checks.teacher import ROWS, STEPS, ready, teaching
+from embodied.checks.teacher import ready
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.envs.maze.env import Config as MazeConfig
 from embodied.envs.maze.env import Maze
-from embodied.teachers.teacher import Curriculum, Teacher
+from embodied.teachers.teacher import Curriculum, Outcome, Teacher
 
 TASK = Leaf((3,), low=0.0, high=1.0, names=("goal_x", "goal_y", "goal_z"))
 SPEC = Spec({"state": Leaf((20,))}, Leaf((4,), low=-1.0, high=1.0), 0.05, TASK)
 HELPED = replace(TASK, names=("goal_x", "goal_y", "help"))
+ROWS = 16  # parallel episodes
+STEPS = 50  # FR3 reach: its horizon
 RATIO = 0.5  # updates per step
 TARGET = 0.05  # target: share of a run's time
 
@@ -80,6 +83,36 @@ def measure(
     each = 1 / row.ours_rate
     notes = {"microseconds": 1e6 * each, "share": each / (each + seconds), "target": TARGET}
     return replace(row, notes=notes)
+
+
+def teaching(teacher: Teacher, episodes: int) -> Callable[[], int]:
+    """Blocks of `episodes` episodes, ROWS in parallel, ending one at a time in random order; the
+    student succeeds in a growing part of the task space, and from every saved state."""
+    random, played = np.random.default_rng(0), 0
+    rival = getattr(teacher, "rival", None)  # the antagonist plays as many episodes
+    task, ticket = teacher.sample(ROWS)
+
+    def block() -> int:
+        nonlocal played
+        for _ in range(episodes):
+            row = int(random.integers(ROWS))
+            reach = min(0.3 + played / 2000, 1.2)
+            far = float(task[row].norm()) if task.is_floating_point() else 0.0
+            won = float(random.random() < np.exp(-4 * max(far - reach, 0)))
+            teacher.update(ticket[row : row + 1], finished(won))
+            task[row], ticket[row] = (value[0] for value in teacher.sample(1))
+            if rival is not None:
+                rival.update(rival.sample(1)[1], finished(1 - won))
+            played += 1
+        return episodes
+
+    return block
+
+
+def finished(score: float) -> Outcome:
+    """An episode with return `score`, successful if that is 1; the student's values are half."""
+    value = torch.tensor([score])
+    return Outcome(value, value, torch.tensor([float(STEPS)]), value / 2, value / 2, value / 2)
 
 
 def given(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,11 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from embodied.compose import DATA, PRIMARY, groups_of, options, search_folders
+from embodied.compose import DATA, PACKAGED, PRIMARY, groups_of, options, search_folders
 from embodied.core.bounds import Count
 from embodied.core.build import Node, parse
 from embodied.core.config_fields import Setting, fields_of, in_words, settings_of
@@ -218,3 +219,51 @@ def _first_line(module: str) -> str:
     if found is None or found.origin is None:
         return ""
     return (ast.get_docstring(ast.parse(Path(found.origin).read_text())) or "").split("\n")[0]
+
+
+def text_of(group: str, file: Path) -> str:
+    head = f"{group}={file.stem}: {sentence(file)}".rstrip(": ")
+    if group == "experiment":
+        return f"{head}\n(all of it: embodied show experiment={file.stem})\n{file.read_text()}"
+    return f"{head}\n{table(option_rows(group, file))}"
+
+
+def command_text(primary: str) -> str:
+    """The settings of a command, for its help."""
+    rows = command_rows(PACKAGED / f"{primary}.yaml")
+    rows += regime_rows([PACKAGED]) if primary == "train" else []
+    return table(row for row in rows if row.key != "policy")  # it is no setting, but a word
+
+
+PURPOSES: dict[str, list[str]] = yaml.safe_load(
+    Path(__file__).with_name("purposes.yaml").read_text()
+)
+"""What one can do in environments of these names, or NAME_MORE; others are listed by package."""
+
+
+def by_kind(group: str, files: Iterable[Path]) -> dict[str, list[Path]]:
+    """The files of options by what one can do in an environment; by package where that is not known
+    and for other groups."""
+    kinds: dict[str, list[Path]] = {}
+    for file in files:
+        kinds.setdefault(_kind(group, file.stem) or package(file), []).append(file)
+    order = [*PURPOSES, *sorted(kinds.keys() - PURPOSES.keys())]
+    return {kind: kinds[kind] for kind in order if kind in kinds}
+
+
+def _kind(group: str, option: str) -> str | None:
+    names = PURPOSES if group == "env" else {}
+    for purpose, begins in names.items():
+        if any(option == name or option.startswith(f"{name}_") for name in begins):
+            return purpose
+    return None
+
+
+def package(file: Path) -> str:
+    """The package of an option's class below its folder (embodied.envs.fr3.env.Fr3: fr3); of an
+    environment in wrappers, that of the environment."""
+    node: Any = yaml.safe_load(file.read_text()) or {}
+    while isinstance(node.get("env"), dict) and "_target_" in node["env"]:
+        node = node["env"]
+    words = str(node.get("_target_", "")).removeprefix("embodied.").split(".")
+    return words[1] if len(words) > 2 else words[0]

@@ -20,7 +20,7 @@ import yaml
 
 from embodied.cli import main, mistake, verbs
 from embodied.commands import demo, table
-from embodied.commands.train import facts, fresh
+from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
@@ -30,7 +30,7 @@ from embodied.datasets.transitions import SOURCE
 from embodied.envs.process.env import interpreter
 from embodied.learners.learner import Learner
 from embodied.settings_tables import command_rows, regime_rows
-from embodied.training.config import read_config
+from embodied.training.config import facts, read_config
 from embodied.training.logger import read_metrics
 from tests.builders import exit_of, python, wait_until, write_files
 from tests.tiers import once_per_option

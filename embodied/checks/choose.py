@@ -8,6 +8,9 @@ from pathlib import Path
 from embodied.compose import options, search_folders
 from embodied.core.build import ConfigError, Node, nearest
 
+KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
+"""What can be checked."""
+
 
 def chosen_part(
     kind: str, name: str, folders: Sequence[Path | str]

@@ -23,7 +23,6 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import PolicyWrapper
 from embodied.policies.steering.steered import Steered
 
-KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
 ANY_LEARNER = "learner=imitate"
 """A learner has to be chosen for every composition; this one is not built."""
 

@@ -42,8 +42,6 @@ from embodied.teachers.teacher import (
 )
 
 PLAYER = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-ROWS = 16  # parallel episodes
-STEPS = 50  # FR3 reach: its horizon
 FILL = "none"  # the mode that fills the archive
 
 
@@ -56,38 +54,8 @@ def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
     if not room.exists():
         for seed in (1, 2):
             past = {**node, "archive": str(room), "stepping": FILL, "epoch": 600}
-            teaching(build(past, Teacher, spec=spec, seed=seed), 600)()
+            play(Box(), build(past, Teacher, spec=spec, seed=seed), 600, flight=16)
     return {**node, "archive": str(room), "epoch": 600, "lively": 0.02}
-
-
-def teaching(teacher: Teacher, episodes: int) -> Callable[[], int]:
-    """Blocks of `episodes` episodes, ROWS in parallel, ending one at a time in random order; the
-    student succeeds in a growing part of the task space, and from every saved state."""
-    random, played = np.random.default_rng(0), 0
-    rival = getattr(teacher, "rival", None)  # the antagonist plays as many episodes
-    task, ticket = teacher.sample(ROWS)
-
-    def block() -> int:
-        nonlocal played
-        for _ in range(episodes):
-            row = int(random.integers(ROWS))
-            reach = min(0.3 + played / 2000, 1.2)
-            far = float(task[row].norm()) if task.is_floating_point() else 0.0
-            won = float(random.random() < np.exp(-4 * max(far - reach, 0)))
-            teacher.update(ticket[row : row + 1], finished(won))
-            task[row], ticket[row] = (value[0] for value in teacher.sample(1))
-            if rival is not None:
-                rival.update(rival.sample(1)[1], finished(1 - won))
-            played += 1
-        return episodes
-
-    return block
-
-
-def finished(score: float) -> Outcome:
-    """An episode with return `score`, successful if that is 1; the student's values are half."""
-    value = torch.tensor([score])
-    return Outcome(value, value, torch.tensor([float(STEPS)]), value / 2, value / 2, value / 2)
 
 
 SMALL: dict[str, Any] = {

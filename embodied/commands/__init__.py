@@ -105,7 +105,7 @@ def _add_arguments(parser: Parser, entry: Node) -> None:
         parser.add_argument(name, **_typed(settings))
     parser.set_defaults(run=entry["run"], entry=entry)
     if "settings" in entry:
-        parser.more_help = lambda: function("list.settings")(entry["settings"])
+        parser.more_help = lambda: function("list.command_text")(entry["settings"])
     if kinds := entry.get("kinds"):
         metavar = entry.get("metavar", "|".join(kinds))
         subparsers = parser.add_subparsers(dest="kind", metavar=metavar, required=True)
@@ -184,16 +184,6 @@ def require_one(words: Iterable[str], key: str) -> None:
     if len(values) > 1:
         first, second = [*values][:2]
         raise ConfigError(f"{key} is given twice: {key}={first} and {key}={second}")
-
-
-def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*heads)
-    for row in rows:
-        table.add_row(*row)
-    Console(markup=False, highlight=False).print(table)
 
 
 def yaml_values(words: Iterable[str]) -> dict[str, Any]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from embodied.checks.choose import chosen_part
+from embodied.checks.choose import KINDS, chosen_part
 from embodied.compose import allow_from
 from embodied.core.build import ConfigError, nearest
-
-KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
 
 
 def run(args: argparse.Namespace) -> None:

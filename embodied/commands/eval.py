@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from embodied.commands import is_given, print_rows, require_at_least
+from embodied.commands import is_given, require_at_least
 from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.atomic_write import write_json
@@ -34,6 +34,7 @@ from embodied.evaluation.statistics import rate
 from embodied.policies.abilities import Smooths
 from embodied.policies.remote.address import allow_typed, is_address, remote_node, with_mapping
 from embodied.reports import run_report
+from embodied.reports.terminal import print_rows
 from embodied.training.logger import read_metrics
 from embodied.training.warning_signs import parted
 

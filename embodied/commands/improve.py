@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import pickle
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -26,7 +21,7 @@ from embodied.compose import compose, options, search_folders
 from embodied.core import checkpoint
 from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node, build, parse, unknown
-from embodied.core.children import import_from_here, interrupt_with_parent, module_command
+from embodied.core.children import import_from_here, module_command
 from embodied.core.env import VecEnv
 from embodied.core.saved_node import read_saved
 from embodied.evaluation.evaluate import Evaluation, film
@@ -34,13 +29,13 @@ from embodied.evaluation.loading import trained_with
 from embodied.improvement.improve import ImproveConfig, Improver
 from embodied.improvement.race import Improvement
 from embodied.improvement.ways import Commands, save_run
+from embodied.improvement.workers import Workers, answer, answers_of_this_process
 from embodied.policies.remote.address import SCHEMES, allow_typed, is_address, with_mapping
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 
 SETTINGS = "improve.yaml"
 """The file of an improvement's settings, in its folder."""
-STOPPED = (-signal.SIGINT, 130, 0)  # exit statuses of a process that was interrupted (0: idle)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -73,7 +68,9 @@ def improve(
     node = improvement_settings(policy, words, folders)
     out = Path(node["out"])
     allowed = [word for word in words if word.startswith("allow=")]
-    workers = Workers(out, policy, allowed, folders)
+    command = module_command("embodied.commands.improve", str(out), policy, *allowed)
+    command += [word for folder in folders for word in ("--config-dir", folder)]
+    workers = Workers(command, out / "log.txt")
     improver = improver_of(node, allowed, folders, tell, workers)
     with locked(out), closing(workers):
         _remember(out, node)
@@ -106,71 +103,18 @@ def improver_of(
     return Improver(config, commands, ways, tell, elsewhere)
 
 
-class Workers:
-    """Calls methods of an Improver of the folder `out` in other processes, one for each thread that
-    asks; OUT/log.txt has what they said. `policy` as it was typed."""
-
-    def __init__(
-        self, out: Path, policy: str, allowed: Sequence[str], folders: Sequence[str]
-    ) -> None:
-        self.log = out / "log.txt"
-        self.command = module_command("embodied.commands.improve", str(out), policy, *allowed)
-        self.command += [word for folder in folders for word in ("--config-dir", folder)]
-        self.own = threading.local()
-        self.every: list[subprocess.Popen[bytes]] = []
-
-    def __call__(self, method: str, *given: Any) -> Any:
-        """What the method returns; KeyboardInterrupt if the process was interrupted."""
-        process = self._process()
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            pickle.dump((method, given), process.stdin)
-            process.stdin.flush()
-            return pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError):
-            code = process.wait()
-            if code in STOPPED:
-                raise KeyboardInterrupt from None
-            raise RuntimeError(f"{method} ended with {code}; see {self.log}") from None
-
-    def _process(self) -> subprocess.Popen[bytes]:
-        if not hasattr(self.own, "process"):
-            with self.log.open("a") as log:
-                self.own.process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    preexec_fn=interrupt_with_parent,
-                )
-            self.every.append(self.own.process)
-        return self.own.process
-
-    def close(self) -> None:
-        for process in self.every:
-            process.communicate()
-
-
 def _work(words: Sequence[str]) -> None:
-    """What `Workers` starts."""
+    """What `Workers` starts: `words` are the folder, the policy as it was typed, and allow=."""
     parser = argparse.ArgumentParser()
     parser.add_argument("words", nargs="*")
     parser.add_argument("--config-dir", action="append", default=[])
     args = parser.parse_args(words)
     out, typed, *allowed = args.words
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed goes to the log
+    answers = answers_of_this_process()
     import_from_here()
     allow_typed([typed])
     node = improvement_settings(out, allowed, args.config_dir)
-    while True:
-        try:
-            method, given = pickle.load(sys.stdin.buffer)
-        except (EOFError, KeyboardInterrupt):  # there is nothing more to do
-            return
-        improver = improver_of(node, allowed, args.config_dir, print)
-        pickle.dump(getattr(improver, method)(*given), answers)
-        answers.flush()
+    answer(lambda: improver_of(node, allowed, args.config_dir, print), answers)
 
 
 def improvement_settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from embodied.compose import PACKAGED, groups_of, options, search_folders
+from embodied.compose import groups_of, options, search_folders
 from embodied.core.build import ConfigError, nearest
 from embodied.settings_tables import (
-    command_rows,
+    by_kind,
+    command_text,
     found_options,
-    option_rows,
     paper_rows,
     published,
-    regime_rows,
     sentence,
     table,
+    text_of,
 )
+
+__all__ = ["command_text"]
 
 
 def show(args: argparse.Namespace) -> None:
@@ -44,25 +45,8 @@ def show(args: argparse.Namespace) -> None:
     print(text_of(group, known[name]))
 
 
-def text_of(group: str, file: Path) -> str:
-    head = f"{group}={file.stem}: {sentence(file)}".rstrip(": ")
-    if group == "experiment":
-        return f"{head}\n(all of it: embodied show experiment={file.stem})\n{file.read_text()}"
-    return f"{head}\n{table(option_rows(group, file))}"
-
-
-def settings(primary: str) -> str:
-    rows = command_rows(PACKAGED / f"{primary}.yaml")
-    rows += regime_rows([PACKAGED]) if primary == "train" else []
-    return table(row for row in rows if row.key != "policy")  # it is no setting, but a word
-
-
 EMPTY = ("reward", "teacher", "robot", "filter")  # groups that may have no packaged options
 PLURALS = {"data": "data", "policy": "policies"}
-PURPOSES: dict[str, list[str]] = yaml.safe_load(
-    Path(__file__).with_name("purposes.yaml").read_text()
-)
-"""What one can do in environments of these names, or NAME_MORE; others are listed by package."""
 GROUPED = 20  # groups of more options are shown by the package of their classes
 
 
@@ -105,31 +89,3 @@ def lines(said: Mapping[str, str], indent: str = "") -> str:
 
 def plural(group: str) -> str:
     return PLURALS.get(group, f"{group}s")
-
-
-def by_kind(group: str, files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files of options by what one can do in an environment; by package where that is not known
-    and for other groups."""
-    kinds: dict[str, list[Path]] = {}
-    for file in files:
-        kinds.setdefault(_kind(group, file.stem) or package(file), []).append(file)
-    order = [*PURPOSES, *sorted(kinds.keys() - PURPOSES.keys())]
-    return {kind: kinds[kind] for kind in order if kind in kinds}
-
-
-def _kind(group: str, option: str) -> str | None:
-    names = PURPOSES if group == "env" else {}
-    for purpose, begins in names.items():
-        if any(option == name or option.startswith(f"{name}_") for name in begins):
-            return purpose
-    return None
-
-
-def package(file: Path) -> str:
-    """The package of an option's class below its folder (embodied.envs.fr3.env.Fr3: fr3); of an
-    environment in wrappers, that of the environment."""
-    node: Any = yaml.safe_load(file.read_text()) or {}
-    while isinstance(node.get("env"), dict) and "_target_" in node["env"]:
-        node = node["env"]
-    words = str(node.get("_target_", "")).removeprefix("embodied.").split(".")
-    return words[1] if len(words) > 2 else words[0]

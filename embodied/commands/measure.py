@@ -17,7 +17,6 @@ import torch
 from embodied.buffers.weighted import returns
 from embodied.checks.choose import chosen_part
 from embodied.commands import (
-    print_rows,
     require_at_least,
     require_datasets,
     require_folders,
@@ -32,16 +31,15 @@ from embodied.datasets.collect import play
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, read_episodes
 from embodied.datasets.transitions import in_order_of, joined
-from embodied.evaluation.effective_horizon import Attempt, Gorp
 from embodied.evaluation.effective_horizon import Config as GorpConfig
+from embodied.evaluation.effective_horizon import Gorp
 from embodied.evaluation.loading import trained_with
 from embodied.evaluation.off_policy import Config as EstimateConfig
 from embodied.evaluation.off_policy import (
     Estimates,
     PortfolioConfig,
-    Recorded,
     choice,
-    estimate,
+    estimates,
     portfolio,
 )
 from embodied.improvement import diagnosis, pages
@@ -50,6 +48,7 @@ from embodied.nn.statistics import spearman
 from embodied.policies.remote.address import is_address
 from embodied.reports.quality import Config as QualityConfig
 from embodied.reports.quality import quality
+from embodied.reports.terminal import print_rows
 
 FIRST = 10_000  # seed of the held-out initial states, as in `embodied eval`
 
@@ -112,7 +111,7 @@ def score(args: argparse.Namespace) -> None:
         raise ConfigError(f"{min(given)} has no effect without truth=EPISODES")
     choice([0.0] * len(runs), 0.0, trial.k)  # ConfigError before the work begins
     episodes = _joined(demos)
-    found = _estimates(runs, episodes, config)
+    found = estimates(runs, episodes, config)
     behaviour = returns(episodes, config.gamma).mean().item()
     more = [word for word in args.words if word.partition("=")[0] in given]
     true = [
@@ -128,20 +127,6 @@ def _listed(own: dict[str, Any], name: str) -> list[str]:
     if not all(folders):
         raise ConfigError(f"{name}={own[name]} names no folder")
     return folders
-
-
-def _estimates(runs: Sequence[str], episodes: Episodes, config: EstimateConfig) -> list[Estimates]:
-    """The estimates of each run's policy, which executes as many steps of a chunk as in its run."""
-    known: dict[int, Recorded] = {}
-    found: list[Estimates] = []
-    for path in runs:
-        policy = checkpoint.load_policy(path, episodes.spec).eval()
-        trained = trained_with(checkpoint.find(Path(path)), named=True)
-        execute = trained.get("execute") or policy.chunk
-        if execute not in known:
-            known[execute] = Recorded(episodes, config, execute)
-        found.append(estimate(policy, known[execute]))
-    return found
 
 
 def _played(path: str, words: list[str], folders: list[str], episodes: int, gamma: float) -> float:
@@ -202,16 +187,4 @@ def horizon(args: argparse.Namespace) -> None:
         for a in tried
     ]
     print_rows(("k", "m", "k + log_A m", "solved"), rows)
-    print(_meaning(gorp, tried))
-
-
-def _meaning(gorp: Gorp, tried: list[Attempt]) -> str:
-    count, length = len(gorp.actions), gorp.length
-    if not tried or 2 * tried[-1].solved < gorp.config.tries:
-        least = f"above {tried[-1].horizon:.2f}" if tried else "not known"
-        return f"effective horizon {least}: {gorp.used:,} steps did not suffice (steps=N for more)"
-    cost = length**2 * count ** tried[-1].horizon
-    return (
-        f"effective horizon {tried[-1].horizon:.2f}: {count} actions, episodes of up to {length} "
-        f"decisions, about {cost:,.0f} steps of random exploration"
-    )
+    print(gorp.meaning(tried))

@@ -7,11 +7,11 @@ import keyword
 from pathlib import Path
 from string import Template
 
+from embodied.checks.choose import KINDS
 from embodied.core.build import ConfigError, nearest
 
 WHERE = {"policy": " env=pendulum", "reward": " env=pendulum policy=gaussian learner=sac"}
 """Words that `embodied check` needs besides."""
-KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
 NEXT = (
     'embodied check $kind $name --config-dir $configs "allow=[$package]"$where',
     "embodied robot describe ARM.urdf robot=$configs/robot/$name.yaml driver=$package.$name.$Name",

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.progress import Progress as Bar
 
-from embodied.commands import is_given, print_rows, require_at_least, yaml_values
+from embodied.commands import is_given, require_at_least, yaml_values
 from embodied.commands.demos import usual_demonstrator
 from embodied.compose import allow_from, compose
 from embodied.core.atomic_write import write_json
@@ -76,15 +76,6 @@ def _named(name: str) -> tuple[str, dict[str, Node], Any]:
     return name, {}, None
 
 
-COLUMNS = ("first", "last", "lowest", "highest", "mean", "sum", "rise")
-AREAS = {
-    "last": "the last step's reward",
-    "mean": "the mean reward",
-    "sum": "the sum",
-    "length": "the length alone (shorter is better), a control of the sum",
-}
-
-
 def score(args: argparse.Namespace) -> None:
     import torch
 
@@ -108,7 +99,7 @@ def score(args: argparse.Namespace) -> None:
         write_json(folder / "score.json", {"about": about, "summary": facts, "episodes": rows})
         scoring.draw(rows, title, folder / "score.png")
         print(f"{camera}:" if camera else "", end="\n" if camera else "")
-        show_scores(rows, facts)
+        scoring.show(rows, facts)
         print(f"{folder}/score.json  {folder}/score.png")
     for line in scoring.between_cameras(found):
         print(line)
@@ -128,37 +119,7 @@ def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str
         )
 
 
-def show_scores(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
-    lines: list[list[str]] = []
-    for row in rows:
-        numbers = ("-" if row[key] is None else f"{row[key]:.3f}" for key in COLUMNS)
-        won = {True: "yes", False: "no", None: "-"}[row["success"]]
-        lines.append([str(row["episode"]), str(row["steps"]), *numbers, won])
-    print_rows(("episode", "steps", *COLUMNS, "success"), lines)
-    print(
-        f"{facts['episodes']} episodes, {facts['steps']:,} steps; mean rise {_text(facts['rise'])}"
-    )
-    if "successes" not in facts:
-        print("success is not recorded: no success AUC")
-        return
-    print(f"{facts['successes']} successes, {facts['failures']} failures; success AUC of")
-    for key, words in AREAS.items():
-        found = facts[f"auc_{key}"]
-        interval = f" [{found['low']:.3f}, {found['high']:.3f}]" if found else ""
-        print(f"  {words}: {_text(found and found['value'])}{interval}")
-    if "confusion" in facts:
-        counts = ", ".join(f"{count} {what}" for what, count in facts["confusion"].items())
-        print(f"last reward >= {facts['threshold']:g}: {counts}")
-        for what, numbers in facts["mistaken"].items():
-            if numbers:
-                print(f"  {what}: episodes {', '.join(map(str, numbers))}")
-
-
-def _text(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}"
-
-
-def classifier(args: argparse.Namespace) -> None:
+def fit_classifier(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.rewards.success.model import Training, load_labelled, made, mark_of, write
@@ -218,23 +179,6 @@ def _print_report(out: Path, report: dict[str, float]) -> None:
     print(f"next: embodied train experiment=NAME demos={out}")
 
 
-LINES = {
-    "epic": "EPIC distance (sampled)",
-    "starc": "STARC distance (half L2, real transitions)",
-    "starc_pearson": "STARC distance (Pearson)",
-    "rank_within": "rank correlation of steps, within episodes",
-    "rank_returns": "rank correlation of episodes' sums",
-    "a_auc_last": "A: last step's reward against success (AUC)",
-    "b_auc_last": "B: last step's reward against success (AUC)",
-    "a_auc_return": "A: episode's return against success (AUC)",
-    "b_auc_return": "B: episode's return against success (AUC)",
-    "a_plateau": "A: share of steps that hardly change",
-    "b_plateau": "B: share of steps that hardly change",
-    "a_falls": "A: share of steps that fall",
-    "b_falls": "B: share of steps that fall",
-}
-
-
 def compare(args: argparse.Namespace) -> None:
     plain = [word for word in args.words if word[:2] not in ("a.", "b.")]
     if not is_given(plain, "demonstrator") and (name := usual_demonstrator(plain, args.config_dir)):
@@ -249,12 +193,12 @@ def compare(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.core.env import VecEnv
-    from embodied.reports.reward_comparison import compare_in, draw
+    from embodied.reports.reward_comparison import compare_in, draw, show
 
     torch.set_num_threads(settings["threads"])
     with closing(build(settings["env"] | {"num_envs": settings["num_envs"]}, VecEnv)) as env:
         facts = compare_in(env, settings, [each[1] for each in chosen])
-    show_comparison(facts, args.names)
+    show(facts, args.names)
     labels = [Path(name).stem for name in args.names]
     folder = Path(settings["out"] or f"outputs/compare-{'-'.join(labels)}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -278,23 +222,6 @@ def choose(
     extra = [f"reward={option}", *(f"reward.{word}" for word in own)]
     node = compose("compare", [*words, *extra], folders, given).node
     return node, (node["reward"], state)
-
-
-def show_comparison(facts: dict[str, Any], names: Sequence[str]) -> None:
-    won = "" if facts["successes"] is None else f", {facts['successes']} succeeded"
-    print(
-        f"A {names[0]}, B {names[1]}: {facts['rows']:,} steps of {facts['episodes']} episodes{won}"
-    )
-    print(f"policies: {', '.join(facts['policies'])}")
-    rows: list[tuple[str, str, str]] = []
-    for key, words in LINES.items():
-        value = facts.get(key)
-        if isinstance(value, dict):
-            between = f"[{value['low']:.3f}, {value['high']:.3f}]"
-            rows.append((words, f"{value['value']:.3f}", between))
-        elif value is not None:
-            rows.append((words, f"{value:.3f}", ""))
-    print_rows(("measure", "value", "95% interval"), rows)
 
 
 def design(args: argparse.Namespace) -> None:

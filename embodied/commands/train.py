@@ -21,12 +21,8 @@ from embodied.core.saved_node import python_names, read_run_settings
 
 if TYPE_CHECKING:
     from embodied.models.dynamics import Fit
-    from embodied.training.config import RunConfig
     from embodied.training.logger import Log
     from embodied.training.trainer import Callback
-
-SENTENCES = ("prompt", "sentence", "text", "goal")
-"""Settings of a node that say in words what is wanted."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -112,7 +108,7 @@ def _set_aside(path: Path, step: int) -> None:
 def _logged(node: Node, step: int, others: bool, verbose: bool) -> Generator[Log]:
     """The log of a training in the block, and its report; `others`: not the first process."""
     from embodied.core.errors import RemoteError, RobotError
-    from embodied.training.config import read_config
+    from embodied.training.config import facts, read_config
     from embodied.training.logger import Log
 
     config = read_config(node)
@@ -213,41 +209,6 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
             "begin another run: out=DIR"
         )
     return node, step
-
-
-def facts(config: RunConfig) -> dict[str, str]:
-    """What is said of a run before it begins."""
-    from embodied.core.device import pick_device
-
-    finetune, demos = config.finetune, config.demos
-    unit = "updates" if config.data.regime == "offline" else "environment steps"
-    before = f"{config.pretrain_steps:,} updates, then " if config.pretrain_steps else ""
-    said = {
-        "run": f"{config.name}, seed {config.seed}",
-        "env": described(config.env),
-        "policy": described(config.policy),
-        "finetune": f"{described(finetune)} of {config.init}" if finetune else None,
-        "from": None if finetune else config.init,
-        "learner": described(config.learner),
-        "reward": described(config.reward),
-        "teacher": described(config.teacher),
-        "training": config.data.regime.replace("_", "-"),
-        "demos": demos if isinstance(demos, str) else ", ".join(demos or ()),
-        "mapping": config.mapping,
-        "device": f"{pick_device(config.device)}, {config.threads} thread(s)",
-        "steps": f"{before}{config.steps:,} {unit}",
-        "folder": config.out,
-    }
-    return {name: value for name, value in said.items() if value}
-
-
-def described(node: Node | None) -> str:
-    if not node:
-        return ""
-    keys = ("task", "id", "chunk", "num_envs", "batch_size")
-    shown = [f"{key}={node[key]}" for key in keys if node.get(key) is not None]
-    shown += [f'"{node[k]}"' for k in SENTENCES if isinstance(node.get(k), str) and node[k]]
-    return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()
 
 
 def allow_word(folder: Path) -> str:

@@ -15,7 +15,7 @@ one task only. Without a discount, shaping by a potential that is 0 at the end c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -95,6 +95,20 @@ class Gorp:
             yield Attempt(depth, completions, horizon, solved)
             if 2 * solved >= len(self.starts):
                 return
+
+    def meaning(self, tried: Sequence[Attempt]) -> str:
+        """What the attempts say, in one sentence."""
+        count = len(self.actions)
+        if not tried or 2 * tried[-1].solved < self.config.tries:
+            least = f"above {tried[-1].horizon:.2f}" if tried else "not known"
+            return (
+                f"effective horizon {least}: {self.used:,} steps did not suffice (steps=N for more)"
+            )
+        cost = self.length**2 * count ** tried[-1].horizon
+        return (
+            f"effective horizon {tried[-1].horizon:.2f}: {count} actions, episodes of up to "
+            f"{self.length} decisions, about {cost:,.0f} steps of random exploration"
+        )
 
     def solves(self, state: Tensors, depth: int, completions: int) -> bool:
         """Whether an episode from the saved `state` [1, ...] succeeds."""

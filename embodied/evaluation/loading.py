@@ -59,7 +59,7 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     if trained.get("learner") is None:
         raise ConfigError(
             f"{saved.parent.parent} has no learner, and so no critic to choose actions: train it "
-            "first, as with finetune=dsrl_na, and evaluate that run"
+            "first (embodied list finetunes), and evaluate that run"
         )
     learner = load_learner(saved, trained, policy)
     critic = getattr(learner, "critic", None)

@@ -36,6 +36,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Positive, PositiveFraction
 from embodied.core.build import ConfigError
@@ -46,6 +47,7 @@ from embodied.core.tensors import Tensors, take, under
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
+from embodied.evaluation.loading import trained_with
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.learner import soft_update
 from embodied.nn.networks import mlp
@@ -119,6 +121,20 @@ class Recorded:
         with torch.no_grad():
             error = action - net(obs)
         return log_density(error, (error.square().mean(0) + config.bandwidth**2).sqrt())
+
+
+def estimates(runs: Sequence[str], episodes: Episodes, config: Config) -> list[Estimates]:
+    """The estimates of each run's policy, which executes as many steps of a chunk as in its run."""
+    known: dict[int, Recorded] = {}
+    found: list[Estimates] = []
+    for path in runs:
+        policy = checkpoint.load_policy(path, episodes.spec).eval()
+        trained = trained_with(checkpoint.find(path), named=True)
+        execute = trained.get("execute") or policy.chunk
+        if execute not in known:
+            known[execute] = Recorded(episodes, config, execute)
+        found.append(estimate(policy, known[execute]))
+    return found
 
 
 def estimate(policy: Policy, recorded: Recorded) -> Estimates:

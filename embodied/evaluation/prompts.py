@@ -11,23 +11,44 @@ other is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors
+from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.pictures import load
-from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import transitions
 from embodied.policies.abilities import TakesPrompts
+from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText
 
 PROBES = 500  # recorded pictures that say how like pictures are
 RARE = 0.01  # share of these that would be left out themselves
 BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of a prompt; one of `reward`, `goal`, `demos` and `frames` is given."""
+
+    out: str  # folder of the prompted run; must not exist
+    reward: str | None = None  # dataset whose rewards are to be maximised
+    goal: dict[str, Number] = field(default_factory=dict)  # elements of the state to be in
+    demos: str | None = None  # dataset whose states are to be visited
+    frames: str | None = None  # dataset whose pictures are to be seen, in any order
+    among: str | None = None  # dataset in which the states of goal and frames are looked up
+    last: Count | None = None  # states or frames of each episode, from its end; null: all
+    nearest: Count = 32  # recorded states that a goal stands for
+    camera: str | None = None  # observation with the pictures; null: the only one
+    encoder: str = "simclip"  # of pictures: simclip, a CLIP or SigLIP folder, a name on the hub
 
 
 def require_states(spec: Spec, episodes: Episodes, what: str) -> None:
@@ -118,3 +139,38 @@ def projected(
             f"recorded pictures of different episodes have {least:.3f}; record with that camera"
         )
     return kept, len(place) - len(kept)
+
+
+def vector(policy: Any, config: Config, source: str) -> tuple[Tensor, str]:
+    """u [d] of what `config` asks for, by the recordings `source`; and what was done, in words."""
+    episodes = read_episodes(local_folder(source))
+    require_states(policy.spec, episodes, f"dataset {source}")
+    if config.reward is not None:
+        count = len(episodes.steps["reward"])
+        return of_reward(policy, policy.spec, episodes), f"rewards of {count:,} steps"
+    states = states_of(policy.spec, episodes, config.last if config.demos else None)
+    said = f"states of {len(episodes)} episodes"
+    if config.goal:
+        states, far = nearest_states(policy.spec, states, config.goal, config.nearest)
+        said = "recorded states; farthest from the goal: " + ", ".join(
+            f"{name} {off:.3g}" for name, off in far.items()
+        )
+    if config.frames is not None:
+        place, unlike = looked_up(config, episodes, read_episodes(local_folder(config.frames)))
+        states = {name: value[place] for name, value in states.items()}
+        said = f"recorded states like {len(place)} frames; {unlike} frames are unlike all of them"
+    return of_states(policy, states), said
+
+
+def looked_up(config: Config, recorded: Episodes, film: Episodes) -> tuple[Tensor, int]:
+    """The places of the recorded states whose pictures are most like the frames of `film`."""
+    known = [name for name, leaf in recorded.spec.obs.items() if leaf.is_image]
+    cameras = known if config.camera is None else [config.camera]
+    if len(cameras) != 1 or cameras[0] not in known or cameras[0] not in film.spec.obs:
+        raise ConfigError(f"camera=NAME should be a camera of both datasets: {', '.join(known)}")
+    own = Spec({cameras[0]: recorded.spec.obs[cameras[0]]}, recorded.spec.act, recorded.spec.dt)
+    seen = load(states_of(own, film, config.last))[cameras[0]]
+    there = load(states_of(own, recorded))[cameras[0]]
+    every = torch.arange(len(recorded))
+    episode = torch.cat([every.repeat_interleave(recorded.length), every])
+    return projected(seen, there, episode, open_image_text(config.encoder, "cpu"))

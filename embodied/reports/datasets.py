@@ -35,6 +35,7 @@ from embodied.datasets.lerobot.schema import columns_of_info, images_of, read_in
 from embodied.datasets.transitions import joined, observations, transitions
 from embodied.llm.chat import ServerUnusable
 from embodied.nn.statistics import auc, spearman
+from embodied.reports.terminal import print_rows
 from embodied.rewards.analysis import distances
 
 CHUNK = 2048  # transitions per call
@@ -348,6 +349,45 @@ def _with_interval(scores: Numbers, won: NDArray[np.bool_]) -> dict[str, float] 
         return None
     low, high = distances.interval(lambda i: auc(scores[i], won[i]), len(won), samples=500)
     return {"value": auc(scores, won), "low": low, "high": high}
+
+
+COLUMNS = ("first", "last", "lowest", "highest", "mean", "sum", "rise")
+AREAS = {
+    "last": "the last step's reward",
+    "mean": "the mean reward",
+    "sum": "the sum",
+    "length": "the length alone (shorter is better), a control of the sum",
+}
+
+
+def show(rows: Sequence[Row], facts: dict[str, Any]) -> None:
+    lines: list[list[str]] = []
+    for row in rows:
+        numbers = ("-" if row[key] is None else f"{row[key]:.3f}" for key in COLUMNS)
+        won = {True: "yes", False: "no", None: "-"}[row["success"]]
+        lines.append([str(row["episode"]), str(row["steps"]), *numbers, won])
+    print_rows(("episode", "steps", *COLUMNS, "success"), lines)
+    print(
+        f"{facts['episodes']} episodes, {facts['steps']:,} steps; mean rise {_text(facts['rise'])}"
+    )
+    if "successes" not in facts:
+        print("success is not recorded: no success AUC")
+        return
+    print(f"{facts['successes']} successes, {facts['failures']} failures; success AUC of")
+    for key, words in AREAS.items():
+        found = facts[f"auc_{key}"]
+        interval = f" [{found['low']:.3f}, {found['high']:.3f}]" if found else ""
+        print(f"  {words}: {_text(found and found['value'])}{interval}")
+    if "confusion" in facts:
+        counts = ", ".join(f"{count} {what}" for what, count in facts["confusion"].items())
+        print(f"last reward >= {facts['threshold']:g}: {counts}")
+        for what, numbers in facts["mistaken"].items():
+            if numbers:
+                print(f"  {what}: episodes {', '.join(map(str, numbers))}")
+
+
+def _text(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
 
 
 def draw(rows: Sequence[Row], name: str, file: Path) -> None:

@@ -23,6 +23,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.collect import play
 from embodied.nn import statistics
 from embodied.reports.datasets import evaluate_reward, make_reward, rows_of
+from embodied.reports.terminal import print_rows
 from embodied.rewards.analysis import distances
 from embodied.rewards.wrappers.added_observations import augment_shared
 
@@ -202,6 +203,40 @@ def _with_interval(statistic: Callable[[Index], float], count: int) -> dict[str,
 
 def _spread(total: int, count: int) -> torch.Tensor:
     return torch.linspace(0, total - 1, min(total, count)).long()
+
+
+LINES = {
+    "epic": "EPIC distance (sampled)",
+    "starc": "STARC distance (half L2, real transitions)",
+    "starc_pearson": "STARC distance (Pearson)",
+    "rank_within": "rank correlation of steps, within episodes",
+    "rank_returns": "rank correlation of episodes' sums",
+    "a_auc_last": "A: last step's reward against success (AUC)",
+    "b_auc_last": "B: last step's reward against success (AUC)",
+    "a_auc_return": "A: episode's return against success (AUC)",
+    "b_auc_return": "B: episode's return against success (AUC)",
+    "a_plateau": "A: share of steps that hardly change",
+    "b_plateau": "B: share of steps that hardly change",
+    "a_falls": "A: share of steps that fall",
+    "b_falls": "B: share of steps that fall",
+}
+
+
+def show(facts: dict[str, Any], names: Sequence[str]) -> None:
+    won = "" if facts["successes"] is None else f", {facts['successes']} succeeded"
+    print(
+        f"A {names[0]}, B {names[1]}: {facts['rows']:,} steps of {facts['episodes']} episodes{won}"
+    )
+    print(f"policies: {', '.join(facts['policies'])}")
+    rows: list[tuple[str, str, str]] = []
+    for key, words in LINES.items():
+        value = facts.get(key)
+        if isinstance(value, dict):
+            between = f"[{value['low']:.3f}, {value['high']:.3f}]"
+            rows.append((words, f"{value['value']:.3f}", between))
+        elif value is not None:
+            rows.append((words, f"{value:.3f}", ""))
+    print_rows(("measure", "value", "95% interval"), rows)
 
 
 def draw(facts: dict[str, Any], names: Sequence[str], file: Path) -> None:

@@ -329,3 +329,40 @@ def as_node(config: RunConfig) -> Node:
     """The settings as plain nested dictionaries, as they are written to run.yaml."""
     data = {"regime": config.data.regime, **asdict(config.data)}
     return plain({**asdict(config), "data": data})
+
+
+SENTENCES = ("prompt", "sentence", "text", "goal")
+"""Settings of a node that say in words what is wanted."""
+
+
+def facts(config: RunConfig) -> dict[str, str]:
+    """What is said of a run before it begins."""
+    finetune, demos = config.finetune, config.demos
+    unit = "updates" if config.data.regime == "offline" else "environment steps"
+    before = f"{config.pretrain_steps:,} updates, then " if config.pretrain_steps else ""
+    said = {
+        "run": f"{config.name}, seed {config.seed}",
+        "env": described(config.env),
+        "policy": described(config.policy),
+        "finetune": f"{described(finetune)} of {config.init}" if finetune else None,
+        "from": None if finetune else config.init,
+        "learner": described(config.learner),
+        "reward": described(config.reward),
+        "teacher": described(config.teacher),
+        "training": config.data.regime.replace("_", "-"),
+        "demos": demos if isinstance(demos, str) else ", ".join(demos or ()),
+        "mapping": config.mapping,
+        "device": f"{pick_device(config.device)}, {config.threads} thread(s)",
+        "steps": f"{before}{config.steps:,} {unit}",
+        "folder": config.out,
+    }
+    return {name: value for name, value in said.items() if value}
+
+
+def described(node: Node | None) -> str:
+    if not node:
+        return ""
+    keys = ("task", "id", "chunk", "num_envs", "batch_size")
+    shown = [f"{key}={node[key]}" for key in keys if node.get(key) is not None]
+    shown += [f'"{node[k]}"' for k in SENTENCES if isinstance(node.get(k), str) and node[k]]
+    return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()

@@ -23,8 +23,7 @@ import settings_reference
 import yaml
 
 from benchmarks import evidence
-from embodied.commands.list import by_kind
-from embodied.settings_tables import option_rows, sentence
+from embodied.settings_tables import by_kind, option_rows, sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"

@@ -20,7 +20,7 @@ from benchmarks.command import ROOT, put_root_on_path, settings
 from benchmarks.loop import EVERY, Deadlines, Sleeps, histogram, summary
 from benchmarks.measure import Comparison, alone, compare, table, write_json
 from benchmarks.on_gpu.rows import TINY, Row, Scale
-from embodied.checks.teacher import ROWS, ready, teaching
+from embodied.checks.teacher import ready
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, parse
 from embodied.core.device import accelerator
@@ -245,9 +245,9 @@ def test_a_bench_without_a_bc_policy_says_so(tmp_path: Path) -> None:
 
 def test_a_block_is_as_many_episodes_as_it_says() -> None:
     teacher = place.made("tasks.uniform.Uniform")
-    block = teaching(teacher, 30)
+    block = teachers.teaching(teacher, 30)
     assert [block(), block()] == [30, 30]
-    assert teacher.issued == ROWS + 60 and len(teacher.pending) == ROWS
+    assert teacher.issued == teachers.ROWS + 60 and len(teacher.pending) == teachers.ROWS
 
 
 def test_a_classroom_is_made_where_one_is_read(tmp_path: Path) -> None:
