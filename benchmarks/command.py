@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from embodied.cli import mistake
 from embodied.commands import take
 from embodied.core.build import ConfigError
 from embodied.core.device import pick_device
+from embodied.mistakes import mistake
 
 ROOT = Path(__file__).resolve().parent.parent
 """The repository's root, in which the package `benchmarks` is."""

@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
     if name.isupper() and (Path(__file__).parent / f"configs/learner/{name.lower()}.yaml").exists():
         # An ImportError, which `from embodied import SAC` shows as it is.
         raise ImportError(f"there is no class {name}: em.train(env=ENV, learner={name.lower()!r})")
-    from embodied.commands import answer
+    from embodied.mistakes import answer
 
     more = "" if name.startswith("_") else answer("names", name)
     raise AttributeError(f"module 'embodied' has no attribute {name!r}{more}")

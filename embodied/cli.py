@@ -11,7 +11,6 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from embodied.commands import Parser, add_all, checked, require_one, table
-from embodied.commands import mistake as mistake
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, nearest
 from embodied.core.children import import_from_here
@@ -112,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
+        from embodied.mistakes import mistake
+
         if (line := mistake(error)) is None:
             raise
         print(f"embodied: {line}", file=sys.stderr)

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from embodied.cli import main, mistake, verbs
+from embodied.cli import main, verbs
 from embodied.commands import demo, table
 from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
@@ -29,6 +29,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.datasets.transitions import SOURCE
 from embodied.envs.process.env import interpreter
 from embodied.learners.learner import Learner
+from embodied.mistakes import mistake
 from embodied.settings_tables import command_rows, regime_rows
 from embodied.training.config import facts, read_config
 from embodied.training.logger import read_metrics

@@ -36,6 +36,7 @@ LAYERS = [
         "training",
         "reports",
         "compose",
+        "mistakes",
         "study improvement",
         "reward_design",
         "viewer deploy settings_tables",

@@ -22,7 +22,6 @@ from embodied.api.words import (
     is_network,
     settings_words,
 )
-from embodied.commands import answer
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import GIVEN, ConfigError, Node, build, resolve
@@ -37,6 +36,7 @@ from embodied.core.tensors import Tensors
 from embodied.evaluation import evaluate as evaluation
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
+from embodied.mistakes import answer
 from embodied.nn.sentences import require_task
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 from embodied.policies.wrappers.translated import with_task

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.commands import answer, mistake
 from embodied.core.build import ConfigError, give
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.learner import Learner
+from embodied.mistakes import answer, mistake
 from embodied.teachers.teacher import Curriculum, Teacher
 
 P = ParamSpec("P")

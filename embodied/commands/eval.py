@@ -17,8 +17,7 @@ from embodied.commands import is_given, require_at_least
 from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.atomic_write import write_json
-from embodied.core.build import ConfigError, Node, build, parse, resolve, typed
-from embodied.core.config_fields import complete
+from embodied.core.build import ConfigError, Node, build, parse, typed
 from embodied.core.device import pick_device, replaced
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
@@ -26,8 +25,7 @@ from embodied.core.saved_node import read_saved
 from embodied.core.spec import Spec
 from embodied.datasets.mapping import Mapping
 from embodied.evaluation import task_grid
-from embodied.evaluation.certificate import Config as CertificateConfig
-from embodied.evaluation.certificate import certificates, lines
+from embodied.evaluation.certificate import certificate_config, certify
 from embodied.evaluation.evaluate import Evaluation, counting, evaluate
 from embodied.evaluation.loading import fitted, trained_with
 from embodied.evaluation.statistics import rate
@@ -144,7 +142,7 @@ def evaluate_run(path: str | Path, words: list[str], folders: list[str]) -> dict
         raise ConfigError("out= is for runs, not for a policy server")
     if served and node["certify"]["radii"]:
         raise ConfigError("certify.radii=... is for runs, not for a policy server")
-    certificate = _certificate_settings(node)
+    certificate = certificate_config(node, _asks_worst(node))
     worst = None
     if _asks_worst(node):
         worst, policy = _worst_of(subject)
@@ -158,7 +156,7 @@ def evaluate_run(path: str | Path, words: list[str], folders: list[str]) -> dict
         if not served:
             row |= _imagined_beside(subject, result)
         if certificate.radii and isinstance(policy, Smooths):
-            metrics |= _certify(row, result, policy.noise_std(), certificate)
+            metrics |= certify(row, result, policy.noise_std(), certificate)
     if served:
         return row
     run = Path(subject.name)
@@ -189,37 +187,6 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
         policy, episodes = subject.make(env.spec), node["episodes"]
         shown = counting(episodes)
         return evaluate(policy, env, episodes, node["seed"], subject.execute, shown), policy
-
-
-def _certificate_settings(node: Node) -> CertificateConfig:
-    """The certificates that the settings of `embodied eval` ask for; ConfigError where the policy
-    or the evaluation has none."""
-    config = parse(CertificateConfig, node["certify"], "certify")
-    if not config.radii:
-        return config
-    node["policy"] = policy = complete(node["policy"])
-    if not issubclass(resolve(policy["_target_"], Policy), Smooths) or not policy["sigma"]:
-        raise ConfigError("certify.radii: only policy=smoothed with policy.sigma above 0 has them")
-    if policy["attack"] != "none":
-        raise ConfigError("certify.radii: certificates are of episodes without policy.attack")
-    if _asks_worst(node):
-        raise ConfigError("certify.radii: not with worst_case=true")
-    return config
-
-
-def _certify(
-    row: dict[str, Any], result: Evaluation, sigma: float, config: CertificateConfig
-) -> dict[str, float]:
-    """Add the certificates of a result to its row and print them; their metrics."""
-    found = certificates(result, sigma, config)
-    row["certified"] = [vars(each) for each in found]
-    print("\n".join(lines(found, config.alpha)), flush=True)
-    known = {
-        f"certified_{name}_{each.radius:g}": value
-        for each in found
-        for name, value in (("return", each.mean_return), ("success", each.success))
-    }
-    return {name: value for name, value in known.items() if value is not None}
 
 
 def _asks_worst(node: Node) -> bool:

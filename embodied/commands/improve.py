@@ -17,25 +17,22 @@ from torch import Tensor
 from embodied.commands import demos, is_given
 from embodied.commands import train as training
 from embodied.commands.eval import Subject, evaluated, subject_of
-from embodied.compose import compose, options, search_folders
+from embodied.compose import options, search_folders
 from embodied.core import checkpoint
 from embodied.core.atomic_write import locked
-from embodied.core.build import ConfigError, Node, build, parse, unknown
+from embodied.core.build import Node, build, parse, unknown
 from embodied.core.children import import_from_here, module_command
 from embodied.core.env import VecEnv
 from embodied.core.saved_node import read_saved
 from embodied.evaluation.evaluate import Evaluation, film
-from embodied.evaluation.loading import trained_with
 from embodied.improvement.improve import ImproveConfig, Improver
 from embodied.improvement.race import Improvement
+from embodied.improvement.settings import improvement_settings, joined_at, remember
 from embodied.improvement.ways import Commands, save_run
 from embodied.improvement.workers import Workers, answer, answers_of_this_process
-from embodied.policies.remote.address import SCHEMES, allow_typed, is_address, with_mapping
+from embodied.policies.remote.address import SCHEMES, allow_typed, with_mapping
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
-
-SETTINGS = "improve.yaml"
-"""The file of an improvement's settings, in its folder."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -73,8 +70,8 @@ def improve(
     workers = Workers(command, out / "log.txt")
     improver = improver_of(node, allowed, folders, tell, workers)
     with locked(out), closing(workers):
-        _remember(out, node)
-        if joined := _joined_at(node):
+        remember(out, node)
+        if joined := joined_at(node):
             _save_joined(node, joined, allowed, folders)
         try:
             return improver.run()
@@ -90,7 +87,7 @@ def improver_of(
     elsewhere: Callable[..., Any] | None = None,
 ) -> Improver:
     config: ImproveConfig = parse(ImproveConfig, node, "improve")
-    config = replace(config, policy=str(_joined_at(node) or config.policy))
+    config = replace(config, policy=str(joined_at(node) or config.policy))
     found = options("way", search_folders(folders))
     names = [*found] if config.ways is None else config.ways
     for name in (*names, *config.recipes):
@@ -117,38 +114,6 @@ def _work(words: Sequence[str]) -> None:
     answer(lambda: improver_of(node, allowed, args.config_dir, print), answers)
 
 
-def improvement_settings(policy: str, words: Sequence[str], folders: Sequence[str]) -> Node:
-    """The settings as a plain dictionary: those of a folder that is gone on with, or new ones."""
-    allow_typed([policy])
-    kept = Path(policy) / SETTINGS
-    allowed = [word for word in words if word.startswith("allow=")]
-    if kept.is_file():
-        if len(allowed) < len(words):
-            raise ConfigError(f"{policy} goes on as it began; out=DIR begins another one")
-        node = read_saved(kept)
-        compose("improve", [*allowed, "env=as_trained"], folders, {"env/as_trained": node["env"]})
-        return node
-    given: dict[str, Node] = {}
-    named = is_given(words, "env")
-    if not is_address(policy) and not named:
-        env = trained_with(checkpoint.find(policy)).get("env")
-        given = {"env/as_trained": env} if env else {}
-    if not named and not given:
-        raise ConfigError(f"name the environment: embodied improve {policy} env=NAME")
-    node = compose("improve", words, folders, given).node
-    short = "served" if is_address(policy) else Path(policy).resolve().name
-    node |= {"policy": policy, "out": node["out"] or str(Path("outputs") / f"{short}-improved")}
-    return node
-
-
-def _joined_at(node: Node) -> Path | None:
-    """Where the policy is kept as it acts in the environment: with the names and units of
-    `mapping=`, told to do `task=`. None without these settings."""
-    if node.get("mapping") is None and node.get("task") is None:
-        return None
-    return Path(node["out"]) / ("joined.yaml" if is_address(node["policy"]) else "joined")
-
-
 def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Sequence[str]) -> None:
     policy, task = node["policy"], node["task"]
     if place.exists():
@@ -162,14 +127,6 @@ def _save_joined(node: Node, place: Path, allowed: Sequence[str], folders: Seque
     found = subject_of(policy, [*words, *allowed], folders, there=node["env"])
     with closing(build(found.env | {"num_envs": 1}, VecEnv)) as env:
         save_run(place, found.make(env.spec), checkpoint.find(policy), node["env"], found.execute)
-
-
-def _remember(out: Path, node: Node) -> None:
-    file, text = out / SETTINGS, yaml.safe_dump(node, sort_keys=False)
-    if file.exists() and yaml.safe_load(file.read_text()) != yaml.safe_load(text):
-        raise ConfigError(f"{out} is an improvement with other settings; choose another: out=DIR")
-    out.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
 
 
 def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config: Any) -> Commands:

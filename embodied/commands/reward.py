@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, fields
@@ -16,10 +15,10 @@ from rich.progress import Progress as Bar
 
 from embodied.commands import is_given, require_at_least, yaml_values
 from embodied.commands.demos import usual_demonstrator
-from embodied.compose import allow_from, compose
+from embodied.compose import compose
 from embodied.core.atomic_write import write_json
 from embodied.core.build import ConfigError, Node, build, nearest, parse
-from embodied.core.saved_node import read_saved, require_inside
+from embodied.core.saved_node import read_saved
 from embodied.datasets.hub import local_folder
 
 
@@ -225,10 +224,12 @@ def choose(
 
 
 def design(args: argparse.Namespace) -> None:
+    from embodied.reward_design import settings
+
     if args.own["resume"] is not None:
-        node, own = _resumed(Path(args.own["resume"]), [*args.names, *args.words])
+        node, own = settings.resumed(Path(args.own["resume"]), [*args.names, *args.words])
     else:
-        node, own = _fresh(args)
+        node, own = settings.fresh(args.names, args.own["learn"], args.words, args.config_dir)
     from embodied.reward_design.run import DesignConfig, save
     from embodied.reward_design.run import design as search
 
@@ -236,7 +237,7 @@ def design(args: argparse.Namespace) -> None:
     require_at_least(node, {"tried": 256})
     folder = Path(config.out)
     save(node, own, folder)
-    for name, value in _facts(node, own).items():
+    for name, value in settings.facts(node, own).items():
         print(f"{name:>8}  {value}", flush=True)
     try:
         search(config, own, lambda line: print(line, flush=True))
@@ -246,57 +247,3 @@ def design(args: argparse.Namespace) -> None:
     print(
         f"next: embodied train {' '.join(own)} ... reward=program reward.file={folder / 'best.py'}"
     )
-
-
-def _fresh(args: argparse.Namespace) -> tuple[Node, list[str]]:
-    """The settings, and the words that select the environment for training."""
-    said, learn, words = args.names, args.own["learn"], args.words
-    if len(said) > 1:
-        raise ConfigError(f'the task must be one quoted sentence; found "{said[1]}" after it')
-    made = compose("design", words, args.config_dir)
-    node, choices = made.node, made.choices
-    if learn is not None:
-        node["learn"] = shlex.split(learn)
-    node["sentence"] = next(iter(said), None) or node["sentence"] or node["env"].get("text")
-    if not node["sentence"]:
-        from embodied.core.env import VecEnv
-
-        with closing(build(node["env"] | {"num_envs": 1}, VecEnv)) as env:
-            node["sentence"] = env.spec.text
-    marks = [choices.get("env"), choices.get("designer"), str(node["seed"])]
-    name = "-".join(str(mark) for mark in marks)
-    node["out"] = str(node["out"] or Path("outputs") / f"design-{name}")
-    if (Path(node["out"]) / "design.jsonl").exists():
-        raise ConfigError(
-            f"{node['out']} already contains a design: resume={node['out']}, or out=DIR"
-        )
-    return node, [word for word in words if word.split("=")[0].split(".")[0] in ("env", "allow")]
-
-
-def _resumed(folder: Path, words: list[str]) -> tuple[Node, list[str]]:
-    if changed := [word for word in words if not word.startswith("allow=")]:
-        raise ConfigError(f"settings cannot change on resume; omit {changed[0]}")
-    file = folder / "design.yaml"
-    if not file.exists():
-        raise ConfigError(f"no design found in {folder}")
-    saved = read_saved(file)
-    allow_from(words)
-    require_inside(saved["config"], file)
-    for word in [*saved["words"], *saved["config"].get("learn", [])]:
-        if str(word).lstrip("+").startswith(("-", "allow")) and word not in words:
-            raise ConfigError(f'{file} holds {word}; if you trust it, add "{word}"')
-    return saved["config"], saved["words"]
-
-
-def _facts(node: Node, words: list[str]) -> dict[str, str]:
-    budget = node["budget"]
-    chat = node.get("chat")
-    return {
-        "task": node["sentence"],
-        "env": " ".join(words),
-        "designer": str(node["designer"]["_target_"]).rpartition(".")[2],
-        "chat": "none" if chat is None else str(chat.get("model") or chat.get("cache")),
-        "budget": f"{node['rounds']} rounds of {node['samples']} programs, {budget['steps']:,} "
-        f"steps each, {budget['workers']} in parallel",
-        "folder": node["out"],
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import shutil
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -17,7 +16,7 @@ from embodied.commands import is_given, require_inputs, take
 from embodied.compose import compose, options, read_override, search_folders
 from embodied.core.atomic_write import locked
 from embodied.core.build import ConfigError, Node, nearest, parse
-from embodied.core.saved_node import python_names, read_run_settings
+from embodied.core.saved_node import read_run_settings
 
 if TYPE_CHECKING:
     from embodied.models.dynamics import Fit
@@ -136,18 +135,20 @@ def _logged(node: Node, step: int, others: bool, verbose: bool) -> Generator[Log
             print(f"  checkpoint  {folder}/checkpoints")
             for film in sorted(folder.glob("videos/*.mp4")):
                 print(f"  video       {film}")
-            print(next_lines(folder))
+            print(run_report.next_lines(folder))
 
 
 def _how_to_resume(folder: Path) -> str:
     """Empty where no checkpoint was saved."""
     from embodied.core import checkpoint
+    from embodied.reports import run_report
 
     try:
         saved = checkpoint.find(folder)
     except checkpoint.CheckpointError:
         return ""
-    return f"saved {saved}; resume with: embodied train resume={folder}{allow_word(folder)}"
+    allow = run_report.allow_word(folder)
+    return f"saved {saved}; resume with: embodied train resume={folder}{allow}"
 
 
 def fresh(
@@ -209,36 +210,6 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
             "begin another run: out=DIR"
         )
     return node, step
-
-
-def allow_word(folder: Path) -> str:
-    """The word that the run in `folder` needs: a file that names a server is not believed."""
-    from embodied.policies.remote.address import PACKAGE, is_address
-
-    named = is_address(read_run_settings(folder / "run.yaml").get("init"))
-    return f' "allow=[{PACKAGE}]"' if named else ""
-
-
-def next_lines(folder: Path) -> str:
-    from embodied.core.native import OBJECT_PREFIX
-
-    run, more, path = read_run_settings(folder / "run.yaml"), allow_word(folder), str(folder)
-    env, policy = run.get("env") or {}, run.get("policy") or {}
-    objects = ""
-    if str(env.get("id")).startswith(OBJECT_PREFIX) or python_names(env):
-        objects += ", env=..."
-    if python_names(policy):
-        objects += ", module=..."
-    if objects:  # another process has to be given them again
-        return f"next: em.evaluate(em.load({path!r}{objects})) in Python"
-    shown = shlex.quote(path)
-    if env:
-        eval_line = f"embodied eval {shown} episodes=500{more}"
-        return f"next: embodied view {shown}{more}\n      {eval_line}"
-    return (
-        f"next: embodied deploy robot=NAME {shlex.quote(f'policy={path}')}\n"
-        f"      embodied eval {shown} env=NAME mapping=FILE.yaml"
-    )
 
 
 def model(args: argparse.Namespace) -> None:

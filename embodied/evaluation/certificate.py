@@ -18,14 +18,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Bound, Count, NonNegative, Number
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, Node, parse, resolve
+from embodied.core.config_fields import complete
+from embodied.core.policy import Policy
 from embodied.evaluation.evaluate import Evaluation
+from embodied.policies.abilities import Smooths
 
 NORMAL = NormalDist()
 HALVINGS = 60  # of the interval in which a bound is looked for
@@ -131,3 +134,34 @@ def lines(found: Sequence[Certificate], alpha: float) -> list[str]:
         sure = f"each with confidence {1 - alpha:g}"
         said.append(f"attacks of l2 norm {each.radius:g}: {', '.join(parts)} ({sure})")
     return said
+
+
+def certificate_config(node: Node, worst_case: bool) -> Config:
+    """The certificates that the settings of `embodied eval` ask for; ConfigError where the policy
+    or the evaluation has none."""
+    config = parse(Config, node["certify"], "certify")
+    if not config.radii:
+        return config
+    node["policy"] = policy = complete(node["policy"])
+    if not issubclass(resolve(policy["_target_"], Policy), Smooths) or not policy["sigma"]:
+        raise ConfigError("certify.radii: only policy=smoothed with policy.sigma above 0 has them")
+    if policy["attack"] != "none":
+        raise ConfigError("certify.radii: certificates are of episodes without policy.attack")
+    if worst_case:
+        raise ConfigError("certify.radii: not with worst_case=true")
+    return config
+
+
+def certify(
+    row: dict[str, Any], result: Evaluation, sigma: float, config: Config
+) -> dict[str, float]:
+    """Add the certificates of a result to its row and print them; their metrics."""
+    found = certificates(result, sigma, config)
+    row["certified"] = [vars(each) for each in found]
+    print("\n".join(lines(found, config.alpha)), flush=True)
+    known = {
+        f"certified_{name}_{each.radius:g}": value
+        for each in found
+        for name, value in (("return", each.mean_return), ("success", each.success))
+    }
+    return {name: value for name, value in known.items() if value is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -17,10 +18,12 @@ import yaml
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import HasLevels, VecEnv
-from embodied.core.saved_node import read_run_settings, require_inside
+from embodied.core.native import OBJECT_PREFIX
+from embodied.core.saved_node import python_names, read_run_settings, require_inside
 from embodied.core.wrapper import find_protocol
 from embodied.evaluation.statistics import rate, wilson
 from embodied.evaluation.task_grid import WORST
+from embodied.policies.remote.address import PACKAGE, is_address
 from embodied.reports.page import (
     Point,
     against,
@@ -150,6 +153,33 @@ def summary(folder: Path) -> str:
         return text
     won, trials = won_of(last)
     return f"{text}, success {rate(won, trials)} of {trials} held-out initial states"
+
+
+def allow_word(folder: Path) -> str:
+    """The word that the run in `folder` needs: a file that names a server is not believed."""
+    named = is_address(read_run_settings(folder / "run.yaml").get("init"))
+    return f' "allow=[{PACKAGE}]"' if named else ""
+
+
+def next_lines(folder: Path) -> str:
+    """What to type next, after a training."""
+    run, more, path = read_run_settings(folder / "run.yaml"), allow_word(folder), str(folder)
+    env, policy = run.get("env") or {}, run.get("policy") or {}
+    objects = ""
+    if str(env.get("id")).startswith(OBJECT_PREFIX) or python_names(env):
+        objects += ", env=..."
+    if python_names(policy):
+        objects += ", module=..."
+    if objects:  # another process has to be given them again
+        return f"next: em.evaluate(em.load({path!r}{objects})) in Python"
+    shown = shlex.quote(path)
+    if env:
+        eval_line = f"embodied eval {shown} episodes=500{more}"
+        return f"next: embodied view {shown}{more}\n      {eval_line}"
+    return (
+        f"next: embodied deploy robot=NAME {shlex.quote(f'policy={path}')}\n"
+        f"      embodied eval {shown} env=NAME mapping=FILE.yaml"
+    )
 
 
 def _held_out(rows: Sequence[dict[str, Any]]) -> str:

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import embodied as em
-from embodied.commands import mistake
 from embodied.compose import options, search_folders
+from embodied.mistakes import mistake
 
 WIDTH, HEIGHT = 320, 240
 STEPS = 12  # of random actions: a policy at work, not the initial state

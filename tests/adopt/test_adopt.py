@@ -33,6 +33,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping, Source, short
 from embodied.export.decision import Decision
+from embodied.mistakes import mistake
 from embodied.policies.wrappers.translated import Mapped
 from tests.adopt.checkpoints import (
     DATA,
@@ -63,7 +64,7 @@ def refused(*argv: str) -> str:
     args = cli.parse(["adopt", *argv])
     with pytest.raises(Exception) as caught:
         checked(args)(args)
-    line = cli.mistake(caught.value)
+    line = mistake(caught.value)
     assert line is not None, repr(caught.value)
     return line
 

@@ -43,14 +43,14 @@ def forget_peak() -> int:
 
 def brought(door: Any, path: Path, out: Path) -> str | None:
     """What is said about a file; None where it is used."""
-    from embodied import cli
+    from embodied.mistakes import mistake
 
     try:
         door(path, out)
     except SystemExit as stop:
         return f"exit {stop.code}" if stop.code else None
     except BaseException as error:
-        line = cli.mistake(error) if isinstance(error, Exception) else None
+        line = mistake(error) if isinstance(error, Exception) else None
         return traceback.format_exc() if line is None else line
     return None
 

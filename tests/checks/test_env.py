@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import embodied as em
-from embodied.cli import mistake
 from embodied.core import checkpoint, env_contract
 from embodied.evaluation import evaluate
+from embodied.mistakes import mistake
 from tests.builders import Capture, Patch, exit_of, write_files
 from tests.checks import wrong_envs
 from tests.checks import wrong_gym_envs as wrong

@@ -21,6 +21,7 @@ from embodied.core.build import ConfigError, Node
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.envs.toy import two_gap
 from embodied.export.c_header import comment
+from embodied.mistakes import mistake
 from embodied.policies.gaussian import Config, Gaussian
 from embodied.policies.scripted.simple import CheckpointConfig as Trained
 from embodied.policies.scripted.simple import CheckpointDemonstrator
@@ -98,7 +99,7 @@ def command(*argv: str) -> str:
     args = cli.parse(list(argv))
     with pytest.raises(Exception) as caught:
         checked(args)(args)
-    line = cli.mistake(caught.value)
+    line = mistake(caught.value)
     assert line is not None, repr(caught.value)
     assert "\n" not in line
     return line

@@ -23,7 +23,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("main", "v3.0", COMMIT)
 SCRIPT = """
 import sys
-from embodied.cli import main, mistake
+from embodied.cli import main
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import read_episodes
 for given in sys.argv[1:]:

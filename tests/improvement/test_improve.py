@@ -24,6 +24,7 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.improvement import race
 from embodied.improvement.advice import Score
+from embodied.improvement.settings import improvement_settings
 from embodied.training.logger import read_metrics
 from tests.policies.remote.servers import free_port
 from tests.tiers import only_all
@@ -244,7 +245,7 @@ def test_every_recipe_can_begin(base: Path, tmp_path: Path) -> None:
     """From a flow policy: all but the one for diffusion policies. PPO only where there is time."""
     words = ["env=two_gap", f"out={tmp_path}", f"demos={base.parent / 'demos'}"]
     words.append("recipes={clone: {updates: 7}}")
-    node = command.improvement_settings(str(base), words, [])
+    node = improvement_settings(str(base), words, [])
     improver = command.improver_of(node, [], [], lambda _: None)
     assert improver.ways["clone"].config.updates == 7  # type: ignore[attr-defined]
     score = Score.of(torch.ones(4), True)

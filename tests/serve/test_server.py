@@ -36,6 +36,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.envs.toy.two_gap import Config, TwoGap
 from embodied.evaluation.evaluate import evaluate
+from embodied.mistakes import mistake
 from embodied.policies.remote.address import allow_typed
 from embodied.serve import protocol
 from embodied.serve.client import Client
@@ -268,7 +269,7 @@ def line(*words: str) -> str:
     args = cli.parse(list(words))
     with pytest.raises(Exception) as caught:
         checked(args)(args)
-    said = cli.mistake(caught.value)
+    said = mistake(caught.value)
     assert said is not None and "\n" not in said, repr(caught.value)
     return said
 

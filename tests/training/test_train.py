@@ -19,13 +19,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from embodied.cli import mistake
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow
 from embodied.core.checkpoint import CheckpointError
 from embodied.core.env import NotFinite, Step
 from embodied.core.errors import ContractWarning, RobotError
 from embodied.core.tensors import Tensors
+from embodied.mistakes import mistake
 from embodied.nn import kernels
 from embodied.nn.kernels import Kernels, choose
 from embodied.training import logger as logger_module
