@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -153,14 +154,11 @@ class Agent:
         from embodied.evaluation.evaluate import film
         from embodied.evaluation.video import write_mp4
 
-        made = env_for(self, env, 1)
-        try:
-            frames = film(fitting(self.policy, task, made.spec), made, 1, seed)
-        except NotImplementedError as error:
-            raise ConfigError(f"there is nothing to film: {error}") from error
-        finally:
-            if made is not env:
-                made.close()
+        with env_for(self, env, 1) as made:
+            try:
+                frames = film(fitting(self.policy, task, made.spec), made, 1, seed)
+            except NotImplementedError as error:
+                raise ConfigError(f"there is nothing to film: {error}") from error
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         return write_mp4(Path(file), frames, 1 / made.spec.dt)
 
@@ -283,14 +281,9 @@ def evaluate(
     """
     agent, task = loaded(agent, env, task)
     policy = agent.policy if isinstance(agent, Agent) else agent
-    count = min(num_envs, episodes)
-    made = env_for(agent, env, count)
-    try:
+    with env_for(agent, env, min(num_envs, episodes)) as made:
         policy = fitting(policy.eval(), task, made.spec)
         return evaluation.evaluate(policy, made, episodes, seed)
-    finally:
-        if made is not env:
-            made.close()
 
 
 def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:
@@ -302,11 +295,15 @@ def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:
     return policy
 
 
-def env_for(agent: Agent | Policy, env: EnvLike | None, num_envs: int) -> VecEnv:
-    """`env`, or that of the agent's run."""
-    if env is None:
-        return build({**trained_node(agent), "num_envs": num_envs}, VecEnv)
-    return env if isinstance(env, VecEnv) else make_env(env, num_envs)
+@contextmanager
+def env_for(agent: Agent | Policy, env: EnvLike | None, num_envs: int) -> Iterator[VecEnv]:
+    """`env`, or that of the agent's run; what is made here is closed afterwards."""
+    if isinstance(env, VecEnv):
+        yield env
+        return
+    node = None if env is not None else {**trained_node(agent), "num_envs": num_envs}
+    with closing(make_env(env, num_envs) if node is None else build(node, VecEnv)) as made:
+        yield made
 
 
 def loaded(

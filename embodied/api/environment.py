@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from embodied.api.words import OPTIONS, as_words, edge, named
@@ -95,6 +96,5 @@ def spec_of(env: EnvLike, allowed: Sequence[str] = ()) -> Spec:
     """The spec of `env`; `allowed` as in `env_node`."""
     if isinstance(env, VecEnv):
         return env.spec
-    made = build(env_node(env, allowed, num_envs=1), VecEnv)
-    made.close()
-    return made.spec
+    with closing(build(env_node(env, allowed, num_envs=1), VecEnv)) as made:
+        return made.spec

@@ -135,9 +135,8 @@ def rollout(
         played = em.rollout(agent, "fr3_lift", steps=100, num_envs=8)
     """
     policy = agent.policy if isinstance(agent, Agent) else agent
-    made = env_for(policy, env, num_envs)
     rows: list[dict[str, Tensor]] = []
-    try:
+    with env_for(policy, env, num_envs) as made:
         actor = Actor(fitting(policy.eval(), task, made.spec), made.num_envs)
         obs, first = made.reset(seed), torch.ones(made.num_envs, dtype=torch.bool)
         for _ in range(steps):
@@ -148,9 +147,6 @@ def rollout(
             ends = {"terminated": step.terminated, "truncated": step.truncated}
             rows.append({**row, "action": action, "reward": step.reward, **ends, **step.log})
             obs, first = step.obs, step.ended
-    finally:
-        if made is not env:
-            made.close()
     named = {name: value for row in rows for name, value in row.items()}  # some come late
     nothing = {name: torch.zeros_like(value) for name, value in named.items()}
     return {name: torch.stack([(nothing | row)[name] for row in rows]) for name in named}

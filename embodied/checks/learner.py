@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from embodied.checks.check import checks_of, from_file, require
+from embodied.checks.check import alike, checks_of, from_file, require
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.config_fields import complete
 from embodied.core.env import REAL
@@ -153,11 +153,6 @@ def weights(learner: Learner) -> Tensors:
     return each(learner.state_dict(), torch.clone)
 
 
-def same(one: Tensors, other: Tensors) -> bool:
-    """Whether both have the same tensors, bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
-
 def it_can_be_built(subject: LearnerSubject) -> None:
     """It can be built with a policy, and declares its training regime."""
     learner = make(subject)
@@ -188,8 +183,8 @@ def updates_change_the_policy_and_not_the_batch(subject: LearnerSubject) -> None
     learner.update(batch)
     learner.update(batch)
     after = dict(learner.policy.state_dict())
-    require(not same(before, after), "update does not change the policy")
-    require(same(batch, kept), "update changes the batch: others read it too")
+    require(not alike(before, after), "update does not change the policy")
+    require(alike(batch, kept), "update changes the batch: others read it too")
 
 
 def the_seed_decides(subject: LearnerSubject) -> None:
@@ -198,10 +193,10 @@ def the_seed_decides(subject: LearnerSubject) -> None:
     for learner, last in ((one, 4), (other, 4), (third, 1)):
         updates(learner, 0, last)
     require(
-        same(weights(one), weights(other)),
+        alike(weights(one), weights(other)),
         "the same seed gives other parameters: take random numbers from torch's generator only",
     )
-    require(not same(weights(one), weights(third)), "the seed changes nothing")
+    require(not alike(weights(one), weights(third)), "the seed changes nothing")
 
 
 def it_resumes_exactly(subject: LearnerSubject) -> None:
@@ -215,7 +210,7 @@ def it_resumes_exactly(subject: LearnerSubject) -> None:
     other.set_state(state)
     updates(other, 3, 6)
     require(
-        same(weights(whole), weights(other)),
+        alike(weights(whole), weights(other)),
         "it does not resume exactly: name all optimizers in optimizers(), and register what "
         "changes as parameters or buffers",
     )
@@ -227,8 +222,8 @@ def a_copy_learns_on_its_own(subject: LearnerSubject) -> None:
     updates(learner, 0, 1)
     other, before = copy.deepcopy(learner), weights(learner)
     updates(other, 1, 2)
-    require(same(before, weights(learner)), "a copy's update changes the original")
-    require(not same(before, weights(other)), "a copy does not learn")
+    require(alike(before, weights(learner)), "a copy's update changes the original")
+    require(not alike(before, weights(other)), "a copy does not learn")
 
 
 def unknown_settings_are_refused(subject: LearnerSubject) -> None:

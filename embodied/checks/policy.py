@@ -83,19 +83,13 @@ def demonstrations(policy: Policy, n: int) -> Tensors:
     first = next(value for value in obs.values() if value.is_floating_point() or value.ndim > 1)
     flat, act = first.flatten(1).float(), policy.spec.act
     if act.dtype == "int64":
-        target = (flat.sum(1).abs() * 7).long() % choices(act)
+        target = (flat.sum(1).abs() * 7).long() % act.choices[0]
     else:
         target = torch.tanh(flat.repeat(1, -(-act.size // flat.shape[1]))[:, : act.size])
         target = target.view(n, *act.shape)
     valid = torch.arange(policy.chunk) < torch.randint(1, policy.chunk + 1, (n, 1))
     action = target[:, None].expand(n, policy.chunk, *target.shape[1:]).contiguous()
     return {**nest(obs, "obs"), "action": action, "valid": valid}
-
-
-def choices(act: Leaf) -> int:
-    """How many discrete actions there are."""
-    assert isinstance(act.high, int | float)
-    return int(act.high) + 1
 
 
 @torch.no_grad()
@@ -145,7 +139,7 @@ def actions_have_shape_and_range(subject: PolicySubject) -> None:
     kind = str(actions.dtype).removeprefix("torch.")
     require(kind == act.dtype, f"act returns {kind}, should be {act.dtype}")
     if act.dtype == "int64":
-        inside = actions.min() >= 0 and actions.max() <= choices(act) - 1
+        inside = actions.min() >= 0 and actions.max() < act.choices[0]
         require(inside, f"act returns choices outside 0 to {act.high}")
     else:
         largest = float(actions.abs().max())

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -196,8 +196,14 @@ def prepared(
         made = settings_of(here, node, output, str(output / recording) if recording else "")
         folder = Path(node["folder"]) if node["folder"] else default_folder(robot or made.robot)
         rehearse_new(here, node, made, folder)
-        with hand(made, node["hold"]) as hold, person(made, node.get("teleop"), always) as teleop:
-            yield Prepared(here, node, output, made, folder, hold, teleop)
+        device, teleop = node["hold"], node.get("teleop")
+        if device is not None and not made.hold_to_run:
+            raise ConfigError("hold=... names a device of hold-to-run; add hold_to_run=true")
+        with (
+            HoldToRun(device) if made.hold_to_run else nullcontext() as hold,
+            nullcontext() if teleop is None else Takeover(teleop, made, always) as person,
+        ):
+            yield Prepared(here, node, output, made, folder, hold, person)
 
 
 def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None) -> bool:
@@ -222,30 +228,6 @@ def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeove
         teleop.start(folder)
         print(teleop.hint, flush=True)
     return True
-
-
-@contextmanager
-def hand(deployment: Deployment, device: Node | None) -> Iterator[HoldToRun | None]:
-    """The operator's hand on `device` (None: the space bar) where the deployment wants one."""
-    if device is not None and not deployment.hold_to_run:
-        raise ConfigError("hold=... names a device of hold-to-run; add hold_to_run=true")
-    if not deployment.hold_to_run:
-        yield None
-        return
-    with HoldToRun(device) as hold:
-        yield hold
-
-
-@contextmanager
-def person(
-    deployment: Deployment, teleop: Node | None, always: bool = False
-) -> Iterator[Takeover | None]:
-    """The device with which a person takes over (`always`: drives), where one is named."""
-    if teleop is None:
-        yield None
-        return
-    with Takeover(teleop, deployment, always) as takeover:
-        yield takeover
 
 
 class Live:

@@ -7,6 +7,7 @@ import json
 import platform
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -47,6 +48,9 @@ APART = 0.3  # of success: training and evaluation are different things
 FALLEN = 0.2  # of success, below the best evaluation
 FLAT = 0.02  # of the range of the returns: nothing was learned
 LEAST = 4  # evaluations or more before a curve says something
+FIRST = ("eval/success", "eval/return", "eval/loss", "eval/action_error", "train/success")
+FIRST += ("train/return",)
+UNDRAWN = ("step", "seconds", "eval/episodes", "eval/decisions", "eval/best_step")
 
 
 @cache
@@ -62,52 +66,48 @@ def meaning(name: str) -> str:
 
 
 def diagnosis(rows: Rows) -> list[str]:
-    return [*_success(rows), *_returns(rows), *_alarms(rows)]
-
-
-def _success(rows: Rows) -> Iterator[str]:
-    measured = series(rows, "eval/success")
-    if not len(measured):
-        return
-    last, best, training = measured[-1], measured.max(), series(rows, "train/success")
-    if len(training) and training[-1] - last > APART:
-        yield (
-            f"training {training[-1]:.0%}, evaluation {last:.0%}: the tasks of training are easier "
-            "(a teacher, a narrower start) or exploration helps; the evaluation counts"
-        )
-    if len(training) and last - training[-1] > APART:
-        yield (
-            f"evaluation {last:.0%}, training {training[-1]:.0%}: exploration or a teacher makes "
-            "training harder; the evaluation counts"
-        )
-    if best - last > FALLEN:
-        yield (
-            f"success was {best:.0%} and is {last:.0%} now: an earlier checkpoint is better, or "
-            "the learning rate is too high"
-        )
-    if best == 0:
-        yield (
-            "no evaluation episode ever succeeded: a sparse reward that is never found needs "
-            "demonstrations, shaping or a teacher"
-        )
-
-
-def _returns(rows: Rows) -> Iterator[str]:
-    returns = series(rows, "eval/return")
-    if len(returns) < LEAST or len(series(rows, "eval/success")):
-        return
-    spread = np.ptp(returns)
-    if spread <= FLAT * abs(returns).max():
-        yield "the return has not changed since the first evaluation: nothing was learned"
-    elif returns[-1] == returns.max() and returns[-1] - returns[-2] > 0.1 * spread:
-        yield "the return was still rising at the end: more steps may help"
-
-
-def _alarms(rows: Rows) -> Iterator[str]:
+    """What a reader should notice first."""
+    success, training = series(rows, "eval/success"), series(rows, "train/success")
+    returns, kl = series(rows, "eval/return"), series(rows, "train/kl")
+    lines: list[str] = []
+    if len(success):
+        last, best = success[-1], success.max()
+        trained = training[-1] if len(training) else last
+        if trained - last > APART:
+            lines.append(
+                f"training {trained:.0%}, evaluation {last:.0%}: the tasks of training are easier "
+                "(a teacher, a narrower start) or exploration helps; the evaluation counts"
+            )
+        if last - trained > APART:
+            lines.append(
+                f"evaluation {last:.0%}, training {trained:.0%}: exploration or a teacher makes "
+                "training harder; the evaluation counts"
+            )
+        if best - last > FALLEN:
+            lines.append(
+                f"success was {best:.0%} and is {last:.0%} now: an earlier checkpoint is better, "
+                "or the learning rate is too high"
+            )
+        if best == 0:
+            lines.append(
+                "no evaluation episode ever succeeded: a sparse reward that is never found needs "
+                "demonstrations, shaping or a teacher"
+            )
+    elif len(returns) >= LEAST:
+        spread = np.ptp(returns)
+        if spread <= FLAT * abs(returns).max():
+            lines.append(
+                "the return has not changed since the first evaluation: nothing was learned"
+            )
+        elif returns[-1] == returns.max() and returns[-1] - returns[-2] > 0.1 * spread:
+            lines.append("the return was still rising at the end: more steps may help")
     if (series(rows, "reward/alarm") > 0).any():
-        yield "the learned reward rose while success fell (reward hacking): see Reward"
-    if len(kl := series(rows, "train/kl")) and kl[-1] > 0.1:
-        yield f"an update moves the policy far (KL {kl[-1]:.2f}): learner.stop_kl or a lower rate"
+        lines.append("the learned reward rose while success fell (reward hacking): see Reward")
+    if len(kl) and kl[-1] > 0.1:
+        lines.append(
+            f"an update moves the policy far (KL {kl[-1]:.2f}): learner.stop_kl or a lower rate"
+        )
+    return lines
 
 
 def series(rows: Rows, name: str) -> np.ndarray:
@@ -115,44 +115,54 @@ def series(rows: Rows, name: str) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-FIRST = ("eval/success", "eval/return", "eval/loss", "eval/action_error", "train/success")
-FIRST += ("train/return",)
-UNDRAWN = ("step", "seconds", "eval/episodes", "eval/decisions", "eval/best_step")
-
-
 def write(folder: Path) -> Path:
     """Write RUN/report.html from the files of the run folder; returns its path."""
     folder = Path(folder)
     rows = read_metrics(folder)
+    notices = "".join(f"<li>{escape(line)}</li>" for line in diagnosis(rows))
     rewards = _goodhart(folder) + _terms(folder)
+    films = [film_figure(file, file.stem) for file in sorted(folder.glob("videos/*.mp4"))[::-1][:4]]
     lines = f"embodied view {folder}\nembodied eval {folder} episodes=500\n"
     lines += f"embodied train resume={folder} steps=..."
     parts = [
         _header(folder, rows),
-        _noticed(rows),
-        f'<h2>Reward</h2><div class="grid2 pair">{rewards}</div>' if rewards else "",
-        _curves(rows),
-        _tasks(folder),
-        _films(folder),
-        _evaluations(folder),
-        _worst(folder),
-        f"<h2>Next</h2><pre>{escape(lines)}</pre>",
-        _settings(folder),
+        section("Notice", f'<ul class="notice">{notices}</ul>' if notices else ""),
+        section("Reward", f'<div class="grid2 pair">{rewards}</div>' if rewards else ""),
+        section("Curves", _curves(rows)),
+        section("Tasks", _tasks(folder)),
+        section("Episodes", "".join(films)),
+        section("Evaluations", _evaluations(folder)),
+        section("Worst parameters", _worst(folder)),
+        section("Next", f"<pre>{escape(lines)}</pre>"),
+        section("Versions", table((), _versions(folder).items())),
+        section(
+            "Configuration",
+            f"<pre>{escape(yaml.safe_dump(config_of(folder), sort_keys=False))}</pre>",
+        ),
     ]
     return write_page(folder / "report.html", _name(folder), parts)
 
 
+def section(title: str, body: str) -> str:
+    """`body` below a title; "" without a body."""
+    return f"<h2>{title}</h2>{body}" if body else ""
+
+
 def summary(folder: Path) -> str:
     rows = read_metrics(folder)
-    ends = [row for row in rows if "eval/return" in row]
-    if not ends:
-        return f"{_name(folder)}{_held_out(rows) or ': not evaluated'}"
-    last = ends[-1]
-    text = f"{_name(folder)} at {last['step']:,}: return {last['eval/return']:,.2f}"
-    if "eval/success" not in last:
-        return text
-    won, trials = won_of(last)
-    return f"{text}, success {rate(won, trials)} of {trials} held-out initial states"
+    name, last, best = _name(folder), _last(rows, "eval/return"), _best(rows)
+    if last is not None:
+        text = f"{name} at {last['step']:,}: return {last['eval/return']:,.2f}"
+        if "eval/success" not in last:
+            return text
+        won, trials = won_of(last)
+        return f"{text}, success {rate(won, trials)} of {trials} held-out initial states"
+    if best is not None:
+        return (
+            f"{name} at {best['step']:,} (the best, saved): held-out loss {best['eval/loss']:.4g}, "
+            f"action error {best['eval/action_error']:.1%} of the range"
+        )
+    return f"{name}: not evaluated"
 
 
 def allow_word(folder: Path) -> str:
@@ -182,34 +192,29 @@ def next_lines(folder: Path) -> str:
     )
 
 
-def _held_out(rows: Sequence[dict[str, Any]]) -> str:
-    """What follows the run's name; "" without held-out episodes."""
-    if (best := _best(rows)) is None:
-        return ""
-    return (
-        f" at {best['step']:,} (the best, saved): held-out loss {best['eval/loss']:.4g}, action "
-        f"error {best['eval/action_error']:.1%} of the range"
-    )
+def _last(rows: Rows, name: str) -> Mapping[str, Any] | None:
+    """The last line of metrics that has `name`."""
+    return next((row for row in reversed(rows) if name in row), None)
 
 
-def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _best(rows: Rows) -> Mapping[str, Any] | None:
     """The best evaluation on held-out episodes of a run without an environment."""
     ends = [row for row in rows if "eval/best_loss" in row]
     return next((row for row in ends if row["step"] == ends[-1]["eval/best_step"]), None)
 
 
-def won_of(row: dict[str, Any]) -> tuple[int, int]:
+def won_of(row: Mapping[str, Any]) -> tuple[int, int]:
     trials = int(row["eval/episodes"])
     return round(row["eval/success"] * trials), trials
 
 
-def intervals_of(name: str, rows: Sequence[dict[str, Any]]) -> list[Point]:
+def intervals_of(name: str, rows: Rows) -> list[Point]:
     """The Wilson interval of each evaluated success rate; none for other curves."""
     return [wilson(*won_of(row)) for row in rows] if name == "eval/success" else []
 
 
 def curve_names(
-    rows: Iterable[dict[str, Any]], first: Sequence[str], not_drawn: Sequence[str]
+    rows: Iterable[Mapping[str, Any]], first: Sequence[str], not_drawn: Sequence[str]
 ) -> list[str]:
     """What the lines of metrics have, those of `first` first."""
     names = dict.fromkeys(key for row in rows for key in row if key not in not_drawn)
@@ -230,59 +235,44 @@ def config_of(folder: Path) -> dict[str, Any]:
     return read_run_settings(file) if file.exists() else {}
 
 
-def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
+def _header(folder: Path, rows: Rows) -> str:
     config = config_of(folder)
-    tiles = []
-    ends = [row for row in rows if "eval/return" in row]
-    if ends:
-        last = ends[-1]
-        if "eval/success" in last:
-            won, trials = won_of(last)
-            low, high = wilson(won, trials)
-            share = f"{last['eval/success']:.1%}"
-            note = f"95% [{low:.1%}, {high:.1%}], {trials} held-out initial states"
-            tiles.append(_tile("success", share, note))
-        tiles.append(_tile("return", number(last["eval/return"]), "mean per episode"))
-    tiles += _held_out_tiles(rows)
-    if rows:
-        tiles.append(_tile("steps", f"{rows[-1]['step']:,}", f"of {config.get('steps', 0):,}"))
-        tiles.append(_tile("time", _duration(rows[-1]["seconds"]), "wall time, with all resumes"))
-    tiles += _actor_tiles(rows)
     words = components(config, ("env", "policy", "finetune", "learner", "reward"))
     env = config.get("env") or {}
     task = env.get("task") or env.get("id") or ""
     lead = f"{words}{f' · {task}' if task else ''} · seed {config.get('seed', 0)}"
-    return f'{head(_name(folder), lead)}<div class="tiles">{"".join(tiles)}</div>'
+    tiles = "".join(
+        f'<div class="tile"><span>{name}</span><b>{value}</b><small>{note}</small></div>'
+        for name, value, note in _tiles(rows, config.get("steps", 0))
+    )
+    return f'{head(_name(folder), lead)}<div class="tiles">{tiles}</div>'
 
 
-def _held_out_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    if (best := _best(rows)) is None:
-        return []
-    note = f"best, at step {best['step']:,}; this policy is saved"
-    error = f"{best['eval/action_error']:.1%}"
-    return [
-        _tile("held-out loss", number(best["eval/loss"]), note),
-        _tile("action error", error, "of half the range of each element of the action"),
-    ]
-
-
-def _actor_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    last = next((row for row in reversed(rows) if "train/actor_hours" in row), None)
-    if last is None:
-        return []
-    names = "steps_per_second updates_per_second policy_lag waiting_steps actor_deaths actor_hours"
-    steps, updates, lag, waiting, died, hours = (last[f"train/{name}"] for name in names.split())
-    pace = f"steps a second; {updates:.1f} updates a second"
-    behind = f"versions old are the weights that act; {waiting:.1f} vector steps wait"
-    return [
-        _tile("throughput", f"{steps:.1f}", pace),
-        _tile("policy lag", f"{lag:.1f}", behind),
-        _tile("actor-hours", f"{hours:.2g}", f"{died:.0f} actors died and were replaced"),
-    ]
-
-
-def _tile(name: str, value: str, note: str) -> str:
-    return f'<div class="tile"><span>{name}</span><b>{value}</b><small>{note}</small></div>'
+def _tiles(rows: Rows, steps: int) -> Iterator[tuple[str, str, str]]:
+    """The name, the value and a note of each number at the top of the page."""
+    if last := _last(rows, "eval/return"):
+        if "eval/success" in last:
+            won, trials = won_of(last)
+            low, high = wilson(won, trials)
+            note = f"95% [{low:.1%}, {high:.1%}], {trials} held-out initial states"
+            yield "success", f"{last['eval/success']:.1%}", note
+        yield "return", number(last["eval/return"]), "mean per episode"
+    if best := _best(rows):
+        note = f"best, at step {best['step']:,}; this policy is saved"
+        yield "held-out loss", number(best["eval/loss"]), note
+        note = "of half the range of each element of the action"
+        yield "action error", f"{best['eval/action_error']:.1%}", note
+    if rows:
+        yield "steps", f"{rows[-1]['step']:,}", f"of {steps:,}"
+        yield "time", _duration(rows[-1]["seconds"]), "wall time, with all resumes"
+    if last := _last(rows, "train/actor_hours"):
+        note = f"steps a second; {last['train/updates_per_second']:.1f} updates a second"
+        yield "throughput", f"{last['train/steps_per_second']:.1f}", note
+        waiting = f"{last['train/waiting_steps']:.1f} vector steps wait"
+        note = f"versions old are the weights that act; {waiting}"
+        yield "policy lag", f"{last['train/policy_lag']:.1f}", note
+        note = f"{last['train/actor_deaths']:.0f} actors died and were replaced"
+        yield "actor-hours", f"{last['train/actor_hours']:.2g}", note
 
 
 def _duration(seconds: float) -> str:
@@ -293,12 +283,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
 
 
-def _noticed(rows: Sequence[dict[str, Any]]) -> str:
-    lines = "".join(f"<li>{escape(line)}</li>" for line in diagnosis(rows))
-    return f'<h2>Notice</h2><ul class="notice">{lines}</ul>' if lines else ""
-
-
-def _curves(rows: Sequence[dict[str, Any]]) -> str:
+def _curves(rows: Rows) -> str:
     drawn = {name: _curve(name, rows) for name in curve_names(rows, FIRST, UNDRAWN)}
     drawn = {name: each for name, each in drawn.items() if each}
     main = [each for name, each in drawn.items() if name in FIRST] or [*drawn.values()]
@@ -307,10 +292,10 @@ def _curves(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     fold = f"<summary>all metrics ({len(rest)} more)</summary>"
     more = f'<details>{fold}<div class="grid2">{"".join(rest)}</div></details>' if rest else ""
-    return f'<h2>Curves</h2><div class="grid2">{"".join(main)}</div>{more}'
+    return f'<div class="grid2">{"".join(main)}</div>{more}'
 
 
-def _curve(name: str, rows: Sequence[dict[str, Any]]) -> str:
+def _curve(name: str, rows: Rows) -> str:
     """A curve with what it means below; "" where it has no finite point."""
     own = [row for row in rows if name in row]
     points = [(float(row["step"]), float(row[name])) for row in own]
@@ -363,17 +348,10 @@ def _tasks(folder: Path) -> str:
     try:
         file = task_picture(folder, past)
     except (ModuleNotFoundError, checkpoint.CheckpointError) as error:
-        return f"<h2>Tasks</h2><p>{escape(str(error))}</p>"
+        return f"<p>{escape(str(error))}</p>"
     caption = "tasks that the teacher sampled; inside the red line at least half succeeded"
     image = f'<img alt="tasks" src="{data_url("image/png", file.read_bytes())}">'
-    return f"<h2>Tasks</h2>{figure(image, caption)}"
-
-
-def _films(folder: Path) -> str:
-    files = sorted(folder.glob("videos/*.mp4"), reverse=True)
-    if not files:
-        return ""
-    return f"<h2>Episodes</h2>{''.join(film_figure(file, file.stem) for file in files[:4])}"
+    return figure(image, caption)
 
 
 def _evaluations(folder: Path) -> str:
@@ -392,8 +370,7 @@ def _evaluations(folder: Path) -> str:
         )
         for row in map(json.loads, file.read_text().splitlines())
     ]
-    heads = "step", "success [95%]", "return", "length", "episodes", "seed", ""
-    return f"<h2>Evaluations</h2>{table(heads, cells)}"
+    return table(("step", "success [95%]", "return", "length", "episodes", "seed", ""), cells)
 
 
 def _worst(folder: Path) -> str:
@@ -412,24 +389,20 @@ def _worst(folder: Path) -> str:
     rows.append(("return there", f"{number(kept['return'])} [{number(low)}, {number(high)}]"))
     if "successes" in kept:
         rows.append(("success there", rate(kept["successes"], kept["episodes"])))
-    return f"<h2>Worst parameters</h2>{table((), rows)}{drawn}"
+    return f"{table((), rows)}{drawn}"
 
 
-def _settings(folder: Path) -> str:
-    text = yaml.safe_dump(config_of(folder), sort_keys=False)
+def _versions(folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"folder": str(folder.resolve()), "python": platform.python_version()}
     try:
         saved = checkpoint.find(folder)
     except checkpoint.CheckpointError:
-        facts["checkpoint"] = "none"
-    else:
-        about = checkpoint.read_about(saved)
-        versions = about.get("versions")
-        facts |= {"checkpoint": saved.name, "git": about.get("git")}
-        facts |= versions if isinstance(versions, dict) else {}
-        facts |= {k: about[k] for k in ("policy_sha256", "parent", "demos") if about.get(k)}
-    versions = table((), facts.items())
-    return f"<h2>Versions</h2>{versions}<h2>Configuration</h2><pre>{escape(text)}</pre>"
+        return facts | {"checkpoint": "none"}
+    about = checkpoint.read_about(saved)
+    versions = about.get("versions")
+    facts |= {"checkpoint": saved.name, "git": about.get("git")}
+    facts |= versions if isinstance(versions, dict) else {}
+    return facts | {k: about[k] for k in ("policy_sha256", "parent", "demos") if about.get(k)}
 
 
 TASKS = "tasks.png"
@@ -453,14 +426,11 @@ def _level_picture(folder: Path, past: LoggedEpisodes) -> Path:
 
     node = read_run_settings(folder / "run.yaml")["env"]
     require_inside(node, folder / "run.yaml")
-    env = build(node | {"num_envs": 1}, VecEnv)
-    levelled = find_protocol(env, HasLevels)
-    assert levelled is not None
-    space: LevelSpace = levelled.levels
-    try:
+    with closing(build(node | {"num_envs": 1}, VecEnv)) as env:
+        levelled = find_protocol(env, HasLevels)
+        assert levelled is not None
+        space: LevelSpace = levelled.levels
         return draw_levels(folder / TASKS, past.began, past.task, _scores(past), space.picture)
-    finally:
-        env.close()
 
 
 def _scores(past: LoggedEpisodes) -> Floats:

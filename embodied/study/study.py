@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -284,13 +285,13 @@ def run(
 
     pool = ThreadPoolExecutor(workers)
     try:
-        failures = pool.map(lambda seed: _stages(study, work, seed), study.seeds)
+        failures = pool.map(lambda seed: _problem(partial(_stages, study, work, seed)), study.seeds)
         staged = dict(zip(study.seeds, failures, strict=True))
         jobs: list[list[tuple[str, int]]] = []  # each is run in order
         for seed in (seed for seed in study.seeds if staged[seed] is None):
             pairs = [(variant, seed) for variant in study.variants]
             jobs += [pairs] if study.in_order else [[pair] for pair in pairs]
-        ended = pool.map(lambda names: _chain(study, work, names, finish), jobs)
+        ended = pool.map(lambda names: _problem(partial(_chain, study, work, names, finish)), jobs)
         problems = [problem for problem in (*staged.values(), *ended) if problem is not None]
     finally:  # after Ctrl-C nothing more is started
         pool.shutdown(cancel_futures=True)
@@ -298,37 +299,36 @@ def run(
         raise problems[0]
 
 
-def _stages(study: Study, work: Path, seed: int) -> ConfigError | None:
-    """Run the stages of a seed that have not finished, in order; returns the problem of one that
-    failed, after which none is run."""
+def _problem(work: Callable[[], None]) -> ConfigError | None:
+    """The problem of work that failed, which is printed."""
     try:
-        for task in study.tasks(seed, work):
-            task.out.parent.mkdir(parents=True, exist_ok=True)
-            for out, line in task.lines.items():
-                command(line, out)
-            if task.best:
-                chosen = choose(task, {out: last_value(out, task.best) for out in task.lines})
-                print(f"stage {task.name}, seed {seed}: {chosen.name} is the best", flush=True)
+        work()
     except ConfigError as problem:
         print(f"embodied: {problem}", file=sys.stderr, flush=True)
         return problem
     return None
 
 
+def _stages(study: Study, work: Path, seed: int) -> None:
+    """Run the stages of a seed that have not finished, in order."""
+    for task in study.tasks(seed, work):
+        task.out.parent.mkdir(parents=True, exist_ok=True)
+        for out, line in task.lines.items():
+            command(line, out)
+        if task.best:
+            chosen = choose(task, {out: last_value(out, task.best) for out in task.lines})
+            print(f"stage {task.name}, seed {seed}: {chosen.name} is the best", flush=True)
+
+
 def _chain(
     study: Study, work: Path, pairs: Sequence[tuple[str, int]], done: Callable[[Path], object]
-) -> ConfigError | None:
+) -> None:
     for variant, seed in pairs:
         out = work / f"{variant}-{seed}"
-        try:
-            for number, line in enumerate(study.lines_before(variant, seed, work)):
-                command(line, Path(f"{out}-before-{number}"))
-            command(study.line(variant, seed, work), out)
-        except ConfigError as problem:
-            print(f"embodied: {problem}", file=sys.stderr, flush=True)
-            return problem
+        for number, line in enumerate(study.lines_before(variant, seed, work)):
+            command(line, Path(f"{out}-before-{number}"))
+        command(study.line(variant, seed, work), out)
         done(out)
-    return None
 
 
 def command(line: str, out: Path) -> None:
