@@ -31,7 +31,13 @@ from embodied.core.build import (
     unknown,
 )
 from embodied.core.children import import_from_here
-from embodied.core.config_fields import complete, require_settings, settings_of, with_defaults
+from embodied.core.config_fields import (
+    Setting,
+    complete,
+    require_settings,
+    settings_of,
+    with_defaults,
+)
 from embodied.core.saved_node import parse_yaml, require_inside
 
 PACKAGED = Path(str(files("embodied.configs")))
@@ -102,6 +108,11 @@ def groups_of(folders: Sequence[Path]) -> list[str]:
     return sorted(found)
 
 
+def is_gymnasium_id(name: str) -> bool:
+    """Whether an environment of this name is Gymnasium's, or registered with it by a package."""
+    return ":" in name or GYMNASIUM_ID.fullmatch(name) is not None
+
+
 def option(file: Path) -> Node:
     """The settings in an option's YAML file, with the defaults of its class."""
     return complete(_load(file))
@@ -154,10 +165,10 @@ def compose(
             require_settings(name, value)
     if "regimes" in node:
         _fill_data(node, node.pop("regimes"), {each.key for each in asked}, search)
-    if isinstance(data := node.get("data"), Mapping):
-        for setting in settings_of(DATA.get(str(data.get("regime")), "")) or []:
-            if setting.name in data:
-                typed(setting.kind, data[setting.name], f"data.{setting.name}")
+    data = node.get("data") or {}
+    for setting in _data_settings(data.get("regime")):
+        if setting.name in data:
+            typed(setting.kind, data[setting.name], f"data.{setting.name}")
     node = _completed(primary, node)
     _bound(node, node.pop("at_most", {}))
     return Composition(node, choices)
@@ -189,9 +200,14 @@ def _completed(primary: str, node: Node) -> Node:
         return complete(node)
     made = with_defaults(settings_of(PRIMARY[primary]) or [], node)
     if isinstance(data := node.get("data"), Mapping):
-        settings = settings_of(DATA.get(str(data.get("regime")), "")) or []
-        made["data"] = {"regime": data.get("regime"), **with_defaults(settings, data)}
+        regime = data.get("regime")
+        made["data"] = {"regime": regime, **with_defaults(_data_settings(regime), data)}
     return made
+
+
+def _data_settings(regime: object) -> Sequence[Setting]:
+    """The settings of `data` in a training regime."""
+    return settings_of(DATA.get(str(regime), "")) or []
 
 
 def _fill_data(
@@ -211,7 +227,7 @@ def _fill_data(
     file = options("data", search).get(regime)
     defaults = _load(file) if file else {}
     if "data" in given:
-        known = {setting.name for setting in settings_of(DATA.get(regime, "")) or []}
+        known = {setting.name for setting in _data_settings(regime)}
         data = {k: v for k, v in data.items() if k in known or f"data.{k}" in given}
     sized = regimes.get(regime, {}).items()
     sized = {key: value for key, value in sized if f"data.{key}" not in given}
@@ -337,7 +353,7 @@ def _chosen(each: Override, known: Mapping[str, Path]) -> list[Override]:
     key, name = each.key, each.value
     if name in known:
         return [replace(each, chosen=True)]
-    if key == "env" and (":" in name or GYMNASIUM_ID.fullmatch(name)):
+    if key == "env" and is_gymnasium_id(name):
         return [Override("env", "gym", "env=gym", chosen=True), Override("env.id", name, each.text)]
     raise unknown(f'there is no {key} "{name}"', name, known, key=key)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from embodied.compose import options, search_folders
+from embodied.compose import is_gymnasium_id, options, search_folders
 from embodied.core.build import ConfigError, Node, nearest
 
 KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
@@ -17,18 +17,8 @@ def chosen_part(
 ) -> tuple[list[str], dict[str, Node]]:
     """The words that choose `name`, and the options that are not files."""
     known = options(kind, search_folders(folders))
-    if name in known:
+    if name in known or (kind == "env" and is_gymnasium_id(name)):
         return [f"{kind}={name}"], {}
-    if kind == "env" and (":" in name or _is_gymnasium_id(name)):
-        return ["env=gym", f"env.id={name}"], {}
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return [f"{kind}=as_typed"], {f"{kind}/as_typed": {"_target_": name}}
     raise ConfigError(f'there is no {kind} "{name}"{nearest(name, known)}')
-
-
-def _is_gymnasium_id(name: str) -> bool:
-    try:
-        import gymnasium
-    except ModuleNotFoundError:
-        return False
-    return name in gymnasium.registry
