@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Bound, Count, NonNegative, Number
-from embodied.core.build import ConfigError, Node, parse, resolve
+from embodied.core.build import ConfigError, Node, kind_of, parse
 from embodied.core.config_fields import complete
 from embodied.core.policy import Policy
 from embodied.evaluation.evaluate import Evaluation
@@ -143,7 +143,7 @@ def certificate_config(node: Node, worst_case: bool) -> Config:
     if not config.radii:
         return config
     node["policy"] = policy = complete(node["policy"])
-    if not issubclass(resolve(policy["_target_"], Policy), Smooths) or not policy["sigma"]:
+    if not issubclass(kind_of(policy, Policy), Smooths) or not policy["sigma"]:
         raise ConfigError("certify.radii: only policy=smoothed with policy.sigma above 0 has them")
     if policy["attack"] != "none":
         raise ConfigError("certify.radii: certificates are of episodes without policy.attack")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, Node, resolve
+from embodied.core.build import ConfigError, Node, kind_of
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Spec
@@ -32,7 +32,7 @@ def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained
     """The policy of a checkpoint for an environment with `spec`, as `node["policy"]` asks for it,
     told to do `node["task"]` where it has several."""
     policy, asked = checkpoint.load_policy(saved), node["policy"]
-    other_settings = resolve(asked["_target_"], Policy) is type(policy)
+    other_settings = kind_of(asked, Policy) is type(policy)
     if other_settings:  # before the mapping
         policy = asked_for(policy, asked, saved, trained)
     policy = joined(with_task(policy, node["task"], spec), spec, mapping, saved)
@@ -42,7 +42,7 @@ def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
     """The policy to evaluate, by `node`: as trained, with other settings (such as the steps of a
     sampler), or inside a wrapper such as best_of_n, which may use the run's critic."""
-    kind: Any = resolve(node["_target_"], Policy)
+    kind: Any = kind_of(node, Policy)
     if type(policy) is kind:
         return checkpoint.with_settings(policy, node, saved)
     if not issubclass(kind, PolicyWrapper) or not kind.for_evaluation:
