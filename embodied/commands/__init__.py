@@ -27,10 +27,10 @@ PLACES = {"dataset": "DIR ", "run": "RUN "}
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are ConfigErrors of one line.
 
-    `more_help` is asked for the end of the help when help is printed, and only then.
+    The settings of the command `settings` are the end of the help.
     """
 
-    more_help: Callable[[], str] | None = None
+    settings: str | None = None
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings, allow_abbrev=False)
@@ -43,7 +43,11 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         text = super().format_help()
-        return text if self.more_help is None else f"{text}{self.more_help()}\n"
+        if self.settings is None:
+            return text
+        from embodied.settings_tables import command_text
+
+        return f"{text}{command_text(self.settings)}\n"
 
 
 @cache
@@ -87,8 +91,7 @@ def _add_arguments(parser: Parser, entry: Node) -> None:
     for name, settings in options.items():
         parser.add_argument(name, **_typed(settings))
     parser.set_defaults(run=entry["run"], entry=entry)
-    if "settings" in entry:
-        parser.more_help = lambda: function("list.command_text")(entry["settings"])
+    parser.settings = entry.get("settings")
     if kinds := entry.get("kinds"):
         metavar = entry.get("metavar", "|".join(kinds))
         subparsers = parser.add_subparsers(dest="kind", metavar=metavar, required=True)

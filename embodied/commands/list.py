@@ -12,7 +12,6 @@ from embodied.compose import groups_of, options, search_folders
 from embodied.core.build import ConfigError, nearest
 from embodied.settings_tables import (
     by_kind,
-    command_text,
     found_options,
     paper_rows,
     published,
@@ -20,8 +19,6 @@ from embodied.settings_tables import (
     table,
     text_of,
 )
-
-__all__ = ["command_text"]
 
 
 def show(args: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ from embodied.datasets.hub import local_folder
 
 def label(args: argparse.Namespace) -> None:
     from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.reports.datasets import label_dataset, means
+    from embodied.reports.datasets import RECORDED, label_dataset
 
     out = args.own["out"]
     settings, state, origin = chosen(args.own["reward"], args.words, args.config_dir, "label")
@@ -43,8 +43,9 @@ def label(args: argparse.Namespace) -> None:
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"{out} is kept; run the same command to continue") from stop
     episodes = read_episodes(Path(out))
-    shown = ", ".join(f"{key} {value:.4g}" for key, value in means(episodes).items())
-    print(f"{out}: {len(episodes)} episodes, {shown}, reward {about['hash'][:12]}")
+    labels, recorded = (episodes.steps[key].mean() for key in ("reward", RECORDED))
+    shown = f"mean label {labels:.4g}, mean recorded {recorded:.4g}, reward {about['hash'][:12]}"
+    print(f"{out}: {len(episodes)} episodes, {shown}")
     print(f"next: embodied train experiment=NAME demos={out}")
 
 

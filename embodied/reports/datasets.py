@@ -200,14 +200,6 @@ def _require_same(out: Path, about: dict[str, Any]) -> None:
     file.write_text(yaml.safe_dump(about, sort_keys=False))
 
 
-def means(episodes: Episodes) -> dict[str, float]:
-    steps = episodes.steps
-    return {
-        "mean label": steps["reward"].mean().item(),
-        "mean recorded": steps[RECORDED].mean().item(),
-    }
-
-
 @runtime_checkable
 class Teachable(Protocol):
     """A reward that can be fitted to a dataset by labelling pairs of it."""

@@ -105,6 +105,9 @@ def quality(episodes: Episodes, config: Config, reference: Episodes | None = Non
     numbers = [distinct(part, parts[-1], config) for part in parts]
     weight = Return(ReturnConfig())(episodes)
     ends = episodes.start + episodes.length - 1
+    act, at_bounds = episodes.spec.act, None
+    if (act.low, act.high) == (-1.0, 1.0):
+        at_bounds = (episodes.steps["action"].abs() >= AT_BOUND).double().mean().item()
     return Quality(
         episodes=len(episodes),
         steps=len(parts[0]),
@@ -115,7 +118,7 @@ def quality(episodes: Episodes, config: Config, reference: Episodes | None = Non
         reference=len(parts[0]) if reference is None else numbers[1],
         positive_variance=positive_variance(episodes),
         effective=(weight.sum().square() / weight.square().sum()).item() / len(episodes),
-        at_bounds=_at_bounds(episodes),
+        at_bounds=at_bounds,
         terminated=episodes.steps["terminated"][ends].double().mean().item(),
     )
 
@@ -148,10 +151,3 @@ def distinct(pairs: Tensor, reference: Tensor, config: Config) -> int:
     cell = (pairs - low) / (high - low).clamp(min=1e-9) * config.cells
     inside = cell.floor() - (cell == config.cells).double()  # the highest is in the last one
     return len(torch.unique(inside.long(), dim=0))
-
-
-def _at_bounds(episodes: Episodes) -> float | None:
-    act, action = episodes.spec.act, episodes.steps["action"]
-    if (act.low, act.high) != (-1.0, 1.0):
-        return None
-    return (action.abs() >= AT_BOUND).double().mean().item()
