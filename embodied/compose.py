@@ -139,7 +139,8 @@ def compose(
         parse_yaml(file.read_text(), str(file))  # ConfigError that names file and line
     with _written(given) as extra:
         found = [PACKAGED, *extra, *search[1:]]
-        top = _primary(primary, found)
+        top = _load(next(f for f in (d / f"{primary}.yaml" for d in found) if f.exists()))
+        top = _completed(primary, top) if primary in PRIMARY else top
         asked = _prepared(top, overrides, found)
         if strays := [each for each in asked if each.stray]:
             raise _stray(primary, strays[0], [each for each in asked if not each.stray], top, found)
@@ -367,12 +368,6 @@ def _require_one_value(each: Override, group: bool) -> None:
         line = f"a run has one {each.key}, and {each.value} are several: embodied study FILE runs"
         line += " variants and seeds, embodied sweep tries values; a list is written"
         raise ConfigError(f"{line} {each.key}=[{each.value}]")
-
-
-def _primary(primary: str, search: Sequence[Path]) -> Node:
-    """`PRIMARY.yaml` of the first folder that has it, with the defaults of the command's class."""
-    node = _load(next(f for f in (d / f"{primary}.yaml" for d in search) if f.exists()))
-    return _completed(primary, node) if primary in PRIMARY else node
 
 
 def _unknown_part(key: str, top: Node, groups: set[str]) -> str:

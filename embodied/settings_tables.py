@@ -246,17 +246,14 @@ def by_kind(group: str, files: Iterable[Path]) -> dict[str, list[Path]]:
     and for other groups."""
     kinds: dict[str, list[Path]] = {}
     for file in files:
-        kinds.setdefault(_kind(group, file.stem) or package(file), []).append(file)
+        known = (
+            purpose
+            for purpose, names in PURPOSES.items()
+            if group == "env" and any(f"{file.stem}_".startswith(f"{name}_") for name in names)
+        )
+        kinds.setdefault(next(known, None) or package(file), []).append(file)
     order = [*PURPOSES, *sorted(kinds.keys() - PURPOSES.keys())]
     return {kind: kinds[kind] for kind in order if kind in kinds}
-
-
-def _kind(group: str, option: str) -> str | None:
-    names = PURPOSES if group == "env" else {}
-    for purpose, begins in names.items():
-        if any(option == name or option.startswith(f"{name}_") for name in begins):
-            return purpose
-    return None
 
 
 def package(file: Path) -> str:

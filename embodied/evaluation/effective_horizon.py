@@ -73,7 +73,10 @@ class Gorp:
         self.used = 0  # environment steps
         self.length = 0  # decisions of the longest episode
         try:
-            self.starts = [self._start(config.seed + i) for i in range(config.tries)]
+            self.starts: list[Tensors] = []
+            for seed in range(config.seed, config.seed + config.tries):
+                env.reset(seed)
+                self.starts.append(tt.take(env.get_state(), self.every[:1]))
             self._require_deterministic(self.starts[0])
         except NotSavable as error:
             raise ConfigError(f"the effective horizon needs saved states: {error}") from error
@@ -156,29 +159,22 @@ class Gorp:
     def _take(self, state: Tensors, action: Tensor) -> tuple[Tensors, float, bool, bool]:
         """The state [1, ...] after an action [1] (its number), the reward, success, and the end."""
         self.env.set_state(tt.take(state, self.every))
-        total = 0.0
+        total, won = 0.0, False
         for _ in range(self.config.repeat):
             step = self.env.step(self.actions[action.expand(self.env.num_envs)])
             self.used += 1
             total += step.reward[0].item()
-            won, ended = self._won(step.log, total), bool(step.ended[0])
+            if self.config.target is None:  # else it is known when the episode has ended
+                if "success" not in step.log:
+                    raise ConfigError(
+                        f"{called(self.env)} does not say what a success is: give the return of "
+                        "one, target=NUMBER"
+                    )
+                won = bool(step.log["success"][0])
+            ended = bool(step.ended[0])
             if ended:
                 break
         return tt.take(self.env.get_state(), self.every[:1]), total, won, ended
-
-    def _won(self, log: Tensors, total: float) -> bool:
-        if self.config.target is not None:
-            return False  # known when the episode has ended
-        if "success" not in log:
-            raise ConfigError(
-                f"{called(self.env)} does not say what a success is: give the return of one, "
-                "target=NUMBER"
-            )
-        return bool(log["success"][0])
-
-    def _start(self, seed: int) -> Tensors:
-        self.env.reset(seed)
-        return tt.take(self.env.get_state(), self.every[:1])
 
     def _require_deterministic(self, start: Tensors) -> None:
         """ConfigError if copies of a state with other random generators part on the same way."""

@@ -116,36 +116,33 @@ def compare(
     rewards of every step, by episode."""
     values = [evaluate_reward(reward, cover.rows) for reward in rewards]
     each = [[part.double().numpy() for part in cover.split(value)] for value in values]
+    epic = None
+    if rows:
+        asked = [lambda some, reward=reward: evaluate_reward(reward, some) for reward in rewards]
+        some = tt.take(cover.rows, _spread(tt.length(cover.rows), rows))
+        epic = float(distances.sampled_epic(asked, some, gamma, min(means, rows))[0, 1])
+    index = _spread(tt.length(cover.rows), FITTED)
+    some = tt.take(cover.rows, index)
+    states = features(some)
+    known = [lambda some, value=value: value[index] for value in values]
+    half = distances.sampled_starc(known, some, states, ridge=1e-4)[0, 1]
+    pearson = distances.sampled_starc(known, some, states, ridge=1e-4, measure="pearson")[0, 1]
+    inside = distances.within(each[0], each[1])
+    one, other = (np.array([part.sum() for part in parts]) for parts in each)
     return {
         "episodes": len(cover),
         "rows": len(cover.episode),
         "successes": None if cover.success is None else int(cover.success.sum()),
-        "epic": _epic(rewards, cover.rows, gamma, rows, means) if rows else None,
-        **_starc(values, cover.rows),
-        **_ranks(each),
+        "epic": epic,
+        "starc": float(half),
+        "starc_pearson": float(pearson),
+        "rank_within": _with_interval(lambda i: float(inside[i].mean()), len(inside)),
+        "rank_returns": _with_interval(lambda i: statistics.spearman(one[i], other[i]), len(one)),
         **_alone("a", each[0], cover),
         **_alone("b", each[1], cover),
         "values": [[part.tolist() for part in parts] for parts in each],
         "success": None if cover.success is None else cover.success.tolist(),
     }
-
-
-def _epic(
-    rewards: Sequence[Reward | None], rows: Tensors, gamma: float, count: int, means: int
-) -> float:
-    some = tt.take(rows, _spread(tt.length(rows), count))
-    asked = [lambda rows, reward=reward: evaluate_reward(reward, rows) for reward in rewards]
-    return float(distances.sampled_epic(asked, some, gamma, min(means, count))[0, 1])
-
-
-def _starc(values: Sequence[torch.Tensor], rows: Tensors) -> dict[str, float]:
-    index = _spread(tt.length(rows), FITTED)
-    some = tt.take(rows, index)
-    asked = [lambda rows, value=value: value[index] for value in values]
-    states = features(some)
-    half = distances.sampled_starc(asked, some, states, ridge=1e-4)[0, 1]
-    pearson = distances.sampled_starc(asked, some, states, ridge=1e-4, measure="pearson")[0, 1]
-    return {"starc": float(half), "starc_pearson": float(pearson)}
 
 
 def features(rows: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,17 +162,6 @@ def _numbers(obs: Tensors) -> torch.Tensor:
             value = torch.nn.functional.adaptive_avg_pool2d(value.permute(0, 3, 1, 2), 4)
         parts.append(value.reshape(len(value), -1))
     return torch.cat(parts, 1)
-
-
-def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
-    inside = distances.within(each[0], each[1])
-    returns = [np.array([part.sum() for part in parts]) for parts in each]
-    return {
-        "rank_within": _with_interval(lambda i: float(inside[i].mean()), len(inside)),
-        "rank_returns": _with_interval(
-            lambda i: statistics.spearman(returns[0][i], returns[1][i]), len(returns[0])
-        ),
-    }
 
 
 def _alone(name: str, parts: Sequence[Numbers], cover: PolicyEpisodes) -> dict[str, Any]:
