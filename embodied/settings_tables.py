@@ -26,7 +26,7 @@ from embodied.core.saved_node import parse_yaml
 WIDTH = 100
 PAPER = re.compile(r"^# paper:\n(?:#  .*\n)+", re.MULTILINE)
 ARCHIVES = {"arXiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}
-LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w\"]+): *(?P<value>[^#]*?) *(?:# *(?P<says>.*))?$")
+COMMENTED = re.compile(r"^(\w+):[^#\n]*# *(.*)$", re.MULTILINE)  # a key, and what it is
 
 
 @dataclass(frozen=True)
@@ -95,26 +95,10 @@ def class_rows(prefix: str, settings: Iterable[Setting], node: Node) -> Iterator
 def _other_rows(prefix: str, known: Sequence[Setting], node: Node, file: Path) -> Iterator[Row]:
     """The keys of `node` that are none of `known`, with the comments of its YAML file."""
     named = {setting.name for setting in known} | {"_target_", "defaults"}
-    said = {row.key: row.says for row in yaml_rows(file)}
+    said = dict(COMMENTED.findall(file.read_text()))
     for key in node:
         if key not in named:
             yield Row(f"{prefix}{key}", shown(node[key]), said.get(key, ""))
-
-
-def yaml_rows(file: Path) -> list[Row]:
-    """The keys of a YAML file with their values and comments; nested ones are dotted."""
-    rows, above = list[Row](), list[tuple[int, str]]()
-    for line in file.read_text().splitlines():
-        if not (found := LINE.match(line)) or found["key"] == "defaults":
-            continue
-        depth = len(found["indent"])
-        above = [pair for pair in above if pair[0] < depth]
-        key = found["key"].strip('"')
-        rows.append(
-            Row(".".join([*(k for _, k in above), key]), found["value"], found["says"] or "")
-        )
-        above.append((depth, key))
-    return rows
 
 
 def command_rows(primary: Path) -> list[Row]:
