@@ -150,7 +150,7 @@ def compose(
             node[dropped] = None  # drops what an experiment sets in it
     import_from_here()
     packages = node.pop("allow", None) or []
-    if packages and not any(text.lstrip("+").startswith("allow") for text in overrides):
+    if packages and not any(text.startswith("allow") for text in overrides):
         names = ",".join(map(str, packages))
         raise ConfigError(f'a file sets allow; only the command line may: "allow=[{names}]"')
     for package in packages:
@@ -278,8 +278,8 @@ GYMNASIUM_ID = re.compile(r"[\w:./-]+-v\d+")
 def read_override(text: str) -> Override:
     """One word `key=value`. Only a value that begins with [ or { is read as a list or a mapping; a
     number, true, false and null are those, and everything else is text, as it is."""
-    key, equals, written = text.lstrip("+~").partition("=")
-    if not KEY.fullmatch(key) or not (equals or text.startswith("~")):
+    key, equals, written = text.partition("=")
+    if not equals or not KEY.fullmatch(key):
         raise ConfigError(f'cannot read "{text}": expected key=value')
     return Override(key, _value(written, text), text)
 
@@ -329,16 +329,14 @@ def _prepared(top: Node, overrides: Sequence[str], search: Sequence[Path]) -> li
         _require_one_value(each, group)
         if group and value is None:
             asked.append(Override(key, None, f"~{key}", chosen=True))  # no option of the group
-        elif group and isinstance(value, str) and not text.startswith("~"):
+        elif group and isinstance(value, str):
             asked += _chosen(each, options(key.partition("@")[0], search))
         elif key in top and any((d / key).is_dir() for d in search) and isinstance(value, str):
             raise ConfigError(
                 f"{key} cannot be chosen here ({text}); set its values: {key}.KEY=..."
             )
-        elif text[0] == "~":
-            asked.append(replace(each, chosen=True))
         else:
-            known = group or text[0] == "+" or key.split(".")[0] in groups
+            known = group or key.split(".")[0] in groups
             asked.append(replace(each, stray="" if known else _unknown_part(key, top, groups)))
     return asked
 

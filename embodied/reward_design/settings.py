@@ -50,7 +50,7 @@ def resumed(folder: Path, words: Sequence[str]) -> tuple[Node, list[str]]:
     allow_from(words)
     require_inside(saved["config"], file)
     for word in [*saved["words"], *saved["config"].get("learn", [])]:
-        if str(word).lstrip("+").startswith(("-", "allow")) and word not in words:
+        if str(word).startswith(("-", "allow")) and word not in words:
             raise ConfigError(f'{file} holds {word}; if you trust it, add "{word}"')
     return saved["config"], saved["words"]
 

@@ -130,7 +130,7 @@ def collect_with_a_shell(marker: Path) -> Node:
     """The review's first file: a command line, with a demonstrator of its own."""
     argv = ["demos", "collect", "env=contact_maze", "demonstrator=random"]
     argv += ["demonstrator._target_=subprocess.Popen", f"out={marker.parent / 'demos'}"]
-    argv += [f"+demonstrator.args={json.dumps(shell(marker))}", "allow=[subprocess]"]
+    argv += [f"demonstrator.args={json.dumps(shell(marker))}", "allow=[subprocess]"]
     return node_of("cli.main", argv=argv)
 
 

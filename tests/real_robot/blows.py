@@ -299,7 +299,7 @@ def attacked(scene: Scene) -> Path:
     shutil.copytree(scene.deployment.policy, evil)
     words = ["demos", "collect", "env=contact_maze", "demonstrator=random", "allow=[subprocess]"]
     words.append("demonstrator._target_=subprocess.Popen")
-    words.append(f"+demonstrator.args=[sh,-c,'id > {proof}']")
+    words.append(f"demonstrator.args=[sh,-c,'id > {proof}']")
     words.append(f"out={scene.folder / 'evil_demos'}")
     node = {"_target_": "embodied.cli.main", "argv": words}
     (evil / "policy.yaml").write_text(yaml.safe_dump(node))
