@@ -54,7 +54,8 @@ def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
     if not room.exists():
         for seed in (1, 2):
             past = {**node, "archive": str(room), "stepping": FILL, "epoch": 600}
-            play(Box(), build(past, Teacher, spec=spec, seed=seed), 600, flight=16)
+            student = build(past, Teacher, spec=spec, seed=seed)
+            play(lambda task: 1.5 - float(task.mean()), student, 600, flight=16)
     return {**node, "archive": str(room), "epoch": 600, "lively": 0.02}
 
 
@@ -87,14 +88,26 @@ def _shrunk(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-class Box:
-    """Three task parameters, one without width, one narrowed."""
+@dataclass(frozen=True)
+class TeacherSubject:
+    """The node of a teacher; `learns` is false for one that outcomes do not change."""
+
+    node: Node
+    learns: bool | None = None
+
+
+class Classroom:
+    """A teacher's settings, made small, and what it is checked with: three task parameters, one
+    without width, one narrowed."""
 
     names = ("goal_x", "goal_y", "goal_z")
     low, high = torch.tensor([0.2, 0.5, 0.0]), torch.tensor([0.6, 0.5, 1.0])
     shape: tuple[int, ...] = (3,)
 
-    def node(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.node = self.completed(small(node["_target_"], node), folder)
+
+    def completed(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         """A YAML's `settings`, ready to be built."""
         box = {self.names[0]: [0.2, 0.6], self.names[1]: [0.5, 0.5]}
         return ready(settings, self.spec, folder) | {"box": box}
@@ -108,28 +121,40 @@ class Box:
         """What a teacher is built with."""
         return {"spec": self.spec}
 
+    def make(self, seed: int = 0) -> Any:
+        return build(self.node, Curriculum, **self.context(), seed=seed)
+
     def valid(self, tasks: Tensor, teacher: Any) -> bool:
         """Whether such episodes can be played."""
         inside = (tasks >= self.low - 1e-6) & (tasks <= self.high + 1e-6)
         return tasks.dtype == torch.float32 and bool(inside.all())
 
+    def require_playable(self, tasks: Tensor, teacher: Teacher) -> None:
+        """ContractError unless such episodes can be played."""
+        require(self.valid(tasks, teacher), f"it proposes tasks out of bounds: {tasks[:3]}")
+
+    def require_finite_metrics(self, teacher: Teacher) -> None:
+        bad = [name for name, value in teacher.metrics().items() if not np.isfinite(value)]
+        require(not bad, f"metric {bad[0] if bad else ''} is not finite")
+
     def ease(self, task: Tensor) -> float:
         """How likely a student is to succeed, in the end."""
         return 1.5 - float(task.mean())
 
-    def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+    def with_env(self) -> tuple[Any, VecEnv]:
         """A teacher and an environment whose episodes are those that it chooses: FR3 reach."""
         env = Fr3(Config(task="reach", num_envs=2, threads=1, horizon=2))
-        teacher: Any = build({**node, "signal": "success"}, Curriculum, spec=env.spec, seed=0)
+        node = {**self.node, "signal": "success"}
+        teacher: Any = build(node, Curriculum, spec=env.spec, seed=0)
         return teacher, TaskWrapper(env, teacher)
 
 
-class Help(Box):
+class Help(Classroom):
     """One of the task parameters is how much help there is."""
 
     names = ("cube_x", "cube_y", "help")
 
-    def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+    def with_env(self) -> tuple[Any, VecEnv]:
         """FR3 lift with a magnet."""
         inner = {
             "_target_": "embodied.envs.fr3.env.Fr3",
@@ -140,46 +165,46 @@ class Help(Box):
         magnet = {"_target_": "embodied.envs.fr3.assist_force.AssistForce", "body": "cube"}
         wrapped = {"_target_": "embodied.envs.wrappers.stack.Wrapped", "num_envs": 2}
         env = build({**wrapped, "env": inner, "wrappers": [magnet]}, VecEnv)
-        teacher: Any = build(node, Curriculum, spec=env.spec, seed=0)
+        teacher: Any = build(self.node, Curriculum, spec=env.spec, seed=0)
         return teacher, TaskWrapper(env, teacher)
 
 
-class Levels(Box):
+@functools.cache
+def small_mazes() -> Maze:
+    return Maze(MazeConfig(side=5, blocks=8, num_envs=2, horizon=2))
+
+
+class Levels(Classroom):
     """Small mazes."""
 
     shape = (28,)
 
-    @functools.cached_property
-    def maze(self) -> Maze:
-        return Maze(MazeConfig(side=5, blocks=8, num_envs=2, horizon=2))
-
-    def node(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def completed(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         return settings
 
     def context(self) -> dict[str, Any]:
-        return {"spec": self.maze.spec, "levels": self.maze.levels}
+        return {"spec": small_mazes().spec, "levels": small_mazes().levels}
 
     def valid(self, tasks: Tensor, teacher: Any) -> bool:
         """They can be solved, and are not held out."""
-        return tasks.dtype == torch.float32 and bool(
-            self.maze.levels.fit(tasks.double().numpy()).all()
-        )
+        fit = small_mazes().levels.fit(tasks.double().numpy())
+        return tasks.dtype == torch.float32 and bool(fit.all())
 
     def ease(self, task: Tensor) -> float:
         return 0.7
 
-    def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+    def with_env(self) -> tuple[Any, VecEnv]:
         """With a second student that stands still, or a first that learns at once."""
-        teacher: Any = build(node, Curriculum, **self.context(), seed=0)
+        maze, teacher = small_mazes(), self.make()
         if isinstance(teacher, TwoAgentTeacher):
-            other = teacher.antagonist_env(self.maze, lambda: Maze(self.maze.config))
+            other = teacher.antagonist_env(maze, lambda: Maze(maze.config))
             other.reset(1)
             still = torch.zeros(2, dtype=torch.int64)
-            env = teacher.protagonist_env(self.maze, None)
+            env = teacher.protagonist_env(maze, None)
             return teacher, TwoAgents(env, teacher, lambda obs=None: other.step(still))
         if not teacher.uses_estimates:
-            return teacher, TaskWrapper(self.maze, teacher)
-        return teacher, _Estimated(self.maze, teacher, None, StudentEstimates(teacher))
+            return teacher, TaskWrapper(maze, teacher)
+        return teacher, _Estimated(maze, teacher, None, StudentEstimates(teacher))
 
 
 class TwoAgents(Wrapper):
@@ -203,20 +228,21 @@ class _Estimated(TaskWrapper):
         return step
 
 
-class States(Box):
+@functools.cache
+def reach() -> Fr3:
+    return Fr3(Config(task="reach", num_envs=2, threads=1, horizon=20))
+
+
+class States(Classroom):
     """FR3 reach, whose states can be saved; a script plays."""
 
     shape = ()
 
-    @functools.cached_property
-    def env(self) -> Fr3:
-        return Fr3(Config(task="reach", num_envs=2, threads=1, horizon=20))
-
-    def node(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def completed(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         return ready(settings, self.spec, folder) | {"every": 2}
 
     def context(self) -> dict[str, Any]:
-        return {"spec": self.env.spec, "env": self.env}
+        return {"spec": reach().spec, "env": reach()}
 
     def valid(self, tasks: Tensor, teacher: Any) -> bool:
         """A saved state's number, or the environment's own initial state."""
@@ -226,54 +252,23 @@ class States(Box):
     def ease(self, task: Tensor) -> float:
         return 0.7
 
-    def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
-        teacher: Any = build(
-            {**node, "limit": 2, "usual": 0.0, "steps": 0}, Curriculum, **self.context(), seed=0
-        )
-        return teacher, ResetStateWrapper(self.env, teacher)
+    def with_env(self) -> tuple[Any, VecEnv]:
+        node = {**self.node, "limit": 2, "usual": 0.0, "steps": 0}
+        teacher: Any = build(node, Curriculum, **self.context(), seed=0)
+        return teacher, ResetStateWrapper(reach(), teacher)
 
 
-KINDS: dict[str, Box] = {"tasks": Box(), "help": Help(), "levels": Levels(), "states": States()}
+KINDS = {"tasks": Classroom, "help": Help, "levels": Levels, "states": States}
 GAME = "counts"
 """What the teachers need that choose no tasks, but have two policies act in turns."""
-
-
 EPISODES = 180
 OWN_CLOCKS = ("pending", "issued", "dropped", "clock", "random")
-
-
-@dataclass(frozen=True)
-class TeacherSubject:
-    """The node of a teacher; `learns` is false for one that outcomes do not change."""
-
-    node: Node
-    learns: bool | None = None
-
-
-class Classroom:
-    """A teacher's settings, made small, and the environment that it is checked in."""
-
-    def __init__(self, subject: TeacherSubject, folder: Path) -> None:
-        target = subject.node["_target_"]
-        self.box: Box = KINDS[need(target)]
-        self.node = self.box.node(small(target, subject.node), folder)
-
-    def make(self, seed: int = 0) -> Teacher:
-        return build(self.node, Curriculum, **self.box.context(), seed=seed)  # type: ignore[return-value]
-
-    def require_playable(self, tasks: Tensor, teacher: Teacher) -> None:
-        """ContractError unless such episodes can be played."""
-        require(self.box.valid(tasks, teacher), f"it proposes tasks out of bounds: {tasks[:3]}")
-
-    def require_finite_metrics(self, teacher: Teacher) -> None:
-        bad = [name for name, value in teacher.metrics().items() if not np.isfinite(value)]
-        require(not bad, f"metric {bad[0] if bad else ''} is not finite")
 
 
 @contextmanager
 def classroom(subject: TeacherSubject) -> Iterator[Classroom]:
     with tempfile.TemporaryDirectory() as folder:
-        yield Classroom(subject, Path(folder))
+        yield KINDS[need(subject.node["_target_"])](subject.node, Path(folder))
 
 
 def outcome(*scores: float) -> Outcome:
@@ -283,9 +278,12 @@ def outcome(*scores: float) -> Outcome:
     return Outcome(value, won, torch.full_like(value, 5), value, value, 0.5 * value)
 
 
-def play(box: Box, teacher: Teacher, episodes: int, flight: int = 4, seed: int = 0) -> Tensor:
-    """The tasks of `episodes`, `flight` at a time, which end in random order; the student gets
-    better with time. A second one plays as many, and is about as good."""
+def play(
+    ease: Callable[[Tensor], float], teacher: Teacher, episodes: int, flight: int = 4, seed: int = 0
+) -> Tensor:
+    """The tasks of `episodes`, `flight` at a time, which end in random order; the student succeeds
+    as a task's `ease` says, and gets better with time. A second one plays as many, and is about as
+    good."""
     random = np.random.default_rng(seed)
     rival = getattr(teacher, "rival", None)
     air, seen = list[tuple[Tensor, Tensor]](), list[Tensor]()
@@ -294,8 +292,8 @@ def play(box: Box, teacher: Teacher, episodes: int, flight: int = 4, seed: int =
         seen.append(air[-1][0])
         if len(air) == flight:
             task, ticket = air.pop(int(random.integers(flight)))
-            ease = box.ease(task) - 0.5 * (played < episodes / 2)
-            teacher.update(ticket, outcome(float(random.random() < ease)))
+            likely = ease(task) - 0.5 * (played < episodes / 2)
+            teacher.update(ticket, outcome(float(random.random() < likely)))
         if rival is not None:
             rival.update(rival.sample(1)[1], outcome(float(random.random() < 0.5)))
     return torch.cat(seen)
@@ -320,13 +318,13 @@ def its_tasks_can_be_played(subject: TeacherSubject) -> None:
     with classroom(subject) as room:
         teacher = room.make()
         before = learned(teacher)
-        tasks = play(room.box, teacher, EPISODES)
+        tasks = play(room.ease, teacher, EPISODES)
         changed = not alike(before, learned(teacher))
         if subject.learns is not None:
             require(changed == subject.learns, f"outcomes change it: {changed}")
         require(
-            tasks.shape == (EPISODES, *room.box.shape),
-            f"sample(1) gives {list(tasks.shape[1:])}, should be {list(room.box.shape)}",
+            tasks.shape == (EPISODES, *room.shape),
+            f"sample(1) gives {list(tasks.shape[1:])}, should be {list(room.shape)}",
         )
         room.require_playable(tasks, teacher)
         require(len(tasks.unique(dim=0)) > 3, "it proposes fewer than four different tasks")
@@ -339,7 +337,7 @@ def outcomes_come_in_any_order(subject: TeacherSubject) -> None:
         teacher, tickets = room.make(), torch.empty(0)
         for turn in range(20):
             tasks, tickets = teacher.sample(8)
-            require(tasks.shape == (8, *room.box.shape), f"sample(8) gives {list(tasks.shape)}")
+            require(tasks.shape == (8, *room.shape), f"sample(8) gives {list(tasks.shape)}")
             room.require_playable(tasks, teacher)
             fine = tickets.shape == (8,) and tickets.dtype == torch.int64
             require(fine and len(set(tickets.tolist())) == 8, "tickets should be int64 [n], unique")
@@ -358,7 +356,7 @@ def outcomes_that_are_no_numbers_change_nothing(subject: TeacherSubject) -> None
     """NaN and infinite outcomes are ignored with one warning; finite ones beside them count."""
     with classroom(subject) as room:
         teacher = room.make()
-        play(room.box, teacher, 60)
+        play(room.ease, teacher, 60)
         _, tickets = teacher.sample(12)
         before = learned(teacher)
         with warnings.catch_warnings(record=True) as warned:
@@ -373,7 +371,7 @@ def outcomes_that_are_no_numbers_change_nothing(subject: TeacherSubject) -> None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             teacher.update(teacher.sample(2)[1], outcome(np.nan, 1.0))
-            tasks = play(room.box, teacher, 30)
+            tasks = play(room.ease, teacher, 30)
         room.require_playable(tasks, teacher)
 
 
@@ -382,7 +380,7 @@ def an_episode_may_never_end(subject: TeacherSubject) -> None:
     with classroom(subject) as room:
         teacher = room.make()
         _, stuck = teacher.sample(3)
-        room.require_playable(play(room.box, teacher, EPISODES, flight=1), teacher)
+        room.require_playable(play(room.ease, teacher, EPISODES, flight=1), teacher)
         pending = set(stuck.tolist()) == set(teacher.pending)
         require(pending, "it forgets episodes that have not ended")
         teacher.update(stuck, outcome(1.0, 1.0, 1.0))  # late, but known
@@ -394,7 +392,7 @@ def few_episodes_suffice(subject: TeacherSubject) -> None:
         with classroom(subject) as room:
             teacher = room.make()
             if episodes:
-                play(room.box, teacher, episodes, flight=1)
+                play(room.ease, teacher, episodes, flight=1)
             room.require_playable(teacher.sample(5)[0], teacher)
             room.require_finite_metrics(teacher)
 
@@ -414,13 +412,13 @@ def it_resumes_exactly(subject: TeacherSubject) -> None:
     """As a checkpoint keeps it, with episodes running, into a teacher of another seed."""
     with classroom(subject) as room:
         teacher, resumed = room.make(), room.make(seed=5)
-        play(room.box, teacher, 110)
+        play(room.ease, teacher, 110)
         state = unpack(from_file(pack(teacher.get_state())))
-        first = play(room.box, teacher, 110, seed=1)
+        first = play(room.ease, teacher, 110, seed=1)
         for _ in range(2):  # the second time: what was saved has not moved
             resumed.set_state(state)
             kept = resumed.pending.keys() == state["pending"].keys()
-            again = play(room.box, resumed, 110, seed=1)
+            again = play(room.ease, resumed, 110, seed=1)
             same = torch.equal(first, again) and alike(learned(teacher), learned(resumed))
             require(kept and same, "it does not resume exactly: name its state in `remembered`")
 
@@ -428,7 +426,7 @@ def it_resumes_exactly(subject: TeacherSubject) -> None:
 def only_the_seed_decides(subject: TeacherSubject) -> None:
     """Its random numbers come from self.random: global generators neither matter nor move."""
     with classroom(subject) as room:
-        require_own_randomness(lambda seed: play(room.box, room.make(seed), 90))
+        require_own_randomness(lambda seed: play(room.ease, room.make(seed), 90))
 
 
 def require_own_randomness(played: Callable[[int], Any]) -> None:
@@ -449,7 +447,7 @@ def require_own_randomness(played: Callable[[int], Any]) -> None:
 def it_chooses_the_episodes_of_an_environment(subject: TeacherSubject) -> None:
     """In an environment each episode, of two steps, is the one that it chose."""
     with classroom(subject) as room:
-        teacher, env = room.box.with_env(room.node)
+        teacher, env = room.with_env()
         env.reset(0)
         leaf = env.spec.act
         dtype = torch.int64 if leaf.dtype == "int64" else torch.float32

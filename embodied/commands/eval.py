@@ -17,15 +17,15 @@ from embodied.commands import is_given, require_at_least
 from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.atomic_write import write_json
-from embodied.core.build import ConfigError, Node, build, parse, typed
+from embodied.core.build import ConfigError, Node, build, kind_of, parse, typed
+from embodied.core.config_fields import complete
 from embodied.core.device import pick_device, replaced
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
 from embodied.core.spec import Spec
 from embodied.datasets.mapping import Mapping
-from embodied.evaluation import task_grid
-from embodied.evaluation.certificate import certificate_config, certify
+from embodied.evaluation import certificate, task_grid
 from embodied.evaluation.evaluate import Evaluation, counting, evaluate
 from embodied.evaluation.loading import fitted, trained_with
 from embodied.evaluation.statistics import rate
@@ -142,7 +142,7 @@ def evaluate_run(path: str | Path, words: list[str], folders: list[str]) -> dict
         raise ConfigError("out= is for runs, not for a policy server")
     if served and node["certify"]["radii"]:
         raise ConfigError("certify.radii=... is for runs, not for a policy server")
-    certificate = certificate_config(node, _asks_worst(node))
+    certified = _certificate_config(node)
     worst = None
     if _asks_worst(node):
         worst, policy = _worst_of(subject)
@@ -155,8 +155,8 @@ def evaluate_run(path: str | Path, words: list[str], folders: list[str]) -> dict
         metrics = result.metrics()
         if not served:
             row |= _imagined_beside(subject, result)
-        if certificate.radii and isinstance(policy, Smooths):
-            metrics |= certify(row, result, policy.noise_std(), certificate)
+        if certified.radii and isinstance(policy, Smooths):
+            metrics |= certificate.certify(row, result, policy.noise_std(), certified)
     if served:
         return row
     run = Path(subject.name)
@@ -187,6 +187,22 @@ def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
         policy, episodes = subject.make(env.spec), node["episodes"]
         shown = counting(episodes)
         return evaluate(policy, env, episodes, node["seed"], subject.execute, shown), policy
+
+
+def _certificate_config(node: Node) -> certificate.Config:
+    """The certificates that the settings of `embodied eval` ask for; ConfigError where the policy
+    or the evaluation has none."""
+    config = parse(certificate.Config, node["certify"], "certify")
+    if not config.radii:
+        return config
+    node["policy"] = policy = complete(node["policy"])
+    if not issubclass(kind_of(policy, Policy), Smooths) or not policy["sigma"]:
+        raise ConfigError("certify.radii: only policy=smoothed with policy.sigma above 0 has them")
+    if policy["attack"] != "none":
+        raise ConfigError("certify.radii: certificates are of episodes without policy.attack")
+    if _asks_worst(node):
+        raise ConfigError("certify.radii: not with worst_case=true")
+    return config
 
 
 def _asks_worst(node: Node) -> bool:

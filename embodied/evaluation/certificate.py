@@ -24,11 +24,8 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Bound, Count, NonNegative, Number
-from embodied.core.build import ConfigError, Node, kind_of, parse
-from embodied.core.config_fields import complete
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.evaluation.evaluate import Evaluation
-from embodied.policies.abilities import Smooths
 
 NORMAL = NormalDist()
 HALVINGS = 60  # of the interval in which a bound is looked for
@@ -134,22 +131,6 @@ def lines(found: Sequence[Certificate], alpha: float) -> list[str]:
         sure = f"each with confidence {1 - alpha:g}"
         said.append(f"attacks of l2 norm {each.radius:g}: {', '.join(parts)} ({sure})")
     return said
-
-
-def certificate_config(node: Node, worst_case: bool) -> Config:
-    """The certificates that the settings of `embodied eval` ask for; ConfigError where the policy
-    or the evaluation has none."""
-    config = parse(Config, node["certify"], "certify")
-    if not config.radii:
-        return config
-    node["policy"] = policy = complete(node["policy"])
-    if not issubclass(kind_of(policy, Policy), Smooths) or not policy["sigma"]:
-        raise ConfigError("certify.radii: only policy=smoothed with policy.sigma above 0 has them")
-    if policy["attack"] != "none":
-        raise ConfigError("certify.radii: certificates are of episodes without policy.attack")
-    if worst_case:
-        raise ConfigError("certify.radii: not with worst_case=true")
-    return config
 
 
 def certify(
