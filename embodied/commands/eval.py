@@ -27,7 +27,7 @@ from embodied.core.spec import Spec
 from embodied.datasets.mapping import Mapping
 from embodied.evaluation import certificate, task_grid
 from embodied.evaluation.evaluate import Evaluation, counting, evaluate
-from embodied.evaluation.loading import fitted, trained_with
+from embodied.evaluation.loading import NoCritic, fitted, trained_with
 from embodied.evaluation.statistics import rate
 from embodied.policies.abilities import Smooths
 from embodied.policies.remote.address import allow_typed, is_address, remote_node, with_mapping
@@ -106,7 +106,11 @@ def subject_of(
     device = pick_device(node["device"])
 
     def loaded(spec: Spec) -> Policy:
-        return fitted(saved, spec, mapping, node, settings).to(device)
+        try:
+            return fitted(saved, spec, mapping, node, settings).to(device)
+        except NoCritic as error:
+            mend = "train it first, as with finetune=dsrl_na, and evaluate that run"
+            raise ConfigError(f"{error}: {mend}") from error
 
     env = replaced(node["env"], "device", "auto", str(device))
     execute = settings.get("execute") if node["execute"] == "as_trained" else node["execute"]

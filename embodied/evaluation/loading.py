@@ -18,6 +18,10 @@ from embodied.learners.learner import load_learner
 from embodied.policies.wrappers.translated import joined, with_task
 
 
+class NoCritic(ConfigError):
+    """A wrapper needs a critic, and the run was not trained."""
+
+
 def trained_with(saved: Path, named: bool = False) -> Node:
     """The run.yaml of the run that a checkpoint is in; it may be missing if env= is `named`."""
     file = saved.parent.parent / "run.yaml"
@@ -57,10 +61,7 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
 
 def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     if trained.get("learner") is None:
-        raise ConfigError(
-            f"{saved.parent.parent} has no learner, and so no critic to choose actions: train it "
-            "first (embodied list finetunes), and evaluate that run"
-        )
+        raise NoCritic(f"{saved.parent.parent} has no learner, and so no critic to choose actions")
     learner = load_learner(saved, trained, policy)
     critic = getattr(learner, "critic", None)
     if critic is None or not hasattr(critic, "each") or critic.out != 1:
