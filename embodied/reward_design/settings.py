@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from embodied.compose import allow_from, compose
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import ConfigError, Node, build, shell_words
 from embodied.core.saved_node import read_saved, require_inside
 
 
@@ -22,7 +21,7 @@ def fresh(
     made = compose("design", words, folders)
     node, choices = made.node, made.choices
     if learn is not None:
-        node["learn"] = shlex.split(learn)
+        node["learn"] = shell_words(learn, "learn")
     node["sentence"] = next(iter(said), None) or node["sentence"] or node["env"].get("text")
     if not node["sentence"]:
         from embodied.core.env import VecEnv
