@@ -9,9 +9,9 @@ actor (Haarnoja et al., 2018) chooses w = bound u, and u in [-1, 1]^D is the act
     L_pi    = E (alpha log pi(u~|s) - min_i Q_i(s, u~)),              u~ ~ pi(.|s)
     L_alpha = -log alpha E (log pi(u~|s) + H)
 
-r is the discounted reward of a chunk, d = gamma^k, 0 if the environment terminated in it. The target
-has no entropy bonus, and alpha starts well below the reward: a bonus for each of many decisions
-would outweigh one reward at the end.
+r is the discounted reward of a chunk, d = gamma^k, 0 if the environment terminated in it. The
+target has no entropy bonus, and alpha starts well below the reward: a bonus for each of many
+decisions would outweigh one reward at the end.
 
     embodied demos collect env=two_gap episodes=100 out=outputs/demos
     embodied train experiment=two_gap_flow demos=outputs/demos out=outputs/base
@@ -179,7 +179,7 @@ def saved_policy(policy: Steered) -> SavedPolicy:
 
 
 def train(settings: Settings) -> float:
-    """Train, save a checkpoint in `settings.out`; returns the mean return of the last evaluation."""
+    """Train and save a checkpoint; returns the mean return of the last evaluation."""
     seed_everything(settings.seed)
     env = em.make_env(settings.env, num_envs=settings.num_envs)
     eval_env = em.make_env(settings.env, num_envs=50)

@@ -161,7 +161,7 @@ class Fql(nn.Module):
 
 
 def train(settings: Settings) -> float:
-    """Train, save a checkpoint in `settings.out`; returns the mean return of the last evaluation."""
+    """Train and save a checkpoint; returns the mean return of the last evaluation."""
     seed_everything(settings.seed)
     env = em.make_env(settings.env, num_envs=10)
     episodes = read_episodes(settings.demos)

@@ -1,6 +1,6 @@
-"""PPO: proximal policy optimisation in one file (Schulman et al., 2017; GAE: Schulman et al., 2016).
+"""PPO: proximal policy optimisation in one file (Schulman et al., 2017; GAE: 2016).
 
-    delta_t = r_t + d_t V(s'_t) - V(s_t),     A_t = delta_t + lambda d_t A_{t+1},     R_t = A_t + V_t
+    delta_t = r_t + d_t V(s'_t) - V(s_t),    A_t = delta_t + lambda d_t A_{t+1},    R_t = A_t + V_t
     L = E[-min(rho A, clip(rho, 1 - eps, 1 + eps) A)] + c_v E[(V(s) - R)^2] / 2 - c_h E[H(pi)]
 
 rho = pi(a|s) / pi_old(a|s). d is gamma, and 0 where the environment terminated; s' is the true next
@@ -176,7 +176,7 @@ def collect(
 
 
 def train(settings: Settings) -> float:
-    """Train, save a checkpoint in `settings.out`; returns the mean return of the last evaluation."""
+    """Train and save a checkpoint; returns the mean return of the last evaluation."""
     seed_everything(settings.seed)
     env = em.make_env(settings.env, num_envs=settings.num_envs)
     eval_env = em.make_env(settings.env, num_envs=10)

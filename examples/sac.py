@@ -1,4 +1,4 @@
-"""SAC: soft actor-critic in one file (Haarnoja et al., 2018, both papers: the temperature is tuned).
+"""SAC: soft actor-critic in one file (Haarnoja et al., 2018), with a tuned temperature.
 
     y       = r + d (min_i Q'_i(s', a') - alpha log pi(a'|s')),    a' ~ pi(.|s')
     L_Q     = sum_i E (Q_i(s, a) - y)^2
@@ -131,7 +131,7 @@ class Sac(nn.Module):
 
 
 def train(settings: Settings) -> float:
-    """Train, save a checkpoint in `settings.out`; returns the mean return of the last evaluation."""
+    """Train and save a checkpoint; returns the mean return of the last evaluation."""
     seed_everything(settings.seed)
     env = em.make_env(settings.env, num_envs=settings.num_envs)
     eval_env = em.make_env(settings.env, num_envs=10)
