@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from embodied.policies import gaussian
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from examples import dppo, dsrl, fql, iql, ppo, residual_sac, sac, td3_bc
 from tests.builders import ROOT, SPEC, exit_of, make_learner, make_policy, node_of, transitions
+from tests.docs.shared import Shared
 
 FILES = sorted(file for file in (ROOT / "examples").glob("*.py") if file.stem != "__init__")
 MOST = 250  # lines of a file
@@ -223,16 +225,29 @@ def test_dppo(precise: None) -> None:
     require_same_updates(dppo.Dppo(settings, policy), learner, batches)
 
 
-SHORT: dict[str, dict[str, Any]] = {
-    "sac": {"steps": 60, "warmup_steps": 20, "batch_size": 8, "hidden": (8,)},
-    "ppo": {"steps": 64, "num_envs": 2, "horizon": 16, "batch_size": 8, "epochs": 2},
+OFFLINE = {"steps": 3, "batch_size": 8, "hidden": (8,)}
+STEERED = {"steps": 80, "warmup_steps": 48, "batch_size": 8, "hidden": (8,), "num_envs": 4}
+# What is smaller in a short run, and the folder that it begins with.
+SHORT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "sac": ({"steps": 60, "warmup_steps": 20, "batch_size": 8, "hidden": (8,)}, {}),
+    "ppo": ({"steps": 64, "num_envs": 2, "horizon": 16, "batch_size": 8, "epochs": 2}, {}),
+    "iql": (OFFLINE, {"demos": "gap_demos"}),
+    "td3_bc": (OFFLINE, {"demos": "gap_demos"}),
+    "fql": ({**OFFLINE, "policy_hidden": (8,)}, {"demos": "gap_demos"}),
+    "dsrl": (STEERED, {"init": "gap_base"}),
+    "residual_sac": (STEERED, {"init": "gap_base"}),
+    "dppo": ({"steps": 128, "num_envs": 8, "horizon": 2, "hidden": (8,)}, {"init": "gap_noise"}),
 }
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_it_runs_and_what_it_saves_can_be_evaluated(file: Path, tmp_path: Path) -> None:
+def test_it_runs_and_what_it_saves_can_be_evaluated(
+    file: Path, tmp_path: Path, shared: Shared
+) -> None:
     assert len(file.read_text().splitlines()) <= MOST
-    example = {"sac": sac, "ppo": ppo}[file.stem]
-    given = {"out": str(tmp_path / "run"), "eval_episodes": 2, **SHORT[file.stem]}
-    example.train(parse(example.Settings, given, file.name))
+    example = importlib.import_module(f"examples.{file.stem}")
+    small, given = SHORT[file.stem]
+    folders = {key: str(shared[name]) for key, name in given.items()}
+    settings = {"out": str(tmp_path / "run"), "eval_episodes": 2, **small, **folders}
+    example.train(parse(example.Settings, settings, file.name))
     assert exit_of("eval", tmp_path / "run", "episodes=2", "num_envs=2") == 0
