@@ -195,7 +195,7 @@ def _tensor(value: Any, shape: tuple[int, ...], n: int, batched: bool, name: str
     """`value` as a tensor [n, *shape]; RequestError if it has another shape."""
     try:
         array = np.array(value)  # a copy: what was received is read-only
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise RequestError(f"{name} is no array") from error
     wanted = (n, *shape) if batched else tuple(shape)
     if array.dtype.kind not in "biuf" or array.shape != wanted:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, Node, resolve
+from embodied.core.build import ConfigError, Node, kind_of
 from embodied.core.checkpoint import CheckpointError
 from embodied.core.device import device_of, forked
 from embodied.core.env import NotSavable, VecEnv
@@ -97,7 +97,7 @@ def imagination_of(env: Node | None, spec: Spec) -> Imagination | None:
     """That of a run whose training environment has the node `env`; None where it is no model's, or
     where its model is not of the displayed environment, with `spec`."""
     try:
-        if not env or not hasattr(resolve(str(env["_target_"]), VecEnv), "deployed"):
+        if not env or not hasattr(kind_of(env, VecEnv), "deployed"):
             return None
         model = load(Path(str(env["model"])))
     except (ConfigError, KeyError):
