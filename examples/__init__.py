@@ -1,1 +1,1 @@
-"""Examples: one method per file, written out in full, to read, copy and change."""
+"""Methods in one file each, to read, copy and change; not in the wheel."""

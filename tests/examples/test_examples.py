@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from embodied import cli
 from embodied.core.actor import Actor
 from embodied.core.build import parse
 from embodied.core.policy import Policy
@@ -26,6 +28,7 @@ from tests.builders import ROOT, SPEC, exit_of, make_learner, make_policy, node_
 from tests.docs.shared import Shared
 
 FILES = sorted(file for file in (ROOT / "examples").glob("*.py") if file.stem != "__init__")
+PAGE = ROOT / "docs" / "examples.md"
 MOST = 250  # lines of a file
 CLOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
 
@@ -225,6 +228,32 @@ def test_dppo(precise: None) -> None:
     require_same_updates(dppo.Dppo(settings, policy), learner, batches)
 
 
+def words_of(command: str) -> list[str]:
+    return shlex.split(command.split(" # ")[0])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_what_a_file_and_its_page_say_of_it(file: Path) -> None:
+    """It is short, its commands have the settings that they name, the page has its row."""
+    text = file.read_text()
+    example = importlib.import_module(f"examples.{file.stem}")
+    assert len(text.splitlines()) <= MOST
+    lines = [line.strip() for line in (example.__doc__ or "").splitlines()]
+    own = [line for line in lines if line.startswith("python ")]
+    ours = [line for line in lines if line.startswith("embodied ")]
+    assert own and ours
+    for command in ours:
+        cli.parse(words_of(command)[1:])
+    row = next(line for line in PAGE.read_text().splitlines() if f"`examples/{file.name}`" in line)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[4] == str(len(text.splitlines()))
+    for command in (*own, cells[3].strip("`")):
+        _, script, *words = words_of(command)
+        assert script == f"examples/{file.name}"
+        settings = yaml.safe_load("{" + ", ".join(words).replace("=", ": ") + "}")
+        parse(example.Settings, settings, file.name)
+
+
 OFFLINE = {"steps": 3, "batch_size": 8, "hidden": (8,)}
 STEERED = {"steps": 80, "warmup_steps": 48, "batch_size": 8, "hidden": (8,), "num_envs": 4}
 # What is smaller in a short run, and the folder that it begins with.
@@ -244,7 +273,6 @@ SHORT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 def test_it_runs_and_what_it_saves_can_be_evaluated(
     file: Path, tmp_path: Path, shared: Shared
 ) -> None:
-    assert len(file.read_text().splitlines()) <= MOST
     example = importlib.import_module(f"examples.{file.stem}")
     small, given = SHORT[file.stem]
     folders = {key: str(shared[name]) for key, name in given.items()}
