@@ -195,15 +195,16 @@ def train(settings: Settings) -> float:
     episodes = EpisodeMeans()
     score = math.nan
     metrics: dict[str, Tensor] = {}
+    policy.warm_up = settings.warmup_steps > 0
     credit = 0.0  # updates that are due
     begin = time.monotonic()
 
     for now in range(env.num_envs, settings.steps + 1, env.num_envs):
-        policy.warm_up = now <= settings.warmup_steps
+        if policy.warm_up and now > settings.warmup_steps:
+            policy.warm_up = False
+            agent.fit(buffer.sample(len(buffer)))
         transitions, step = collector.step()  # of the decisions that were completed; may be none
         episodes.add(step)
-        if now == settings.warmup_steps // env.num_envs * env.num_envs:
-            agent.fit(buffer.sample(len(buffer)))
         if transitions:
             buffer.add(transitions)
         if transitions and not policy.warm_up:

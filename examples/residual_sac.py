@@ -209,13 +209,14 @@ def train(settings: Settings) -> float:
     begin = time.monotonic()
 
     for now in range(env.num_envs, settings.steps + 1, env.num_envs):
+        learning = now > settings.warmup_steps
+        if learning and not metrics and len(buffer):
+            for network in (actor, agent.critic.encoder, agent.target.encoder):
+                network.fit(buffer.sample(len(buffer)))
         transitions, step = collector.step()
         episodes.add(step)
         buffer.add(transitions)
-        if now > settings.warmup_steps:
-            if not metrics:
-                for network in (actor, agent.critic.encoder, agent.target.encoder):
-                    network.fit(buffer.sample(len(buffer)))
+        if learning:
             credit += settings.utd * env.num_envs
             for _ in range(int(credit)):
                 metrics = agent.update(buffer.sample(settings.batch_size))

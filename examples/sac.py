@@ -146,6 +146,8 @@ def train(settings: Settings) -> float:
     obs = env.reset(settings.seed)
     for now in range(env.num_envs, settings.steps + 1, env.num_envs):
         learning = now > settings.warmup_steps
+        if learning and not metrics and settings.normalize and len(buffer):
+            agent.fit(buffer.sample(len(buffer)))
         with torch.no_grad():
             action = agent.sample(obs)[0] if learning else env.spec.act.sample(env.num_envs)
         step = env.step(action)
@@ -156,8 +158,6 @@ def train(settings: Settings) -> float:
             "discount": settings.gamma * (~step.terminated).float(),
             **nest(step.next_obs, "next_obs"),
         }
-        if learning and not metrics and settings.normalize:
-            agent.fit(buffer.sample(len(buffer)))
         buffer.add(transitions)
         obs = step.obs  # where an episode ended, the first observation of the next one
         episodes.add(step)
