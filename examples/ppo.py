@@ -182,6 +182,7 @@ def train(settings: Settings) -> float:
     eval_env = em.make_env(settings.env, num_envs=10)
     name = "diagonal_gaussian" if env.spec.act.is_continuous else "categorical"
     policy = em.make_policy(name, env, hidden=settings.hidden, activation="tanh", head=0.01)
+    assert isinstance(policy, DiagonalGaussian | Categorical)
     agent = Ppo(settings, policy)
     buffer = RolloutBuffer(env.num_envs, settings.horizon)
     episodes = EpisodeMeans()
