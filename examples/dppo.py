@@ -12,7 +12,8 @@ the batch. Rewards are divided by the running std of the discounted return.
 
     embodied demos collect env=two_gap episodes=100 out=outputs/demos
     embodied train experiment=two_gap_diffusion demos=outputs/demos out=outputs/diffusion
-    python examples/dppo.py init=outputs/diffusion
+    python examples/dppo.py init=outputs/diffusion denoising_steps=5 horizon=8 clip=0.05 \
+        first_clip=0.05 lr=2e-4 steps=60000
     embodied eval outputs/dppo
 """
 
@@ -81,8 +82,7 @@ class Dppo(nn.Module):
 
     def __init__(self, settings: Settings, policy: NoisyDiffusion) -> None:
         super().__init__()
-        assert policy.encoder is not None
-        norm = policy.encoder.norm
+        norm = policy.inner.tuned.encoder.norm
         self.settings = settings
         self.policy = policy
         self.value = Value(ValueConfig(settings.hidden, "mish"), policy.spec)

@@ -14,7 +14,8 @@ al., 2025); of a chunk that the end of its episode cut short, the flow imitates 
 
     embodied demos collect env=two_gap "env.gaps=[0.75]" success_only=false episodes=200 \
         out=outputs/gap_demos
-    python examples/fql.py demos=outputs/gap_demos alpha=0.1
+    python examples/fql.py demos=outputs/gap_demos gamma=0.95 tau=0.02 batch_size=128 \
+        actor_lr=2e-3 critic_lr=2e-3 "hidden=[64,64]" "policy_hidden=[64,64,64]" steps=2000
     embodied eval outputs/fql
 """
 

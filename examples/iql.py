@@ -11,7 +11,8 @@ elements of an action. d is gamma, and 0 where the environment terminated.
 
     embodied demos collect env=two_gap "env.gaps=[0.75]" success_only=false episodes=200 \
         out=outputs/gap_demos
-    python examples/iql.py demos=outputs/gap_demos beta=10
+    python examples/iql.py demos=outputs/gap_demos gamma=0.95 beta=10 expectile=0.9 eta=0.02 \
+        batch_size=128 actor_lr=2e-3 critic_lr=2e-3 value_lr=2e-3 "hidden=[64,64]" steps=4000
     embodied eval outputs/iql
 """
 

@@ -9,7 +9,8 @@
 d is gamma, and 0 where the environment terminated. At a time limit the target bootstraps from the
 true next observation.
 
-    python examples/sac.py env=pendulum steps=10000
+    python examples/sac.py env=pendulum gamma=0.98 batch_size=128 actor_lr=1e-3 critic_lr=1e-3 \
+        temperature_lr=1e-3 "hidden=[64,64]" steps=5000
     embodied eval outputs/sac
 """
 

@@ -11,7 +11,8 @@ update (TD3; Fujimoto et al., 2018). d is gamma, and 0 where the environment ter
 
     embodied demos collect env=two_gap "env.gaps=[0.75]" success_only=false episodes=200 \
         out=outputs/gap_demos
-    python examples/td3_bc.py demos=outputs/gap_demos
+    python examples/td3_bc.py demos=outputs/gap_demos gamma=0.95 tau=0.02 batch_size=128 \
+        actor_lr=2e-3 critic_lr=2e-3 "hidden=[64,64]" steps=4000
     embodied eval outputs/td3_bc
 """
 
