@@ -19,7 +19,7 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
     *sorted(DOCS.rglob("*.md")),
 ]
-PACKAGES = ("embodied", "envs", "policies", "real_robot", "benchmarks")
+PACKAGES = ("embodied", "envs", "policies", "real_robot", "benchmarks", "examples")
 LONGEST = 260  # lines of a page
 FEWEST = 3  # words of the first line of a package's docstring
 

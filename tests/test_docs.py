@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SITE = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *SITE]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-FOLDERS = ("embodied", "envs", "policies", "real_robot", "benchmarks")
+FOLDERS = ("embodied", "envs", "policies", "real_robot", "benchmarks", "examples")
 TREE = re.compile(r"(?<=```tree\n).*?(?=```)", re.DOTALL)
 CODE_BLOCK = re.compile(r"```(\w*)[^\n]*\n(.*?)```", re.DOTALL)
 ON_PAPER = re.compile(r"\bmy_\w+[./]|path/to|NAME|DIR|RUN|FILE")

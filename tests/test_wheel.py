@@ -42,7 +42,7 @@ def build(folder: Path) -> None:
     source = folder / "source"
     source.mkdir()
     leave = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for package in (*PACKAGES, "benchmarks"):
+    for package in (*PACKAGES, "benchmarks", "examples"):
         shutil.copytree(ROOT / package, source / package, symlinks=True, ignore=leave)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)

@@ -1,0 +1,1 @@
+"""Methods in one file each, to read, copy and change; not in the wheel."""
