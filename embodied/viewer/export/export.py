@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from embodied.core.atomic_write import write_durably
 from embodied.datasets.lerobot.video import encode_film
 from embodied.reports.page import data_url
-from embodied.viewer.panels.main_view import side_by_side
 from embodied.viewer.panels.plots import groups_of
 from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Array, Mesh, Picture, Shape, TrackedBody, Viewpoint, view_of
@@ -37,8 +36,8 @@ SCRIPTS = ("replay_math.js", "replay_draw.js", "replay_page.js")
 KINDS = (".html", ".mp4", ".gif")
 LONGEST = 1000
 """Most steps of an exported episode; some environments never end one."""
-STRIP = 26
-"""Height of the caption below each frame, pixels."""
+STRIP, GAP = 26, 12
+"""Height of the caption below each frame, and width between two frames, pixels."""
 
 
 def export(session: Session, path: Path, seed: int = 0, steps: int = LONGEST) -> Path:
@@ -298,6 +297,13 @@ def film(session: Session, kind: str) -> bytes:
     wait = round(1000 * dt * stride)
     few[0].save(sink, "gif", save_all=True, append_images=few[1:], duration=wait, loop=0)
     return sink.getvalue()
+
+
+def side_by_side(pictures: Sequence[Picture]) -> Picture:
+    """Images of equal size, with a gap."""
+    gap = np.full((len(pictures[0]), GAP, 3), 255, np.uint8)
+    parts = [part for picture in pictures for part in (gap, picture)][1:]
+    return np.ascontiguousarray(np.concatenate(parts, 1))
 
 
 def strips(session: Session, count: int) -> list[Picture]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -24,25 +25,15 @@ from viser import (
 from embodied.viewer.scene.types import Array, SceneModel, Shape, Viewpoint
 
 Key = tuple[int, str]
-Place = tuple[float, float, float]
+ROOT = "/world"
 
 
 class ViserScene:
-    """The viser nodes of one scene; `show` sends poses, `restyle` changed shapes.
+    """The viser nodes of one scene; `show` sends poses, `restyle` changed shapes."""
 
-    A second scene has another `root` and stands at `offset` (m) from the first.
-    """
-
-    def __init__(
-        self,
-        server: ViserServer,
-        model: SceneModel,
-        root: str = "/world",
-        offset: Place = (0.0, 0.0, 0.0),
-    ) -> None:
+    def __init__(self, server: ViserServer, model: SceneModel) -> None:
         self.server, self.model, self.follow = server, model, False
-        self.path, self.offset = root, offset
-        self.root = server.scene.add_frame(root, show_axes=False, position=offset)
+        self.root = server.scene.add_frame(ROOT, show_axes=False)
         self.followed = model.tracked_body()
         self.bodies: list[str] = []
         self.names: list[str] = []
@@ -64,7 +55,7 @@ class ViserScene:
             self.meshes.clear()
             self.styles.clear()
             self._sent = None
-            self.bodies, self.names = bodies, [f"{self.path}/{_node(body)}" for body in bodies]
+            self.bodies, self.names = bodies, [f"{ROOT}/{_node(body)}" for body in bodies]
             scene = self.server.scene
             self.frames = [scene.add_frame(name, show_axes=False) for name in self.names]
         shapes = {(shape.body, shape.name): shape for shape in self.model.shapes()}
@@ -87,10 +78,10 @@ class ViserScene:
                     frame.position = places[body]
                 if before is None or np.abs(turns[body] - before[1][body]).max() > 1e-6:
                     frame.wxyz = turns[body]
-            x, y, z = self.offset
+            origin = np.zeros(3)
             if self.follow and self.followed is not None:
-                x, y, z = self.offset - places[self.followed.body] * self.followed.along
-            self.root.position = float(x), float(y), float(z)
+                origin = -places[self.followed.body] * self.followed.along
+            self.root.position = tuple(origin.tolist())
         self._sent = places, turns
 
     def on_mesh(self, drawn: Callable[[int, MeshHandle], None]) -> None:
@@ -189,40 +180,76 @@ class ImagePlane:
         )
 
 
-FOV, ASPECT, BETWEEN = np.deg2rad(75.0), 1.6, 0.55
-"""viser's vertical field of view (rad); a window's width by its height; the part of its width that
-is between the panels."""
-ABOVE = 0.5
-"""Where the scene's centre is on a narrow screen, from the middle (0) to the top (1): the controls
-cover the lower part."""
+FOV = np.deg2rad(75.0)
+"""viser's vertical field of view (rad)."""
+FILL = 0.72
+"""Share of the window that what should be seen takes at most; its shapes are around it."""
+SIDES = 0.9
+"""Where it is not known: half the width that is visible by half the height at the viewpoint."""
+PHONE, COVERED = 576, 0.45
+"""Width (pixels) up to which viser draws the controls over the scene, and the share of the window,
+from below, that they cover."""
+ECHO = 0.5
+"""Seconds in which a camera that was turned with another one reports where it has been."""
 
 
 class SceneCameras:
-    """`set` moves the cameras of clients that are connected and of those to come."""
+    """`set` moves the cameras of clients that are connected and of those to come; who has not
+    turned his camera keeps the scene in his window, whatever its shape becomes.
 
-    def __init__(self, server: ViserServer) -> None:
-        self.server = server
+    The window is one of `halves` beside each other. Where one browser is open, the camera of `mate`
+    turns with this one.
+    """
+
+    def __init__(self, server: ViserServer, halves: int = 1) -> None:
+        self.server, self.halves = server, halves
         self.eye: Viewpoint | None = None
+        self.mate: SceneCameras | None = None
+        self._given: dict[int, tuple[Array, float]] = {}  # by client: place and aspect
+        self._followed = -ECHO
         server.on_client_connect(self._connected)
 
     def set(self, eye: Viewpoint) -> None:
         self.eye = eye
+        self._given.clear()
         turn(self.server.initial_camera, eye)
         for client in self.server.get_clients().values():
-            turn(client.camera, fitted(eye, client.camera.aspect))
+            self._aim(client)
+
+    def follow(self, camera: CameraHandle) -> None:
+        """Turn the camera of the only client as `camera` is."""
+        clients = list(self.server.get_clients().values())
+        if len(clients) == 1:
+            self._followed = time.monotonic()
+            clients[0].camera.position = camera.position
+            clients[0].camera.look_at = camera.look_at
 
     def _connected(self, client: ClientHandle) -> None:
-        if self.eye is not None:
-            turn(client.camera, fitted(self.eye, client.camera.aspect))
-        client.camera.on_update(self._moved)
+        self._aim(client)
+        client.camera.on_update(lambda _: self._moved(client))
 
-    def _moved(self, camera: CameraHandle) -> None:
-        """A page may take the viewpoint that is sent to all clients after its own: once more."""
-        eye = self.eye
-        if eye is None or camera.aspect >= 1.0:
+    def _aim(self, client: ClientHandle) -> None:
+        if self.eye is None:
             return
-        if np.allclose(camera.position, eye.place, atol=1e-3):
-            turn(camera, fitted(eye, camera.aspect))
+        camera = client.camera
+        covered = COVERED if camera.image_width * self.halves <= PHONE else 0.0
+        eye = fitted(self.eye, camera.aspect, covered)
+        self._given[client.client_id] = eye.place, camera.aspect
+        turn(camera, eye)
+
+    def _moved(self, client: ClientHandle) -> None:
+        if self.eye is None or time.monotonic() - self._followed < ECHO:
+            return
+        camera = client.camera
+        place, aspect = self._given.get(client.client_id, (self.eye.place, 0.0))
+        if np.allclose(camera.position, place, atol=1e-3):
+            if camera.aspect != aspect:
+                self._aim(client)
+        elif np.allclose(camera.position, self.eye.place, atol=1e-3):
+            # A page may take the viewpoint that is sent to all clients after its own.
+            self._aim(client)
+        elif self.mate is not None and len(self.server.get_clients()) == 1:
+            self.mate.follow(camera)
 
 
 def turn(camera: InitialCameraConfig | CameraHandle, eye: Viewpoint) -> None:
@@ -231,26 +258,27 @@ def turn(camera: InitialCameraConfig | CameraHandle, eye: Viewpoint) -> None:
         camera.fov = eye.fov
 
 
-def fitted(eye: Viewpoint, aspect: float) -> Viewpoint:
-    """`eye` for a window of `aspect` (width by height): on one that is higher than wide, as much is
-    visible from side to side as between the panels of a wide one, above the controls."""
-    if aspect >= 1.0:
-        return eye
-    offset = (eye.place - eye.target) * max(1.0, ASPECT * BETWEEN / aspect)
+def fitted(eye: Viewpoint, aspect: float, covered: float = 0.0) -> Viewpoint:
+    """`eye` as far away, in its direction, as what should be seen needs in a window of `aspect`
+    (width by height); in the middle of the part above the lower one that is `covered`."""
+    offset = eye.place - eye.target
     far = float(np.linalg.norm(offset))
-    right = np.cross(-offset, (0.0, 0.0, 1.0))
-    up = np.cross(right, -offset)
-    down: Array = -up / max(float(np.linalg.norm(up)), 1e-9) * (ABOVE * far * tangent(eye.fov))
-    target = eye.target + down
-    return Viewpoint(target + offset, target, eye.fov)
-
-
-def of_both(eye: Viewpoint, step: Array) -> Viewpoint:
-    """From where two scenes `step` [3] apart both fit between the panels; `eye` is for one."""
-    offset, target = eye.place - eye.target, eye.target + step / 2
-    far = float(np.linalg.norm(step)) / (tangent(eye.fov) * ASPECT * BETWEEN)
-    offset = offset * max(1.35, far / float(np.linalg.norm(offset)))
-    return Viewpoint(target + offset, target, eye.fov)
+    ahead = -offset / far
+    right = np.cross(ahead, (0.0, 0.0, 1.0))
+    right = right / max(float(np.linalg.norm(right)), 1e-9)
+    axes = np.stack([right, np.cross(right, ahead), ahead])
+    target, half = eye.target, tangent(eye.fov) * (1.0 - covered)
+    if eye.seen is None:
+        far *= max(1.0, SIDES / aspect, 1.0 / (1.0 - covered))
+    else:
+        places = (eye.seen - target) @ axes.T
+        middle = (places.min(0) + places.max(0)) / 2
+        target = target + middle @ axes
+        across, up, deeper = (places - middle).T
+        sides = np.maximum(np.abs(across) / (tangent(eye.fov) * aspect), np.abs(up) / half)
+        far = float((sides / FILL - deeper).max())
+    target = target - axes[1] * covered * far * tangent(eye.fov)
+    return Viewpoint(target - far * ahead, target, eye.fov)
 
 
 def tangent(fov: float | None) -> float:
