@@ -8,6 +8,7 @@ once, so no action is lost and `obs` is always valid to act on.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import difflib
 import io
 import warnings
@@ -142,6 +143,14 @@ class EnvPool(VecEnv):
             log=log,
         )
 
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        if self._pool.render_mode != "rgb_array":
+            line = f"{self.config.id} is drawn with env.kwargs.render_mode=rgb_array"
+            raise NotImplementedError(line)
+        global_opengl()
+        rows = np.array([row], np.int32)
+        return torch.from_numpy(self._pool._render(rows, width, height, -1)[0])
+
     def close(self) -> None:
         self._pool.close()
 
@@ -164,6 +173,12 @@ class EnvPool(VecEnv):
             value = np.ascontiguousarray(entry.converted(native[entry.name]))
             obs[entry.name] = torch.from_numpy(value)
         return obs
+
+
+def global_opengl() -> None:
+    """Load OpenGL where EnvPool's libraries look for it; without it drawing ends the process."""
+    with contextlib.suppress(OSError):  # other systems than Linux
+        ctypes.CDLL("libGL.so.1", mode=ctypes.RTLD_GLOBAL)
 
 
 def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:

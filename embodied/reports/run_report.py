@@ -210,7 +210,7 @@ def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
             won, trials = won_of(last)
             low, high = wilson(won, trials)
             share = f"{last['eval/success']:.1%}"
-            note = f"95% [{low:.1%}, {high:.1%}], {trials} held-out initial states"
+            note = f"95% interval: {low:.1%} to {high:.1%} (held-out initial states: {trials})"
             tiles.append(_tile("success", share, note))
         tiles.append(_tile("return", number(last["eval/return"]), "mean per episode"))
     tiles += _held_out_tiles(rows)

@@ -87,6 +87,7 @@ def gallery(name: str, group: Group, files: list[Path]) -> str:
     guides = ", ".join(f"[{title_of(guide)}](../{guide}.md)" for guide in group.guides)
     lines = [f"# {group.title}", "", f"{len(files)} of them; which one to take: {guides}."]
     for each, same in kinds.items():
+        same.sort(key=lambda file: not picture(name, file.stem))  # pictures first
         if len(kinds) > 1:
             lines += ["", f"## {each.replace('_', ' ').capitalize()}"]
         lines += ["", '<div class="cards">', *(card(name, file) for file in same), "</div>"]

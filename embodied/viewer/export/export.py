@@ -20,8 +20,15 @@ from embodied.datasets.lerobot.video import encode_film
 from embodied.reports.page import data_url
 from embodied.viewer.panels.plots import groups_of
 from embodied.viewer.run_folder import ViewerError
-from embodied.viewer.scene.types import Array, Mesh, Picture, Shape, TrackedBody, Viewpoint, view_of
-from embodied.viewer.session.episode import TERM, CompressedImage, Moment
+from embodied.viewer.scene.types import Mesh, Picture, Shape, TrackedBody, Viewpoint, view_of
+from embodied.viewer.session.episode import (
+    TERM,
+    CompressedImage,
+    Moment,
+    moving,
+    poses_of,
+    thinned,
+)
 from embodied.viewer.session.session import Session
 
 FRAMES = 1500
@@ -149,12 +156,6 @@ def _curve(name: str, moments: Sequence[Moment], values: Iterable[Any]) -> dict[
     return {"name": name, "steps": [moment.step for moment in moments], "values": shown}
 
 
-def thinned(moments: Sequence[Moment], most: int) -> tuple[Sequence[Moment], int]:
-    """Every `stride`-th step, at most about `most` of them, and `stride`."""
-    stride = max(1, -(-len(moments) // most))
-    return moments[::stride], stride
-
-
 def _lane(session: Session, meshes: list[dict[str, Any]]) -> dict[str, Any]:
     """One episode; meshes that are not in `meshes` yet are added."""
     episode, trail = session.episode, session.trail()
@@ -218,26 +219,6 @@ def _eye(
     place = middle + away / np.linalg.norm(away) * min(near, float(np.linalg.norm(away)))
     fov = float(eye.fov or FOV)
     return {"place": rounded(place), "target": rounded(middle), "fov": fov, "reach": reach}
-
-
-def poses_of(moments: Sequence[Moment]) -> NDArray[np.float64]:
-    """Position and quaternion of every body, [T, N, 7]."""
-    return np.stack([np.concatenate([m.frame.places, m.frame.turns], 1) for m in moments])  # pyright: ignore
-
-
-def moving(moments: Sequence[Moment], followed: TrackedBody | None) -> Array | None:
-    """Positions [K, 3] of everything that moves, relative to the tracked body; of all bodies if
-    nothing moves; None without a scene."""
-    if moments[0].frame.places is None:
-        return None
-    places = poses_of(thinned(moments, 100)[0])[..., :3]
-    if followed is not None:
-        places = places - (places[:, followed.body] - places[0, followed.body])[:, None] * (
-            np.array(followed.along)
-        )
-        return places[0]
-    moves = np.ptp(places, axis=0).max(1) > 1e-3
-    return places[:, moves if moves.any() else slice(1, None)].reshape(-1, 3)
 
 
 def packed_mesh(mesh: Mesh) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from viser import MeshHandle, ViserServer, uplot
 from embodied.viewer.controls import Controls
 from embodied.viewer.panels.plots import COLOURS
 from embodied.viewer.run_folder import Run
-from embodied.viewer.scene.types import Array
+from embodied.viewer.scene.types import Array, SceneModel, Viewpoint
 from embodied.viewer.scene.viser_scene import ROOT, ImagePlane, SceneCameras, ViserScene
 from embodied.viewer.session.disturbances import ROBOT
-from embodied.viewer.session.episode import History, history_of
+from embodied.viewer.session.episode import History, history_of, moving
 from embodied.viewer.session.session import Session, label
 
 
@@ -30,7 +31,7 @@ class MainView:
         model = session.recorder.scene
         self.scene = None if model is None else ViserScene(server, model)
         if model is not None:
-            self.cameras.set(model.viewpoint())
+            self.cameras.set(viewpoint(model, session))
         self._sent = session.now.frame.picture
         self.screen = None
         if self._sent is not None:
@@ -53,6 +54,15 @@ class MainView:
         if self.screen is not None and picture is not None and picture != self._sent:
             self.screen.show(picture.picture())
             self._sent = picture
+
+
+def viewpoint(model: SceneModel, session: Session) -> Viewpoint:
+    """That of the scene, from which the whole episode is seen where it is there already."""
+    eye, moments = model.viewpoint(), session.episode.moments
+    places = moving(moments, None) if eye.seen is not None and len(moments) > 1 else None
+    if eye.seen is None or places is None:
+        return eye
+    return replace(eye, seen=np.concatenate([eye.seen, places]))
 
 
 def poses_at(player: Session, share: float) -> tuple[Array, Array] | None:

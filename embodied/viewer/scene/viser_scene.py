@@ -182,8 +182,9 @@ class ImagePlane:
 
 FOV = np.deg2rad(75.0)
 """viser's vertical field of view (rad)."""
-FILL = 0.72
-"""Share of the window that what should be seen takes at most; its shapes are around it."""
+FILL, AROUND = 0.92, 0.2
+"""Share of the window that what should be seen takes at most, and how far its shapes reach around
+its positions, as a share of its largest side."""
 SIDES = 0.9
 """Where it is not known: half the width that is visible by half the height at the viewpoint."""
 PHONE, COVERED = 576, 0.45
@@ -275,7 +276,9 @@ def fitted(eye: Viewpoint, aspect: float, covered: float = 0.0) -> Viewpoint:
         middle = (places.min(0) + places.max(0)) / 2
         target = target + middle @ axes
         across, up, deeper = (places - middle).T
-        sides = np.maximum(np.abs(across) / (tangent(eye.fov) * aspect), np.abs(up) / half)
+        around = AROUND * float(np.ptp(places, axis=0).max())
+        wide, high = np.abs(across) + around, np.abs(up) + around
+        sides = np.maximum(wide / (tangent(eye.fov) * aspect), high / half)
         far = float((sides / FILL - deeper).max())
     target = target - axes[1] * covered * far * tangent(eye.fov)
     return Viewpoint(target - far * ahead, target, eye.fov)

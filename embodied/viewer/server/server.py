@@ -303,6 +303,7 @@ def run_page(page_server: PageServer, make: Callable[[PageServer], Page], block:
 
 
 ANYWHERE = ("0.0.0.0", "::")
+WIDTH = 388  # px of the controls; pair.css says it too
 STYLE = f"<style>{Path(__file__).with_name('page.css').read_text()}</style>"
 
 
@@ -327,10 +328,10 @@ class PageServer:
         self.server.gui.configure_theme(
             show_logo=False,
             show_share_button=False,
-            control_width="large",
             brand_color=(37, 99, 235),
         )
         self.server.gui.main_panel.dock_right()
+        self.server.gui.main_panel.set_width(WIDTH)
         self.server.gui.add_html(STYLE)
         self._loading: GuiMarkdownHandle | None = None
 
