@@ -16,7 +16,7 @@ from viser import ViserServer
 
 from embodied.evaluation.video import read_mp4, write_mp4
 from embodied.viewer import ViewerError
-from embodied.viewer.export.compare_runs import compare
+from embodied.viewer.export.compare_runs import compare, lines_of, read_runs
 from embodied.viewer.export.export import export, replay
 from embodied.viewer.launch import Run, open_session
 from embodied.viewer.panels.main_view import Checkpoints
@@ -214,6 +214,20 @@ def test_a_run_on_a_dataset_is_a_level_beside_runs_in_an_environment(
     assert "train/loss" not in figures, "its x axis would be two things"
     both = compare([clone, clone], tmp_path / "page.html").read_text()
     assert "by gradient updates" in both and both.count("<circle") >= 2, "one point is a dot"
+
+
+def test_seeds_of_an_experiment_are_one_curve_with_a_band(tmp_path: Path) -> None:
+    for name, seed, gamma, returns in (("a", 0, 0.9, 1), ("b", 1, 0.9, 3), ("c", 0, 0.5, 9)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.yaml").write_text(f"seed: {seed}\nout: {name}\nlearner: {{gamma: {gamma}}}")
+        rows = [{"step": step, "eval/return": returns * step} for step in (10, 20)]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    first, other = lines_of(read_runs([tmp_path / name for name in "abc"]))
+    assert first.curve("eval/return") == [(10, 20), (20, 40)]
+    assert first.band("eval/return") == [(10, 30), (20, 60)]
+    assert (first.name, other.name) == ("a and other seeds (2)", "c")
+    assert other.curve("eval/return") == [(10, 90), (20, 180)] and other.band("eval/return") == []
 
 
 def test_what_cannot_be_compared_is_refused_and_equal_names_are_told_apart(tmp_path: Path) -> None:
