@@ -66,8 +66,8 @@ def policies() -> tuple[Path, Path]:
 
 @contextmanager
 def report() -> Iterator[str]:
-    """The report of the run that improved the policy."""
-    yield (policies()[0].parents[1] / "report.html").resolve().as_uri()
+    """The report of the improvement."""
+    yield (IMPROVED / "report.html").resolve().as_uri()
 
 
 @contextmanager

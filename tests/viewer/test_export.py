@@ -73,6 +73,8 @@ def test_the_page_holds_the_poses_and_needs_nothing_else(pair: Session) -> None:
     assert len(page) < 3_000_000
     data = data_of(page)
     lane = data["lanes"][0]
+    rewards = np.cumsum([moment.reward for moment in pair.episode.moments])
+    np.testing.assert_allclose(lane["returns"], rewards, rtol=1e-4)
     poses = np.frombuffer(base64.b64decode(lane["poses"]), np.float32)
     poses = poses.reshape(lane["frames"], lane["bodies"], 7)
     frame = pair.episode.moments[7].frame

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from embodied.core.atomic_write import write_durably
 from embodied.datasets.lerobot.video import encode_film
 from embodied.reports.page import data_url
-from embodied.viewer.panels.plots import groups_of
+from embodied.viewer.panels.plots import groups_of, titled
 from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Mesh, Picture, Shape, TrackedBody, Viewpoint, view_of
 from embodied.viewer.session.episode import (
@@ -130,7 +130,7 @@ def charts(sessions: Sequence[Session]) -> list[dict[str, Any]]:
             curves = [_numbers(sessions[0], name.partition("/")[2], name) for name in members]
         made.append({"title": title, "curves": curves, "stacked": stacked})
     if actions := _actions(sessions[0]):
-        made.append({"title": "action", "curves": actions})
+        made.append({"title": titled("action", sessions[0].spec.act), "curves": actions})
     return made
 
 
@@ -160,6 +160,7 @@ def _lane(session: Session, meshes: list[dict[str, Any]]) -> dict[str, Any]:
     """One episode; meshes that are not in `meshes` yet are added."""
     episode, trail = session.episode, session.trail()
     moments, stride = thinned(episode.moments, FRAMES)
+    returns = np.cumsum([moment.reward for moment in episode.moments])
     made: dict[str, Any] = {
         "name": label(session),
         "steps": len(episode.moments) - 1,
@@ -167,6 +168,7 @@ def _lane(session: Session, meshes: list[dict[str, Any]]) -> dict[str, Any]:
         "frames": len(moments),
         "wins": [step - episode.moments[0].step for step in episode.success_steps],
         "judged": episode.success is not None,
+        "returns": [float(f"{value:.5g}") for value in returns[::stride]],
         "end": episode.end,
     }
     if moments[0].frame.places is None:

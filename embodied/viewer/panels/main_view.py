@@ -36,6 +36,7 @@ class MainView:
         self.screen = None
         if self._sent is not None:
             self.screen = ImagePlane(server, self._sent.picture())
+            self.cameras.set(self.screen.viewpoint())
 
     @property
     def empty(self) -> bool:

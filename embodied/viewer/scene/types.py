@@ -156,12 +156,14 @@ class Shape:
 @dataclass(frozen=True)
 class Viewpoint:
     """A camera pose: `place` and `target` (m), vertical field of view (rad; None: the page's
-    default), and the positions [N, 3] (m) that a window of any shape should show, if known."""
+    default), and the positions [N, 3] (m) that a window of any shape should show, if known; shapes
+    reach `around` them, a share of the largest side of the positions."""
 
     place: Array
     target: Array
     fov: float | None = None
     seen: Array | None = None
+    around: float = 0.2
 
 
 @dataclass(frozen=True)

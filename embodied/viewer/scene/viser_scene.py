@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,10 +132,7 @@ def _node(name: str) -> str:
 
 
 Picture = NDArray[np.uint8]
-HEIGHT = 1.0
-IMAGE_FOV = 0.6
-FILL = 0.94
-"""Share of the window that the image takes."""
+HEIGHT, IMAGE_FOV = 1.0, 0.6  # m, rad
 UPRIGHT = (0.5**0.5, -(0.5**0.5), 0.0, 0.0)
 """Quaternion that puts an image's columns along x and its rows down."""
 
@@ -145,8 +143,12 @@ class ImagePlane:
     def __init__(self, server: ViserServer, picture: Picture) -> None:
         self.server = server
         self.picture = self._add(picture)
-        self._aim(server.initial_camera, 1.0)
-        server.on_client_connect(self._fit)
+
+    def viewpoint(self) -> Viewpoint:
+        """In front of the image; its corners are seen in a window of any shape."""
+        half = np.array([self.picture.render_width, 0.0, self.picture.render_height]) / 2
+        corners = np.array([-half, half])
+        return Viewpoint(np.array([0.0, -2.0, 0.0]), np.zeros(3), IMAGE_FOV, corners, 0.0)
 
     def show(self, picture: Picture) -> None:
         """Send `picture` [H, W, 3]; another size replaces the node."""
@@ -154,23 +156,6 @@ class ImagePlane:
             self.picture.image = picture
         else:
             self.picture = self._add(picture)
-
-    def _fit(self, client: ClientHandle) -> None:
-        """Fit the camera of `client` to its window now, and whenever its aspect ratio changes."""
-        aspects: list[float] = []
-
-        @client.camera.on_update
-        def moved(camera: CameraHandle) -> None:
-            if aspects[-1:] != [camera.aspect]:
-                aspects.append(camera.aspect)
-                self._aim(camera, camera.aspect)
-
-    def _aim(self, camera: InitialCameraConfig | CameraHandle, aspect: float) -> None:
-        """Put the camera where the image fits the narrower side of the window."""
-        size = max(HEIGHT, self.picture.render_width / aspect)
-        distance = size / 2 / np.tan(IMAGE_FOV / 2) / FILL
-        camera.position, camera.look_at = (0.0, -distance, 0.0), (0.0, 0.0, 0.0)
-        camera.fov = IMAGE_FOV
 
     def _add(self, picture: Picture) -> ImageHandle:
         high, wide = picture.shape[:2]
@@ -182,9 +167,8 @@ class ImagePlane:
 
 FOV = np.deg2rad(75.0)
 """viser's vertical field of view (rad)."""
-FILL, AROUND = 0.92, 0.2
-"""Share of the window that what should be seen takes at most, and how far its shapes reach around
-its positions, as a share of its largest side."""
+FILL = 0.92
+"""Share of the window that what should be seen takes at most."""
 SIDES = 0.9
 """Where it is not known: half the width that is visible by half the height at the viewpoint."""
 PHONE, COVERED = 576, 0.45
@@ -192,6 +176,22 @@ PHONE, COVERED = 576, 0.45
 from below, that they cover."""
 ECHO = 0.5
 """Seconds in which a camera that was turned with another one reports where it has been."""
+
+
+@dataclass
+class Aim:
+    """What the camera of one client was told: the last places, for which aspect, and when (s); and
+    whether its user has turned it since."""
+
+    places: list[Array]
+    aspect: float
+    time: float
+    turned: bool = False
+
+    def explains(self, place: Array) -> bool:
+        """Whether the client may report `place` without its user: it was told so, or just now."""
+        told = any(np.allclose(place, each, atol=1e-3) for each in self.places[-3:])
+        return told or time.monotonic() - self.time < ECHO
 
 
 class SceneCameras:
@@ -206,13 +206,12 @@ class SceneCameras:
         self.server, self.halves = server, halves
         self.eye: Viewpoint | None = None
         self.mate: SceneCameras | None = None
-        self._given: dict[int, tuple[Array, float]] = {}  # by client: place and aspect
-        self._followed = -ECHO
+        self.aims: dict[int, Aim] = {}  # by client
         server.on_client_connect(self._connected)
 
     def set(self, eye: Viewpoint) -> None:
         self.eye = eye
-        self._given.clear()
+        self.aims.clear()
         turn(self.server.initial_camera, eye)
         for client in self.server.get_clients().values():
             self._aim(client)
@@ -220,8 +219,9 @@ class SceneCameras:
     def follow(self, camera: CameraHandle) -> None:
         """Turn the camera of the only client as `camera` is."""
         clients = list(self.server.get_clients().values())
-        if len(clients) == 1:
-            self._followed = time.monotonic()
+        if len(clients) == 1 and (aim := self.aims.get(clients[0].client_id)) is not None:
+            aim.places.append(camera.position)
+            aim.time, aim.turned = time.monotonic(), True
             clients[0].camera.position = camera.position
             clients[0].camera.look_at = camera.look_at
 
@@ -235,22 +235,24 @@ class SceneCameras:
         camera = client.camera
         covered = COVERED if camera.image_width * self.halves <= PHONE else 0.0
         eye = fitted(self.eye, camera.aspect, covered)
-        self._given[client.client_id] = eye.place, camera.aspect
+        before = self.aims.get(client.client_id)
+        places = [self.eye.place] if before is None else before.places
+        self.aims[client.client_id] = Aim([*places, eye.place], camera.aspect, time.monotonic())
         turn(camera, eye)
 
     def _moved(self, client: ClientHandle) -> None:
-        if self.eye is None or time.monotonic() - self._followed < ECHO:
+        camera, aim = client.camera, self.aims.get(client.client_id)
+        if self.eye is None or aim is None:
             return
-        camera = client.camera
-        place, aspect = self._given.get(client.client_id, (self.eye.place, 0.0))
-        if np.allclose(camera.position, place, atol=1e-3):
-            if camera.aspect != aspect:
-                self._aim(client)
-        elif np.allclose(camera.position, self.eye.place, atol=1e-3):
-            # A page may take the viewpoint that is sent to all clients after its own.
+        # A page may take the viewpoint that is sent to all clients after its own.
+        late = np.allclose(camera.position, self.eye.place, atol=1e-3)
+        late = late and not np.allclose(aim.places[-1], self.eye.place, atol=1e-3)
+        if not aim.turned and (camera.aspect != aim.aspect or late):
             self._aim(client)
-        elif self.mate is not None and len(self.server.get_clients()) == 1:
-            self.mate.follow(camera)
+        elif not aim.explains(camera.position):
+            aim.turned = True
+            if self.mate is not None and len(self.server.get_clients()) == 1:
+                self.mate.follow(camera)
 
 
 def turn(camera: InitialCameraConfig | CameraHandle, eye: Viewpoint) -> None:
@@ -276,7 +278,7 @@ def fitted(eye: Viewpoint, aspect: float, covered: float = 0.0) -> Viewpoint:
         middle = (places.min(0) + places.max(0)) / 2
         target = target + middle @ axes
         across, up, deeper = (places - middle).T
-        around = AROUND * float(np.ptp(places, axis=0).max())
+        around = eye.around * float(np.ptp(places, axis=0).max())
         wide, high = np.abs(across) + around, np.abs(up) + around
         sides = np.maximum(wide / (tangent(eye.fov) * aspect), high / half)
         far = float((sides / FILL - deeper).max())
