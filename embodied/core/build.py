@@ -142,6 +142,18 @@ def resolve(target: str, role: type[T]) -> type[T]:
     return cast(type[T], found)
 
 
+def kind_of(node: Any, role: type[T]) -> type[T]:
+    """The class that the `_target_` of `node` names (see `resolve`); ConfigError."""
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{role.__name__} should be a mapping with _target_, not {shown(node)}")
+    settings = cast(Mapping[str, Any], node)
+    if "_target_" not in settings:
+        raise ConfigError(f"a node with keys {shown(sorted(settings))} has no _target_")
+    if not isinstance(settings["_target_"], str):
+        raise ConfigError(f"_target_={shown(settings['_target_'])} should be a dotted name")
+    return resolve(settings["_target_"], role)
+
+
 def registered(role: str) -> Callable[[F], F]:
     """Decorator: settings may name this function where a `role` ("kinematics") is asked for."""
 
@@ -198,12 +210,8 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
     class without a `config` parameter gets the keys as keyword arguments. The object's `.node` is
     a plain copy of the node.
     """
-    if "_target_" not in node:
-        raise ConfigError(f"a node with keys {shown(sorted(node))} has no _target_")
-    if not isinstance(node["_target_"], str):
-        raise ConfigError(f"_target_={shown(node['_target_'])} should be a dotted name")
+    cls: Any = kind_of(node, role)
     target = node["_target_"]
-    cls: Any = resolve(target, role)
     settings = {key: value for key, value in node.items() if key != "_target_"}
     if role in type(GIVEN.get(target)).__mro__:  # an object
         return GIVEN[target]

@@ -224,7 +224,7 @@ def references(path: Path | str) -> dict[str, SavedFile]:
         return {str(entry["part"]): saved_file.referred(entry, folder) for entry in entries}
     except BaseFileError as error:
         raise CheckpointError(str(error)) from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError) as error:
         raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
 
 
@@ -243,7 +243,7 @@ def read_about(path: Path | str) -> dict[str, Any]:
     try:
         about = about_of(folder)
         int(about["step"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, ArithmeticError) as error:
         raise _damaged(folder, f"{ABOUT} cannot be read, or has no step") from error
     return about
 

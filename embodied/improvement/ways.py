@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
 import yaml
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from embodied.core import checkpoint
 from embodied.core.bounds import Count, CountOrZero, Positive, PositiveFraction
 from embodied.core.build import ConfigError, Node
 from embodied.core.config_fields import complete, settings_of
+from embodied.core.device import device_of
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
 from embodied.evaluation.evaluate import Evaluation
@@ -313,5 +313,5 @@ def with_steps(policy: Policy, steps: int) -> Policy:
     for name in sampler_in(policy) or ():
         inner = inner[name]
     inner["steps"] = steps
-    device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+    device = device_of(policy)
     return checkpoint.with_settings(policy, node, "this policy").to(device)
