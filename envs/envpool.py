@@ -8,7 +8,6 @@ once, so no action is lost and `obs` is always valid to act on.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import difflib
 import io
 import warnings
@@ -41,6 +40,7 @@ except ModuleNotFoundError as error:
         "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'", name="envpool"
     ) from error
 
+from embodied.envs import ENVPOOL_DRAWS
 from embodied.envs.row_rng import row_seed
 from embodied.envs.spaces import entries, one_line, replace_rows, require_finite_arrays
 
@@ -147,7 +147,9 @@ class EnvPool(VecEnv):
         if self._pool.render_mode != "rgb_array":
             line = f"{self.config.id} is drawn with env.kwargs.render_mode=rgb_array"
             raise NotImplementedError(line)
-        global_opengl()
+        if not ENVPOOL_DRAWS:
+            line = "EnvPool draws with EGL (Debian: libegl1), if embodied is imported before it"
+            raise NotImplementedError(line)
         rows = np.array([row], np.int32)
         return torch.from_numpy(self._pool._render(rows, width, height, -1)[0])
 
@@ -173,12 +175,6 @@ class EnvPool(VecEnv):
             value = np.ascontiguousarray(entry.converted(native[entry.name]))
             obs[entry.name] = torch.from_numpy(value)
         return obs
-
-
-def global_opengl() -> None:
-    """Load OpenGL where EnvPool's libraries look for it; without it drawing ends the process."""
-    with contextlib.suppress(OSError):  # other systems than Linux
-        ctypes.CDLL("libGL.so.1", mode=ctypes.RTLD_GLOBAL)
 
 
 def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:
