@@ -150,8 +150,9 @@ class EnvPool(VecEnv):
         if not ENVPOOL_DRAWS:
             line = "EnvPool draws with EGL (Debian: libegl1), if embodied is imported before it"
             raise NotImplementedError(line)
-        rows = np.array([row], np.int32)
-        return torch.from_numpy(self._pool._render(rows, width, height, -1)[0])
+        camera = self._pool._render_config()[-1]
+        drawn = self._pool._render(np.array([row], np.int32), width, height, camera)
+        return torch.from_numpy(drawn[0])
 
     def close(self) -> None:
         self._pool.close()

@@ -60,6 +60,7 @@ GROUPS = {
     "robot": Group("Robots", ("deploy", "own_robot"), "embodied deploy robot={name} policy=RUN"),
 }
 SHOWN_AS = {  # options that look as another one does
+    "env/envpool_metaworld_pick_place_sparse": "env/envpool_metaworld_pick_place",
     **{
         f"robot/{name}": "env/fr3_lift" for name in ("franka", "franka_sim", "sim", "sim_impedance")
     },

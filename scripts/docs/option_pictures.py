@@ -24,7 +24,8 @@ from embodied.viewer.scene.detect import MujocoScene, detect_scene
 WIDTH, HEIGHT = 320, 240
 STEPS = 12  # of random actions: a policy at work, not the initial state
 SKY = (226, 232, 240)
-SEEDS = {"quadrotor_goto": 4}  # of an initial state near the camera; others 0
+SEEDS = {"quadrotor_goto": 15}  # of an initial state near the camera; others 0
+CAMERAS = {"envpool_myo_hand_cup": 5}  # others: the free camera of EnvPool
 
 
 def made(name: str) -> VecEnv:
@@ -32,7 +33,8 @@ def made(name: str) -> VecEnv:
     node: Any = yaml.safe_load(options("env", search_folders())[name].read_text())
     settings: dict[str, Any] = {"num_envs": 1}
     if node["_target_"].endswith(".EnvPool"):
-        settings["kwargs"] = {**node.get("kwargs", {}), "render_mode": "rgb_array"}
+        drawn = {"render_mode": "rgb_array", "render_camera_id": CAMERAS.get(name, -1)}
+        settings["kwargs"] = {**node.get("kwargs", {}), **drawn}
     return em.make_env(name, **settings)
 
 
