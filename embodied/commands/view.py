@@ -30,8 +30,11 @@ def run(args: argparse.Namespace) -> None:
         print(f"{page}  {page.stat().st_size / 1e6:.1f} MB", flush=True)
         return None
     runs, words = runs_in(given)
+    if len(runs) == 2 and own["against"] is None:
+        own["against"] = runs.pop()
     if len(runs) > 1 or not given:
-        raise ConfigError("nothing to view; type: embodied view RUN, or embodied view env=NAME")
+        what = "two runs at most" if runs else "nothing to view"
+        raise ConfigError(f"{what}; type: embodied view RUN, or embodied view env=NAME")
     require_folders(runs)
     from embodied.viewer import serve
     from embodied.viewer.launch import HOST

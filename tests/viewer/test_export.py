@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 import yaml
 from viser import ViserServer
 
+from embodied.commands import view
 from embodied.evaluation.video import read_mp4, write_mp4
 from embodied.viewer import ViewerError
 from embodied.viewer.export.compare_runs import compare, lines_of, read_runs
@@ -216,6 +218,18 @@ def test_a_run_on_a_dataset_is_a_level_beside_runs_in_an_environment(
     assert "train/loss" not in figures, "its x axis would be two things"
     both = compare([clone, clone], tmp_path / "page.html").read_text()
     assert "by gradient updates" in both and both.count("<circle") >= 2, "one point is a dot"
+
+
+def test_two_runs_are_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "run.yaml").write_text("env: {}")
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(view, "_export", lambda *given: asked.append(given))
+    assert exit_of("view", *folders[:2], "export=film.mp4") == 0
+    assert [(run, against) for _, run, _, against, _ in asked] == [(folders[0], str(folders[1]))]
+    assert exit_of("view", *folders, "export=film.mp4") != 0 and len(asked) == 1
 
 
 def test_seeds_of_an_experiment_are_one_curve_with_a_band(tmp_path: Path) -> None:
