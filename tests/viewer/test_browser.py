@@ -261,7 +261,7 @@ def test_two_policies_are_beside_each_other_at_both_widths(run: Path) -> None:
 def both_drawn(browser: Browser, width: int) -> bool:
     """Whether a red cube and much else is seen in each half."""
     left, _, wide, _ = box(browser, "#half")
-    picture = browser.picture()[60:400].astype(int)
+    picture = browser.picture()[70:].astype(int)  # below the captions
     halves = picture[:, int(left - wide) : int(left)], picture[:, int(left) : width]
     red = [((half[..., 0] - half[..., 1]) > 90).sum() > 20 for half in halves]
     return all(red) and min(half.std() for half in halves) > 15
