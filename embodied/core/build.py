@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -258,6 +259,14 @@ def parse(config_type: Any, settings: Mapping[str, Any], where: str, joint: str 
     if missing:
         raise ConfigError(f"{where} needs {', '.join(missing)}", key=missing[0])
     return config_type(**values)
+
+
+def shell_words(line: str, where: str) -> list[str]:
+    """The words of a command line, as a shell splits them; ConfigError begins with `where`."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:  # a quotation mark without its second
+        raise ConfigError(f"{where} cannot be split into words ({error}): {shown(line)}") from error
 
 
 def plain(value: Any) -> Any:

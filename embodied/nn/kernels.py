@@ -16,11 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from embodied.core.build import parse
 from embodied.core.files import cache_folder
 from embodied.nn.native import processor
 
@@ -36,7 +37,7 @@ class Kernels:
     """`product`: the float32 matrix product, "torch" or "onednn"; `native`: learners may use native
     code (embodied.nn.native) that equals theirs up to rounding; `note`: why, for people."""
 
-    product: str = "torch"
+    product: Literal["torch", "onednn"] = "torch"
     native: bool = False
     note: str = "float32 product: PyTorch's"
 
@@ -72,7 +73,7 @@ def choose(
         )
     if saved is None:
         return replace(pick_product(), native=True)
-    wanted = Kernels(str(saved["product"]), bool(saved["native"]), "as in the checkpoint")
+    wanted: Kernels = parse(Kernels, {**saved, "note": "as in the checkpoint"}, "kernels")
     if wanted.product == "torch" or is_exact():
         return wanted
     return Kernels(

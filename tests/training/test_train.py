@@ -427,6 +427,12 @@ def test_the_product_is_exact_and_faster(
     assert (resumed.product == "onednn") == exact and not resumed.native
 
 
+def test_kernels_of_a_damaged_checkpoint_are_one_line() -> None:
+    for saved in ({"product": "fast"}, {"native": []}, {"other": 1}):
+        with pytest.raises(ConfigError, match="kernels"):
+            choose(CPU, saved=saved)
+
+
 def test_runs_on_a_machine_use_the_same_product(tmp_path: Path, monkeypatch: Patch) -> None:
     """Else two runs of one seed differ in the last bits whenever the machine is busy."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
