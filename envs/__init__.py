@@ -5,16 +5,18 @@ import os
 import sys
 
 
-def headless_backend() -> str:
-    """MuJoCo's rendering backend without a display: EGL; without its library none, as importing
-    MuJoCo would fail (training without images needs no rendering)."""
+def load_egl() -> bool:
+    """Whether EGL is here, loaded where the libraries of EnvPool look for it when they are loaded:
+    without it, to draw ends the process."""
     try:
-        ctypes.CDLL("libEGL.so.1")
+        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError:
-        return "disable"
-    return "egl"
+        return False
+    return True
 
 
-# MuJoCo selects its rendering backend at first import.
+ENVPOOL_DRAWS = "envpool" not in sys.modules and sys.platform == "linux" and load_egl()
+# MuJoCo selects its rendering backend at first import. Without a display: EGL; without its library
+# none, as importing MuJoCo would fail (training without images needs no rendering).
 if sys.platform == "linux" and not {"DISPLAY", "MUJOCO_GL"} & set(os.environ):
-    os.environ["MUJOCO_GL"] = headless_backend()
+    os.environ["MUJOCO_GL"] = "egl" if load_egl() else "disable"

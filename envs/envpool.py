@@ -40,6 +40,7 @@ except ModuleNotFoundError as error:
         "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'", name="envpool"
     ) from error
 
+from embodied.envs import ENVPOOL_DRAWS
 from embodied.envs.row_rng import row_seed
 from embodied.envs.spaces import entries, one_line, replace_rows, require_finite_arrays
 
@@ -141,6 +142,17 @@ class EnvPool(VecEnv):
             truncated=torch.from_numpy(truncated),
             log=log,
         )
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        if self._pool.render_mode != "rgb_array":
+            line = f"{self.config.id} is drawn with env.kwargs.render_mode=rgb_array"
+            raise NotImplementedError(line)
+        if not ENVPOOL_DRAWS:
+            line = "EnvPool draws with EGL (Debian: libegl1), if embodied is imported before it"
+            raise NotImplementedError(line)
+        camera = self._pool._render_config()[-1]
+        drawn = self._pool._render(np.array([row], np.int32), width, height, camera)
+        return torch.from_numpy(drawn[0])
 
     def close(self) -> None:
         self._pool.close()

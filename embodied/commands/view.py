@@ -29,8 +29,11 @@ def run(args: argparse.Namespace) -> None:
         page = compare([Path(name) for name in names], Path(own["out"] or "compare.html"))
         print(f"{page}  {page.stat().st_size / 1e6:.1f} MB", flush=True)
         return None
+    if len(names) == 2 and own["against"] is None:
+        *names, own["against"] = names
     if len(names) > 1 or not (names or words):
-        raise ConfigError("nothing to view; type: embodied view RUN, or embodied view env=NAME")
+        what = "two runs at most" if names else "nothing to view"
+        raise ConfigError(f"{what}; type: embodied view RUN, or embodied view env=NAME")
     from embodied.viewer import serve
     from embodied.viewer.launch import HOST
 

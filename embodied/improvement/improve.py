@@ -36,6 +36,7 @@ from embodied.improvement.race import (
     Improvement,
     Journal,
     Leg,
+    amount,
     best,
     race,
     shares,
@@ -122,7 +123,7 @@ class Improver:
         racing = [name for name in self.ways if name not in problems]
 
         def run(way: str, rung: int, budget: float) -> Leg:
-            self.tell(f"rung {rung + 1}: {way}, {budget:.3g} {self.unit}")
+            self.tell(f"rung {rung + 1}: {way}, {amount(budget)} {self.unit}")
             return self.there("leg", way, rung, budget)
 
         def finished(leg: Leg) -> None:

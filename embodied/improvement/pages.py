@@ -17,7 +17,7 @@ from embodied.datasets.lerobot.video import encode_png
 from embodied.evaluation.evaluate import Evaluation
 from embodied.improvement.advice import NOTHING, Diagnosis, advise, measured
 from embodied.improvement.diagnosis import Config, Findings
-from embodied.improvement.race import BASE, SAMPLER, Improvement, Journal
+from embodied.improvement.race import BASE, SAMPLER, Improvement, Journal, amount
 from embodied.reports.page import (
     Point,
     chart,
@@ -159,7 +159,7 @@ def _row(name: str, result: Improvement, journal: Journal) -> Sequence[str]:
     mark = " (chosen)" if name == result.chosen.way else ""
     minutes = sum(leg.minutes for leg in until)
     budget = sum(leg.budget for leg in until)
-    spent = "-" if name in (BASE, SAMPLER) else f"{budget:,.4g}"
+    spent = "-" if name in (BASE, SAMPLER) else amount(budget)
     return (
         name + mark,
         spent,

@@ -77,6 +77,11 @@ def leg_of(row: dict[str, Any]) -> Leg:
     return Leg(**row, score=None if score is None else Score(**score))
 
 
+def amount(budget: float) -> str:
+    """A budget in words: 14,672 steps, 2.67 minutes."""
+    return f"{budget:,.0f}" if budget >= 100 else f"{budget:.3g}"
+
+
 def shares(contenders: int, at_once: int = 1) -> list[tuple[int, float]]:
     """How many race in each rung, and the share of the whole budget that each of them has in it;
     `at_once`: how many can spend the same minutes. There are at least `RUNGS`: the winner is

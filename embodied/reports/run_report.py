@@ -254,7 +254,7 @@ def _tiles(rows: Rows, steps: int) -> Iterator[tuple[str, str, str]]:
         if "eval/success" in last:
             won, trials = won_of(last)
             low, high = wilson(won, trials)
-            note = f"95% [{low:.1%}, {high:.1%}], {trials} held-out initial states"
+            note = f"95% interval: {low:.1%} to {high:.1%} (held-out initial states: {trials})"
             yield "success", f"{last['eval/success']:.1%}", note
         yield "return", number(last["eval/return"]), "mean per episode"
     if best := _best(rows):

@@ -35,7 +35,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        folder = self.folder.resolve()
+        # `embodied improve` keeps the run of each way in WAY/run.
+        return folder.parent.name if folder.name == "run" else folder.name
 
 
 def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:

@@ -24,7 +24,7 @@ from embodied.evaluation.evaluate import evaluate
 
 SEED = 10_000  # the held-out initial states of `embodied improve`
 WIDTH, HEIGHT = 480, 360
-SHOWN = (90, 60, 450, 330)  # left, top, right, bottom: the part of the picture with the task
+SHOWN = (60, 0, 480, 340)  # left, top, right, bottom: the part of the picture with the task
 SECONDS = 6.0
 STEP = 0.08  # s from picture to picture
 MARK = 5  # px
@@ -51,8 +51,8 @@ def half(picture: Tensor, title: str, colour: str | None) -> Image.Image:
     """One side of a picture, with its title; a frame of `colour` says how the episode ended."""
     image = Image.fromarray(picture.numpy()).crop(SHOWN)
     draw = ImageDraw.Draw(image)
-    draw.rectangle((0, 0, image.width, 24), fill="white")
-    draw.text((8, 3), title, fill="black", font=ImageFont.load_default(15))
+    draw.rectangle((0, 0, image.width, 30), fill="white")
+    draw.text((8, 4), title, fill="black", font=ImageFont.load_default(20))
     if colour:
         draw.rectangle((0, 0, image.width - 1, image.height - 1), outline=colour, width=MARK)
     return image

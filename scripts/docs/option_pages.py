@@ -59,6 +59,7 @@ GROUPS = {
     "robot": Group("Robots", ("deploy", "own_robot"), "embodied deploy robot={name} policy=RUN"),
 }
 SHOWN_AS = {  # options that look as another one does
+    "env/envpool_metaworld_pick_place_sparse": "env/envpool_metaworld_pick_place",
     **{
         f"robot/{name}": "env/fr3_lift" for name in ("franka", "franka_sim", "sim", "sim_impedance")
     },
@@ -83,6 +84,7 @@ def gallery(name: str, group: Group, files: list[Path]) -> str:
     guides = ", ".join(f"[{title_of(guide)}](../{guide}.md)" for guide in group.guides)
     lines = [f"# {group.title}", "", f"{len(files)} of them; which one to take: {guides}."]
     for each, same in kinds.items():
+        same.sort(key=lambda file: not picture(name, file.stem))  # pictures first
         if len(kinds) > 1:
             lines += ["", f"## {each.replace('_', ' ').capitalize()}"]
         lines += ["", '<div class="cards">', *(card(name, file) for file in same), "</div>"]

@@ -66,8 +66,8 @@ def policies() -> tuple[Path, Path]:
 
 @contextmanager
 def report() -> Iterator[str]:
-    """The report of the run that improved the policy."""
-    yield (policies()[0].parents[1] / "report.html").resolve().as_uri()
+    """The report of the improvement."""
+    yield (IMPROVED / "report.html").resolve().as_uri()
 
 
 @contextmanager
@@ -96,6 +96,15 @@ def viewer(pair: bool) -> Iterator[str]:
 
 
 @contextmanager
+def dataset() -> Iterator[str]:
+    """A recorded episode of the demonstrations, half way."""
+    with serve(Path("outputs/demo/demos"), port=0, block=False) as recorded:
+        recorded.scrub(recorded.session.length // 2)
+        recorded.refresh()
+        yield recorded.url
+
+
+@contextmanager
 def robot() -> Iterator[str]:
     """The page of a simulated arm after its episodes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -117,6 +126,8 @@ PAGES: dict[str, Callable[[], AbstractContextManager[str]]] = {
     "method": lambda: page("options/finetune/dsrl"),
     "report": report,
     "viewer": lambda: viewer(pair=False),
+    "pair": lambda: viewer(pair=True),
+    "dataset": dataset,
     "robot": robot,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -106,6 +107,19 @@ def test_structured_actions_and_their_mask(
             np.testing.assert_array_equal(step.obs["action_mask"], given)
         obs = step.obs
     env.close()
+
+
+def test_it_draws_where_it_is_asked_to() -> None:
+    settings = Config("HalfCheetah-v5", num_envs=2, kwargs={"render_mode": "rgb_array"})
+    with closing(EnvPool(settings)) as env:
+        env.reset()
+        before = env.render(1, 320, 240)
+        assert before.shape == (240, 320, 3) and before.float().std() > 20
+        env.step(torch.ones(2, 6))
+        assert (env.render(1, 320, 240) != before).any()
+    line = pytest.raises(NotImplementedError, match=r"env\.kwargs\.render_mode=rgb_array")
+    with closing(EnvPool(Config("HalfCheetah-v5", num_envs=1))) as env, line:
+        env.render()
 
 
 def test_native_bounds_and_extra_log() -> None:

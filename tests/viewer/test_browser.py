@@ -13,7 +13,7 @@ from embodied.viewer import serve
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
 from embodied.viewer.panels.page import Viewer
-from embodied.viewer.scene.viser_scene import fitted
+from embodied.viewer.scene.viser_scene import COVERED, fitted
 from embodied.viewer.server.server import PageServer
 from tests.builders import run_folder
 from tests.tiers import only_all
@@ -153,9 +153,9 @@ def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) ->
         phone.resize(*PHONE, mobile=True)
         until(lambda: len(set(viewer.server.get_clients()) - before) == 1)
         client = viewer.server.get_clients()[max(viewer.server.get_clients())]
-        assert viewer.page.scene is not None
-        eye = viewer.page.scene.model.viewpoint()
-        far = fitted(eye, PHONE[0] / PHONE[1]).place
+        eye = viewer.page.main_view.cameras.eye
+        assert eye is not None
+        far = fitted(eye, PHONE[0] / PHONE[1], COVERED).place
 
         def there() -> bool:
             return bool(np.linalg.norm(client.camera.position - far) < 0.1)
@@ -231,3 +231,42 @@ def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer)
     page.run(f"{option}.click()")
     until(lambda: viewer.session.chosen == "checkpoint 00000010")
     page.wait("document.body.innerText.includes('Policy: checkpoint 00000010')")
+
+
+def test_two_policies_are_beside_each_other_at_both_widths(run: Path) -> None:
+    with serve(run, port=0, block=False, seed=3, against="demonstrator") as viewer:
+        half = viewer.page.half
+        assert half is not None
+        viewer.step(3)
+        viewer.refresh()
+        with Browser(viewer.url, WIDE) as browser:
+            browser.wait("!!document.getElementById('half')")
+            until(lambda: len(half.server.get_clients()) == 1)
+            for width, height in (WIDE, PHONE):
+                browser.resize(width, height, mobile=width < 576)
+                until(lambda width=width: both_drawn(browser, width))
+                assert browser.run("document.documentElement.scrollWidth") <= width
+                left, _, wide, high = box(browser, "#half")
+                assert left + wide == width and high == height
+            # One camera turns with the other.
+            (mine,) = viewer.server.get_clients().values()
+            (other,) = half.server.get_clients().values()
+            browser.resize(*WIDE)
+            until(lambda: np.allclose(mine.camera.position, other.camera.position, atol=1e-2))
+            before = mine.camera.position.copy()
+            until(lambda: turned(browser, mine.camera.position, before))
+            until(lambda: np.allclose(mine.camera.position, other.camera.position, atol=1e-2))
+
+
+def both_drawn(browser: Browser, width: int) -> bool:
+    """Whether a red cube and much else is seen in each half."""
+    left, _, wide, _ = box(browser, "#half")
+    picture = browser.picture()[70:].astype(int)  # below the captions
+    halves = picture[:, int(left - wide) : int(left)], picture[:, int(left) : width]
+    red = [((half[..., 0] - half[..., 1]) > 90).sum() > 20 for half in halves]
+    return all(red) and min(half.std() for half in halves) > 15
+
+
+def turned(browser: Browser, now: NDArray[np.float64], before: NDArray[np.float64]) -> bool:
+    browser.press("up", 0.5)
+    return bool(np.linalg.norm(now - before) > 1e-2)

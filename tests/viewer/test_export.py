@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import torch
 import yaml
 from viser import ViserServer
 
+from embodied.commands import view
 from embodied.evaluation.video import read_mp4, write_mp4
 from embodied.viewer import ViewerError
-from embodied.viewer.export.compare_runs import compare
+from embodied.viewer.export.compare_runs import compare, lines_of, read_runs
 from embodied.viewer.export.export import export, replay
 from embodied.viewer.launch import Run, open_session
 from embodied.viewer.panels.main_view import Checkpoints
@@ -73,6 +75,8 @@ def test_the_page_holds_the_poses_and_needs_nothing_else(pair: Session) -> None:
     assert len(page) < 3_000_000
     data = data_of(page)
     lane = data["lanes"][0]
+    rewards = np.cumsum([moment.reward for moment in pair.episode.moments])
+    np.testing.assert_allclose(lane["returns"], rewards, rtol=1e-4)
     poses = np.frombuffer(base64.b64decode(lane["poses"]), np.float32)
     poses = poses.reshape(lane["frames"], lane["bodies"], 7)
     frame = pair.episode.moments[7].frame
@@ -214,6 +218,32 @@ def test_a_run_on_a_dataset_is_a_level_beside_runs_in_an_environment(
     assert "train/loss" not in figures, "its x axis would be two things"
     both = compare([clone, clone], tmp_path / "page.html").read_text()
     assert "by gradient updates" in both and both.count("<circle") >= 2, "one point is a dot"
+
+
+def test_two_runs_are_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "run.yaml").write_text("env: {}")
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(view, "_export", lambda *given: asked.append(given))
+    assert exit_of("view", *folders[:2], "export=film.mp4") == 0
+    assert [(run, against) for _, run, _, against, _ in asked] == [(folders[0], str(folders[1]))]
+    assert exit_of("view", *folders, "export=film.mp4") != 0 and len(asked) == 1
+
+
+def test_seeds_of_an_experiment_are_one_curve_with_a_band(tmp_path: Path) -> None:
+    for name, seed, gamma, returns in (("a", 0, 0.9, 1), ("b", 1, 0.9, 3), ("c", 0, 0.5, 9)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.yaml").write_text(f"seed: {seed}\nout: {name}\nlearner: {{gamma: {gamma}}}")
+        rows = [{"step": step, "eval/return": returns * step} for step in (10, 20)]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    first, other = lines_of(read_runs([tmp_path / name for name in "abc"]))
+    assert first.curve("eval/return") == [(10, 20), (20, 40)]
+    assert first.band("eval/return") == [(10, 30), (20, 60)]
+    assert (first.name, other.name) == ("a and other seeds (2)", "c")
+    assert other.curve("eval/return") == [(10, 90), (20, 180)] and other.band("eval/return") == []
 
 
 def test_what_cannot_be_compared_is_refused_and_equal_names_are_told_apart(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""What is drawn: MuJoCo geoms, lighter meshes, pictures, clouds, two scenes, the map."""
+"""What is drawn: MuJoCo geoms, lighter meshes, pictures, clouds, the view, the map."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mujoco
@@ -15,7 +16,6 @@ from viser import ViserServer
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf
-from embodied.viewer.panels.main_view import MainView, spacing
 from embodied.viewer.panels.task import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
 from embodied.viewer.scene.detect import ENDLESS, MujocoScene, detect_scene, mesh_of, rgba_of
 from embodied.viewer.scene.types import (
@@ -26,8 +26,8 @@ from embodied.viewer.scene.types import (
     lighter,
     picture_of,
 )
-from embodied.viewer.scene.viser_scene import ASPECT, BETWEEN, ViserScene, fitted, of_both, tangent
-from tests.viewer.sessions import REACH, alone
+from embodied.viewer.scene.viser_scene import ViserScene, fitted, tangent
+from tests.viewer.sessions import REACH
 
 SCENE = """
 <mujoco>
@@ -181,43 +181,27 @@ def projected(eye: Viewpoint, aspect: float, point: NDArray[Any]) -> tuple[float
     return float(seen @ right) / scale / aspect, float(seen @ np.cross(right, ahead)) / scale
 
 
-def test_two_robots_are_apart_and_between_the_panels() -> None:
+@pytest.mark.parametrize(
+    ("aspect", "covered"), [(1.6, 0.0), (0.56, 0.0), (0.5, 0.45), (0.25, 0.45)]
+)
+def test_what_moves_fills_a_window_of_any_shape(aspect: float, covered: float) -> None:
     env = build(REACH, VecEnv)
     model = detect_scene(env)
     assert model is not None
     eye = model.viewpoint()
-    step = spacing(model, eye)
-    both = of_both(eye, step)
-    # To the right of the first robot's rightmost body the second one begins.
-    right = step / np.linalg.norm(step)
-    assert float(np.ptp(model.poses()[0][1:] @ right)) < float(np.linalg.norm(step))
-    for window, widest, lowest in ((ASPECT, BETWEEN, -1.0), (375 / 800, 1.0, 0.15)):
-        seen = fitted(both, window)
-        for centre in (eye.target, eye.target + step):
-            x, y = projected(seen, window, centre)
-            assert abs(x) < widest and lowest < y < 1.0
+    assert eye.seen is not None
+    seen = fitted(eye, aspect, covered)
+    x, y = np.transpose([projected(seen, aspect, place) for place in eye.seen])
+    bottom = 2 * covered - 1
+    assert np.abs(x).max() < 0.95 and y.max() < 0.97 and y.min() > bottom
+    assert max(np.ptp(x), np.ptp(y) / (1 - covered)) > 0.9, "half the picture would be floor"
+    ahead = seen.target - seen.place
+    np.testing.assert_allclose(np.cross(ahead, eye.target - eye.place), 0, atol=1e-9)
+    # Without places to see, as much as the camera of the model shows, and not nearer.
+    far = fitted(replace(eye, seen=None), aspect, covered)
+    closer = np.linalg.norm(far.place - far.target) / np.linalg.norm(eye.place - eye.target)
+    assert closer == pytest.approx(max(1.0, 0.9 / aspect, 1 / (1 - covered)))
     env.close()
-
-
-def test_each_of_two_policies_has_its_name_in_the_scene(
-    monkeypatch: pytest.MonkeyPatch, server: ViserServer
-) -> None:
-    first, second = alone(REACH), alone(REACH)
-    first.name, second.name, first.other = "steered", "base", second
-    first.reset(0)
-    labels = dict[str, tuple[float, ...]]()
-
-    def add(name: str, text: str, **settings: Any) -> None:
-        labels[text] = tuple(settings["position"])
-
-    monkeypatch.setattr(server.scene, "add_label", add)
-    view = MainView(server, first)
-    assert list(labels) == ["steered", "base"]
-    bodies = view.scenes[0].model.poses()[0][1:]
-    step = np.subtract(labels["base"], labels["steered"])
-    assert np.linalg.norm(step) > 0.6, "as far apart as the scenes"
-    assert min(place[2] for place in labels.values()) > bodies[:, 2].max()
-    first.close()
 
 
 def test_a_ray_meets_the_map_where_it_points() -> None:

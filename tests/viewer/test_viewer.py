@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +32,7 @@ from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.builders import run_folder
 from tests.viewer.browser import until
-from tests.viewer.sessions import FLOW, LIFT, SEVERAL, body, go, page_of, physics
+from tests.viewer.sessions import FLOW, LIFT, REACH, SEVERAL, alone, body, go, page_of, physics
 
 
 @pytest.fixture(scope="module")
@@ -425,6 +427,28 @@ def test_the_picture_of_an_end_stays_until_the_next_episode() -> None:
         # What the last action led to: near where it was, and not yet the next start.
         assert 0 < np.mean(end != last) < 0.2
         assert not np.array_equal(following, end)
+
+
+def test_two_policies_have_a_half_of_the_page_each() -> None:
+    session, session.other = alone(REACH), alone(REACH)
+    session.name, session.other.name = "steered", "base"
+    session.other.choose("zero")
+    with Viewer(session, port=0) as viewer:
+        page, half = viewer.page, viewer.page.half
+        assert half is not None and half.server is not viewer.server
+        go(viewer, 3)
+        for view, each in zip(page.views, session.sessions, strict=True):
+            places = each.now.frame.places
+            assert view.scene is not None and places is not None
+            np.testing.assert_allclose([f.position for f in view.scene.frames], places, atol=1e-6)
+        words = re.sub("<[^>]+>", " ", half.captions.content).split()
+        assert [words.count(name) for name in ("steered", "base", "running")] == [1, 1, 2]
+        go(viewer, 3)  # REACH ends after 6 steps
+        assert "failed" in half.captions.content or "success" in half.captions.content
+        assert "Return" not in page.status_text()
+        port = half.server.get_port()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "closed with the page"
 
 
 class Signs(toy_envs.Counter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -23,16 +24,20 @@ BYTES = 4_000_000
 """Total size of embedded videos; larger ones are left out, and the page says so."""
 WEB = files("embodied.viewer.export") / "web"
 GROUPS = ("env", "policy", "finetune", "learner", "reward", "teacher")
+OWN = ("seed", "out", "name")
+"""Settings in which the seeds of one experiment differ."""
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run folder: its `name` on the page, its metrics line by line, and its configuration."""
+    """A run folder: its `name` on the page, its metrics line by line, its configuration, and the
+    number of its curve, which it shares with runs that differ in their seed only."""
 
     folder: Path
     name: str
     rows: Sequence[dict[str, Any]]
     config: dict[str, Any]
+    line: int
 
     @property
     def counts(self) -> str:
@@ -45,6 +50,46 @@ class RunData:
         return [(float(row["step"]), float(row[key])) for row in self.rows if key in row]
 
 
+@dataclass(frozen=True)
+class Line:
+    """One curve of each figure: a run, or the mean of the seeds of an experiment."""
+
+    runs: Sequence[RunData]
+
+    @property
+    def name(self) -> str:
+        seeds = f" and other seeds ({len(self.runs)})" if len(self.runs) > 1 else ""
+        return f"{self.runs[0].name}{seeds}"
+
+    @property
+    def counts(self) -> str:
+        return self.runs[0].counts
+
+    @property
+    def number(self) -> int:
+        return self.runs[0].line
+
+    def curve(self, key: str) -> list[Point]:
+        """The mean at the steps that all runs have."""
+        return [(step, sum(values) / len(values)) for step, values in self._values(key)]
+
+    def band(self, key: str) -> list[Point]:
+        """The lowest and highest of several seeds; of a single run, its interval."""
+        if len(self.runs) == 1:
+            return intervals_of(key, [row for row in self.runs[0].rows if key in row])
+        return [(min(values), max(values)) for _, values in self._values(key)]
+
+    def _values(self, key: str) -> list[tuple[float, list[float]]]:
+        curves = [dict(run.curve(key)) for run in self.runs]
+        shared = [step for step in curves[0] if all(step in curve for curve in curves)]
+        return [(step, [curve[step] for curve in curves]) for step in shared]
+
+
+def lines_of(runs: Sequence[RunData]) -> list[Line]:
+    numbers = dict.fromkeys(run.line for run in runs)
+    return [Line([run for run in runs if run.line == number]) for number in numbers]
+
+
 def compare(folders: Sequence[Path], path: Path) -> Path:
     """Write a page that compares `folders` (two or more) to `path`; ViewerError if one is not a
     run."""
@@ -52,34 +97,43 @@ def compare(folders: Sequence[Path], path: Path) -> Path:
         raise ViewerError("give two or more runs: embodied view --compare RUN RUN")
     runs = read_runs(folders)
     names = " · ".join(
-        f'<span style="color:{colour(i)}">{escape(run.name)}</span>' for i, run in enumerate(runs)
+        f'<span style="color:{colour(run.line)}">{escape(run.name)}</span>' for run in runs
     )
     head = f"<header><h1>{names}</h1><p>{len(runs)} runs, side by side</p></header>"
-    parts = [head, _success(runs), _curves(runs), _films(runs), _settings(runs)]
+    parts = [head, _success(runs), _curves(lines_of(runs)), _films(runs), _settings(runs)]
     title = " and ".join(run.name for run in runs)
     return write_page(path, title, parts, (WEB / "compare.css").read_text())
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
     """Read the runs; they are named by their folder, or its path where names are equal."""
-    runs: list[RunData] = []
+    found: list[tuple[Path, list[dict[str, Any]], dict[str, Any], int]] = []
+    lines: dict[Any, int] = {}
+    seeds: Counter[Any] = Counter()
     for folder in folders:
-        rows = read_metrics(folder)
+        rows, config = read_metrics(folder), config_of(folder)
         if not rows:
             raise ViewerError(f"{folder} has no metrics.jsonl; give a run folder")
-        runs.append(RunData(folder, folder.resolve().name, rows, config_of(folder)))
-    names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return runs
-    return [RunData(run.folder, str(run.folder), run.rows, run.config) for run in runs]
+        same = tuple(sorted((key, str(v)) for key, v in _flat(config) if key not in OWN))
+        again = seeds[same, config.get("seed")]  # the same run twice is no other seed
+        seeds[same, config.get("seed")] += 1
+        found.append((folder, rows, config, lines.setdefault((same, again), len(lines))))
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    return [
+        RunData(folder, name, rows, config, line)
+        for name, (folder, rows, config, line) in zip(names, found, strict=True)
+    ]
 
 
 def _success(runs: Sequence[RunData]) -> str:
     lines, heads = [], ("run", "success [95%]", "return", "length", "trained", "time")
-    for i, run in enumerate(runs):
+    for run in runs:
         ends = [row for row in run.rows if "eval/return" in row]
         last = ends[-1] if ends else {}
-        cells = [f'<b style="color:{colour(i)}">{escape(run.name)}</b>', _bar(last, colour(i))]
+        cells = [f'<b style="color:{colour(run.line)}">{escape(run.name)}</b>']
+        cells += [_bar(last, colour(run.line))]
         cells += [
             number(last["eval/return"]) if last else "-",
             number(last["eval/length"]) if "eval/length" in last else "-",
@@ -109,16 +163,16 @@ def _bar(row: dict[str, Any], colour: str) -> str:
     return f"{rate(won, trials)} of {trials}{drawn}"
 
 
-def _curves(runs: Sequence[RunData]) -> str:
-    rows = (row for run in runs for row in run.rows)
+def _curves(lines: Sequence[Line]) -> str:
+    rows = (row for line in lines for run in line.runs for row in run.rows)
     keys = curve_names(rows, FIRST, ("step", "seconds", "eval/episodes"))
-    shared = [key for key in keys if len(_drawn(runs, key)) > 1]
-    figures = "".join(_figure(runs, key) for key in shared[:MOST])
+    shared = [key for key in keys if len(_drawn(lines, key)) > min(1, len(lines) - 1)]
+    figures = "".join(_figure(lines, key) for key in shared[:MOST])
     return f'<h2>Training curves</h2><div class="grid2">{figures}</div>' if figures else ""
 
 
-def _drawn(runs: Sequence[RunData], key: str) -> dict[int, bool]:
-    """The runs in the figure of `key`, and whether each is a curve. Runs that count gradient
+def _drawn(runs: Sequence[Line], key: str) -> dict[int, bool]:
+    """The lines in the figure of `key`, and whether each is a curve. Runs that count gradient
     updates cannot share the axis of those that count environment steps: their last evaluation is
     a level."""
     having = [i for i, run in enumerate(runs) if run.curve(key)]
@@ -128,7 +182,7 @@ def _drawn(runs: Sequence[RunData], key: str) -> dict[int, bool]:
     return {i: i in stepped for i in having if i in stepped or key.startswith("eval/")}
 
 
-def _figure(runs: Sequence[RunData], key: str) -> str:
+def _figure(runs: Sequence[Line], key: str) -> str:
     drawn = _drawn(runs, key)
     names = {
         i: runs[i].name
@@ -139,10 +193,10 @@ def _figure(runs: Sequence[RunData], key: str) -> str:
     made = chart(
         {names[i]: runs[i].curve(key) for i, curve in drawn.items() if curve},
         key,
-        {names[i]: intervals_of(key, [r for r in runs[i].rows if key in r]) for i in drawn},
+        {names[i]: runs[i].band(key) for i in drawn},
         {names[i]: runs[i].curve(key)[-1][1] for i, curve in drawn.items() if not curve},
         (0.0, 1.0) if key.endswith("success") else (None, None),
-        {name: i for i, name in names.items()},
+        {name: runs[i].number for i, name in names.items()},
     )
     counts = next(runs[i].counts for i, curve in drawn.items() if curve)
     caption = f"<figcaption>{escape(key)} <small>by {counts}</small></figcaption>"
@@ -159,10 +213,10 @@ def _films(runs: Sequence[RunData]) -> str:
         return ""
     room, figures = BYTES, []
     for kind in kinds:
-        for i, run in enumerate(runs):
+        for run in runs:
             file = videos[run.name].get(kind)
             room -= 0 if file is None else file.stat().st_size
-            figures.append(_film(run, kind, file, room >= 0, colour(i)))
+            figures.append(_film(run, kind, file, room >= 0, colour(run.line)))
     columns = f"grid-template-columns:repeat({len(runs)},minmax(0,1fr))"
     return f'<h2>Episodes</h2><div class="films" style="{columns}">{"".join(figures)}</div>'
 
@@ -187,9 +241,7 @@ def _settings(runs: Sequence[RunData]) -> str:
     differs = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
     lines = [("components", [components(run.config, GROUPS) for run in runs])]
     lines += [(key, [_value(one.get(key, "-")) for one in flat]) for key in differs if key != "out"]
-    head = "".join(
-        f'<th style="color:{colour(i)}">{escape(run.name)}</th>' for i, run in enumerate(runs)
-    )
+    head = "".join(f'<th style="color:{colour(run.line)}">{escape(run.name)}</th>' for run in runs)
     body = "".join(
         f"<tr><th>{escape(key)}</th>{''.join(f'<td>{escape(v)}</td>' for v in values)}</tr>"
         for key, values in lines

@@ -18,11 +18,17 @@ from numpy.typing import NDArray
 from embodied.core.atomic_write import write_durably
 from embodied.datasets.lerobot.video import encode_film
 from embodied.reports.page import data_url
-from embodied.viewer.panels.main_view import side_by_side
-from embodied.viewer.panels.plots import groups_of
+from embodied.viewer.panels.plots import groups_of, titled
 from embodied.viewer.run_folder import ViewerError
-from embodied.viewer.scene.types import Array, Mesh, Picture, Shape, TrackedBody, Viewpoint, view_of
-from embodied.viewer.session.episode import TERM, CompressedImage, Moment
+from embodied.viewer.scene.types import Mesh, Picture, Shape, TrackedBody, Viewpoint, view_of
+from embodied.viewer.session.episode import (
+    TERM,
+    CompressedImage,
+    Moment,
+    moving,
+    poses_of,
+    thinned,
+)
 from embodied.viewer.session.session import Session
 
 FRAMES = 1500
@@ -37,8 +43,8 @@ SCRIPTS = ("replay_math.js", "replay_draw.js", "replay_page.js")
 KINDS = (".html", ".mp4", ".gif")
 LONGEST = 1000
 """Most steps of an exported episode; some environments never end one."""
-STRIP = 26
-"""Height of the caption below each frame, pixels."""
+STRIP, GAP = 26, 12
+"""Height of the caption below each frame, and width between two frames, pixels."""
 
 
 def export(session: Session, path: Path, seed: int = 0, steps: int = LONGEST) -> Path:
@@ -124,7 +130,7 @@ def charts(sessions: Sequence[Session]) -> list[dict[str, Any]]:
             curves = [_numbers(sessions[0], name.partition("/")[2], name) for name in members]
         made.append({"title": title, "curves": curves, "stacked": stacked})
     if actions := _actions(sessions[0]):
-        made.append({"title": "action", "curves": actions})
+        made.append({"title": titled("action", sessions[0].spec.act), "curves": actions})
     return made
 
 
@@ -150,16 +156,11 @@ def _curve(name: str, moments: Sequence[Moment], values: Iterable[Any]) -> dict[
     return {"name": name, "steps": [moment.step for moment in moments], "values": shown}
 
 
-def thinned(moments: Sequence[Moment], most: int) -> tuple[Sequence[Moment], int]:
-    """Every `stride`-th step, at most about `most` of them, and `stride`."""
-    stride = max(1, -(-len(moments) // most))
-    return moments[::stride], stride
-
-
 def _lane(session: Session, meshes: list[dict[str, Any]]) -> dict[str, Any]:
     """One episode; meshes that are not in `meshes` yet are added."""
     episode, trail = session.episode, session.trail()
     moments, stride = thinned(episode.moments, FRAMES)
+    returns = np.cumsum([moment.reward for moment in episode.moments])
     made: dict[str, Any] = {
         "name": label(session),
         "steps": len(episode.moments) - 1,
@@ -167,6 +168,7 @@ def _lane(session: Session, meshes: list[dict[str, Any]]) -> dict[str, Any]:
         "frames": len(moments),
         "wins": [step - episode.moments[0].step for step in episode.success_steps],
         "judged": episode.success is not None,
+        "returns": [float(f"{value:.5g}") for value in returns[::stride]],
         "end": episode.end,
     }
     if moments[0].frame.places is None:
@@ -219,26 +221,6 @@ def _eye(
     place = middle + away / np.linalg.norm(away) * min(near, float(np.linalg.norm(away)))
     fov = float(eye.fov or FOV)
     return {"place": rounded(place), "target": rounded(middle), "fov": fov, "reach": reach}
-
-
-def poses_of(moments: Sequence[Moment]) -> NDArray[np.float64]:
-    """Position and quaternion of every body, [T, N, 7]."""
-    return np.stack([np.concatenate([m.frame.places, m.frame.turns], 1) for m in moments])  # pyright: ignore
-
-
-def moving(moments: Sequence[Moment], followed: TrackedBody | None) -> Array | None:
-    """Positions [K, 3] of everything that moves, relative to the tracked body; of all bodies if
-    nothing moves; None without a scene."""
-    if moments[0].frame.places is None:
-        return None
-    places = poses_of(thinned(moments, 100)[0])[..., :3]
-    if followed is not None:
-        places = places - (places[:, followed.body] - places[0, followed.body])[:, None] * (
-            np.array(followed.along)
-        )
-        return places[0]
-    moves = np.ptp(places, axis=0).max(1) > 1e-3
-    return places[:, moves if moves.any() else slice(1, None)].reshape(-1, 3)
 
 
 def packed_mesh(mesh: Mesh) -> dict[str, Any]:
@@ -298,6 +280,13 @@ def film(session: Session, kind: str) -> bytes:
     wait = round(1000 * dt * stride)
     few[0].save(sink, "gif", save_all=True, append_images=few[1:], duration=wait, loop=0)
     return sink.getvalue()
+
+
+def side_by_side(pictures: Sequence[Picture]) -> Picture:
+    """Images of equal size, with a gap."""
+    gap = np.full((len(pictures[0]), GAP, 3), 255, np.uint8)
+    parts = [part for picture in pictures for part in (gap, picture)][1:]
+    return np.ascontiguousarray(np.concatenate(parts, 1))
 
 
 def strips(session: Session, count: int) -> list[Picture]:

@@ -1,11 +1,9 @@
-"""The main view: the 3D scene if the environment has one, else its image, else nothing.
-
-A second session is drawn beside it.
-"""
+"""The main view: the 3D scene if the environment has one, else its image, else nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,29 +12,31 @@ from viser import MeshHandle, ViserServer, uplot
 from embodied.viewer.controls import Controls
 from embodied.viewer.panels.plots import COLOURS
 from embodied.viewer.run_folder import Run
-from embodied.viewer.scene.types import Array, Picture, SceneModel, Viewpoint
-from embodied.viewer.scene.viser_scene import ImagePlane, Place, SceneCameras, ViserScene, of_both
+from embodied.viewer.scene.types import Array, SceneModel, Viewpoint
+from embodied.viewer.scene.viser_scene import ROOT, ImagePlane, SceneCameras, ViserScene
 from embodied.viewer.session.disturbances import ROBOT
-from embodied.viewer.session.episode import CompressedImage, History, history_of
+from embodied.viewer.session.episode import History, history_of, moving
 from embodied.viewer.session.session import Session, label
-
-ROOTS = ("/world", "/other")
-GAP = 12
-"""Pixels between two images."""
-ABOVE = 0.15
-"""m from the highest body to the name of its policy."""
 
 
 class MainView:
-    """`draw` sends what moved; without a camera the largest image observation is shown."""
+    """`draw` sends what moved; without a camera the largest image observation is shown.
 
-    def __init__(self, server: ViserServer, session: Session) -> None:
-        self.server, self.session = server, session
-        scenes = [each.recorder.scene for each in session.sessions]
-        self.scenes = self._scenes([scene for scene in scenes if scene is not None])
-        self.scene = self.scenes[0] if self.scenes else None
-        self._sent = self._pictures()
-        self.screen = ImagePlane(server, _beside(self._sent)) if self._sent else None
+    The window is one of `halves` beside each other.
+    """
+
+    def __init__(self, server: ViserServer, session: Session, halves: int = 1) -> None:
+        self.session, self.cameras = session, SceneCameras(server, halves)
+        self.plans = Plans(server, session)
+        model = session.recorder.scene
+        self.scene = None if model is None else ViserScene(server, model)
+        if model is not None:
+            self.cameras.set(viewpoint(model, session))
+        self._sent = session.now.frame.picture
+        self.screen = None
+        if self._sent is not None:
+            self.screen = ImagePlane(server, self._sent.picture())
+            self.cameras.set(self.screen.viewpoint())
 
     @property
     def empty(self) -> bool:
@@ -44,46 +44,26 @@ class MainView:
 
     def episode_started(self) -> None:
         """A new episode: bodies may have other shapes."""
-        for scene in self.scenes:
-            scene.restyle()
-
-    def follow(self, on: bool) -> None:
-        for scene in self.scenes:
-            scene.follow = on
+        if self.scene is not None:
+            self.scene.restyle()
 
     def draw(self, share: float = 1.0) -> None:
         """Send the displayed step; with `share` below 1, interpolated from the step before."""
-        for scene, each in zip(self.scenes, self.session.sessions, strict=False):
-            if (poses := poses_at(each, share)) is not None:
-                scene.show(*poses)
-        pictures = self._pictures()
-        if self.screen is not None and pictures and pictures != self._sent:
-            self.screen.show(_beside(pictures))
-            self._sent = pictures
+        if self.scene is not None and (poses := poses_at(self.session, share)) is not None:
+            self.scene.show(*poses)
+        picture = self.session.now.frame.picture
+        if self.screen is not None and picture is not None and picture != self._sent:
+            self.screen.show(picture.picture())
+            self._sent = picture
 
-    def _pictures(self) -> list[CompressedImage]:
-        images = [each.now.frame.picture for each in self.session.sessions]
-        return [picture for picture in images if picture is not None]
 
-    def _scenes(self, models: list[SceneModel]) -> list[ViserScene]:
-        if not models:
-            return []
-        eye = models[0].viewpoint()
-        step = spacing(models[0], eye) if len(models) > 1 else np.zeros(3)
-        places: list[Place] = [(0.0, 0.0, 0.0), (float(step[0]), float(step[1]), float(step[2]))]
-        scenes = [
-            ViserScene(self.server, *each) for each in zip(models, ROOTS, places, strict=False)
-        ]
-        if len(models) > 1:
-            eye = of_both(eye, step)
-            # The name of each policy stands above its scene.
-            bodies = models[0].poses()[0][1:]
-            top = np.array([*bodies[:, :2].mean(0), bodies[:, 2].max() + ABOVE])
-            for root, place, each in zip(ROOTS, places, self.session.sessions, strict=True):
-                name = each.name or each.chosen
-                self.server.scene.add_label(f"/names{root}", name, position=top + place)
-        SceneCameras(self.server).set(eye)
-        return scenes
+def viewpoint(model: SceneModel, session: Session) -> Viewpoint:
+    """That of the scene, from which the whole episode is seen where it is there already."""
+    eye, moments = model.viewpoint(), session.episode.moments
+    places = moving(moments, None) if eye.seen is not None and len(moments) > 1 else None
+    if eye.seen is None or places is None:
+        return eye
+    return replace(eye, seen=np.concatenate([eye.seen, places]))
 
 
 def poses_at(player: Session, share: float) -> tuple[Array, Array] | None:
@@ -100,25 +80,6 @@ def poses_at(player: Session, share: float) -> tuple[Array, Array] | None:
     turns = share * sign * now.turns + (1 - share) * before.turns
     turns /= np.maximum(np.linalg.norm(turns, axis=1, keepdims=True), 1e-9)
     return share * now.places + (1 - share) * before.places, turns
-
-
-def spacing(model: SceneModel, eye: Viewpoint) -> np.ndarray:
-    """Offset [3] (m) of the second scene, to the right of the first."""
-    places = model.poses()[0]
-    size = float(np.linalg.norm(np.ptp(places[1:] if len(places) > 1 else places, axis=0)))
-    right = np.cross(eye.target - eye.place, (0.0, 0.0, 1.0))
-    return right / max(float(np.linalg.norm(right)), 1e-9) * max(1.3 * size, 0.6)
-
-
-def side_by_side(pictures: Sequence[Picture]) -> Picture:
-    """Images of equal size, with a gap."""
-    gap = np.full((len(pictures[0]), GAP, 3), 255, np.uint8)
-    parts = [part for picture in pictures for part in (gap, picture)][1:]
-    return np.ascontiguousarray(np.concatenate(parts, 1))
-
-
-def _beside(pictures: Sequence[CompressedImage]) -> Picture:
-    return side_by_side([packed.picture() for packed in pictures])
 
 
 class DragControls:
@@ -185,8 +146,8 @@ class Paths:
 
 
 class Plans:
-    """Paths of the tool: past, under the executed action chunk, and under chunks for other noise
-    samples."""
+    """Paths of the tool in one scene: past, under the executed action chunk, and under chunks for
+    other noise samples."""
 
     def __init__(self, server: ViserServer, session: Session) -> None:
         self.session, self.on = session, True
@@ -200,22 +161,20 @@ class Plans:
         return known and self.session.recorder.scene is not None
 
     def draw(self) -> None:
-        now = (self.on, *(id(each.now) for each in self.session.sessions), self.session.length)
+        session = self.session
+        now = (self.on, id(session.now), len(session.episode.moments))
         if now == self._last or not self.available:
             return
         self._last = now
         lines: dict[str, tuple[Array, Any, float]] = {}
-        for each, root in zip(self.session.sessions, ROOTS, strict=False):
-            if not self.on:
-                continue
-            ahead = each.plan_paths()
-            if ahead:
-                lines[f"{root}/plan"] = segments(ahead[:1]), CHOSEN, 5.0
-            if len(ahead) > 1:
-                lines[f"{root}/draws"] = segments(ahead[1:]), DRAWN, 2.0
-            trail = each.trail()
-            if trail is not None and each.at > 0:
-                lines[f"{root}/trail"] = segments([trail[: each.at + 1]]), GONE, 2.5
+        ahead = session.plan_paths() if self.on else []
+        if ahead:
+            lines[f"{ROOT}/plan"] = segments(ahead[:1]), CHOSEN, 5.0
+        if len(ahead) > 1:
+            lines[f"{ROOT}/draws"] = segments(ahead[1:]), DRAWN, 2.0
+        trail = session.trail() if self.on else None
+        if trail is not None and session.at > 0:
+            lines[f"{ROOT}/trail"] = segments([trail[: session.at + 1]]), GONE, 2.5
         self.paths.show(lines)
 
 

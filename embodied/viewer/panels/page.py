@@ -15,7 +15,8 @@ from viser import Icon, ViserServer
 from viser._messages import GuiSliderMark
 
 from embodied.viewer.controls import SPEEDS, Controls
-from embodied.viewer.panels.main_view import Checkpoints, DragControls, MainView, Plans
+from embodied.viewer.panels.main_view import Checkpoints, DragControls, MainView
+from embodied.viewer.panels.pair import Half
 from embodied.viewer.panels.plots import ObservationPanel, Plots, ValuePlots, is_discrete
 from embodied.viewer.panels.task import DisturbancePanel, SteeringPanel, TaskPanel
 from embodied.viewer.session.episode import success_by
@@ -62,8 +63,11 @@ class Page(Parts):
     def __init__(self, server: ViserServer, viewer: Controls) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
         self.spec = self.session.spec
-        self.main_view = MainView(server, self.session)
-        self.scene = self.main_view.scene
+        self.main_view = MainView(server, self.session, len(self.session.sessions))
+        self.scene, self.views, self.half = self.main_view.scene, [self.main_view], None
+        if self.session.other is not None:
+            self.half = Half(viewer.page_server, self.main_view, self.session.other)
+            self.views.append(self.half.view)
         self._status_part()
         self._play_part()
         self._policy_part()
@@ -71,15 +75,18 @@ class Page(Parts):
         self.sliders = self.task.sliders
         self.disturbances = DisturbancePanel(server, viewer)
         self.drag = [
-            DragControls(viewer, scene, each, lambda: self.disturbances.strength.value)
-            for scene, each in zip(self.main_view.scenes, self.session.sessions, strict=False)
+            DragControls(viewer, each.scene, each.session, lambda: self.disturbances.strength.value)
+            for each in self.views
+            if each.scene is not None
         ]
         self._camera_part()
         with server.gui.add_folder("Episode"):
             self.plots = Plots(server, self.spec)
         self.steering = SteeringPanel(server, self.session)
         self.value_plots = ValuePlots(server, self.spec.dt)
-        self.observations = ObservationPanel(server, self.session, wide=self.main_view.empty)
+        self.observations = ObservationPanel(
+            server, self.session, wide=self.main_view.empty, folded=self.half is not None
+        )
         self.viewer.bind(self.observations.saliency_panel.switch, lambda _: self.changed())
         self.parts = [
             Refresh(self._draw_stage, 1 / 40, share=0.5),
@@ -87,7 +94,7 @@ class Page(Parts):
             Refresh(self.observations.pictures, 0.1),
             Refresh(self._draw_plots, 0.2),
             Refresh(self._draw_camera, 0.25),
-            Refresh(self.plans.draw, 0.1, share=0.2),
+            *(Refresh(each.draw, 0.1, share=0.2) for each in self.plans),
             Refresh(self.steering.draw, 0.1, share=0.2),
             Refresh(self.observations.saliency, 0.1, share=0.25),
         ]
@@ -100,7 +107,8 @@ class Page(Parts):
 
     def episode_started(self) -> None:
         """A new episode: bodies may have other shapes, and the task vector other values."""
-        self.main_view.episode_started()
+        for each in self.views:
+            each.episode_started()
         self.seed.value = self.session.episode.seed
         self.task.episode_started()
 
@@ -118,6 +126,9 @@ class Page(Parts):
         self.play = gui.add_button("Play", icon=Icon.PLAYER_PLAY)
         self.play.on_click(lambda _: viewer.press(viewer.toggle))
         self.timeline = Timeline(self.server, viewer)
+        add_shortcuts(self.server, viewer)
+        if self.half is not None:
+            add_shortcuts(self.half.server, viewer)
         self._buttons(
             "Step", {"Back": viewer.back, "Forward": viewer.step, "Newest": viewer.newest}
         )
@@ -132,8 +143,8 @@ class Page(Parts):
             self.session.counts.title(), 0, min=0, step=1, hint="number of this episode"
         )
         self.viewer.bind(self.seed, viewer.reset)
-        self.plans = Plans(self.server, self.session)
-        if self.plans.available:
+        self.plans = [each.plans for each in self.views]
+        if any(each.available for each in self.plans):
             plan = gui.add_checkbox(
                 "Plan",
                 True,
@@ -141,7 +152,7 @@ class Page(Parts):
             )
             viewer.bind(plan, self._plan)
         if self.scene is not None and self.scene.followed is not None:
-            self.main_view.follow(True)
+            self._follow(True)
             self.viewer.bind(gui.add_checkbox("Follow", True), self._follow)
 
     def _policy_part(self) -> None:
@@ -171,15 +182,19 @@ class Page(Parts):
         row.on_click(lambda event: self.viewer.press(actions[event.target.value]))
 
     def _plan(self, on: bool) -> None:
-        self.plans.on = on
+        for each in self.plans:
+            each.on = on
         self.changed()
 
     def _follow(self, on: bool) -> None:
-        self.main_view.follow(on)
+        for each in self.views:
+            if each.scene is not None:
+                each.scene.follow = on
         self.changed()
 
     def _draw_stage(self) -> None:
-        self.main_view.draw(self.viewer.share)
+        for each in self.views:
+            each.draw(self.viewer.share)
         self.timeline.show(self.session)
         if self.viewer.playing and self.scene is not None:
             self.parts[0].stale = True  # interpolated frames between two steps
@@ -193,6 +208,8 @@ class Page(Parts):
 
     def _draw_status(self) -> None:
         self.status.content = self.status_text()
+        if self.half is not None:
+            self.half.show(self.session.sessions)
         self.observations.words()
         viewer = self.viewer
         self.play.label, self.play.icon = (
@@ -225,7 +242,8 @@ def status(session: Session, undrawn: int, known: str, problem: str) -> str:
     the run measured of the policy, `problem` the error that stopped playback."""
     step = session.episode.moments[0].step + session.at
     lines = [f"Step **{step}** of {session.length - 1} · {step * session.spec.dt:.2f} s"]
-    lines += [standing(each, len(session.sessions) > 1) for each in session.sessions]
+    if session.other is None:
+        lines.append(standing(session))
     whose = f" of {session.name}" if len(session.sessions) > 1 and session.name else ""
     lines.append(f"Policy{whose}: {session.chosen}{last_action(session)}")
     if undrawn:
@@ -240,11 +258,10 @@ def status(session: Session, undrawn: int, known: str, problem: str) -> str:
     return "  \n".join(lines)
 
 
-def standing(session: Session, named: bool) -> str:
+def standing(session: Session) -> str:
     past = session.episode.moments[: session.at + 1]
     success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
-    head = f"{session.name or session.chosen}: return" if named else "Return"
-    text = f"{head} **{sum(moment.reward for moment in past):.3g}** · success {success}"
+    text = f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}"
     return f"{text} · *{past[-1].end}*" if past[-1].end else text
 
 
@@ -256,8 +273,8 @@ def last_action(session: Session) -> str:
     return f" · **{act.names[int(action[0])]}**"
 
 
-MARKS = 12
-"""How many successes, and safety interventions, are marked."""
+MARKS, SUCCESS = 12, "✓"
+"""How many successes, and safety interventions, are marked; how a success is."""
 KEEP_CAMERA = """<img src="data:," alt="" hidden onerror="
 document.documentElement.addEventListener('keydown', event => {
   if (event.code === 'ArrowLeft' || event.code === 'ArrowRight') event.stopPropagation();
@@ -293,8 +310,6 @@ class Timeline:
             hint="any step of this episode (arrow keys); marks: successes, safety",
         )
         self.marked: tuple[tuple[int, str], ...] = ()
-        self.keys = [self._key(*each) for each in self._shortcuts()]
-        server.gui.add_html(KEEP_CAMERA)
         viewer.bind(self.slider, viewer.scrub)
 
     def show(self, session: Session) -> None:
@@ -310,28 +325,28 @@ class Timeline:
         for step, stage in episode.interventions[-MARKS:]:
             said.setdefault(step, []).append(stage)
         for step in episode.success_steps[-MARKS:]:
-            said.setdefault(step, []).append("success")
+            said.setdefault(step, []).append(SUCCESS)
         marks = tuple((step, ", ".join(words)) for step, words in sorted(said.items()))
         if marks != self.marked:
             self.marked = marks
             self.slider._marks = tuple(GuiSliderMark(*mark) for mark in marks)
 
-    def _shortcuts(self) -> list[tuple[str, Any, Any, Callable[[], None]]]:
-        viewer = self.viewer
-        return [
-            ("Play or pause", "space", Icon.PLAYER_PLAY, viewer.toggle),
-            ("Step forward", "arrowright", Icon.PLAYER_TRACK_NEXT, viewer.step),
-            ("Step back", "arrowleft", Icon.PLAYER_TRACK_PREV, viewer.back),
-            ("Start of the episode", "home", Icon.CHEVRONS_LEFT, lambda: viewer.scrub(0)),
-            ("Newest step", "end", Icon.CHEVRONS_RIGHT, viewer.newest),
-            ("Restart the episode", "R", Icon.REFRESH, viewer.reset),
-            ("Next episode", "N", Icon.PLAYER_SKIP_FORWARD, viewer.next),
-            ("Previous checkpoint", "pageup", Icon.ARROW_UP, lambda: viewer.other_checkpoint(-1)),
-            ("Next checkpoint", "pagedown", Icon.ARROW_DOWN, lambda: viewer.other_checkpoint(1)),
-            ("Continue from here", "B", Icon.GIT_BRANCH, viewer.branch),
-        ]
 
-    def _key(self, label: str, key: Any, icon: Any, action: Callable[[], None]) -> Any:
-        command = self.server.gui.add_command(label, hotkey=key, icon=icon)
-        command.on_trigger(lambda _: self.viewer.press(action))
-        return command
+def add_shortcuts(server: ViserServer, viewer: Controls) -> None:
+    """The keys of the page, which reach it from each half of it."""
+    shortcuts: list[tuple[str, Any, Any, Callable[[], None]]] = [
+        ("Play or pause", "space", Icon.PLAYER_PLAY, viewer.toggle),
+        ("Step forward", "arrowright", Icon.PLAYER_TRACK_NEXT, viewer.step),
+        ("Step back", "arrowleft", Icon.PLAYER_TRACK_PREV, viewer.back),
+        ("Start of the episode", "home", Icon.CHEVRONS_LEFT, lambda: viewer.scrub(0)),
+        ("Newest step", "end", Icon.CHEVRONS_RIGHT, viewer.newest),
+        ("Restart the episode", "R", Icon.REFRESH, viewer.reset),
+        ("Next episode", "N", Icon.PLAYER_SKIP_FORWARD, viewer.next),
+        ("Previous checkpoint", "pageup", Icon.ARROW_UP, lambda: viewer.other_checkpoint(-1)),
+        ("Next checkpoint", "pagedown", Icon.ARROW_DOWN, lambda: viewer.other_checkpoint(1)),
+        ("Continue from here", "B", Icon.GIT_BRANCH, viewer.branch),
+    ]
+    for label, key, icon, action in shortcuts:
+        command = server.gui.add_command(label, hotkey=key, icon=icon)
+        command.on_trigger(lambda _, action=action: viewer.press(action))
+    server.gui.add_html(KEEP_CAMERA)

@@ -240,17 +240,24 @@ CLOUDS = "/world/clouds"
 class ObservationPanel:
     """The left panel; `words`, `pictures` and `plots` each send the displayed step.
 
-    With `wide` it takes the place of the main view, which is empty.
+    With `wide` it takes the place of the main view, which is empty; with `folded` it is a closed
+    folder of the controls.
     """
 
-    def __init__(self, server: ViserServer, session: Session, wide: bool) -> None:
+    def __init__(
+        self, server: ViserServer, session: Session, wide: bool, folded: bool = False
+    ) -> None:
         self.server, self.session = server, session
         leaves = session.spec.obs
         self.images: dict[str, GuiImageHandle] = {}
         self.clouds: dict[str, PointCloudHandle] = {}
         self.points = [name for name, leaf in leaves.items() if is_cloud(name, leaf)]
-        panel = server.gui.add_panel()
-        with panel.add_tab("Environment"):
+        panel = None if folded else server.gui.add_panel()
+        with (
+            server.gui.add_folder("Environment", expand_by_default=False)
+            if panel is None
+            else panel.add_tab("Environment")
+        ):
             self.text = server.gui.add_markdown("")
             blank = np.zeros((2, 2, 3), np.uint8)
             for name, leaf in leaves.items():
@@ -265,8 +272,9 @@ class ObservationPanel:
                     for name, leaf in leaves.items()
                     if name in session.curves[:PLOTTED]
                 }
-        panel.dock_left()
-        panel.set_width(WIDE if wide else NARROW)
+        if panel is not None:
+            panel.dock_left()
+            panel.set_width(WIDE if wide else NARROW)
 
     def words(self) -> None:
         """The environment's description, else the observations as numbers."""

@@ -229,7 +229,7 @@ class RobotHistory:
         return np.stack(self.tool) if len(self.tool) > 1 else None
 
 
-ROOT, RADIUS = "/world", 0.012
+RADIUS = 0.012
 PLAN, TRAIL = "/paths/plan", "/paths/trail"
 LINES = {PLAN: (CHOSEN, 5.0), TRAIL: (GONE, 2.5)}
 MARK, TOOL = (22, 163, 74), (213, 94, 0)
@@ -318,7 +318,7 @@ class RobotPage(Parts):
         if arm.model is None:
             marks["tool"] = arm.tool(state)
         if self.scene is None and arm.model is not None:
-            self.scene = ViserScene(self.server, arm.model, ROOT)
+            self.scene = ViserScene(self.server, arm.model)
             eye = arm.model.viewpoint()
             if np.linalg.norm(eye.place - eye.target) > 3.0:
                 eye = view_of(arm.model.poses()[0][1:])

@@ -62,15 +62,18 @@ class MujocoScene:
     def viewpoint(self) -> Viewpoint:
         """That of the model's first camera, or one in front of everything that moves."""
         model, data = self.scene()
-        moving = data.xpos[1:] if model.nbody > 1 else data.xpos
+        moves = (model.body_weldid > 0) | (model.body_mocapid >= 0)
+        moving = data.xpos[moves if moves.any() else slice(None)]
         if not model.ncam:
             return view_of(moving)
         place, forward = data.cam_xpos[0], -data.cam_xmat[0].reshape(3, 3)[:, 2]
         reach = max(float(np.dot(moving.mean(0) - place, forward)), 0.1)
-        target = place + reach * forward
-        # Further back, as the panels cover part of the window.
+        several = self.tracked_body() is None and float(np.ptp(moving, axis=0).max()) > 0.1
         return Viewpoint(
-            target - 1.25 * reach * forward, target, float(np.radians(model.cam_fovy[0]))
+            place,
+            place + reach * forward,
+            float(np.radians(model.cam_fovy[0])),
+            moving if several else None,
         )
 
     def tracked_body(self) -> TrackedBody | None:

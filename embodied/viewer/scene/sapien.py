@@ -56,10 +56,7 @@ class SapienScene:
         pose = cameras[-1].get_global_pose()
         forward = pose.to_transformation_matrix()[:3, 0]
         reach = max(float(np.dot(moving.mean(0) - pose.p, forward)), 0.1)
-        # Further back, as the panels cover part of the window.
-        return Viewpoint(
-            pose.p - 0.25 * reach * forward, pose.p + reach * forward, cameras[-1].fovy
-        )
+        return Viewpoint(pose.p, pose.p + reach * forward, cameras[-1].fovy, moving)
 
     def tracked_body(self) -> TrackedBody | None:
         return None

@@ -156,11 +156,14 @@ class Shape:
 @dataclass(frozen=True)
 class Viewpoint:
     """A camera pose: `place` and `target` (m), vertical field of view (rad; None: the page's
-    default)."""
+    default), and the positions [N, 3] (m) that a window of any shape should show, if known; shapes
+    reach `around` them, a share of the largest side of the positions."""
 
     place: Array
     target: Array
     fov: float | None = None
+    seen: Array | None = None
+    around: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -197,4 +200,4 @@ def view_of(places: Array) -> Viewpoint:
     """A viewpoint from the front and above that shows all `places` [N, 3]."""
     middle = places.mean(0)
     size = max(float(np.linalg.norm(places - middle, axis=1).max()), 0.5)
-    return Viewpoint(middle + size * np.array([2.0, -2.5, 1.2]), middle)
+    return Viewpoint(middle + size * np.array([2.0, -2.5, 1.2]), middle, seen=places)

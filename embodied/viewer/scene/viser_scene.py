@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,25 +26,15 @@ from viser import (
 from embodied.viewer.scene.types import Array, SceneModel, Shape, Viewpoint
 
 Key = tuple[int, str]
-Place = tuple[float, float, float]
+ROOT = "/world"
 
 
 class ViserScene:
-    """The viser nodes of one scene; `show` sends poses, `restyle` changed shapes.
+    """The viser nodes of one scene; `show` sends poses, `restyle` changed shapes."""
 
-    A second scene has another `root` and stands at `offset` (m) from the first.
-    """
-
-    def __init__(
-        self,
-        server: ViserServer,
-        model: SceneModel,
-        root: str = "/world",
-        offset: Place = (0.0, 0.0, 0.0),
-    ) -> None:
+    def __init__(self, server: ViserServer, model: SceneModel) -> None:
         self.server, self.model, self.follow = server, model, False
-        self.path, self.offset = root, offset
-        self.root = server.scene.add_frame(root, show_axes=False, position=offset)
+        self.root = server.scene.add_frame(ROOT, show_axes=False)
         self.followed = model.tracked_body()
         self.bodies: list[str] = []
         self.names: list[str] = []
@@ -64,7 +56,7 @@ class ViserScene:
             self.meshes.clear()
             self.styles.clear()
             self._sent = None
-            self.bodies, self.names = bodies, [f"{self.path}/{_node(body)}" for body in bodies]
+            self.bodies, self.names = bodies, [f"{ROOT}/{_node(body)}" for body in bodies]
             scene = self.server.scene
             self.frames = [scene.add_frame(name, show_axes=False) for name in self.names]
         shapes = {(shape.body, shape.name): shape for shape in self.model.shapes()}
@@ -87,10 +79,10 @@ class ViserScene:
                     frame.position = places[body]
                 if before is None or np.abs(turns[body] - before[1][body]).max() > 1e-6:
                     frame.wxyz = turns[body]
-            x, y, z = self.offset
+            origin = np.zeros(3)
             if self.follow and self.followed is not None:
-                x, y, z = self.offset - places[self.followed.body] * self.followed.along
-            self.root.position = float(x), float(y), float(z)
+                origin = -places[self.followed.body] * self.followed.along
+            self.root.position = tuple(origin.tolist())
         self._sent = places, turns
 
     def on_mesh(self, drawn: Callable[[int, MeshHandle], None]) -> None:
@@ -140,10 +132,7 @@ def _node(name: str) -> str:
 
 
 Picture = NDArray[np.uint8]
-HEIGHT = 1.0
-IMAGE_FOV = 0.6
-FILL = 0.94
-"""Share of the window that the image takes."""
+HEIGHT, IMAGE_FOV = 1.0, 0.6  # m, rad
 UPRIGHT = (0.5**0.5, -(0.5**0.5), 0.0, 0.0)
 """Quaternion that puts an image's columns along x and its rows down."""
 
@@ -154,8 +143,12 @@ class ImagePlane:
     def __init__(self, server: ViserServer, picture: Picture) -> None:
         self.server = server
         self.picture = self._add(picture)
-        self._aim(server.initial_camera, 1.0)
-        server.on_client_connect(self._fit)
+
+    def viewpoint(self) -> Viewpoint:
+        """In front of the image; its corners are seen in a window of any shape."""
+        half = np.array([self.picture.render_width, 0.0, self.picture.render_height]) / 2
+        corners = np.array([-half, half])
+        return Viewpoint(np.array([0.0, -2.0, 0.0]), np.zeros(3), IMAGE_FOV, corners, 0.0)
 
     def show(self, picture: Picture) -> None:
         """Send `picture` [H, W, 3]; another size replaces the node."""
@@ -163,23 +156,6 @@ class ImagePlane:
             self.picture.image = picture
         else:
             self.picture = self._add(picture)
-
-    def _fit(self, client: ClientHandle) -> None:
-        """Fit the camera of `client` to its window now, and whenever its aspect ratio changes."""
-        aspects: list[float] = []
-
-        @client.camera.on_update
-        def moved(camera: CameraHandle) -> None:
-            if aspects[-1:] != [camera.aspect]:
-                aspects.append(camera.aspect)
-                self._aim(camera, camera.aspect)
-
-    def _aim(self, camera: InitialCameraConfig | CameraHandle, aspect: float) -> None:
-        """Put the camera where the image fits the narrower side of the window."""
-        size = max(HEIGHT, self.picture.render_width / aspect)
-        distance = size / 2 / np.tan(IMAGE_FOV / 2) / FILL
-        camera.position, camera.look_at = (0.0, -distance, 0.0), (0.0, 0.0, 0.0)
-        camera.fov = IMAGE_FOV
 
     def _add(self, picture: Picture) -> ImageHandle:
         high, wide = picture.shape[:2]
@@ -189,40 +165,94 @@ class ImagePlane:
         )
 
 
-FOV, ASPECT, BETWEEN = np.deg2rad(75.0), 1.6, 0.55
-"""viser's vertical field of view (rad); a window's width by its height; the part of its width that
-is between the panels."""
-ABOVE = 0.5
-"""Where the scene's centre is on a narrow screen, from the middle (0) to the top (1): the controls
-cover the lower part."""
+FOV = np.deg2rad(75.0)
+"""viser's vertical field of view (rad)."""
+FILL = 0.92
+"""Share of the window that what should be seen takes at most."""
+SIDES = 0.9
+"""Where it is not known: half the width that is visible by half the height at the viewpoint."""
+PHONE, COVERED = 576, 0.45
+"""Width (pixels) up to which viser draws the controls over the scene, and the share of the window,
+from below, that they cover."""
+ECHO = 0.5
+"""Seconds in which a camera that was turned with another one reports where it has been."""
+
+
+@dataclass
+class Aim:
+    """What the camera of one client was told: the last places, for which aspect, and when (s); and
+    whether its user has turned it since."""
+
+    places: list[Array]
+    aspect: float
+    time: float
+    turned: bool = False
+
+    def explains(self, place: Array) -> bool:
+        """Whether the client may report `place` without its user: it was told so, or just now."""
+        told = any(np.allclose(place, each, atol=1e-3) for each in self.places[-3:])
+        return told or time.monotonic() - self.time < ECHO
 
 
 class SceneCameras:
-    """`set` moves the cameras of clients that are connected and of those to come."""
+    """`set` moves the cameras of clients that are connected and of those to come; who has not
+    turned his camera keeps the scene in his window, whatever its shape becomes.
 
-    def __init__(self, server: ViserServer) -> None:
-        self.server = server
+    The window is one of `halves` beside each other. Where one browser is open, the camera of `mate`
+    turns with this one.
+    """
+
+    def __init__(self, server: ViserServer, halves: int = 1) -> None:
+        self.server, self.halves = server, halves
         self.eye: Viewpoint | None = None
+        self.mate: SceneCameras | None = None
+        self.aims: dict[int, Aim] = {}  # by client
         server.on_client_connect(self._connected)
 
     def set(self, eye: Viewpoint) -> None:
         self.eye = eye
+        self.aims.clear()
         turn(self.server.initial_camera, eye)
         for client in self.server.get_clients().values():
-            turn(client.camera, fitted(eye, client.camera.aspect))
+            self._aim(client)
+
+    def follow(self, camera: CameraHandle) -> None:
+        """Turn the camera of the only client as `camera` is."""
+        clients = list(self.server.get_clients().values())
+        if len(clients) == 1 and (aim := self.aims.get(clients[0].client_id)) is not None:
+            aim.places.append(camera.position)
+            aim.time, aim.turned = time.monotonic(), True
+            clients[0].camera.position = camera.position
+            clients[0].camera.look_at = camera.look_at
 
     def _connected(self, client: ClientHandle) -> None:
-        if self.eye is not None:
-            turn(client.camera, fitted(self.eye, client.camera.aspect))
-        client.camera.on_update(self._moved)
+        self._aim(client)
+        client.camera.on_update(lambda _: self._moved(client))
 
-    def _moved(self, camera: CameraHandle) -> None:
-        """A page may take the viewpoint that is sent to all clients after its own: once more."""
-        eye = self.eye
-        if eye is None or camera.aspect >= 1.0:
+    def _aim(self, client: ClientHandle) -> None:
+        if self.eye is None:
             return
-        if np.allclose(camera.position, eye.place, atol=1e-3):
-            turn(camera, fitted(eye, camera.aspect))
+        camera = client.camera
+        covered = COVERED if camera.image_width * self.halves <= PHONE else 0.0
+        eye = fitted(self.eye, camera.aspect, covered)
+        before = self.aims.get(client.client_id)
+        places = [self.eye.place] if before is None else before.places
+        self.aims[client.client_id] = Aim([*places, eye.place], camera.aspect, time.monotonic())
+        turn(camera, eye)
+
+    def _moved(self, client: ClientHandle) -> None:
+        camera, aim = client.camera, self.aims.get(client.client_id)
+        if self.eye is None or aim is None:
+            return
+        # A page may take the viewpoint that is sent to all clients after its own.
+        late = np.allclose(camera.position, self.eye.place, atol=1e-3)
+        late = late and not np.allclose(aim.places[-1], self.eye.place, atol=1e-3)
+        if not aim.turned and (camera.aspect != aim.aspect or late):
+            self._aim(client)
+        elif not aim.explains(camera.position):
+            aim.turned = True
+            if self.mate is not None and len(self.server.get_clients()) == 1:
+                self.mate.follow(camera)
 
 
 def turn(camera: InitialCameraConfig | CameraHandle, eye: Viewpoint) -> None:
@@ -231,26 +261,29 @@ def turn(camera: InitialCameraConfig | CameraHandle, eye: Viewpoint) -> None:
         camera.fov = eye.fov
 
 
-def fitted(eye: Viewpoint, aspect: float) -> Viewpoint:
-    """`eye` for a window of `aspect` (width by height): on one that is higher than wide, as much is
-    visible from side to side as between the panels of a wide one, above the controls."""
-    if aspect >= 1.0:
-        return eye
-    offset = (eye.place - eye.target) * max(1.0, ASPECT * BETWEEN / aspect)
+def fitted(eye: Viewpoint, aspect: float, covered: float = 0.0) -> Viewpoint:
+    """`eye` as far away, in its direction, as what should be seen needs in a window of `aspect`
+    (width by height); in the middle of the part above the lower one that is `covered`."""
+    offset = eye.place - eye.target
     far = float(np.linalg.norm(offset))
-    right = np.cross(-offset, (0.0, 0.0, 1.0))
-    up = np.cross(right, -offset)
-    down: Array = -up / max(float(np.linalg.norm(up)), 1e-9) * (ABOVE * far * tangent(eye.fov))
-    target = eye.target + down
-    return Viewpoint(target + offset, target, eye.fov)
-
-
-def of_both(eye: Viewpoint, step: Array) -> Viewpoint:
-    """From where two scenes `step` [3] apart both fit between the panels; `eye` is for one."""
-    offset, target = eye.place - eye.target, eye.target + step / 2
-    far = float(np.linalg.norm(step)) / (tangent(eye.fov) * ASPECT * BETWEEN)
-    offset = offset * max(1.35, far / float(np.linalg.norm(offset)))
-    return Viewpoint(target + offset, target, eye.fov)
+    ahead = -offset / far
+    right = np.cross(ahead, (0.0, 0.0, 1.0))
+    right = right / max(float(np.linalg.norm(right)), 1e-9)
+    axes = np.stack([right, np.cross(right, ahead), ahead])
+    target, half = eye.target, tangent(eye.fov) * (1.0 - covered)
+    if eye.seen is None:
+        far *= max(1.0, SIDES / aspect, 1.0 / (1.0 - covered))
+    else:
+        places = (eye.seen - target) @ axes.T
+        middle = (places.min(0) + places.max(0)) / 2
+        target = target + middle @ axes
+        across, up, deeper = (places - middle).T
+        around = eye.around * float(np.ptp(places, axis=0).max())
+        wide, high = np.abs(across) + around, np.abs(up) + around
+        sides = np.maximum(wide / (tangent(eye.fov) * aspect), high / half)
+        far = float((sides / FILL - deeper).max())
+    target = target - axes[1] * covered * far * tangent(eye.fov)
+    return Viewpoint(target - far * ahead, target, eye.fov)
 
 
 def tangent(fov: float | None) -> float:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -302,19 +303,24 @@ def run_page(page_server: PageServer, make: Callable[[PageServer], Page], block:
 
 
 ANYWHERE = ("0.0.0.0", "::")
+WIDTH = 388  # px of the controls; pair.css says it too
+STYLE = f"<style>{Path(__file__).with_name('page.css').read_text()}</style>"
 
 
 class PageServer:
     """`server` is the viser server that pages are built on; browsers reach it at `url`.
 
-    From other machines a token is required. It accepts connections before the viewer is loaded;
-    until then the page shows `show_loading`'s text.
+    From other machines a token is required, a new one unless it is given. It accepts connections
+    before the viewer is loaded; until then the page shows `show_loading`'s text.
     """
 
-    def __init__(self, host: str = HOST, port: int = 8080) -> None:
+    def __init__(self, host: str = HOST, port: int = 8080, token: str | None = None) -> None:
         # Browsers open connections that they do not use; each would log a traceback.
         logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
-        self.host, self.token = host, None if host in LOCAL else secrets.token_urlsafe(16)
+        if token is None and host not in LOCAL:
+            token = secrets.token_urlsafe(16)
+        self.host, self.token = host, token
+        self.second: PageServer | None = None
         self.server = checking_server(host, port, self.token)
         patch_message_events(self.server)
         # Otherwise the page could request a public share URL.
@@ -322,18 +328,29 @@ class PageServer:
         self.server.gui.configure_theme(
             show_logo=False,
             show_share_button=False,
-            control_width="large",
             brand_color=(37, 99, 235),
         )
         self.server.gui.main_panel.dock_right()
+        self.server.gui.main_panel.set_width(WIDTH)
+        self.server.gui.add_html(STYLE)
         self._loading: GuiMarkdownHandle | None = None
 
     @property
     def url(self) -> str:
         """The address to open; for all interfaces, with this machine's host name."""
-        token = "" if self.token is None else f"/?token={self.token}"
         name = socket.gethostname() if self.host in ANYWHERE else self.host
-        return f"http://{name}:{self.server.get_port()}{token}"
+        return f"http://{name}{self.address}"
+
+    @property
+    def address(self) -> str:
+        """What follows the host name in `url`."""
+        token = "" if self.token is None else f"/?token={self.token}"
+        return f":{self.server.get_port()}{token}"
+
+    def beside(self) -> PageServer:
+        """Another server at the next free port, with the same token; it is closed with this one."""
+        self.second = PageServer(self.host, self.server.get_port() + 1, self.token)
+        return self.second
 
     def show_loading(self, words: str) -> None:
         if self._loading is None:
@@ -347,6 +364,8 @@ class PageServer:
 
     def close(self) -> None:
         """Stop serving; safe to call twice."""
+        if self.second is not None:
+            self.second.close()
         # The server prints when it stops, even if it is not verbose.
         with contextlib.redirect_stdout(io.StringIO()):
             self.server.stop()

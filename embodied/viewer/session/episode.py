@@ -23,6 +23,7 @@ from embodied.viewer.scene.types import (
     Picture,
     SceneModel,
     Shape,
+    TrackedBody,
     picture_of,
 )
 
@@ -334,3 +335,29 @@ def success_by(moments: list[Moment]) -> bool | None:
 def firsts(value: Tensor) -> list[float]:
     """The first elements of parallel env 0."""
     return value[0].reshape(-1)[:CURVES].float().tolist()
+
+
+def thinned(moments: Sequence[Moment], most: int) -> tuple[Sequence[Moment], int]:
+    """Every `stride`-th step, at most about `most` of them, and `stride`."""
+    stride = max(1, -(-len(moments) // most))
+    return moments[::stride], stride
+
+
+def poses_of(moments: Sequence[Moment]) -> Array:
+    """Position and quaternion of every body, [T, N, 7]."""
+    return np.stack([np.concatenate([m.frame.places, m.frame.turns], 1) for m in moments])  # pyright: ignore
+
+
+def moving(moments: Sequence[Moment], followed: TrackedBody | None) -> Array | None:
+    """Positions [K, 3] of everything that moves, relative to the tracked body; of all bodies if
+    nothing moves; None without a scene."""
+    if moments[0].frame.places is None:
+        return None
+    places = poses_of(thinned(moments, 100)[0])[..., :3]
+    if followed is not None:
+        places = places - (places[:, followed.body] - places[0, followed.body])[:, None] * (
+            np.array(followed.along)
+        )
+        return places[0]
+    moves = np.ptp(places, axis=0).max(1) > 1e-3
+    return places[:, moves if moves.any() else slice(1, None)].reshape(-1, 3)

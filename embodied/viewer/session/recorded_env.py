@@ -108,9 +108,12 @@ class RecordedEnv(VecEnv):
 
     def describe(self, row: int = 0) -> str:
         text = self.episodes.texts[self.number] if self.episodes.texts else ""
-        noted: Mapping[str, Any] = self.episodes.info[self.number] if self.episodes.info else {}
-        facts = [f"{key}: {value}" for key, value in noted.items()]
-        return "\n".join((f"**episode {self.number}** {text}", *facts))
+        noted = dict(self.episodes.info[self.number]) if self.episodes.info else {}
+        noted.pop("number", None)
+        by = str(noted.pop("_target_", "")).rpartition(".")[2]
+        lines = [f"**episode {self.number}** {'' if text == self.spec.text else text}".rstrip()]
+        lines += [f"recorded by {by}"] if by else []
+        return "\n".join([*lines, *(f"{key}: {value}" for key, value in noted.items())])
 
     def _obs(self) -> Tensors:
         """The observation before step `at`; after the last step, the final one."""

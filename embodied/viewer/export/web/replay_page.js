@@ -61,7 +61,9 @@ function show() {
   byId("play").querySelector("path").setAttribute("d", state.playing ? "M4 3h3v10H4zM9 3h3v10H9z" : "M4 2.5v11L13 8z");
   DATA.lanes.forEach((lane, i) => {
     const won = lane.wins.some((win) => win <= step), over = step >= lane.steps;
-    labels[i].textContent = won ? "✓ success" : over && lane.judged ? "✗ no success" : over ? lane.end : "";
+    const at = Math.round((lane.returns.length - 1) * Math.min(step / Math.max(lane.steps, 1), 1));
+    const outcome = won ? "✓ success" : over && lane.judged ? "✗ no success" : over ? lane.end : "";
+    labels[i].textContent = [outcome, `return ${Number(lane.returns[at].toPrecision(3))}`].filter(Boolean).join(" · ");
     labels[i].className = won ? "won" : over && lane.judged ? "lost" : "";
   });
   charts.forEach((chart) => chart());
