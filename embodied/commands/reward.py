@@ -35,7 +35,7 @@ def label_command(args: argparse.Namespace) -> None:
         raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
 
     from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.reports.datasets import label, means
+    from embodied.reports.datasets import answered_episodes, label, means
 
     settings, state, origin = chosen(name, words, args.config_dir, "label")
     try:
@@ -54,7 +54,11 @@ def label_command(args: argparse.Namespace) -> None:
         raise KeyboardInterrupt(f"{out} is kept; run the same command to continue") from stop
     episodes = read_episodes(Path(out))
     shown = ", ".join(f"{key} {value:.4g}" for key, value in means(episodes).items())
-    print(f"{out}: {len(episodes)} episodes, {shown}, reward {about['hash'][:12]}")
+    answered = answered_episodes(episodes)
+    count = f"{len(episodes)} episodes"
+    if answered < len(episodes):
+        count = f"{answered} of {count} answered (the others keep the recorded reward's part)"
+    print(f"{out}: {count}, {shown}, reward {about['hash'][:12]}")
     print(f"next: embodied train experiment=NAME demos={out}")
 
 
@@ -114,6 +118,8 @@ def score_command(args: argparse.Namespace) -> None:
         scoring.draw(rows, title, folder / "score.png")
         print(f"{camera}:" if camera else "", end="\n" if camera else "")
         show_scores(rows, facts)
+        if len(rows) < len(episodes):
+            print(f"{len(rows)} of {len(episodes)} episodes answered; the others are left out")
         print(f"{folder}/score.json  {folder}/score.png")
     for line in scoring.between_cameras(found):
         print(line)

@@ -132,6 +132,10 @@ class VideoReward(Remembered, SummedReward):
             logger.warning("no answer about a recorded episode: %s", error)
         return {VIDEO_INDEX: numbers}
 
+    @property
+    def unanswered(self) -> int:
+        return self.counts["abstained"]
+
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         for video in self.recorder.take():
             key = str(video.numbers[-1])
