@@ -24,11 +24,12 @@ import crafter
 import opensimplex
 
 from embodied.envs.crafter import rules
-from embodied.envs.crafter.env import Config, Crafter, read, row_seed, score, words, write
+from embodied.envs.crafter.env import Config, Crafter, read, row_seed, words, write
 from embodied.envs.crafter.maps import Noise, make
 from embodied.envs.crafter.picture import picture, seen
 from embodied.envs.crafter.player import COW, KINDS, PLANT, RIPE, Thing, World
 from embodied.envs.crafter.rules import ACTIONS, ITEMS, LEFT, RIGHT, RIM, STRIDE, happened, place
+from embodied.evaluation.evaluate import achievement_score
 
 DO = ACTIONS.index("do")
 
@@ -212,7 +213,7 @@ def test_score_by_hand() -> None:
     """Two achievements at 50%, twenty never: exp(2 ln 51 / 22) - 1 = 0.429663 percent."""
     episodes = torch.zeros(4, 22, dtype=torch.bool)
     episodes[:2, 3] = episodes[1:3, 8] = True
-    scores = [score(each) for each in (episodes, torch.ones(3, 22), torch.zeros(3, 22))]
+    scores = [achievement_score(each) for each in (episodes, torch.ones(3, 22), torch.zeros(3, 22))]
     assert scores == pytest.approx([0.429663, 100.0, 0.0], abs=1e-6)
 
 
