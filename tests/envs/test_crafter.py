@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -316,3 +317,16 @@ def shown(ahead: str = "grass", sleeping: bool = False, **items: int) -> Tensors
 )
 def test_what_happened(before: Tensors, after: Tensors, said: str) -> None:
     assert happened(before, after) == [said]
+
+
+def test_a_signal_to_all_processes_leaves_the_run_its_environments() -> None:
+    """A batch system's SIGTERM: the trainer saves, and ends the workers itself."""
+    env = Crafter(Config(num_envs=2, workers=1, length=20))
+    env.reset(0)
+    process = env._pool.parts[0].process
+    os.kill(process.pid, signal.SIGTERM)
+    time.sleep(0.1)
+    assert env.step(torch.zeros(2, dtype=torch.int64)).reward.shape == (2,)
+    env.close()
+    process.join(10)
+    assert process.exitcode == 0
