@@ -187,24 +187,38 @@ def _path_of_self(node: ast.AST) -> tuple[str, ...]:
 
 
 def _require_no_memory(tree: ast.Module) -> None:
-    """Rejected where a method reads an attribute that it sets only afterwards: each call has a new
-    `self`, so that it would always find the initial value."""
+    """Rejected where a method reads an attribute, or asks whether it is there, before it sets it:
+    each call has a new `self`, so that it would always find the initial value."""
     for method in ast.walk(tree):
         if not isinstance(method, ast.FunctionDef) or method.name == "__init__":
             continue
-        first: dict[tuple[str, bool], int] = {}
+        first: dict[tuple[str, bool], int] = {}  # the line of (attribute, whether it is set)
         for node in ast.walk(method):
-            if _of_self(node):
-                place = (node.attr, isinstance(node.ctx, ast.Store))
-                first[place] = min(node.lineno, first.get(place, node.lineno))
-            if isinstance(node, ast.AugAssign) and _of_self(node.target):
-                first[node.target.attr, False] = node.lineno
-        for (name, stored), line in first.items():
-            if stored and first.get((name, False), line + 1) <= line:
+            for name, sets in _uses(node):
+                line = getattr(node, "lineno", 0)
+                first[name, sets] = min(line, first.get((name, sets), line))
+        for (name, sets), line in first.items():
+            if sets and first.get((name, False), line + 1) <= line:
                 raise Rejected(
                     "language",
                     f"line {line}: self.{name} is read and then set; nothing is kept between calls",
                 )
+
+
+def _uses(node: ast.AST) -> list[tuple[str, bool]]:
+    """The attributes of `self` that a node reads (false) or sets (true)."""
+    if _of_self(node):
+        return [(node.attr, isinstance(node.ctx, ast.Store))]
+    if isinstance(node, ast.AugAssign) and _of_self(node.target):
+        return [(node.target.attr, False)]
+    match node:
+        case ast.Call(
+            func=ast.Name(id="hasattr" | "getattr"),
+            args=[ast.Name(id="self"), ast.Constant(value=str(name)), *_],
+        ):
+            return [(name, False)]
+        case _:
+            return []
 
 
 def _own_names(node: ast.AST) -> Iterator[str]:

@@ -205,6 +205,15 @@ class Reward:
         self.best = max(self.best, float(near.max()))
         return gain
 """,
+    "the distance of the call before": """
+def reward(self):
+    near = -self.x.norm(dim=-1)
+    if not hasattr(self, "before"):
+        self.before = near
+    gain = near - self.before
+    self.before = near
+    return gain
+""",
     "a counter": """
 class Reward:
     count = 0
