@@ -357,7 +357,9 @@ def result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
         row["successes"] = int(result.success.sum())
     if result.change is not None:
         row["change"] = result.change.mean().item()
-    return row
+    names = ["score", *result.achievements] if result.achievements else []
+    facts = result.metrics()
+    return row | {name: facts[name] for name in names}
 
 
 def imagined_beside(run: Path, subject: Subject, result: Evaluation) -> dict[str, float]:
@@ -376,6 +378,7 @@ def imagined_beside(run: Path, subject: Subject, result: Evaluation) -> dict[str
 def print_table(rows: list[dict[str, Any]]) -> None:
     lines: list[tuple[str, ...]] = []
     imagined = any("imagined" in row for row in rows)
+    scored = any("score" in row for row in rows)
     for row in rows:
         known = "successes" in row
         other = f" ({row['policy']['_target_'].rpartition('.')[2]})" if "policy" in row else ""
@@ -385,10 +388,11 @@ def print_table(rows: list[dict[str, Any]]) -> None:
                 f"{row['step']:,}",
                 rate(row["successes"], row["episodes"]) if known else "-",
                 *([f"{row['imagined']:.0%}" if "imagined" in row else "-"] if imagined else ()),
+                *([f"{row['score']:.2f}" if "score" in row else "-"] if scored else ()),
                 f"{row['return']:,.2f}",
                 f"{row['length']:.1f}",
                 str(row["episodes"]),
             )
         )
-    more = ("imagined",) if imagined else ()
+    more = (*(["imagined"] if imagined else []), *(["score"] if scored else []))
     print_rows(("run", "step", "success [95%]", *more, "return", "length", "episodes"), lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ import torch
 
 pytest.importorskip("crafter")
 
+from embodied.commands.eval import print_table, result_row
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.envs.crafter import rules
 from embodied.envs.crafter.env import Config as WorldConfig
 from embodied.envs.crafter.env import Crafter
-from embodied.evaluation.evaluate import evaluate
+from embodied.evaluation.evaluate import Evaluation, evaluate
 from embodied.policies.llm import spring
 from embodied.policies.llm.reader import answer_to
 from tests.builders import exit_of
@@ -157,6 +159,18 @@ def test_the_simulated_reader_makes_a_tool() -> None:
     rates = torch.tensor([v for k, v in facts.items() if k.startswith("achievement/")])
     assert len(rates) == 22
     assert facts["score"] == pytest.approx(float((100 * rates).log1p().mean().exp() - 1), rel=1e-5)
+
+
+def test_the_score_is_in_what_eval_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"run": "a", "step": 7, "episodes": 2, "return": 1.0, "length": 9.0}
+    print_table([{**row, "score": 4.567}, row])
+    shown = capsys.readouterr().out
+    assert "score" in shown and "4.57" in shown
+    flags = {"achievement/a": torch.tensor([True, False]), "achievement/b": torch.ones(2) > 0}
+    found = Evaluation(None, torch.zeros(2), torch.ones(2), achievements=flags)
+    subject: Any = SimpleNamespace(name="a", step=7, node={"seed": 0, "env": {}, "task": None})
+    facts = result_row(subject, found)
+    assert facts["achievement/a"] == 0.5 and facts["score"] == pytest.approx(70.77, abs=0.01)
 
 
 def test_other_environments_are_refused() -> None:
