@@ -193,7 +193,7 @@ def test_zero_is_the_mean_or_the_highest(zero: str, of: Any) -> None:
 
 def test_a_run_that_was_stopped_goes_on_the_same() -> None:
     reward, env = ready(Reach(), every=80, pairs=20)
-    play(reward, env, 25)
+    obs, _ = play(reward, env, 25)
     saved = io.BytesIO()
     torch.save(reward.get_state(), saved)
     saved.seek(0)
@@ -201,7 +201,8 @@ def test_a_run_that_was_stopped_goes_on_the_same() -> None:
     other.set_state(torch.load(saved, weights_only=True))
     for action in torch.rand(20, 4, 2) * 2 - 1:
         step = env.step(action)
-        rows = {"reward": step.reward, **nest(step.next_obs, "next_obs")}
+        rows = {**nest(obs, "obs"), "reward": step.reward, **nest(step.next_obs, "next_obs")}
+        obs = step.obs
         newest = torch.arange(other.store.count, reward.store.count)
         other.store.add({"state": reward.store.take(newest)["state"]})
         for each in (reward, other):
