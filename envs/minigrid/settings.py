@@ -86,7 +86,7 @@ class Config:
 
     `backend`: "gymnasium" (any id, wrappers, exact state), "envpool" (fast), or "auto": EnvPool
     where it has the id and neither `wrappers` nor `kwargs` are given. `horizon` also scales
-    MiniGrid's reward.
+    MiniGrid's reward. `mission_words`: 0 adds no mission; longest, as many as the level needs.
     """
 
     id: str = "MiniGrid-DoorKey-8x8-v0"  # of MiniGrid or BabyAI, or module:Name-v0 of your own
@@ -96,8 +96,7 @@ class Config:
     num_envs: Count = 16  # parallel environments
     threads: Count = 2  # CPU threads
     horizon: Count | None = None  # replaces the level's own time limit (steps)
-    # Adds the mission as that many symbols (0: not); longest: as the level's longest one has.
-    mission_words: CountOrZero | Literal["longest"] = 0
+    mission_words: CountOrZero | Literal["longest"] = 0  # adds the mission as so many symbols
     privileged: bool = False  # adds the whole level, for critics and planners
     dt: Positive = 1.0  # control period, s
     seed: CountOrZero = 0  # of the random numbers
