@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,8 @@ class Worker:
         with safe_path():
             self.process.start()
         other.close()
+        # Before multiprocessing waits for its processes: this one ends with its connection.
+        Finalize(self, self.connection.close, exitpriority=1)
 
     def send(self, method: str, *given: Any) -> None:
         """Start a call; `receive` returns its result."""
@@ -79,11 +82,11 @@ class Worker:
         return RuntimeError(f"a {self.name} worker process ended (exit code {code}); try workers=0")
 
     def close(self) -> None:
-        """Let the process end; it is terminated after 5 s."""
+        """Let the process end; it is killed after 5 s."""
         self.connection.close()
         self.process.join(5)
         if self.process.is_alive():
-            self.process.terminate()
+            self.process.kill()
 
 
 def receive_all(parts: Sequence[Any]) -> list[Any]:
@@ -143,7 +146,10 @@ def _serve(
     given: tuple[Any, ...],
     encode: Callable[[Any], Any],
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
+    # Ctrl-C, and a batch system's SIGTERM to all processes, are handled by the parent process: a
+    # run saves its state first, for which it needs its environments.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         target = make(*given)
     except Exception as error:  # raised in the parent process

@@ -255,7 +255,9 @@ def _result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
         row["successes"] = int(result.success.sum())
     if result.change is not None:
         row["change"] = result.change.mean().item()
-    return row
+    names = ["score", *result.achievements] if result.achievements else []
+    facts = result.metrics()
+    return row | {name: facts[name] for name in names}
 
 
 def _imagined_beside(subject: Subject, result: Evaluation) -> dict[str, float]:
@@ -272,8 +274,9 @@ def _imagined_beside(subject: Subject, result: Evaluation) -> dict[str, float]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
+    more = {"imagined": "{:.0%}", "score": "{:.2f}"}
+    more = {key: form for key, form in more.items() if any(key in row for row in rows)}
     lines: list[list[str]] = []
-    heads = ["run", "step", "success [95%]", "return", "length", "episodes"]
     for row in rows:
         known = "successes" in row
         other = f" ({row['policy']['_target_'].rpartition('.')[2]})" if "policy" in row else ""
@@ -282,13 +285,10 @@ def print_table(rows: list[dict[str, Any]]) -> None:
                 row["run"] + other,
                 f"{row['step']:,}",
                 rate(row["successes"], row["episodes"]) if known else "-",
+                *(form.format(row[key]) if key in row else "-" for key, form in more.items()),
                 f"{row['return']:,.2f}",
                 f"{row['length']:.1f}",
                 str(row["episodes"]),
             ]
         )
-    if any("imagined" in row for row in rows):
-        heads.insert(3, "imagined")
-        for line, row in zip(lines, rows, strict=True):
-            line.insert(3, f"{row['imagined']:.0%}" if "imagined" in row else "-")
-    print_rows(heads, lines)
+    print_rows(["run", "step", "success [95%]", *more, "return", "length", "episodes"], lines)

@@ -24,7 +24,7 @@ from embodied.datasets.hub import local_folder
 
 def label(args: argparse.Namespace) -> None:
     from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.reports.datasets import RECORDED, label_dataset
+    from embodied.reports.datasets import RECORDED, answered_episodes, label_dataset
 
     out = args.own["out"]
     settings, state, origin = chosen(args.own["reward"], args.words, args.config_dir, "label")
@@ -44,8 +44,12 @@ def label(args: argparse.Namespace) -> None:
         raise KeyboardInterrupt(f"{out} is kept; run the same command to continue") from stop
     episodes = read_episodes(Path(out))
     labels, recorded = (episodes.steps[key].mean() for key in ("reward", RECORDED))
+    answered = answered_episodes(episodes)
+    count = f"{len(episodes)} episodes"
+    if answered < len(episodes):
+        count = f"{answered} of {count} answered (the others keep the recorded reward's part)"
     shown = f"mean label {labels:.4g}, mean recorded {recorded:.4g}, reward {about['hash'][:12]}"
-    print(f"{out}: {len(episodes)} episodes, {shown}")
+    print(f"{out}: {count}, {shown}")
     print(f"next: embodied train experiment=NAME demos={out}")
 
 
@@ -100,6 +104,8 @@ def score(args: argparse.Namespace) -> None:
         scoring.draw(rows, title, folder / "score.png")
         print(f"{camera}:" if camera else "", end="\n" if camera else "")
         scoring.show(rows, facts)
+        if len(rows) < len(episodes):
+            print(f"{len(rows)} of {len(episodes)} episodes answered; the others are left out")
         print(f"{folder}/score.json  {folder}/score.png")
     for line in scoring.between_cameras(found):
         print(line)

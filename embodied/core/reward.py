@@ -68,6 +68,16 @@ class AugmentsEpisodes(Protocol):
 
 
 @runtime_checkable
+class AsksAboutEpisodes(Protocol):
+    """A reward that asks a model about each recorded episode (`augment_episode`)."""
+
+    @property
+    def unanswered(self) -> int:
+        """Episodes so far about which the model gave no usable answer."""
+        ...
+
+
+@runtime_checkable
 class AddedObservation(Protocol):
     """A wrapper, returned by `AugmentsEnv.augment_env`, that adds one observation for the reward.
 

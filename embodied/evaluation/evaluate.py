@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from embodied.core.env import CanPause, Step, VecEnv, require_finite
 from embodied.core.env_contract import called, endless
 from embodied.core.errors import ContractError
 from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.evaluation.statistics import rate
 
@@ -97,10 +99,11 @@ class Evaluation:
     violated: Tensor | None = None
     change: Tensor | None = None
     timed_out: Tensor | None = None
+    achievements: Tensors = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         """Means as metrics, without the `eval/` prefix; `return_cvar10` is the mean of the lowest
-        tenth of the returns, CVaR(10%)."""
+        tenth of the returns, CVaR(10%). `score` is `achievement_score`."""
         worst = self.returns.sort().values[: -(-len(self.returns) // 10)]
         means = {
             "return": self.returns.mean().item(),
@@ -114,6 +117,10 @@ class Evaluation:
             means["violated"] = self.violated.float().mean().item()
         if self.change is not None:
             means["change"] = self.change.mean().item()
+        if self.achievements:
+            rates = {name: flags.float().mean() for name, flags in self.achievements.items()}
+            means |= {name: rate.item() for name, rate in rates.items()}
+            means["score"] = achievement_score(torch.stack(list(self.achievements.values()), 1))
         return means
 
     def __str__(self) -> str:
@@ -122,6 +129,30 @@ class Evaluation:
         if self.success is None:
             return said
         return f"success {rate(int(self.success.sum()), len(self.success))}, {said}"
+
+
+ACHIEVEMENT = "achievement/"
+
+
+class Unlocked:
+    """What was unlocked by the end of each parallel env's episodes: [quota, n] per name."""
+
+    def __init__(self, quota: int, n: int) -> None:
+        self.shape = (quota, n)
+        self.flags: Tensors = {}
+
+    def add(self, log: Tensors, played: Tensor, ended: Tensor) -> None:
+        """Take the flags of `log` in envs `ended` [k], which have `played` [n] episodes before."""
+        for name, now in log.items():
+            if name.startswith(ACHIEVEMENT):
+                empty = torch.zeros(self.shape, dtype=torch.bool, device=now.device)
+                self.flags.setdefault(name, empty)[played[ended], ended] = now[ended].bool()
+
+
+def achievement_score(unlocked: Tensor) -> float:
+    """exp(mean_i ln(1 + s_i)) - 1 in percent, s_i the rate of achievement i in percent, from
+    episodes [N, K] (bool or 0/1): Crafter's score (Hafner, 2021)."""
+    return math.exp(torch.log1p(100 * unlocked.double().mean(0)).mean().item()) - 1
 
 
 LONGEST = 50_000  # steps in which an episode of one of the parallel envs should have ended
@@ -151,6 +182,7 @@ def evaluate(
         obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=device)
         played = torch.zeros(n, dtype=torch.int64, device=device)
         table = torch.zeros(quota, n, 6, device=device)
+        unlocked = Unlocked(quota, n)
         continuous = env.spec.act.is_continuous
         last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
         quiet = 0  # steps since an episode ended
@@ -170,6 +202,7 @@ def evaluate(
             ended = (first & (played < quota)).nonzero().flatten()
             found = torch.cat([sums, mean_change[None], step.truncated[None].to(sums)])
             table[played[ended], ended] = found[:, ended].T.float()
+            unlocked.add(step.log, played, ended)
             played[ended] += 1
             if len(ended):
                 pause(played >= quota)
@@ -184,6 +217,7 @@ def evaluate(
         violated > 0 if stats.reports_violations else None,
         change if continuous else None,
         late > 0,
+        {name: flags.flatten()[:episodes].cpu() for name, flags in unlocked.flags.items()},
     )
 
 

@@ -28,6 +28,7 @@ from embodied.core.atomic_write import sync
 from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.llm.chat import BudgetSpent, ChatError
+from embodied.llm.reply import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ class Budget:
     def _record(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         """One line of the file."""
         prompt, completion, total = (
-            _count(usage.get(f"{part}_tokens")) for part in ("prompt", "completion", "total")
+            count_of(usage.get(f"{part}_tokens")) for part in ("prompt", "completion", "total")
         )
         price = self.limits.price
         return {
@@ -243,8 +244,3 @@ class Budget:
     def _spent(self, what: str) -> None:
         before = f" ({self.log.path})" if self.log is not None else ""
         raise BudgetSpent(f"the budget of {what} of {self.model} is spent{before}")
-
-
-def _count(value: Any) -> int:
-    """Tokens that a server reports; 0 for what is no such number."""
-    return value if isinstance(value, int) and value > 0 else 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,11 +154,22 @@ def parse_json(text: str, schema: Mapping[str, Any]) -> Any:
     raise ChatError(problem)
 
 
+def _finite(number: str) -> float:
+    """A JSON number; ValueError for what no number is: NaN, Infinity, 1e999."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is not finite")
+    return value
+
+
+DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
 def _values(text: str) -> Iterator[Any]:
     """JSON values in order of likelihood; truncated ones are skipped."""
     for part in [text, *reversed(FENCE.findall(text))]:
         try:
-            yield json.loads(part)
+            yield DECODER.decode(part)
         except (ValueError, RecursionError):
             continue
     yield from reversed(_embedded(text))
@@ -166,13 +178,12 @@ def _values(text: str) -> Iterator[Any]:
 def _embedded(text: str) -> list[Any]:
     """Outermost objects and lists within prose, in order; after ATTEMPTS failures it gives up, as
     each may read to the end of the text."""
-    decoder = json.JSONDecoder()
     found = []
     place = 0
     failed = 0
     while failed < ATTEMPTS and (match := OPENING.search(text, place)):
         try:
-            value, place = decoder.raw_decode(text, match.start())
+            value, place = DECODER.raw_decode(text, match.start())
             found.append(value)
         except (ValueError, RecursionError):
             place, failed = match.start() + 1, failed + 1

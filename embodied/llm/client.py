@@ -28,7 +28,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -44,6 +44,7 @@ from embodied.core.files import TEXT
 from embodied.datasets.lerobot.video import encode_png
 from embodied.llm.budget import AppendLog, Budget, Deadline, Limits
 from embodied.llm.chat import Answer, Chat, ChatError, Message, Request, ServerUnusable, parse_json
+from embodied.llm.reply import InvalidReply, Reply, ServerError, mapping, read_reply, usage_of
 
 logger = logging.getLogger(__name__)
 # key, request, text, data, error, served, fingerprint, time, usage, seconds
@@ -90,18 +91,13 @@ class Cache:
 
 def _is_record(value: Any) -> bool:
     """Whether a line of a cache holds what an answer needs."""
-    record, request = _dict(value), _dict(_dict(value).get("request"))
+    record, request = mapping(value), mapping(mapping(value).get("request"))
     texts = (record.get("key"), record.get("text"), request.get("model"))
-    usage = _dict(record.get("usage") or {}).get("total_tokens", 0)
+    usage = mapping(record.get("usage") or {}).get("total_tokens", 0)
     seconds = record.get("seconds", 0.0)
     return all(isinstance(each, str) for each in texts) and all(
         isinstance(each, int | float) and abs(each) < math.inf for each in (usage, seconds)
     )
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    """`value`, or an empty one where it is no JSON object."""
-    return value if isinstance(value, dict) else {}
 
 
 def answer_from(record: Record, cached: bool = True) -> Answer:
@@ -114,7 +110,7 @@ def answer_from(record: Record, cached: bool = True) -> Answer:
         record.get("served") or record["request"]["model"],
         record["key"],
         cached=cached,
-        tokens=int(_dict(record.get("usage")).get("total_tokens", 0)),
+        tokens=int(mapping(record.get("usage")).get("total_tokens", 0)),
         seconds=float(record.get("seconds", 0.0)),
         logprobs=tuple(record.get("logprobs") or ()),
     )
@@ -176,6 +172,8 @@ class CachedChat(Chat):
 SETUP = (401, 403, 404)
 """A wrong key, or a wrong model or address: no later request would succeed."""
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+CODINGS = ("gzip", "deflate")
+"""They inflate a part of 64 KB to 64 MB at most; others, and several of them, to any size."""
 
 
 class HttpError(ChatError):
@@ -200,13 +198,15 @@ class HttpClient:
         if key is not None and not os.environ.get(key):
             raise ConfigError(f"the environment variable {key} (key={key}) is not set")
         self.secret = "" if key is None else os.environ[key]
-        bearer = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
+        headers = {"Accept-Encoding": ", ".join(CODINGS)}
+        if self.secret:
+            headers["Authorization"] = f"Bearer {self.secret}"
         # No proxy for a server on this machine.
         outside = not _loopback(parts.hostname)
         pool = httpx.Limits(
             max_connections=limits.in_flight, max_keepalive_connections=limits.in_flight
         )
-        self.client = httpx.Client(headers=bearer, limits=pool, trust_env=outside)
+        self.client = httpx.Client(headers=headers, limits=pool, trust_env=outside)
         self.slots = threading.BoundedSemaphore(limits.in_flight)
         self.lock = threading.Lock()
         self.free_at = 0.0
@@ -266,7 +266,7 @@ class HttpClient:
             ) as response:
                 usage = {} if response.status_code == 200 else None
                 whole = self._read(response, deadline)
-                usage = _usage(whole) if usage is not None else None
+                usage = usage_of(_object(whole) or {}) if usage is not None else None
                 return whole
         finally:
             self.budget.settle(usage)
@@ -274,6 +274,9 @@ class HttpClient:
     def _read(self, response: httpx.Response, deadline: Deadline) -> httpx.Response:
         """`response` with its content. A server may send its body in drops that never end, so that
         each read is quick: the deadline is checked at every one."""
+        coding = response.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("identity", *CODINGS):
+            raise ChatError(f"the answer of {self.url} has the coding {coding!r:.40}")
         parts: list[bytes] = []
         size = 0
         for part in response.iter_bytes():
@@ -339,10 +342,6 @@ def _object(response: httpx.Response) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _usage(response: httpx.Response) -> dict[str, Any]:
-    return _dict(_dict(_object(response)).get("usage"))
-
-
 def _loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -351,6 +350,7 @@ def _loopback(host: str) -> bool:
 
 
 ANSWER_TOKENS = 4  # of an answer whose log probabilities are requested
+FEW = 5  # alternatives of a token that every server with log probabilities reports
 
 
 @dataclass(frozen=True)
@@ -381,6 +381,8 @@ class ChatClient(CachedChat):
         self.config = config
         self.name = config.model
         self.structured = True  # until the server turns out not to know JSON schemas
+        self.alternatives: int | None = None  # of a token, which the server reports at most
+        self.has_logprobs = False  # it has reported log probabilities
         self.budget = Budget(config.limits, config.model, folder)
         self.http = None
         if not config.recorded:
@@ -424,9 +426,9 @@ class ChatClient(CachedChat):
         """Fill `record`; InvalidReply if the model returns nothing usable."""
         messages = _protocol_messages(request)
         answer = self._post(http, request, messages, deadline)
-        self._read(answer, request, record)
+        reply = self._read(answer, request, record)
         if request.top_logprobs:
-            record["logprobs"] = list(_logprobs(answer, self.name))
+            record["logprobs"] = list(self._require_logprobs(reply))
         if request.schema is None:
             return
         try:
@@ -459,10 +461,9 @@ class ChatClient(CachedChat):
             "max_tokens": request.max_tokens,
             **request.extra,
         }
-        if request.top_logprobs:
-            body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
-            body["max_tokens"] = min(request.max_tokens, ANSWER_TOKENS)
         body = {name: value for name, value in body.items() if value is not None}
+        if request.top_logprobs:
+            return self._post_for_logprobs(http, request, body, deadline)
         if request.schema is None or not self.structured:
             return http.post("/chat/completions", body, deadline)
         form = {"name": "answer", "schema": dict(request.schema)}
@@ -479,36 +480,49 @@ class ChatClient(CachedChat):
             self.structured = False
             return answer
 
-    def _read(self, answer: Mapping[str, Any], request: Request, record: Record) -> None:
-        """Store one response of the server in `record`."""
-        record["served"] = str(answer.get("model") or "")
-        record["fingerprint"] = answer.get("system_fingerprint")
-        for name, count in _dict(answer.get("usage")).items():
-            if isinstance(count, int):
-                record["usage"][name] = record["usage"].get(name, 0) + count
-        choices: Any = answer.get("choices")
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            why = " ".join(str(answer.get("error") or "").split())[:200]
-            raise ServerError(f"{self.name} answered without choices{why and f': {why}'}")
-        choice: dict[str, Any] = choices[0]
-        message = _dict(choice.get("message"))
-        if message.get("refusal") or choice.get("finish_reason") == "content_filter":
-            why = " ".join(str(message.get("refusal") or "content filter").split())[:120]
-            raise InvalidReply(f"{self.name} refused: {why}")
-        text = _text(message.get("content"))
-        if not text.strip():
-            raise ServerError(f"{self.name} answered with nothing")
-        if choice.get("finish_reason") == "length" and request.schema is not None:
+    def _post_for_logprobs(
+        self, http: HttpClient, request: Request, body: dict[str, Any], deadline: Deadline
+    ) -> dict[str, Any]:
+        """The server's response with log probabilities of a few tokens; a server that rejects the
+        number of alternatives is asked for FEW."""
+        most = self.alternatives or request.top_logprobs
+        body |= {"logprobs": True, "top_logprobs": min(request.top_logprobs, most)}
+        body["max_tokens"] = min(request.max_tokens, ANSWER_TOKENS)
+        try:
+            return http.post("/chat/completions", body, deadline)
+        except HttpError as error:
+            if error.status not in (400, 422) or body["top_logprobs"] <= FEW:
+                raise
+            answer = http.post("/chat/completions", {**body, "top_logprobs": FEW}, deadline)
+            logger.warning("%s: only %d alternatives of a token (%s)", http.url, FEW, error)
+            self.alternatives = FEW
+            return answer
+
+    def _require_logprobs(self, reply: Reply) -> tuple[dict[str, float], ...]:
+        """The reply's log probabilities. Without any, ServerUnusable; ServerError of a server that
+        has reported some before."""
+        if any(reply.logprobs):
+            self.has_logprobs = True
+            return reply.logprobs
+        problem = f"the server of {self.name} reports no log probabilities of tokens"
+        if self.has_logprobs:
+            raise ServerError(f"{problem} in this answer")
+        raise ServerUnusable(
+            f"{problem}: choose a question that does not need them (reward.ask=score), or another "
+            "server"
+        )
+
+    def _read(self, answer: Mapping[str, Any], request: Request, record: Record) -> Reply:
+        """The reply of one response of the server, which is stored in `record`."""
+        for name, count in usage_of(answer).items():
+            record["usage"][name] = record["usage"].get(name, 0) + count
+        reply = read_reply(answer, self.name)
+        record["served"] = reply.served
+        record["fingerprint"] = reply.fingerprint
+        if not reply.complete and request.schema is not None:
             raise InvalidReply(f"{self.name} did not end its answer: raise max_tokens")
-        record["text"] = text
-
-
-class ServerError(ChatError):
-    """The server answered without an answer; it is not cached."""
-
-
-class InvalidReply(ChatError):
-    """The model answered unusably, and repeating the request would not help."""
+        record["text"] = reply.text
+        return reply
 
 
 def _protocol_messages(request: Request) -> list[dict[str, Any]]:
@@ -519,31 +533,6 @@ def _protocol_messages(request: Request) -> list[dict[str, Any]]:
         order = f"Answer with JSON only, by this JSON schema: {json.dumps(request.schema)}"
         messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n\n{order}")
     return [{"role": m.role, "content": _content(m)} for m in messages]
-
-
-def _logprobs(answer: Mapping[str, Any], model: str) -> tuple[dict[str, float], ...]:
-    """The alternatives of each token of a response; ServerUnusable if it has none."""
-    found: tuple[dict[str, float], ...] = ()
-    with suppress(KeyError, TypeError, ValueError, AttributeError):  # another protocol's
-        tokens = answer["choices"][0]["logprobs"]["content"]
-        found = tuple(
-            {str(one["token"]): float(one["logprob"]) for one in token.get("top_logprobs") or ()}
-            for token in tokens
-        )
-    if not any(found):
-        raise ServerUnusable(
-            f"the server of {model} reports no log probabilities of tokens: choose a question "
-            "that does not need them (reward.ask=score), or another server"
-        )
-    return found
-
-
-def _text(content: Any) -> str:
-    """The text of a response, which some servers give as a list of parts."""
-    if isinstance(content, list):
-        parts = [part for part in content if isinstance(part, dict)]
-        return "".join(str(part.get("text") or "") for part in parts)
-    return content if isinstance(content, str) else ""
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:

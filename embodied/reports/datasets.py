@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import combinations
@@ -26,7 +27,7 @@ from embodied.core.atomic_write import write_json
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.checkpoint import git_revision
 from embodied.core.device import seed_everything
-from embodied.core.reward import AugmentsEpisodes, Reward, Stateful
+from embodied.core.reward import AsksAboutEpisodes, AugmentsEpisodes, Reward, Stateful
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 from embodied.core.spec import Spec, require_same
 from embodied.core.tensors import Tensors
@@ -100,6 +101,11 @@ def evaluate_reward(reward: Reward | None, rows: Tensors) -> Tensor:
 
 FILE = "reward.yaml"
 RECORDED = "recorded_reward"
+ANSWERED = "answered"
+UNANSWERED = (
+    "the model answered about none of {count} episodes, so nothing is labelled; why is said above: "
+    "check reward.chat"
+)
 
 
 def label_dataset(
@@ -115,7 +121,8 @@ def label_dataset(
     interrupted call with the same reward.
 
     `origin` is the hash of the checkpoint that `state` was loaded from. `progress(done, all)` is
-    called after each episode. Returns the provenance.
+    called after each episode. An episode about which a model gave no answer has ANSWERED false in
+    its description. Returns the provenance; ConfigError if no episode was answered.
     """
     episodes = read_episodes(source)
     reward = make_reward(node, state, episodes.spec, gamma)
@@ -129,17 +136,30 @@ def label_dataset(
         for number in range(len(writer), len(episodes)):
             episode = episodes.episode(number)
             known = dict(episodes.info[number]) if episodes.info else {}
-            rewards = labels(reward, episode, gamma)
+            rewards, answered = labels(reward, episode, gamma)
+            known |= {"reward": about["hash"]} | ({} if answered else {ANSWERED: False})
             kept = {RECORDED: episode["reward"], **episode, "reward": rewards}
-            writer.add(kept, episodes.text(number), known | {"reward": about["hash"]})
+            writer.add(kept, episodes.text(number), known)
             progress(number + 1, len(episodes))
+    if not answered_episodes(read_episodes(out)):
+        shutil.rmtree(out)
+        raise ConfigError(UNANSWERED.format(count=len(episodes)))
     return about
 
 
-def labels(reward: Reward, episode: Tensors, gamma: float) -> Tensor:
-    """Rewards [T] of an episode as `Episodes.episode` gives it."""
+def answered_episodes(episodes: Episodes) -> int:
+    """Number of labelled episodes but for those without an answer of a model."""
+    return len(episodes) - sum(known.get(ANSWERED) is False for known in episodes.info or ())
+
+
+def labels(reward: Reward, episode: Tensors, gamma: float) -> tuple[Tensor, bool]:
+    """Rewards [T] of an episode as `Episodes.episode` gives it, and whether the model that the
+    reward asks about it answered (true if it asks none)."""
+    asks = reward if isinstance(reward, AsksAboutEpisodes) else None
+    before = asks.unanswered if asks else 0
     try:
-        return evaluate_reward(reward, rows_of(augmented(reward, episode), gamma)).cpu()
+        rewards = evaluate_reward(reward, rows_of(augmented(reward, episode), gamma)).cpu()
+        return rewards, asks is None or asks.unanswered == before
     except ServerUnusable:
         raise
     except ConfigError as error:
@@ -246,8 +266,9 @@ Row = dict[str, Any]
 def score(
     episodes: Episodes, reward: Reward, gamma: float, progress: Callable[[int, int], None]
 ) -> list[Row]:
-    """One row per episode: `values` [T], the reward of each step, with their statistics, and
-    `success` (None: not recorded). ConfigError if the reward is not finite.
+    """One row per episode that was answered, if the reward asks a model: `values` [T], the reward
+    of each step, with their statistics, and `success` (None: not recorded). ConfigError if the
+    reward is not finite, or no episode was answered.
 
     `rise` is Spearman's correlation of the reward with the step number (None: it is constant).
     `progress(done, all)` is called after each episode.
@@ -255,7 +276,11 @@ def score(
     rows: list[Row] = []
     for number in range(len(episodes)):
         episode = episodes.episode(number)
-        values = labels(reward, episode, gamma).double().numpy()
+        rewards, answered = labels(reward, episode, gamma)
+        progress(number + 1, len(episodes))
+        if not answered:
+            continue
+        values = rewards.double().numpy()
         if not np.isfinite(values).all():
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ConfigError(f"the reward of step {at} of episode {number} is {values[at]}")
@@ -276,7 +301,8 @@ def score(
                 "success": success,
             }
         )
-        progress(number + 1, len(episodes))
+    if not rows:
+        raise ConfigError(UNANSWERED.format(count=len(episodes)))
     return rows
 
 
@@ -327,8 +353,14 @@ def cameras(node: Node, names: Sequence[str] | None) -> dict[str, Node]:
 
 
 def between_cameras(found: Mapping[str, Sequence[Row]]) -> list[str]:
-    """A line for each pair of cameras: the rank correlation of their rewards over all steps."""
-    values = {name: np.concatenate([row["values"] for row in rows]) for name, rows in found.items()}
+    """A line for each pair of cameras: the rank correlation of their rewards over all steps of the
+    episodes that both have."""
+    answered = [{row["episode"] for row in rows} for rows in found.values()]
+    both = set.intersection(*answered)
+    values = {
+        name: [value for row in rows if row["episode"] in both for value in row["values"]]
+        for name, rows in found.items()
+    }
     return [
         f"rank correlation of {one} and {other}: {spearman(values[one], values[other]):.3f}"
         for one, other in combinations(values, 2)

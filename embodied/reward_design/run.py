@@ -72,6 +72,11 @@ class Budget:
     halving: bool = True  # all candidates of a round train for a fraction `first` of the steps
     first: PositiveFraction = 0.5  # that fraction
 
+    @property
+    def eval_interval(self) -> int:
+        """Steps between evaluations; a training ends with one, and no training is longer."""
+        return min(self.eval_every, self.steps)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -134,7 +139,7 @@ class Trials:
             f"reward.every={max(1, self.budget.steps // (2 * POINTS))}",
             f"seed={job.seed}",
             f"steps={job.steps}",
-            f"eval_every={self.budget.eval_every}",
+            f"eval_every={self.budget.eval_interval}",
             f"out={out}",
             "save_every=0",
             "video=false",
@@ -277,8 +282,8 @@ class Search:
     def _train(self, number: int) -> None:
         budget = self.trials.budget
         ready = [c for c in self.ledger.of_round(number) if not c.problem]
-        if budget.halving and len(ready) > 1:
-            short = max(budget.eval_every, round(budget.first * budget.steps))
+        short = max(budget.eval_interval, round(budget.first * budget.steps))
+        if budget.halving and len(ready) > 1 and short < budget.steps:
             self._run([c for c in ready if not c.scores], short)
             ready = [self.ledger.candidates[c.id] for c in ready]
             keep = -(-len(ready) // 3)

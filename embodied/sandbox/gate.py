@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from embodied.sandbox.worker import HEADER, pack, unpack
 PIPE = 1 << 20  # bytes of a pipe's buffer, where the system allows it
 TIMED = 5  # calls of a program that seems too slow, of which the fastest counts
 LOOK = 0.05  # seconds between two looks at the CPU time of a slow call
+REGAINED = 0.05  # of `Limits.wait`, with each call
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Limits:
 
     cpu: Positive = 2.0  # seconds of computing
     wall: Positive = 30.0  # seconds in all
+    wait: Positive = 2.0  # seconds without computing, in a call and in the last 1 / REGAINED calls
     memory: Count = 1 << 30  # bytes beyond the process's own
     output: CountOrZero = 64 << 10  # bytes printed
     peak: Positive = 1000.0  # largest |reward|
@@ -123,6 +126,8 @@ class Worker:
         for handle in handles:
             os.close(handle)
         self.heard = 0
+        self.calls = 0
+        self.patience = limits.wait  # seconds that it may still wait
         self.seconds = 0.0
         self.one_by_one = False
         os.set_blocking(self.requests, False)
@@ -170,17 +175,37 @@ class Worker:
     ) -> tuple[dict[str, Any], list[Any]]:
         if self.pid is None:
             raise Rejected("process", "it was stopped before")
+        self.calls += 1
         self._start()
-        self._send(pack(order, arrays))
+        self._send(pack({**order, "call": self.calls}, arrays))
         header, found = self._answer(most)
         self.seconds = self._used() - self.begun
+        self.patience -= self._waited()
         if "layer" in header:
             raise Rejected(clean(str(header["layer"]))[:16], clean(str(header.get("reason", ""))))
+        if header.get("call") != self.calls:
+            raise self._stopped("it answers another call than the last one")
         return header, found
 
     def _start(self) -> None:
         """Begin a call: its limits are counted from here."""
         self.until, self.begun, self.heard = time.monotonic() + self.limits.wall, self._used(), 0
+        self.since, self.delay = time.monotonic(), self._delay()
+        self.patience = min(self.limits.wait, self.patience + REGAINED * self.limits.wait)
+
+    def _waited(self) -> float:
+        """Seconds of this call in which the process had nothing to compute: those in which a busy
+        machine let it wait, or this process, are not counted."""
+        computed = self._used() - self.begun
+        return max(0.0, time.monotonic() - self.since - computed - (self._delay() - self.delay))
+
+    def _delay(self) -> float:
+        """Seconds so far that the process and this thread were ready and not run (Linux)."""
+        total = 0.0
+        for task in ("thread-self", str(self.pid)):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                total += int(Path(f"/proc/{task}/schedstat").read_text().split()[1]) / 1e9
+        return total
 
     def _used(self) -> float:
         """CPU seconds of the process so far (elsewhere than on Linux: the wall clock's)."""
@@ -239,6 +264,10 @@ class Worker:
                 return
             if self._used() - self.begun > self.limits.cpu:
                 raise self._stopped(f"it computes longer than {self.limits.cpu:g} s in one call")
+            if self._waited() > self.patience:
+                raise self._stopped(
+                    f"it waits without computing, longer than {self.limits.wait:g} s in all"
+                )
             if time.monotonic() > self.until:
                 raise self._stopped(f"no answer within {self.limits.wall:g} s")
 
@@ -292,8 +321,8 @@ class Sandbox:
         """`source` as a reward function of `inputs` ([N, ...] by name); Rejected if it fails. For
         random inputs (`real` false) the size of rewards is not checked.
 
-        It is called twice on these rows and once on SLICE rows sampled from them: the outputs must
-        be valid, deterministic, and independent of the other rows.
+        It is called twice on these rows, twice on the first of them, and once on SLICE rows sampled
+        from them: the outputs must be valid, the same again, and independent of the other rows.
         """
         program = read(source, inputs)
         try:
@@ -325,11 +354,19 @@ class Sandbox:
     ) -> Report:
         rows = [inputs[name].cpu() for name in program.inputs]
         count = len(next(iter(inputs.values())))
+        few = max(1, count // 4)
+        alone = worker.run([row[:few] for row in rows], few)
         first = worker.run(rows, count)
         if real:
             require_sound(first, self.limits.peak)
-        if not _same(first.total, worker.run(rows, count).total, 0.0):
-            raise Rejected("result", "it answers differently when asked again")
+        again = worker.run([row[:few] for row in rows], few)  # with other rows in between
+        kept = not _same(alone.total, again.total, 0.0)
+        if kept or not _same(first.total, worker.run(rows, count).total, 0.0):
+            raise Rejected(
+                "result",
+                "it answers differently when asked again: it must keep nothing between calls, and "
+                "draw no random numbers",
+            )
         # In another order and in other proportions.
         order = (count * (torch.arange(SLICE).flip(0) / SLICE).square()).long()
         many = worker.run([row[order] for row in rows], SLICE)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from embodied.core.build import nearest
 from embodied.core.tensors import Tensors
+from embodied.sandbox.quaternions import HELPERS, MODULES
 
 SOURCE = 16 * 1024  # bytes
 BRACKETS = 32  # depth of
@@ -56,22 +57,23 @@ class Rejected(ValueError):
 class Program:
     """A program's entry: a function, or a method of the class `owner`.
 
-    `parameters`: variables passed by name; `attributes`: variables read from `self`; `bare`: a
-    function whose first parameter is `self`; `arrays`: it uses numpy and not torch.
+    `parameters`: variables passed by name; `attributes`: variables read from `self`, by the dotted
+    path under which they are read (`robot.tool`); `bare`: a function whose first parameter is
+    `self`; `arrays`: it uses numpy and not torch.
     """
 
     source: str
     entry: str
     owner: str
     parameters: tuple[str, ...]
-    attributes: tuple[str, ...]
+    attributes: Mapping[str, str]
     bare: bool
     arrays: bool
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The variables that it needs, each once."""
-        return tuple(dict.fromkeys([*self.parameters, *self.attributes]))
+        return tuple(dict.fromkeys([*self.parameters, *self.attributes.values()]))
 
     @property
     def digest(self) -> str:
@@ -97,7 +99,8 @@ def read(source: str, known: Iterable[str]) -> Program:
     arguments = [*function.args.posonlyargs, *function.args.args]
     takes_self = bool(arguments) and not static and (owner != "" or arguments[0].arg == "self")
     parameters = _parameters(function, known, skip=int(takes_self))
-    attributes = _attributes(tree, known) if takes_self else ()
+    attributes = _attributes(tree, known) if takes_self else {}
+    _require_no_memory(tree)
     words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     arrays = bool(words & {"np", "numpy"}) and "torch" not in words
     bare = takes_self and not owner
@@ -135,18 +138,87 @@ def _parameters(function: ast.FunctionDef, known: list[str], skip: int) -> tuple
     return tuple(name for name in names if name in known)
 
 
-def _attributes(tree: ast.Module, known: list[str]) -> tuple[str, ...]:
-    """Variables that are read as `self.NAME`. What the program sets itself is not one of them."""
+def _attributes(tree: ast.Module, known: list[str]) -> dict[str, str]:
+    """Variables that are read as `self.NAME` or `self.PART.NAME`, by their paths. What the program
+    sets itself is not one of them."""
     own = {name for node in ast.walk(tree) for name in _own_names(node)}
-    found: dict[str, None] = {}
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found: dict[str, str] = {}
     for node in ast.walk(tree):
-        if not _of_self(node) or node.attr in own or node.attr.startswith("__"):
+        path = _path_of_self(node) if id(node) not in inner else ()
+        if not path or path[0] in own or path[0].startswith("__"):
             continue
-        if node.attr not in known:
-            problem = f"line {node.lineno}: there is no self.{node.attr}{nearest(node.attr, known)}"
+        place = _resolved(path, known)
+        if place is None:
+            shown = f"self.{'.'.join(path[:2])}" if len(path) > 1 else f"self.{path[0]}"
+            problem = f"line {node.lineno}: there is no {shown}{nearest(path[-1], known)}"
             raise Rejected("signature", problem)
-        found[node.attr] = None
-    return tuple(found)
+        parts, name = place
+        found[".".join(path[:parts])] = name
+    return found
+
+
+AFTER = ("after", "next")
+STATES = ("before", *AFTER)
+
+
+def _resolved(path: Sequence[str], known: list[str]) -> tuple[int, str] | None:
+    """How many parts of a path name a variable, and which one: `tool`, `robot.tool` (also
+    `robot_tool`), `after.tool` (also `next_tool`)."""
+    if path[0] in known:
+        return 1, path[0]
+    for parts in range(len(path), 1, -1):
+        names = [part for part in path[:parts] if part not in STATES]
+        later = "next_" if any(part in AFTER for part in path[:parts]) else ""
+        for start in range(len(names)):
+            name = later + "_".join(names[start:])
+            if name in known:
+                return parts, name
+    return None
+
+
+def _path_of_self(node: ast.AST) -> tuple[str, ...]:
+    """The names of `self.NAME.NAME...`; empty for anything else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return tuple(reversed(names)) if isinstance(node, ast.Name) and node.id == "self" else ()
+
+
+def _require_no_memory(tree: ast.Module) -> None:
+    """Rejected where a method reads an attribute, or asks whether it is there, before it sets it:
+    each call has a new `self`, so that it would always find the initial value."""
+    for method in ast.walk(tree):
+        if not isinstance(method, ast.FunctionDef) or method.name == "__init__":
+            continue
+        first: dict[tuple[str, bool], int] = {}  # the line of (attribute, whether it is set)
+        for node in ast.walk(method):
+            for name, sets in _uses(node):
+                line = getattr(node, "lineno", 0)
+                first[name, sets] = min(line, first.get((name, sets), line))
+        for (name, sets), line in first.items():
+            if sets and first.get((name, False), line + 1) <= line:
+                raise Rejected(
+                    "language",
+                    f"line {line}: self.{name} is read and then set; nothing is kept between calls",
+                )
+
+
+def _uses(node: ast.AST) -> list[tuple[str, bool]]:
+    """The attributes of `self` that a node reads (false) or sets (true)."""
+    if _of_self(node):
+        return [(node.attr, isinstance(node.ctx, ast.Store))]
+    if isinstance(node, ast.AugAssign) and _of_self(node.target):
+        return [(node.target.attr, False)]
+    match node:
+        case ast.Call(
+            func=ast.Name(id="hasattr" | "getattr"),
+            args=[ast.Name(id="self"), ast.Constant(value=str(name)), *_],
+        ):
+            return [(name, False)]
+        case _:
+            return []
 
 
 def _own_names(node: ast.AST) -> Iterator[str]:
@@ -200,17 +272,66 @@ def _parsed(source: str) -> ast.Module:
 
 
 def _require_imports(tree: ast.Module) -> None:
+    """Rejected for a foreign import that the program uses, unless it is prepared for its failure
+    (`try`)."""
+    tried = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        for statement in node.body
+        for part in ast.walk(statement)
+    }
+    used = _used_names(tree)
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [node.module or "."] if not node.level else ["."]
-        for name in names:
-            if name.partition(".")[0] not in IMPORTS:
-                allowed = ", ".join(m for m in IMPORTS if m != "__future__")
-                line = getattr(node, "lineno", 0)
-                raise Rejected(
-                    "language", f"line {line}: {name:.40} cannot be imported; there are {allowed}"
-                )
+        for name in foreign(node):
+            if id(node) in tried or not _bound(node) & used:
+                continue
+            allowed = ", ".join(m for m in IMPORTS if m != "__future__")
+            line = getattr(node, "lineno", 0)
+            raise Rejected(
+                "language", f"line {line}: {name:.40} cannot be imported; there are {allowed}"
+            )
+
+
+def foreign(node: ast.AST) -> list[str]:
+    """The modules that a statement imports and that are not there."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    if isinstance(node, ast.ImportFrom):
+        names = [node.module or "."] if not node.level else ["."]
+    return [n for n in names if n.partition(".")[0] not in IMPORTS and n not in MODULES]
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """The names that an import defines; `from module import *`: any."""
+    aliases = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+    return {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+
+
+def _used_names(tree: ast.Module) -> set[str]:
+    return {"*"} | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+class _WithoutForeign(ast.NodeTransformer):
+    """Unused foreign imports are left out; others fail when they are reached."""
+
+    def __init__(self, used: set[str]) -> None:
+        self.used = used
+
+    def visit_Import(self, node: ast.Import) -> ast.stmt:
+        return self._import(node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt:
+        return self._import(node)
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> ast.stmt:
+        names = foreign(node)
+        if not names:
+            return node
+        if not _bound(node) & self.used:
+            return ast.copy_location(ast.Pass(), node)
+        text = f"raise ImportError({names[0] + ' is not there'!r})"
+        failing = ast.copy_location(ast.parse(text).body[0], node)
+        return ast.fix_missing_locations(failing)
 
 
 COMPONENTS = 32
@@ -239,13 +360,19 @@ class LoadedProgram:
         self.names: dict[str, Any] = {
             **{name: getattr(typing, name) for name in TYPES},
             **{"torch": torch, "Tensor": torch.Tensor, "math": math, "np": np, "numpy": np},
+            **HELPERS,
             "__name__": "program",
         }
         sys.modules["program"] = types.ModuleType("program")  # dataclasses look for it
+        for name in MODULES:
+            sys.modules[name] = types.ModuleType(name)
+            vars(sys.modules[name]).update(HELPERS)
         # Annotations are not evaluated: they may name types of other simulators.
         flags = __future__.annotations.compiler_flag
+        tree = _parsed(program.source)
+        tree = _WithoutForeign(_used_names(tree)).visit(tree)
         with explained():
-            exec(compile(program.source, FILE, "exec", flags), self.names)
+            exec(compile(tree, FILE, "exec", flags), self.names)
 
     def __call__(self, arrays: Sequence[np.ndarray], rows: int) -> Columns:
         """The total [rows] and the components [rows]; Rejected."""
@@ -289,12 +416,22 @@ class LoadedProgram:
                 return self.names[program.entry](**given)
             owner: Any = types.SimpleNamespace if program.bare else self.names[program.owner]
             made = owner.__new__(owner)  # a new `self` in each call: no batch sees another's
-            for name in program.attributes:
-                setattr(made, name, found[name])
+            for path, name in program.attributes.items():
+                _set(made, path, found[name])
             if program.bare:
                 return self.names[program.entry](made, **given)
             made.__init__()
             return getattr(made, program.entry)(**given)
+
+
+def _set(owner: Any, path: str, value: Any) -> None:
+    """Set the attribute at a dotted path; objects on its way are made."""
+    *way, last = path.split(".")
+    for part in way:
+        if not hasattr(owner, part):
+            setattr(owner, part, types.SimpleNamespace())
+        owner = getattr(owner, part)
+    setattr(owner, last, value)
 
 
 class explained:
@@ -309,7 +446,8 @@ class explained:
 
 
 def split(answer: Any) -> tuple[Any, list[tuple[str, Any]]]:
-    """`total` or `(total, {name: component})` as the total and named components; Rejected."""
+    """`total` or `(total, {name: component})` as the total and named components, without those that
+    are text or None; Rejected."""
     if not isinstance(answer, tuple):
         return answer, []
     if len(answer) != 2:
@@ -319,7 +457,8 @@ def split(answer: Any) -> tuple[Any, list[tuple[str, Any]]]:
         raise Rejected("result", f"components are a dict, not {type(parts).__name__}")
     if len(parts) > COMPONENTS:
         raise Rejected("result", f"{len(parts)} components; at most {COMPONENTS}")
-    return total, [(clean(str(name))[:64], value) for name, value in parts.items()]
+    numbers = {name: value for name, value in parts.items() if not isinstance(value, str | None)}
+    return total, [(clean(str(name))[:64], value) for name, value in numbers.items()]
 
 
 def column(name: str, value: Any, rows: int, spread: bool = False) -> np.ndarray:
@@ -380,4 +519,6 @@ def require_sound(output: ProgramOutput, most: float) -> None:
             )
     peak = float(output.total.abs().max()) if len(output.total) else 0.0
     if peak > most:
-        raise Rejected("result", f"the reward reaches {peak:.4g}; at most {most:g} is allowed")
+        raise Rejected(
+            "result", f"the reward reaches {peak:.4g}; at most {most:g} is allowed (reward.peak)"
+        )

@@ -292,14 +292,15 @@ def _answer(
     program: LoadedProgram | None, order: dict[str, Any], arrays: list[np.ndarray]
 ) -> tuple[LoadedProgram | None, bytes]:
     """Load the program that `order` holds, or run the loaded one."""
+    call = {"call": order["call"]}
     try:
         if program is None:
             found = read(order["source"], order["known"])
-            return LoadedProgram(found, order["one_by_one"]), pack({})
+            return LoadedProgram(found, order["one_by_one"]), pack(call)
         total, parts = program([array.copy() for array in arrays], order["rows"])
     except Rejected as error:
-        return program, pack({"layer": error.layer, "reason": clean(error.reason)})
-    made = {"names": list(parts), "one_by_one": program.one_by_one is True}
+        return program, pack(call | {"layer": error.layer, "reason": clean(error.reason)})
+    made = call | {"names": list(parts), "one_by_one": program.one_by_one is True}
     return program, pack(made, [total, *parts.values()])
 
 

@@ -1,14 +1,11 @@
 """Crafter: open-world survival game with 22 achievements, as a VecEnv (Hafner, 2021).
 
 A reimplementation with exactly the rules and maps of the `crafter` package. It generates a map in
-milliseconds and renders only if images are observed. The score of a run is
-
-    S = exp(1/22 sum_i ln(1 + s_i)) - 1,   s_i the success rate of achievement i in percent.
+milliseconds and renders only if images are observed.
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -453,11 +450,6 @@ class Crafter(VecEnv):
 
     def close(self) -> None:
         self._pool.close()
-
-
-def score(successes: Tensor) -> float:
-    """Crafter score in percent from the unlocked achievements of episodes [N, 22] (bool or 0/1)."""
-    return math.exp(torch.log1p(100 * successes.double().mean(0)).mean().item()) - 1
 
 
 def _copied(array: np.ndarray) -> Tensor:

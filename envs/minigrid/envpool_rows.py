@@ -51,7 +51,7 @@ class Pool(EnvPool):
         super().__init__(pool)
         size = self._pool.observation_space["image"].shape[0]
         obs = {"cells": cells_leaf((size, size, 3)), "direction": DIRECTION}
-        if config.mission_words:
+        if config.words:
             obs["mission"] = mission_leaf(config)
         if config.privileged:
             # Width and height of the level, which EnvPool knows once it has made one.
@@ -149,9 +149,9 @@ class Pool(EnvPool):
             "cells": torch.from_numpy(state[self._keys["obs:image"]]),
             "direction": torch.from_numpy(state[self._keys["obs:direction"]].astype(np.int64)),
         }
-        if self.settings.mission_words:
+        if self.settings.words:
             rows = [_mission(row.tobytes()) for row in state[self._keys["obs:mission"]]]
-            words = [tokens(mission, self.settings.mission_words) for mission in rows]
+            words = [tokens(mission, self.settings.words) for mission in rows]
             obs["mission"] = torch.from_numpy(np.stack(words))
         return obs
 

@@ -390,7 +390,7 @@ class Rows(Gym):
         self.taps = [next(part for part in parts(env) if type(part) is Tap) for env in self.envs]
         world = self.worlds[0]
         obs = {entry.name: entry.leaf for entry in self._entries}
-        if config.mission_words:
+        if config.words:
             obs["mission"] = mission_leaf(config)
         if config.privileged:
             obs |= whole_leaves(world.width, world.height)
@@ -408,7 +408,7 @@ class Rows(Gym):
 
     def added(self, rows: np.ndarray) -> Tensors:
         obs: Tensors = {}
-        count = self.config.mission_words
+        count = self.config.words
         if count:
             words = [tokens(self.worlds[row].mission, count) for row in rows]
             obs["mission"] = torch.from_numpy(np.stack(words))

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from embodied.core.bounds import Count, CountOrZero, Positive
+from embodied.core.build import ConfigError
 from embodied.core.spec import SYMBOL, Leaf
 from embodied.core.tensors import Tensors
 
@@ -26,19 +27,45 @@ WORDS = tuple(LIST.split())
 PLACES = {word: place for place, word in enumerate(WORDS, start=1)}
 
 
+COMMON = 8  # words of the longest mission of a level that is not in LONGEST
+LONGEST = {
+    **dict.fromkeys(("BossLevel", "MiniBossLevel", "SynthSeq"), 72),
+    **{
+        "GoToSeq": 24,
+        "SynthLoc": 17,
+        "Synth": 9,
+        "PickupLoc": 9,
+        "PutNext": 9,
+        "MoveTwoAcross": 20,
+    },
+    **dict.fromkeys(("OpenDoorsOrder", "OpenRedBlueDoors", "OpenTwoDoors"), 10),
+    **{"DoorKey": 13, "LockedRoom": 18, "Memory": 11},
+    **dict.fromkeys(("LavaCrossing", "LavaGap", "SimpleCrossing"), 10),
+}
+"""Words of the longest mission, commas included, of the package's levels whose names begin so.
+BabyAI puts up to four actions together, such as "put a ball behind you next to a box"."""
+
+
+def longest_mission(id: str) -> int:
+    """Words of the longest mission of a level of MiniGrid or BabyAI; of another one, COMMON."""
+    name = id.partition("-")[2]
+    found = [start for start in LONGEST if name.startswith(start)]
+    return LONGEST[max(found, key=len)] if found else COMMON
+
+
 @lru_cache(maxsize=4096)
 def tokens(mission: str, count: int) -> NDArray[np.int64]:
     """The first `count` words of `mission` as [count] numbers, 0 after its end.
 
-    ValueError when a word is unknown, or when there are more words than `count`: a mission that is
+    ConfigError when a word is unknown, or when there are more words than `count`: a mission that is
     cut short is another mission.
     """
     words = mission.replace(",", " , ").split()
     if len(words) > count:
-        raise ValueError(f"mission_words={count} is too small: {mission!r} has {len(words)} words")
+        raise ConfigError(f"mission_words={count} is too small: {mission!r} has {len(words)} words")
     unknown = [word for word in words if word not in PLACES]
     if unknown:
-        raise ValueError(
+        raise ConfigError(
             f"the mission {mission!r} has a word that is not in the vocabulary: {unknown[0]!r}"
         )
     row = np.zeros(count, np.int64)
@@ -59,7 +86,7 @@ class Config:
 
     `backend`: "gymnasium" (any id, wrappers, exact state), "envpool" (fast), or "auto": EnvPool
     where it has the id and neither `wrappers` nor `kwargs` are given. `horizon` also scales
-    MiniGrid's reward.
+    MiniGrid's reward. `mission_words`: 0 adds no mission; longest, as many as the level needs.
     """
 
     id: str = "MiniGrid-DoorKey-8x8-v0"  # of MiniGrid or BabyAI, or module:Name-v0 of your own
@@ -69,11 +96,24 @@ class Config:
     num_envs: Count = 16  # parallel environments
     threads: Count = 2  # CPU threads
     horizon: Count | None = None  # replaces the level's own time limit (steps)
-    mission_words: CountOrZero = 0  # adds the mission as that many symbols (0: not)
+    mission_words: CountOrZero | Literal["longest"] = 0  # adds the mission as so many symbols
     privileged: bool = False  # adds the whole level, for critics and planners
     dt: Positive = 1.0  # control period, s
     seed: CountOrZero = 0  # of the random numbers
     text: str = ""  # task instruction as a sentence
+
+    def __post_init__(self) -> None:
+        longest = longest_mission(self.id)
+        if self.mission_words and self.words < longest:
+            raise ConfigError(
+                f"mission_words={self.mission_words} is too small: {self.id} has missions of up to "
+                f"{longest} words; set env.mission_words=longest"
+            )
+
+    @property
+    def words(self) -> int:
+        """Symbols of an observed mission; 0: it is not observed."""
+        return longest_mission(self.id) if self.mission_words == "longest" else self.mission_words
 
 
 def cells_leaf(shape: tuple[int, ...]) -> Leaf:
@@ -82,8 +122,8 @@ def cells_leaf(shape: tuple[int, ...]) -> Leaf:
 
 
 def mission_leaf(config: Config) -> Leaf:
-    """The words of the mission [mission_words]; 0 is none."""
-    return Leaf((config.mission_words,), "int64", 0, len(WORDS), SYMBOL)
+    """The words of the mission [words]; 0 is none."""
+    return Leaf((config.words,), "int64", 0, len(WORDS), SYMBOL)
 
 
 def whole_leaves(width: int, height: int) -> dict[str, Leaf]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,12 @@ import crafter
 import opensimplex
 
 from embodied.envs.crafter import rules
-from embodied.envs.crafter.env import Config, Crafter, read, row_seed, score, words, write
+from embodied.envs.crafter.env import Config, Crafter, read, row_seed, words, write
 from embodied.envs.crafter.maps import Noise, make
 from embodied.envs.crafter.picture import picture, seen
 from embodied.envs.crafter.player import COW, KINDS, PLANT, RIPE, Thing, World
 from embodied.envs.crafter.rules import ACTIONS, ITEMS, LEFT, RIGHT, RIM, STRIDE, happened, place
+from embodied.evaluation.evaluate import achievement_score
 
 DO = ACTIONS.index("do")
 
@@ -212,7 +214,7 @@ def test_score_by_hand() -> None:
     """Two achievements at 50%, twenty never: exp(2 ln 51 / 22) - 1 = 0.429663 percent."""
     episodes = torch.zeros(4, 22, dtype=torch.bool)
     episodes[:2, 3] = episodes[1:3, 8] = True
-    scores = [score(each) for each in (episodes, torch.ones(3, 22), torch.zeros(3, 22))]
+    scores = [achievement_score(each) for each in (episodes, torch.ones(3, 22), torch.zeros(3, 22))]
     assert scores == pytest.approx([0.429663, 100.0, 0.0], abs=1e-6)
 
 
@@ -315,3 +317,16 @@ def shown(ahead: str = "grass", sleeping: bool = False, **items: int) -> Tensors
 )
 def test_what_happened(before: Tensors, after: Tensors, said: str) -> None:
     assert happened(before, after) == [said]
+
+
+def test_a_signal_to_all_processes_leaves_the_run_its_environments() -> None:
+    """A batch system's SIGTERM: the trainer saves, and ends the workers itself."""
+    env = Crafter(Config(num_envs=2, workers=1, length=20))
+    env.reset(0)
+    process = env._pool.parts[0].process
+    os.kill(process.pid, signal.SIGTERM)
+    time.sleep(0.1)
+    assert env.step(torch.zeros(2, dtype=torch.int64)).reward.shape == (2,)
+    env.close()
+    process.join(10)
+    assert process.exitcode == 0

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.build import ConfigError
 from embodied.core.env import NotSavable
 from embodied.core.tensors import Tensors
 
 pytest.importorskip("minigrid")
+
+from minigrid.envs.babyai.core.levelgen import LevelGen
 
 from embodied.envs.minigrid.describe import described, described_whole
 from embodied.envs.minigrid.env import Config, MiniGrid
@@ -132,11 +135,44 @@ def test_a_level_in_words_and_pictures() -> None:
     assert (picture[:, :50] == 24).all() and (picture[:, 150:] == 24).all()
 
 
+@pytest.mark.parametrize(
+    ("id", "most"),
+    [
+        *(("BabyAI-GoToLocal-v0", 8), ("BabyAI-GoToSeqS5R2-v0", 24), ("BabyAI-SynthLoc-v0", 17)),
+        *(
+            ("BabyAI-MiniBossLevel-v0", 72),
+            ("BabyAI-PickupLoc-v0", 9),
+            ("MiniGrid-LockedRoom-v0", 18),
+        ),
+    ],
+)
+def test_a_mission_of_any_length_has_room(id: str, most: int) -> None:
+    """The longest one by the grammar of the package's generators, and as 20 levels show."""
+    env = made(id, 4, mission_words="longest")
+    assert env.spec.obs["mission"].shape == (most,)
+    for seed in range(5):
+        obs = env.reset(seed)
+        said = [mission.replace(",", " ,").split() for mission in env.missions()]
+        assert (obs["mission"] > 0).sum(1).tolist() == [len(words) for words in said]
+    world = gymnasium.make(id).unwrapped
+    if isinstance(world, LevelGen):
+        thing = 3 + 4 * world.locations
+        words = {"putnext": 3 + 2 * thing, "open": 1 + thing}
+        action = max(words.get(kind, 2 + thing) for kind in world.action_kinds)
+        sequence, pair = "seq" in world.instr_kinds, "and" in world.instr_kinds
+        assert most == (4 * action + 4 if sequence else 2 * action + 1 if pair else action)
+
+
+def test_a_mission_that_has_no_room_is_refused_before_the_first_step() -> None:
+    with pytest.raises(ConfigError, match=r"up to 72 words; set env\.mission_words=longest"):
+        made("BabyAI-BossLevel-v0", mission_words=8)
+
+
 def test_missions_are_symbols() -> None:
     mission = "put the red ball next to the yellow box, then open a door on your left"
     row = tokens(mission, 20)
     assert (row[:17] != 0).all() and (row[17:] == 0).all()
-    with pytest.raises(ValueError, match="mission_words=3 is too small"):
+    with pytest.raises(ConfigError, match="mission_words=3 is too small"):
         tokens(mission, 3)
     with pytest.raises(ValueError, match="'dance'"):
         tokens("dance", 3)

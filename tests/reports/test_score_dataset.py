@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.spec import Leaf, Spec
-from embodied.datasets.lerobot.reader import EpisodeWriter
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from tests.builders import exit_of, recorded
 from tests.llm.server import Told, says, serving
 
@@ -58,8 +59,11 @@ def read(out: Path) -> dict[str, Any]:
     return json.loads((out / "score.json").read_text())
 
 
-def test_a_reward_is_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_is_scored_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """0.5 x' - x falls where x rises: this reward tells success the wrong way."""
+    monkeypatch.setenv("COLUMNS", "60")
     source, out = record(tmp_path / "demos", (True, False, False)), tmp_path / "out"
     score(source, "reward=shaping", X, "gamma=0.5", f"out={out}", "threshold=0")
     found = read(out)
@@ -78,6 +82,9 @@ def test_a_reward_is_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found["about"]["gamma"] == 0.5 and found["about"]["dataset"] == str(source.resolve())
     assert (out / "score.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
+    assert re.search(
+        r"1\W+4 .*-0\.500 .*1\.000 .*-0\.500 .*1\.000 ", shown
+    )  # not cut at 60 columns
     assert "3 episodes, 12 steps" in shown and "1 successes, 2 failures" in shown
     assert "2 false positives" in shown
     assert "failures taken for successes: episodes 1, 2" in shown
@@ -180,3 +187,35 @@ def test_mistakes_are_one_line(
     shown = capsys.readouterr().err.strip()
     assert says in shown and len(shown.splitlines()) == 1
     assert not (tmp_path / "out" / "score.json").exists()
+
+
+def test_a_dataset_that_no_model_answered_about_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = record(tmp_path / "demos", (True, False)), tmp_path / "out"
+    with serving(Told({}, status=500)) as server:
+        more = ("reward.picture=front", "reward.chat.limits={retries: 0, backoff: 0}")
+        words = chat("vlm_success", server.url, "reward.ask=score", *more)
+        assert exit_of("reward", "label", source, *words, f"out={out}") == 2
+        score(source, *words, f"out={tmp_path / 'scores'}", code=2)
+    shown = capsys.readouterr().err
+    assert shown.count("answered about none of 2 episodes") == 2
+    assert not out.exists() and not (tmp_path / "scores" / "score.json").exists()
+
+
+def test_episodes_without_an_answer_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = record(tmp_path / "demos", (True, False, True)), tmp_path / "out"
+    grades = [Told({}, status=500), says('{"score": 5}'), says('{"score": 1}')]
+    more = ("reward.picture=front", "reward.chat.limits={retries: 0, backoff: 0}")
+    for verb in ("label", "score"):
+        with serving(*grades) as server:
+            words = chat("vlm_success", server.url, "reward.ask=score", *more)
+            assert exit_of("reward", verb, source, *words, f"out={out / verb}") == 0
+    shown = capsys.readouterr().out
+    assert "2 of 3 episodes answered (the others" in shown
+    assert "2 of 3 episodes answered; the others are left out" in shown
+    labelled = read_episodes(out / "label")
+    assert [known.get("answered") for known in labelled.info] == [False, None, None]
+    assert [row["episode"] for row in read(out / "score")["episodes"]] == [1, 2]

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -262,6 +263,16 @@ def test_halving_trains_all_a_little_and_the_best_third_to_the_end(here: Board) 
     best = run.run()
     assert trained(run) == [500] * 6 + [1000] * 2
     assert best is not None and best.trained
+
+
+def test_candidates_are_ranked_by_no_longer_training_than_the_best_gets(here: Board) -> None:
+    """Evaluations that are further apart than a training is long."""
+    run, _ = search(grammar.Grammar(grammar.Config()), here, 1, 3, halving=True)
+    run.trials.budget = replace(run.trials.budget, steps=400, eval_every=8000)
+    run.run()
+    assert trained(run) == [400] * 3
+    words = run.trials.command(Job("a", Path("reward.py"), 0, 400), Path("nowhere"))
+    assert {"steps=400", "eval_every=400"} <= {*words}
 
 
 def test_order_is_by_the_best_then_by_all() -> None:

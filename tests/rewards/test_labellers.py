@@ -60,7 +60,8 @@ def labels(n: int, seed: int, error: float = 0.0) -> tuple[Tensor, Tensor, Tenso
     random = torch.Generator().manual_seed(seed)
     first, second = torch.rand(2, n, 2, generator=random)
     wrong = torch.rand(n, generator=random) < error
-    return first, second, ((second.sum(1) > first.sum(1)) ^ wrong).float()
+    target = ((second.sum(1) > first.sum(1)) ^ wrong).float()
+    return first[:, None], second[:, None], target  # segments of one step
 
 
 def ranker(leaf: Leaf = PLANE, **fit: Any) -> Ranker:

@@ -77,6 +77,45 @@ def test_an_album_keeps_the_newest_and_all_scores() -> None:
         assert len(each.scores) >= 2006
 
 
+def test_segments_are_successive_observations_of_one_episode() -> None:
+    """Two envs side by side; an episode of the first ends at observation 4; 5 begins another."""
+    store = ImageStore(8)
+    store.add({"x": torch.arange(8.0)})
+    steps = {2: 0, 3: 1, 4: 2, 6: 3, 7: 5}  # observation: the one before it
+    for now, before in steps.items():
+        store.before[now] = before
+        store.reward[now] = float(now)
+    assert store.segments(store.reached(), 1).tolist() == [[2], [3], [4], [6], [7]]
+    assert store.segments(store.reached(), 2).tolist() == [[2, 4], [3, 6]]
+    assert store.segments(store.reached(), 3).tolist() == []
+    other = ImageStore(8)
+    other.set_state(copy.deepcopy(store.get_state()))
+    assert other.segments(other.reached(), 2).tolist() == [[2, 4], [3, 6]]
+    store.add({"x": torch.zeros(3)})  # 0, 1 and 2 are overwritten
+    assert store.segments(store.reached(), 2).tolist() == [[3, 6]]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_sums_of_segments_are_compared(stop: bool) -> None:
+    """The judge sees the sums of rewards alone, and the score of one observation follows them."""
+    reward, env = ready(Reach(), every=400, pairs=100, labels=400, segment=5)
+    obs, tape = play(reward, env, 150)
+    if stop:
+        state, place = copy.deepcopy(reward.get_state()), env.get_state()
+        reward, env = ready(Reach(), every=400, pairs=100, labels=400, segment=5)
+        env.reset(0)
+        obs = env.set_state(place)
+        reward.set_state(state)
+    play(reward, env, 100, obs)
+    first, second, target = reward.ranker.labels
+    assert first.shape == second.shape == (200, 5, 2) and len(target) == 200
+    gain = -second.norm(dim=2).sum(1) + first.norm(dim=2).sum(1)
+    same = (first == second).flatten(1).all(1)  # the same segment was drawn twice
+    assert torch.equal(target, torch.where(same, 0.5, (gain > 0).float()))
+    rows = tt.cat(tape[-40:])
+    assert spearman(reward(rows), rows["reward"]) > 0.7
+
+
 def ready(env: Any, **settings: Any) -> tuple[Preference, Any]:
     """A reward, and the environment that it watches; both draw the same each time."""
     torch.manual_seed(0)
@@ -154,7 +193,7 @@ def test_zero_is_the_mean_or_the_highest(zero: str, of: Any) -> None:
 
 def test_a_run_that_was_stopped_goes_on_the_same() -> None:
     reward, env = ready(Reach(), every=80, pairs=20)
-    play(reward, env, 25)
+    obs, _ = play(reward, env, 25)
     saved = io.BytesIO()
     torch.save(reward.get_state(), saved)
     saved.seek(0)
@@ -162,7 +201,8 @@ def test_a_run_that_was_stopped_goes_on_the_same() -> None:
     other.set_state(torch.load(saved, weights_only=True))
     for action in torch.rand(20, 4, 2) * 2 - 1:
         step = env.step(action)
-        rows = {"reward": step.reward, **nest(step.next_obs, "next_obs")}
+        rows = {**nest(obs, "obs"), "reward": step.reward, **nest(step.next_obs, "next_obs")}
+        obs = step.obs
         newest = torch.arange(other.store.count, reward.store.count)
         other.store.add({"state": reward.store.take(newest)["state"]})
         for each in (reward, other):

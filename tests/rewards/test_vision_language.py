@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -318,6 +319,27 @@ def test_shuffled_percentages_are_put_in_order() -> None:
     assert "count" in words and "random order" in words and "4 images" in words
 
 
+def test_random_answers_have_no_order() -> None:
+    """The frame that is given as 0 percent, and what lies between the asked ones, do not count."""
+    random = np.random.default_rng(0)
+    with serving(Told(lambda _: percent(*random.integers(0, 101, 7).tolist()).body)) as server:
+        reward = made_video(server)
+        for _ in range(200):
+            reward.augment_episode({"front": film(20)})
+    assert abs(float(reward.update({})["voc"])) < 0.08  # its standard error: 1 / sqrt(6 * 200)
+
+
+def test_shares_of_outcomes_are_the_same_in_any_window() -> None:
+    script = [percent(50, 100), *(says("no idea"),) * 2, percent(50, 100)]
+    with serving(*script) as server:
+        reward = made_video(server)
+        for _ in range(3):
+            reward.augment_episode({"front": film(3)})
+    facts = reward.update({})
+    assert float(facts["labelled"]) == pytest.approx(2 / 3)
+    assert float(facts["abstained"]) == pytest.approx(1 / 3)
+
+
 def test_episodes_of_training_are_rewarded_when_they_are_answered() -> None:
     """Env 0 ends after three steps: its transitions have 1/3 each after; env 1 is running."""
     with serving(percent(33, 67, 100)) as server:
@@ -356,6 +378,9 @@ def test_words_of_an_answer() -> None:
         ([{"False.": math.log(0.8), "Well": math.log(0.2)}], 0.2),
     ):
         assert probability_of_true(tokens, "") == pytest.approx(expected)
+    for listed in ({"True": -0.01}, {"Well": -0.1, "True": -2.5, " true": -4.0}):
+        with pytest.raises(ChatError, match="the other word may be as likely"):
+            probability_of_true([listed], "")
     with pytest.raises(ChatError, match='neither True nor False, but "Well'):
         probability_of_true([{"Well": 0.0}], "Well, it seems")
     with pytest.raises(ChatError, match="blank"):
@@ -381,7 +406,7 @@ def test_no_answer_is_no_progress(told: Told) -> None:
         reward = made_video(server)
         rows = played(reward, 6)
     metrics = reward.update({})
-    assert int(metrics["abstained"]) == 3 and int(metrics["labelled"]) == 0
+    assert float(metrics["abstained"]) == 1 and float(metrics["labelled"]) == 0
     assert not torch.stack([reward(each) for each in rows]).any()
 
 

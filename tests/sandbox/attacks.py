@@ -137,8 +137,8 @@ TIME = {
     ),
     "big number": ("y = 9**9**9", "computes longer|Memory"),
     "regular expression": ("I('re').match('(a+)+b', 'a' * 64)", "computes longer"),
-    "waiting for ever": ("a = I('_thread').allocate_lock(); a.acquire(); a.acquire()", "no answer"),
-    "sleep": ("I('time').sleep(100)", "not permitted|no answer"),
+    "waiting for ever": ("a = I('_thread').allocate_lock(); a.acquire(); a.acquire()", "it waits"),
+    "sleep": ("I('time').sleep(100)", "not permitted|it waits"),
 }
 
 MEMORY = {
@@ -171,8 +171,8 @@ ANSWER = {
     "forged list": ("t = b'[]'", EMPTY, "cannot be read"),
     "forged shapes": ('t = b\'{"arrays": [["float32", [1e400, -1]]]}\'', EMPTY, "cannot be read"),
     "forged size": (LARGE, EMPTY, "cannot be read|malformed"),
-    "forged without names": ("t = b'{\"arrays\": []}'", EMPTY, "malformed"),
-    "forged names": ('t = b\'{"names": 7, "arrays": [["uint8", [4]]]}\'', FOUR, "malformed"),
+    "forged without names": ("t = b'{\"arrays\": []}'", EMPTY, "another call"),
+    "forged names": ('t = b\'{"names": 7, "arrays": [["uint8", [4]]]}\'', FOUR, "another call"),
     "forged reason": (
         't = b\'{"layer": "a\\\\u000ab", "reason": "c\\\\u000ad", "arrays": []}\'',
         EMPTY,
@@ -203,9 +203,16 @@ OTHER = {
     "indentation": ("".join(" " * i + "if x:\n" for i in range(150)), "indentation"),
     "prose": ("Here is your reward function, it is very good.", "syntax"),
     "truncated": ("def reward(x):\n    return torch.exp(", "never closed"),
-    "import os": ("import os\n" + FINE, "line 1: os cannot be imported"),
-    "import inside": (body("from os import system", "return x"), "line 2: os cannot be imported"),
-    "relative import": ("from . import lock\n" + FINE, "cannot be imported"),
+    "import os": ("import os\n" + gives("x[:, 0] + os.getpid()"), "line 1: os cannot be imported"),
+    "import inside": (
+        body("from os import system", "return system('true') + x[:, 0]"),
+        "line 2: os cannot be imported",
+    ),
+    "relative import": ("from . import lock\n" + gives("lock(x)"), "cannot be imported"),
+    "import for an attempt": (
+        "try:\n    from os import system\nfinally:\n    system('true')\n" + FINE,
+        "NameError|os is not there",
+    ),
     "import at load": ("__import__('os').listdir('/')\n" + FINE, NO),
     "decorator": ("@__import__('os').listdir\n" + FINE, "Error"),
     "default argument": ("def reward(x, y=open('/etc/passwd')):\n    return x[:, 0]\n", NO),
@@ -218,7 +225,7 @@ OTHER = {
     "infinite": (gives("x[:, 0] / (x[:, 0] - x[:, 0])"), "inf"),
     "infinite component": (body("return x[:, 0], {'a': torch.log(x[:, 0] * 0)}"), "a is -inf"),
     "too large": (gives("x[:, 0] * 1000000.0"), "at most 1000"),
-    "wrong shape": (gives("x"), r"shape \[64, 3\]; it should be \[64\]"),
+    "wrong shape": (gives("x"), r"shape \[16, 3\]; it should be \[16\]"),
     "a dict": (gives("{'a': x[:, 0]}"), "the reward is dict"),
     "three values": (body("return x[:, 0], {'a': x[:, 0]}, x"), "returns 3 values"),
     "text": (gives("'a lot'"), "the reward is str"),

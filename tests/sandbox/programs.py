@@ -208,12 +208,92 @@ def reward(tool, goal):
 """,
 }
 
+LIKE_PUBLISHED = {
+    "parts of a class tree": """
+def compute_dense_reward(self, action):
+    reach = np.linalg.norm(self.robot.tool - self.cube)
+    moved = np.linalg.norm(self.after.robot.tool - self.before.robot.tool)
+    grasped = float(self.robot.gripper.width < 0.02)
+    return grasped - reach - 0.1 * moved, {"stage": "reach", "reach": -reach, "none": None}
+""",
+    "a class tree in torch": """
+import torch
+
+class Reward:
+    def compute_dense_reward(self, action):
+        distance = torch.norm(self.robot.tool - self.state.cube, dim=-1)
+        return -distance - 0.01 * self.robot.qd.norm(dim=-1)
+""",
+    "quaternions of Isaac Gym": """
+from isaacgym.torch_utils import *
+from isaacgymenvs.utils.torch_jit_utils import quat_diff_rad
+
+@torch.jit.script
+def compute_reward(tool: Tensor, q: Tensor):
+    turned = quat_unit(q[:, :4])
+    forward = quat_rotate_inverse(turned, tool)
+    angle = quat_diff_rad(quat_mul(turned, quat_conjugate(turned)), turned)
+    return forward[:, 0] - angle, {"angle": -angle}
+""",
+    "imports that it does not use": """
+import logging
+import random
+import torch
+from scipy.spatial.transform import Rotation as R
+from scipy.spatial import distance
+
+def reward(tool, goal):
+    return -torch.norm(tool - goal, dim=-1)
+""",
+    "an import that it can do without": """
+import numpy as np
+try:
+    from scipy.spatial.distance import euclidean
+except ImportError:
+    euclidean = lambda a, b: np.linalg.norm(a - b)
+
+def compute_dense_reward(self, action):
+    return -euclidean(self.tool, self.goal)
+""",
+    "named tuples, vmap and a main guard": """
+from typing import NamedTuple
+
+class Parts(NamedTuple):
+    near: torch.Tensor
+    cost: torch.Tensor
+
+def parts_of(tool, goal, action) -> Parts:
+    near = torch.vmap(lambda a, b: -torch.linalg.norm(a - b))(tool, goal)
+    return Parts(near, 0.01 * action.square().sum(-1))
+
+def reward(tool, goal, action) -> "Tuple[torch.Tensor, Dict[str, torch.Tensor]]":
+    try:
+        parts = parts_of(tool, goal, action)
+    except RuntimeError as error:
+        raise ValueError(f"shapes {tool.shape}: {error}")
+    return parts.near - parts.cost, parts._asdict()
+
+if __name__ == "__main__":
+    print(reward)
+""",
+    "what a method sets and then reads": """
+class Reward:
+    def __init__(self):
+        self.bonus = 0.0
+
+    def compute_reward(self):
+        self.bonus = (self.width < 0.0).float()
+        return self.bonus - torch.norm(self.tool - self.goal, dim=-1)
+""",
+}
+
 LEGITIMATE = {
     name: each if each[0] in "\nd" else start + each
     for start, programs in (
         (EUREKA_START, EUREKA_PROGRAMS),
         (NUMPY_START, NUMPY_PROGRAMS),
         ("", PLAIN),
+        ("", LIKE_PUBLISHED),
     )
     for name, each in programs.items()
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from embodied.core.build import ConfigError
 from embodied.sandbox import gate as gate_module
 from embodied.sandbox.gate import SLICE, TIMED, Limits, Sandbox, Worker, template
 from embodied.sandbox.program import ProgramOutput, Rejected
+from embodied.sandbox.quaternions import HELPERS
 from embodied.sandbox.worker import CALLS
 from tests.sandbox.attacks import ESCAPED, FINE, OTHER, PROCESS, body, gives, tries
 from tests.sandbox.programs import LEGITIMATE
@@ -189,3 +191,91 @@ def test_a_machine_that_cannot_lock_needs_a_word(monkeypatch: pytest.MonkeyPatch
         Sandbox(LIMITS)
     loose = Sandbox(LIMITS, require_lock=False)
     assert loose.status == "seccomp not available on here, user own; still possible there: open"
+
+
+FORGETFUL = {
+    "the best so far in a class": """
+class Reward:
+    def __init__(self):
+        self.best = -1e9
+
+    def reward(self):
+        near = -self.x.norm(dim=-1)
+        gain = (near - self.best).clamp(min=0)
+        self.best = max(self.best, float(near.max()))
+        return gain
+""",
+    "the distance of the call before": """
+def reward(self):
+    near = -self.x.norm(dim=-1)
+    if not hasattr(self, "before"):
+        self.before = near
+    gain = near - self.before
+    self.before = near
+    return gain
+""",
+    "a counter": """
+class Reward:
+    count = 0
+
+    def reward(self):
+        self.count += 1
+        return self.x[:, 0] + self.count
+""",
+    "the best so far in the module": """
+best = [-1e9]
+
+def reward(x):
+    near = -x.norm(dim=-1)
+    best[0] = max(best[0], float(near.max()))
+    return near - best[0]
+""",
+}
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_a_program_that_counts_on_memory_is_told_that_it_has_none(
+    sandbox: Sandbox, name: str
+) -> None:
+    given = {"x": rows()["x"] * torch.linspace(2, 0.1, 64)[:, None]}  # later rows are better
+    with pytest.raises(Rejected, match=r"(kept|nothing) between calls|depends on other"):
+        sandbox.gate(FORGETFUL[name], given)
+
+
+def test_a_program_that_waits_is_stopped() -> None:
+    """It uses no CPU, so that its cost is nothing; half a second in each call is too much too."""
+    strict = Sandbox(Limits(wait=0.5))
+    wait = "__import__('threading').Event().wait({})"
+    with pytest.raises(Rejected, match=r"waits without computing, longer than 0\.5 s"):
+        strict.gate(body(wait.format(20), "return x[:, 0]"), rows())
+    with pytest.raises(Rejected, match=r"waits without computing, longer than 0\.5 s"):
+        strict.gate(body(wait.format(0.3), "return x[:, 0]"), rows())
+    strict.gate(FINE, rows()).close()
+
+
+def test_an_answer_to_another_call_is_no_answer(sandbox: Sandbox) -> None:
+    stale = """
+os, json, struct = map(__import__, ("os", "json", "struct"))
+
+def reward(x):
+    t = json.dumps({"call": 1, "names": [], "one_by_one": False, "arrays": [["float32", [16]]]})
+    os.write(4, struct.pack("<II", len(t), 64) + t.encode() + bytes(64))
+    return x[:, 0]
+"""
+    refused(sandbox, stale, "answers another call")
+
+
+def test_rotations_by_hand() -> None:
+    half = math.sqrt(0.5)
+    turn = torch.tensor([[0.0, 0.0, half, half]])  # a quarter turn about z: x to y
+    x = torch.tensor([[1.0, 0.0, 0.0]])
+    y = torch.tensor([[0.0, 1.0, 0.0]])
+    torch.testing.assert_close(HELPERS["quat_rotate"](turn, x), y)
+    torch.testing.assert_close(HELPERS["quat_rotate_inverse"](turn, y), x)
+    torch.testing.assert_close(HELPERS["quat_axis"](turn, 0), y)
+    twice = HELPERS["quat_mul"](turn, turn)
+    torch.testing.assert_close(twice, torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
+    angle = HELPERS["quat_diff_rad"](twice, turn)
+    torch.testing.assert_close(angle, torch.tensor([math.pi / 2]))
+    made = HELPERS["quat_from_angle_axis"](torch.tensor([math.pi / 2]), torch.tensor([[0.0, 0, 3]]))
+    torch.testing.assert_close(made, turn)

@@ -32,7 +32,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
-from embodied.llm.ask_pool import WORKERS, AskPool
+from embodied.llm.ask_pool import AskPool
 from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message, object_schema
 from embodied.nn.statistics import spearman
 from embodied.vision.image_text import ImageText
@@ -186,7 +186,7 @@ class VisionLanguageConfig:
     goal: str  # the goal in one sentence
     swap: bool = True  # ask in both orders; abstain if they disagree
     patience: Count = 3  # failed requests in a row before the rest of a session is skipped
-    parallel: Count = WORKERS  # pairs that are asked about at a time
+    parallel: Count = 32  # pairs that are asked about at a time
 
 
 class VisionLanguageLabeller(Labeller):
@@ -287,7 +287,7 @@ class VisionLanguageLabeller(Labeller):
 
 Labels = tuple[Tensor, Tensor, Tensor]  # images [n, ...] of both, P(second preferred) [n]
 CHECKED = 2000  # pairs to compare with the recorded reward
-AT_ONCE = 40  # pairs that a labeller gets at once
+AT_ONCE = 256  # pairs that a labeller gets at once
 
 
 def joined(parts: Sequence[Labels]) -> Labels:

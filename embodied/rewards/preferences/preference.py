@@ -21,6 +21,7 @@ The scores are a Bradley-Terry model, fitted by cross-entropy (Christiano et al.
     P(second preferred) = sigmoid(S(second) - S(first)),   S = tanh(net(observation)) in [-1, 1]
 
 A tie has the target 1/2. The members differ in their initial weights and in the order of the pairs.
+Of segments (Christiano et al., 2017; PEBBLE, Lee et al., 2021) the sums of the scores are compared.
 """
 
 from __future__ import annotations
@@ -177,15 +178,19 @@ class Ranker(Remembered):
         """Mean score [N] over the members."""
         return self.each(images).mean(0)
 
+    def sums(self, images: Tensor) -> Tensor:
+        """Sums [n] of the scores of segments of observations [n, steps, ...]."""
+        return self.score(images.flatten(0, 1)).view(images.shape[:2]).sum(1)
+
     def accuracy(self, labels: Labels) -> float:
         """Fraction of labels, without ties, that the scores agree with; NaN without any."""
         first, second, target = labels
         told = target != 0.5
-        gain = self.score(second) - self.score(first)
+        gain = self.sums(second) - self.sums(first)
         return float((((gain > 0).float() == target) & told).sum() / told.sum())
 
     def learn(self, new: Labels) -> dict[str, Tensor]:
-        """Add labels and fit to all of them.
+        """Add labels of segments [n, steps, ...] and fit to all of them.
 
         `new_accuracy` is the accuracy on the new labels before they are learned.
         """
@@ -195,19 +200,23 @@ class Ranker(Remembered):
             new = joined([self.labels, new])
         if self.how.fresh or not len(self):
             self.net, self.optimizer = self._new_ensemble()
-            self.net.prepare(torch.cat(new[:2]).to(self.device))
+            self.net.prepare(torch.cat(new[:2]).flatten(0, 1).to(self.device))
         self.labels = new
         share = 0.0
         for _ in range(self.how.epochs):  # every member sees all pairs, each in its own order
             order = torch.rand(self.how.members, len(self), generator=self.random).argsort(1)
             for rows in order.split(self.how.batch, 1):
-                one, two = (self.net(x[rows].to(self.device), per_member=True) for x in new[:2])
+                one, two = (self._sums_per_member(x[rows].to(self.device)) for x in new[:2])
                 loss = loss_of(one, two, new[2][rows].to(self.device))
                 gradient_step(self.optimizer, loss)
             share = self.accuracy(new)
             if share > self.how.enough:
                 break
         return metrics | {"train_accuracy": torch.tensor(share)}
+
+    def _sums_per_member(self, images: Tensor) -> Tensor:
+        """Sums [E, b] of each member's scores of its own segments [E, b, steps, ...]."""
+        return self.net(images.flatten(1, 2), per_member=True).view(images.shape[:3]).sum(2)
 
 
 IMAGE_INDEX = "privileged/sight"
@@ -222,6 +231,7 @@ class ImageStore:
         self.count = 0
         self.images: Tensors = {}
         self.reward = torch.full((capacity,), torch.nan)  # of the env; NaN: initial state
+        self.before = torch.full((capacity,), -1)  # index of the one before it; -1: initial state
         self.scores = torch.zeros(1024)
 
     @property
@@ -236,6 +246,7 @@ class ImageStore:
             self.images = tt.each(images, lambda v: v.new_zeros(self.capacity, *v.shape[1:]).cpu())
         tt.put(self.images, numbers % self.capacity, tt.to(images, "cpu"))
         self.reward[numbers % self.capacity] = torch.nan
+        self.before[numbers % self.capacity] = -1
         self.count += n
         if self.count > len(self.scores):
             self.scores = torch.cat([self.scores, torch.zeros(max(len(self.scores), n))])
@@ -254,12 +265,24 @@ class ImageStore:
         found = held[~self.reward[held % self.capacity].isnan()]
         return found if newest is None else found[-newest:]
 
+    def segments(self, ends: Tensor, steps: int) -> Tensor:
+        """Indices [m, steps] of the segments of successive observations that end at `ends` [n]:
+        those that do not reach back beyond the episode or the store."""
+        back = [ends]
+        for _ in range(steps - 1):
+            earlier = self.before[back[-1] % self.capacity]
+            back.append(torch.where(back[-1] >= self.oldest, earlier, -1))
+        found = torch.stack(back[::-1], 1)
+        there = (found >= self.oldest) & ~self.reward[found % self.capacity].isnan()
+        return found[there.all(1)]
+
     def get_state(self) -> dict[str, Any]:
         filled = min(self.count, self.capacity)
         return {
             "count": self.count,
             "images": {key: value[:filled].clone() for key, value in self.images.items()},
             "reward": self.reward[:filled].clone(),
+            "before": self.before[:filled].clone(),
             "scores": self.scores[: self.count].clone(),
         }
 
@@ -268,6 +291,7 @@ class ImageStore:
         self.add(state["images"])
         self.count = state["count"]
         self.reward[: len(state["reward"])] = state["reward"]
+        self.before[: len(state["before"])] = state["before"]
         self.scores = torch.zeros(max(1024, 2 * self.count))
         self.scores[: self.count] = state["scores"]
 
@@ -315,6 +339,7 @@ class Config:
     picture: str | None = None  # the image that a labeller is given; null: the rendered image
     every: Count = 1000  # environment steps between sessions
     pairs: Count = 40  # pairs labelled in a session
+    segment: Count = 1  # successive observations of a side; the sums of their scores are compared
     labels: Count = 1000  # number of labels at which labelling ends
     recent: Count = 5000  # newest observations, of which pairs are drawn
     ties: Fraction = 0.6  # a session with a larger fraction of ties is the last one
@@ -379,6 +404,8 @@ class Preference(Remembered, Reward):
         """Store the transitions' observations; every `every` steps label pairs and learn."""
         numbers = transitions[f"next_obs/{IMAGE_INDEX}"].cpu()
         self.store.reward[numbers % self.store.capacity] = transitions["reward"].cpu()
+        earlier = transitions[f"obs/{IMAGE_INDEX}"].cpu()
+        self.store.before[numbers % self.store.capacity] = earlier
         if len(self.ranker):
             self.store.scores[numbers] = self.ranker.score(
                 self.view(self.store.take(numbers)[self.scored])
@@ -387,10 +414,14 @@ class Preference(Remembered, Reward):
         self.steps = self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
         if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
-            pool = self.store.reached(self.config.recent)
-            count = min(self.config.pairs, self.config.labels - len(self.ranker))
-            drawn = pool[torch.randint(len(pool), (2, count), generator=self.random)]
-            self._submit(*(self.store.take(side) for side in drawn))
+            ends = self.store.reached(self.config.recent)
+            pool = self.store.segments(ends, self.config.segment)
+            count = (
+                min(self.config.pairs, self.config.labels - len(self.ranker)) if len(pool) else 0
+            )
+            drawn = pool[torch.randint(max(len(pool), 1), (2, count), generator=self.random)]
+            if count:
+                self._submit(*(self._sides(self.store.take, side) for side in drawn))
         found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:  # fit all labels so far, and update all scores
             self.metrics |= self.ranker.learn(found)
@@ -399,9 +430,14 @@ class Preference(Remembered, Reward):
             self.store.scores[held] = self.ranker.score(pictures)
             self.measure(self.store.scores[held])
 
+    def _sides(self, take: Callable[[Tensor], Tensors], numbers: Tensor) -> Tensors:
+        """What `take` has of segments `numbers` [n, steps]: leaves [n, steps, ...]."""
+        flat = take(numbers.flatten())
+        return tt.each(flat, lambda value: value.unflatten(0, tuple(numbers.shape)))
+
     def ask(self, first: Tensors, second: Tensors) -> Labels | None:
-        """Have pairs labelled, given both sides' observations, `reward`, and the image if needed,
-        and wait; None if no label resulted."""
+        """Have pairs of segments labelled, given both sides' observations [n, steps, ...],
+        `reward`, and the image if needed, and wait; None if no label resulted."""
         self._submit(first, second)
         return self._collect(wait=True)
 
@@ -440,9 +476,11 @@ class Preference(Remembered, Reward):
             self.labeller.submit(list(left), self._evidence(first), self._evidence(second))
 
     def _evidence(self, side: Tensors) -> Tensors:
+        """What the labeller gets of segments: the sum of the rewards, and the last image."""
+        reward = side["reward"].sum(1)
         if self.labeller.needs_images:
-            return {"picture": side[self.shown], "reward": side["reward"]}
-        return {"reward": side["reward"]}
+            return {"picture": side[self.shown][:, -1], "reward": reward}
+        return {"reward": reward}
 
     def _update_counts(self, target: Tensor) -> None:
         """Decide whether to continue labelling, and update the metrics."""
@@ -456,8 +494,8 @@ class Preference(Remembered, Reward):
             self.metrics[name] = torch.tensor(float(getattr(self.labeller.counts, name)))
 
     def view(self, images: Tensor) -> Tensor:
-        """The elements of observations [n, ...] that are scored."""
-        return images if self.columns is None else images[:, self.columns]
+        """The elements of observations [..., size] that are scored."""
+        return images if self.columns is None else images[..., self.columns]
 
     def measure(self, scores: Tensor) -> None:
         """Set the reward's zero and scale from scores [N]."""
@@ -492,12 +530,19 @@ class Preference(Remembered, Reward):
         """
         names = {self.scored, self.shown} if self.labeller.needs_images else {self.scored}
         rows = reached_observations(episodes, names)
+        steps = self.config.segment
+        if int(episodes.length.min()) < steps:
+            raise ConfigError(
+                f"reward.segment={steps}: an episode has {int(episodes.length.min())} steps only"
+            )
         kept, apart = split(len(episodes), held_out, self.random)
 
         def ask(among: Tensor) -> Callable[[int], Labels | None]:
             def some(n: int) -> Labels | None:
-                sides = sample_pairs(episodes, among, n, self.random)
-                return None if self.done else self.ask(*(tt.take(rows, side) for side in sides))
+                first = sample_pairs(episodes, among, n, self.random, steps)[..., None]
+                sides = (first + torch.arange(steps)).unbind(0)
+                taken = (self._sides(lambda at: tt.take(rows, at), side) for side in sides)
+                return None if self.done else self.ask(*taken)
 
             return some
 

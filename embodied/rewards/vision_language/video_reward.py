@@ -66,15 +66,24 @@ class VideoConfig:
     synchronous: bool = False  # training waits for the answers, so that it is repeatable
 
 
+@dataclass(frozen=True)
+class Progress:
+    """`progress` [T] of an episode's observations; `order`: the rank correlation with time of what
+    the model said (None: it was asked about one frame)."""
+
+    progress: Tensor
+    order: float | None
+
+
 class VideoReward(Remembered, SummedReward):
     """Subclasses ask about the frames of an episode (`ask`)."""
 
     frozen = False
     needs_local_env = True
-    remembered = ("recorder", "phi", "counts", "order", "spent")
+    remembered = ("recorder", "phi", "counts", "order", "ordered", "spent")
     interpolated = True
     """Whether the progress of other observations is between those of the nearest frames; otherwise
-    it is 0."""
+    it is 0. The first frame then has progress 0 without being asked about."""
 
     def __init__(self, config: Any, spec: Spec, folder: Path) -> None:
         if distributed.world() > 1:
@@ -87,7 +96,7 @@ class VideoReward(Remembered, SummedReward):
         self.goal = goal
         self.chat = open_chat(config.chat, folder)
         self.recorder = VideoRecorder(config.frames)
-        self.pool = AskPool[str, Tensor](
+        self.pool = AskPool[str, Progress](
             lambda keys: [self._progress_of(self.waiting[key]) for key in keys],
             workers=config.parallel,
             room=config.room,
@@ -96,7 +105,8 @@ class VideoReward(Remembered, SummedReward):
         self.waiting: dict[str, Video] = {}  # unanswered episodes, by their last observation
         self.phi = torch.zeros(0)  # by the number of the observation
         self.counts = dict.fromkeys(("labelled", "abstained", "dropped"), 0)
-        self.order = 0.0  # running mean of the rank correlation with time
+        self.order = 0.0  # mean rank correlation of answers with time
+        self.ordered = 0  # episodes in that mean
         self.spent = ""
 
     def augment_env(self, env: VecEnv) -> VecEnv:
@@ -121,6 +131,10 @@ class VideoReward(Remembered, SummedReward):
             self.counts["abstained"] += 1
             logger.warning("no answer about a recorded episode: %s", error)
         return {VIDEO_INDEX: numbers}
+
+    @property
+    def unanswered(self) -> int:
+        return self.counts["abstained"]
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         for video in self.recorder.take():
@@ -151,8 +165,11 @@ class VideoReward(Remembered, SummedReward):
         return {"env": config.env_weight * reward, "video": config.scale * value}
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
-        """Nothing is learned from transitions; returns metrics of the answers."""
-        facts = {**self.counts, "queue": self.pool.pending, "voc": self.order}
+        """Nothing is learned from transitions; returns shares of the episodes so far by outcome,
+        and metrics of the answers."""
+        ended = max(sum(self.counts.values()), 1)
+        facts = {name: count / ended for name, count in self.counts.items()}
+        facts |= {"queue": self.pool.pending, "voc": self.order}
         facts["latency"] = self.pool.seconds / max(self.pool.calls, 1)
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
@@ -176,28 +193,35 @@ class VideoReward(Remembered, SummedReward):
         found[known] = self.phi[numbers[known]]
         return found
 
-    def _progress_of(self, video: Video) -> Tensor:
-        """Progress [T] of an episode's observations, by the model."""
+    def _progress_of(self, video: Video) -> Progress:
+        """Progress of an episode's observations, by the model."""
         places, images = video.sampled(self.config.frames)
         index, value = self.ask(shrunk(images, self.config.pixels))
+        if not bool(value.isfinite().all()):
+            raise ChatError(f"its progress is {value.tolist()}")
+        asked = value[1:] if self.interpolated else value
+        order = spearman(asked, np.arange(len(asked)), undefined=0.0) if len(asked) > 1 else None
         at = np.array([places[i] for i in index])
         every = np.arange(len(video.numbers))
         if self.interpolated:
-            return torch.from_numpy(np.interp(every, at, value.numpy())).float()
-        return torch.zeros(len(every)).index_put((torch.from_numpy(at),), value.float())
+            progress = torch.from_numpy(np.interp(every, at, value.numpy())).float()
+        else:
+            progress = torch.zeros(len(every)).index_put((torch.from_numpy(at),), value.float())
+        return Progress(progress, order)
 
     def ask(self, images: Tensor) -> tuple[Sequence[int], Tensor]:
         """The indices of frames [k] in `images` [n, H, W, 3] and their progress [k] in [0, 1].
         ChatError if there is no usable answer. Called in a thread."""
         raise NotImplementedError(f"{type(self).__name__} asks nothing")
 
-    def _take_in(self, video: Video, progress: Tensor) -> None:
+    def _take_in(self, video: Video, found: Progress) -> None:
         if (more := video.numbers[-1] + 1 - len(self.phi)) > 0:
             self.phi = torch.cat([self.phi, torch.zeros(max(more, len(self.phi)))])
-        self.phi[torch.tensor(video.numbers)] = progress
+        self.phi[torch.tensor(video.numbers)] = found.progress
         self.counts["labelled"] += 1
-        order = spearman(progress, np.arange(len(progress)), undefined=0.0)
-        self.order += (order - self.order) / self.counts["labelled"]
+        if found.order is not None:
+            self.ordered += 1
+            self.order += (found.order - self.order) / self.ordered
 
 
 def shrunk(images: Tensor, most: int) -> Tensor:

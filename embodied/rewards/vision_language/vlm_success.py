@@ -72,7 +72,8 @@ def probability(chat: Chat, goal: str, images: Tensor) -> float:
 
 def probability_of_true(logprobs: Sequence[Mapping[str, float]], text: str) -> float:
     """P(True) / (P(True) + P(False)) of the first token that is not blank. A word that is not among
-    its alternatives counts as likely as the least likely one. ChatError if neither is."""
+    its alternatives counts as likely as the least likely one. ChatError if neither word is, or if
+    the alternatives of one are all that is listed."""
     for tokens in logprobs:
         best = max(tokens, key=lambda token: tokens[token], default="")
         if best.strip():
@@ -80,15 +81,21 @@ def probability_of_true(logprobs: Sequence[Mapping[str, float]], text: str) -> f
     else:
         raise ChatError("the answer is blank")
     odds = {"true": 0.0, "false": 0.0}
+    least = math.inf
     for token, value in tokens.items():
         word = token.strip().strip("\"'*`.").lower()
         if word in odds:
             odds[word] += math.exp(value)
-    if not any(odds.values()):
+        else:
+            least = min(least, math.exp(value))
+    found = sum(odds.values())
+    if not found:
         raise ChatError(f'neither True nor False, but "{text[:60]}"')
-    least = math.exp(min(tokens.values()))
-    true, false = (odds[word] or least for word in ("true", "false"))
-    return true / (true + false)
+    if min(odds.values()) == 0:
+        if least >= found:
+            raise ChatError(f'only "{best[:60]}" is listed: the other word may be as likely')
+        odds = {word: value or least for word, value in odds.items()}
+    return odds["true"] / sum(odds.values())
 
 
 def score(chat: Chat, goal: str, images: Tensor) -> float:
