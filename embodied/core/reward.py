@@ -82,7 +82,8 @@ class AddedObservation(Protocol):
 
 @runtime_checkable
 class ObservesSteps(Protocol):
-    """A reward that collects experience of its own: pairs to compare, captions, success labels."""
+    """A reward that collects experience of its own: pairs to compare, captions, success labels; or
+    an off-policy learner that keeps statistics of the newest steps."""
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step, /) -> None:
         """Called with the n `transitions` that `step` completed, before they are rewarded and
