@@ -43,7 +43,7 @@ class Config(sac.Config):
     """Settings of DBS: those of SAC, and the constraints."""
 
     at_most: Mapping[str, Fraction] = field(
-        default_factory=lambda: {"violated": 0.01}
+        default_factory=lambda: {"violated": 0.05}
     )  # largest share of the steps, by the name of a flag
     at_least: Mapping[str, Fraction] = field(
         default_factory=dict[str, float]
