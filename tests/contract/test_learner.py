@@ -39,8 +39,8 @@ __all__ = [
     "updates",
 ]  # for other tests
 CONFIGS = PACKAGED
-# Agents with tables in lifetimes of symbols alone, and models of facts: tests/learners/test_groove.py,
-# tests/models/test_nsam.py.
+# Agents with tables in lifetimes of symbols alone (tests/learners/test_groove.py), and models of
+# facts (tests/models/test_nsam.py).
 APART = ("groove", "ramp")
 FILES = sorted(file for file in (PACKAGED / "learner").glob("*.yaml") if file.stem not in APART)
 LEARNERS = [file.stem for file in FILES]
