@@ -123,8 +123,8 @@ class HasComponents(Protocol):
 class NeedsColumns(Protocol):
     """A reward or learner that needs flags of `Step.log` beside the columns of a transition."""
 
-    # Names of boolean columns: `("intervened",)`; true in demonstrations without them. A learner
-    # that trains offline may also name those of OFFLINE_COLUMNS.
+    # Names of boolean columns: `("intervened",)`; that one and `real` are true in demonstrations
+    # without them. A learner that reads episodes may also name those of OFFLINE_COLUMNS.
     extra_columns: tuple[str, ...]
 
 
