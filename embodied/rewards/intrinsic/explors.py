@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from embodied.core.env import Step
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, cat
+from embodied.core.tensors import Tensors, cat, state_to
 from embodied.nn.networks import mlp
 from embodied.nn.optim import Adam, gradient_step, minibatches
 from embodied.rewards.intrinsic.features import ObservationFeatures
@@ -115,6 +116,9 @@ class ExploRs(Remembered, SummedReward):
             parts = {key: leaf.split(lengths) for key, leaf in done.items()}
             for place in range(len(lengths)):
                 self._keep({key: leaf[place] for key, leaf in parts.items()})
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state_to(state, self.visits.device))
 
     def _keep(self, episode: Tensors) -> None:
         """Keep an episode among the newest, and if it is one of the best among those."""
