@@ -17,7 +17,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import extra_columns
 from embodied.core.spec import BEST_ACTION, SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, under
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.learner import Learner, RunPlan, TakesDemonstrations
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 CHOICE = SPEC.with_act(Leaf((), "int64", 0, 3)).with_obs(
@@ -64,6 +64,8 @@ def make(subject: LearnerSubject, seed: int = 0) -> Learner:
             continue
         if learner.data == "offline" and learner.rows != "pairs":
             learner.fit(batch_for(learner))
+        if isinstance(learner, TakesDemonstrations) and learner.rows == "decisions":
+            learner.set_demonstrations(demonstrated(learner))
         return learner
     raise ConfigError(f"it takes none of the policies (policy=NAME chooses one): {reason}")
 
@@ -111,6 +113,24 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     placed |= {"episode": numbers % 3, "correction": numbers % 4 == 0}
     rows |= {key: placed[key] for key in extra_columns(learner) if key in placed}
     return rows | {key: foreseen[key] for key in learner.columns}
+
+
+def demonstrated(learner: Learner, n: int = 2 * ROWS) -> Tensors:
+    """Recorded decisions of two episodes, for a learner that is trained beside them."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(2, n, 3, generator=generator)
+    act = learner.policy.spec.act
+    action = torch.rand(n, *act.shape, generator=generator) * 2 - 1
+    if not act.is_continuous:
+        action = torch.randint(4, (n, *act.shape), generator=generator)
+    return {
+        "obs/state": states[0],
+        "action": action,
+        "reward": torch.randn(n, generator=generator),
+        "discount": torch.full((n,), 0.99),
+        "next_obs/state": states[1],
+        "episode": torch.arange(n) // ROWS,
+    }
 
 
 def segment(learner: Learner, generator: torch.Generator, rows: int = 4) -> Tensors:

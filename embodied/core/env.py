@@ -274,6 +274,20 @@ class HasScene(Protocol):
 
 
 @runtime_checkable
+class HasFiniteModel(Protocol):
+    """A finite MDP whose probabilities are known."""
+
+    def finite_model(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities of the next state [S, A, S] (zeros where the episode ends), mean rewards
+        [S, A], and probabilities of the first state [S]; float64."""
+        ...
+
+    def state_numbers(self, obs: Tensors) -> Tensor:
+        """The states [n] (int64) of observations [n, ...]."""
+        ...
+
+
+@runtime_checkable
 class HasNativeCode(Protocol):
     """Steps its parallel envs by native code that equals its PyTorch code to rounding."""
 

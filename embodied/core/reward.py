@@ -92,7 +92,8 @@ class AddedObservation(Protocol):
 
 @runtime_checkable
 class ObservesSteps(Protocol):
-    """A reward that collects experience of its own: pairs to compare, captions, success labels."""
+    """A reward that collects experience of its own: pairs to compare, captions, success labels; or
+    an off-policy learner that keeps statistics of the newest steps."""
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step, /) -> None:
         """Called with the n `transitions` that `step` completed, before they are rewarded and
@@ -132,8 +133,8 @@ class HasComponents(Protocol):
 class NeedsColumns(Protocol):
     """A reward or learner that needs flags of `Step.log` beside the columns of a transition."""
 
-    # Names of boolean columns: `("intervened",)`; true in demonstrations without them. A learner
-    # that trains offline may also name those of OFFLINE_COLUMNS.
+    # Names of boolean columns: `("intervened",)`; that one and `real` are true in demonstrations
+    # without them. A learner that reads episodes may also name those of OFFLINE_COLUMNS.
     extra_columns: tuple[str, ...]
 
 

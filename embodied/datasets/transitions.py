@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.env import RETURN_ENDS
+from embodied.core.env import REAL, RETURN_ENDS
+from embodied.core.errors import ConfigError
 from embodied.core.reward import OFFLINE_COLUMNS
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.core.tensors import HISTORY, Tensors
@@ -106,8 +107,15 @@ def human_steps(episodes: Episodes) -> Tensor:
 
 def flags(episodes: Episodes, names: Sequence[str], chunk: int = 1) -> Tensors:
     """Columns `names` [N] (bool) of the decision at each step: whether the recorded column is true
-    in all of its `chunk` steps; true if there is no such column, as in a demonstration. Those of
-    OFFLINE_COLUMNS are of the step itself."""
+    in all of its `chunk` steps. A demonstration without them is a person's, of the real system;
+    ConfigError for another column that is not there. Those of OFFLINE_COLUMNS are of the step
+    itself."""
+    missing = {*names} - {*OFFLINE_COLUMNS, INTERVENED, REAL, *episodes.steps}
+    if missing:
+        raise ConfigError(
+            f"the recordings have no column {min(missing)}, which is needed of each step: leave "
+            "out demos"
+        )
     windows = _windows(episodes, chunk)
     found: Tensors = {SOURCE: source_numbers(episodes)} if SOURCE in names else {}
     found |= {EPISODE: windows.episode} if EPISODE in names else {}

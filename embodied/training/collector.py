@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,8 @@ class Collector:
     `reward` of its k steps, `discount` = gamma^k (0 where the environment terminated) and
     `next_obs/*`. With `n_step` > 1 a transition spans up to that many decisions of one episode;
     `keep_single` is that of `NStepBuffer`. With `executed_steps`, a transition of a chunk has that
-    column (int64), its k. Transitions are on `device` (None: the policy's).
+    column (int64), its k. `flags`: further ones of `Step.log` (bool) that are stored. Transitions
+    are on `device` (None: the policy's).
 
     After a step, `finished` holds the parallel envs whose decisions were completed (int64; None:
     all, in order), and `is_first` [B] (bool) tells whether an env's pending decision is the first
@@ -60,10 +62,12 @@ class Collector:
         keep_single: bool = False,
         device: torch.device | None = None,
         executed_steps: bool = False,
+        flags: Sequence[str] = (),
     ) -> None:
         self.env, self.gamma, self.execute, self.device = env, gamma, execute, device
         self.n_step = NStepBuffer(n_step, keep_single) if n_step > 1 else None
         self.executed_steps = executed_steps
+        self.flags = dict.fromkeys((*EXTRA_FLAGS, *flags))
         self.finite = FiniteCheck(called(env))
         self.obs = env.reset(seed)
         self.check = FirstSteps(env) if is_users(env) else None
@@ -126,14 +130,14 @@ class Collector:
             "reward": step.reward,
             "discount": self.gamma * (~step.terminated).float(),
             **self._next(step),
-            **{key: step.log[key] for key in EXTRA_FLAGS if key in step.log},
+            **{key: step.log[key] for key in self.flags if key in step.log},
         }
         return rows, None
 
     def _chunked(self, step: Step) -> tuple[Tensors, Tensor | None]:
         begun = self._begun() | self._done(step)
         fresh = {"reward": torch.zeros_like(step.reward), "discount": torch.ones_like(step.reward)}
-        marks = {key: step.log[key] for key in EXTRA_FLAGS if key in step.log}
+        marks = {key: step.log[key] for key in self.flags if key in step.log}
         fresh |= tt.each(marks, torch.zeros_like)
         self.pending = tt.where(self.actor.decided, begun | fresh, self.pending or begun | fresh)
         self.pending |= {key: self.pending[key] | mark for key, mark in marks.items()}

@@ -21,7 +21,7 @@ from embodied.core.device import compared
 from embodied.core.env import REAL, Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
-from embodied.core.reward import OFFLINE_COLUMNS, Stateful, extra_columns
+from embodied.core.reward import OFFLINE_COLUMNS, ObservesSteps, Stateful, extra_columns
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, ReportsErrors
 from embodied.nn.networks import Ensemble
@@ -356,14 +356,18 @@ class OffPolicyLoop:
         if rows and REAL in extra_columns(self.learner) and REAL not in rows:
             rows[REAL] = torch.zeros_like(rows["reward"], dtype=torch.bool)
         if rows and (missing := set(extra_columns(self.learner)) - set(rows)):
+            known = sorted(key for key, flag in step.log.items() if flag.dtype == torch.bool)
             raise ConfigError(
-                f"this learner needs {min(missing)} of each step, which this environment does not "
-                "report: choose a reward with interventions (docs/robot_learning.md, People)"
+                f"this learner needs {min(missing)} of each step, and this environment reports "
+                f"{', '.join(known) or 'nothing'} (people: docs/robot_learning.md)"
             )
         if self.collector.restarted is not None:
             self._forget(self.collector.restarted)
         finished, columns = self.collector.finished, self.buffers.columns
-        self.rewards.observe_step(rows, self.env_ids if finished is None else finished, step)
+        env_ids = self.env_ids if finished is None else finished
+        self.rewards.observe_step(rows, env_ids, step)
+        if rows and isinstance(self.learner, ObservesSteps):
+            self.learner.observe_step(rows, env_ids, step)
         rows = self.rewards.before_storing(rows)
         if self.buffers.success is not None:
             if "success" not in step.log:
@@ -506,6 +510,7 @@ def _collector(parts: RunParts, rewards: RewardPipeline, policy: Policy) -> Coll
         "execute": config.execute,
         "keep_single": isinstance(learner, KeepsSingle) and learner.keep_single,
         "executed_steps": learner.uses_executed_steps,
+        "flags": extra_columns(learner),
     }
     if data.actors:
         from embodied.training.actors.pool import ActorEnv, ActorPool

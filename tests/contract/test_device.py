@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.checks.learner import demonstrated
 from embodied.checks.reward import RewardSubject, a_run_with_it_resumes_exactly
 from embodied.compose import compose
 from embodied.core import tensors as tt
@@ -21,7 +22,7 @@ from embodied.core.errors import NotApplicable
 from embodied.core.policy import Policy
 from embodied.datasets.transitions import SOURCE
 from embodied.evaluation.evaluate import evaluate
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, TakesDemonstrations
 from tests import pretend_device
 from tests.builders import node_of
 from tests.contract import test_learner, test_reward
@@ -230,6 +231,8 @@ def update_waits(name: str) -> str:
     learner = test_learner.make(name)
     batches = [test_learner.batch_for(learner, seed) for seed in range(3)]
     learner.to(DEVICE)
+    if isinstance(learner, TakesDemonstrations) and learner.rows == "decisions":
+        learner.set_demonstrations(tt.to(demonstrated(learner), DEVICE))
     *first, last = (tt.to(batch, DEVICE) for batch in batches)
     for batch in first:
         learner.update(batch)

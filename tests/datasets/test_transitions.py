@@ -7,6 +7,7 @@ import torch
 
 from embodied.buffers.pending import columns_of_episodes
 from embodied.core.env import RETURN_ENDS
+from embodied.core.errors import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import (
@@ -140,9 +141,11 @@ def test_a_persons_chunk_ends_where_they_let_go() -> None:
     rows = chunks(data, 2)
     assert rows["valid"].int().tolist() == [[0, 0], [1, 1], [1, 0], [1, 0], [0, 0], [1, 0]]
     assert rows["action"][3, :, 0].tolist() == [10, 10], "the last one again, as at the end"
-    found = flags(data, ["intervened", "other"], 2)
+    found = flags(data, ["intervened", "real"], 2)
     assert found["intervened"].tolist() == [False, True, True, False, False, True]
-    assert found["other"].all(), "which was not recorded"
+    assert found["real"].all(), "as of any demonstration"
+    with pytest.raises(ConfigError, match="no column fast"):
+        flags(data, ["fast"])
 
 
 def test_who_acted_is_kept_beside_recordings_that_do_not_say() -> None:
