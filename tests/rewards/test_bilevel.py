@@ -233,3 +233,72 @@ def test_what_it_cannot_follow_is_one_line() -> None:
     composite = node_of("rewards.handcrafted.composite.CompositeReward", terms=terms)
     with pytest.raises(ConfigError, match="no term of a sum"):
         make(composite, BANDIT, folder=Path("x"))
+
+
+PARL = node_of(
+    "rewards.bilevel.parl.Parl",
+    labeller=node_of("rewards.preferences.labellers.SimulatedLabeller"),
+    leaf="state",
+    fit={"members": 1, "hidden": (), "enough": 1.0, "rate": 0.05},
+    policy_weight=0.3,
+)
+ARMS = Spec({"state": Leaf((1,))}, Leaf((), "int64", 0, 2), dt=0.1)
+SEEN = torch.tensor([[0.0], [0.3], [1.0]])  # after each arm
+
+
+def three_arms() -> Any:
+    """PARL in a bandit of three arms: every action and every pair of actions once, as often as a
+    policy with equal chances has them; of a pair the later arm is preferred."""
+    reward = make(PARL, ARMS)
+    policy = categorical(ARMS)
+    reward.follow(policy)
+    reward.ranker.net.net.weights[0].data.fill_(1.5)
+    numbers = reward.store.add({"state": SEEN})
+    no = torch.zeros(3, dtype=torch.bool)
+    steps = {"obs/state": torch.zeros(3, 1), "action": torch.arange(3)[:, None]}
+    reward.recent.append({**steps, "number": numbers, "ended": no})
+    first, second = torch.cartesian_prod(torch.arange(3), torch.arange(3)).unbind(1)
+    acted = torch.stack([first, second], 1)
+    reward.compared = {"obs/state": torch.zeros(9, 2, 1), "action": acted[..., None]}
+    target = torch.where(first == second, 0.5, (second > first).float())
+    reward.ranker.labels = (SEEN[first], SEEN[second], target)
+    return reward
+
+
+def test_parl_against_the_exact_gradient() -> None:
+    """eta dG/dtheta dV/dtheta in nu, by the probabilities of all arms and pairs, with eta = 0.3."""
+    reward = three_arms()
+    net, policy = reward.ranker.net, reward.policy
+    nu = list(net.parameters())
+    term = torch.autograd.grad(reward.policy_term(net), nu)
+    one, other, target = reward.ranker.labels
+    first, second = reward.compared["action"][..., 0].unbind(1)
+    known = target * (net(other) - net(one))[0].sigmoid().log()
+    known = (known + (1 - target) * (net(one) - net(other))[0].sigmoid().log()).detach()
+    logits = policy.net[-1].bias.detach().requires_grad_()
+    chance = logits.softmax(0)
+    ascent = torch.autograd.grad(chance @ net(SEEN)[0], logits, create_graph=True)[0]
+    told = (chance[first] * chance[second] * known).sum()
+    (slope,) = torch.autograd.grad(told, logits, retain_graph=True)
+    exact = torch.autograd.grad(-0.3 * (slope * ascent).sum(), nu)
+    assert exact[0].abs().item() > 1e-4
+    for found, expected in zip(term, exact, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_without_the_term_parl_is_preference_learning() -> None:
+    """The same labels and seed give the same scores, and the term gives others."""
+    plain = {key: value for key, value in PARL.items() if key != "policy_weight"}
+    plain["_target_"] = "embodied.rewards.preferences.preference.Preference"
+    found = []
+    for node in (plain, PARL | {"policy_weight": 0.0}, PARL):
+        reward = make(node, ARMS)
+        if node is not plain:
+            other = three_arms()
+            reward.follow(other.policy)
+            reward.store, reward.recent = other.store, other.recent
+            reward.compared = other.compared
+        reward.ranker.learn(three_arms().ranker.labels, reward.policy_term)
+        found.append(reward.ranker.score(SEEN))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])

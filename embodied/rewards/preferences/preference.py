@@ -133,6 +133,8 @@ class Pictures(nn.Module):
 
 
 Scores = Vectors | Pictures
+PolicyTerm = Callable[[Scores], Tensor]
+"""A further loss of a fit (a scalar), of the scores that are fitted."""
 
 
 def scores_of(leaf: Leaf, fit: FitConfig, seed: int) -> Scores:
@@ -184,8 +186,8 @@ class Ranker(Remembered):
         gain = self.score(second) - self.score(first)
         return float((((gain > 0).float() == target) & told).sum() / told.sum())
 
-    def learn(self, new: Labels) -> dict[str, Tensor]:
-        """Add labels and fit to all of them.
+    def learn(self, new: Labels, policy_term: PolicyTerm | None = None) -> dict[str, Tensor]:
+        """Add labels and fit to all of them; `policy_term` is added to the loss of each step.
 
         `new_accuracy` is the accuracy on the new labels before they are learned.
         """
@@ -203,6 +205,8 @@ class Ranker(Remembered):
             for rows in order.split(self.how.batch, 1):
                 one, two = (self.net(x[rows].to(self.device), per_member=True) for x in new[:2])
                 loss = loss_of(one, two, new[2][rows].to(self.device))
+                if policy_term is not None:
+                    loss = loss + policy_term(self.net)
                 gradient_step(self.optimizer, loss)
             share = self.accuracy(new)
             if share > self.how.enough:
@@ -335,6 +339,7 @@ class Preference(Remembered, Reward):
         *("steps", "done", "pairs", "arrived", "issued"),
     )
     needs_local_env = True
+    policy_term: PolicyTerm | None = None
 
     def __init__(
         self,
@@ -390,14 +395,18 @@ class Preference(Remembered, Reward):
             pool = self.store.reached(self.config.recent)
             count = min(self.config.pairs, self.config.labels - len(self.ranker))
             drawn = pool[torch.randint(len(pool), (2, count), generator=self.random)]
-            self._submit(*(self.store.take(side) for side in drawn))
+            self._submit(*(self.take(side) for side in drawn))
         found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:  # fit all labels so far, and update all scores
-            self.metrics |= self.ranker.learn(found)
+            self.metrics |= self.ranker.learn(found, self.policy_term)
             held = self.store.reached()
             pictures = self.view(self.store.take(held)[self.scored])
             self.store.scores[held] = self.ranker.score(pictures)
             self.measure(self.store.scores[held])
+
+    def take(self, numbers: Tensor) -> Tensors:
+        """What is known of the observations with indices `numbers` [n]."""
+        return self.store.take(numbers)
 
     def ask(self, first: Tensors, second: Tensors) -> Labels | None:
         """Have pairs labelled, given both sides' observations, `reward`, and the image if needed,
@@ -428,7 +437,11 @@ class Preference(Remembered, Reward):
         self._update_counts(target)
         if not len(answered):
             return None
-        one, other = (self.view(side[self.scored][answered]) for side in sides)
+        return self.labelled([tt.take(side, answered) for side in sides], target)
+
+    def labelled(self, sides: list[Tensors], target: Tensor) -> Labels:
+        """The labels of answered pairs, of both sides [n, ...] and the targets [n]."""
+        one, other = (self.view(side[self.scored]) for side in sides)
         return one, other, target
 
     def set_state(self, state: dict[str, Any]) -> None:
