@@ -27,7 +27,14 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, PositiveFraction
+from embodied.core.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError, Node
 from embodied.core.choices import Choices
 from embodied.core.device import forked
@@ -55,6 +62,7 @@ class Config:
     heuristic: Node  # r_aux: a factor, see `handcrafted.factors`
     leaves: tuple[str, ...] | None = None  # observations that phi sees; null: all of the policy's
     hidden: tuple[Count, ...] = (64,)  # units of phi's hidden layers
+    limit: Positive = 1.0  # largest distance of a phi from where it begins: 0, 1 and 1
     lr: PositiveFraction = 3e-3  # Adam's learning rate of phi
     warmup: CountOrZero = 5  # updates of the learner before the first one of phi
     every: Count = 1  # updates of the learner between two of phi
@@ -88,7 +96,7 @@ class Barfi(Remembered, SummedReward):
         head = phi[-1]
         assert isinstance(head, nn.Linear)
         nn.init.zeros_(head.weight)
-        head.bias.data.copy_(torch.tensor(START))
+        nn.init.zeros_(head.bias)
         logit = nn.Parameter(torch.tensor([math.log(NEAR_ONE / (1 - NEAR_ONE))]))
         self.nets = nn.ModuleDict({"phi": phi, "logit": nn.ParameterList([logit])}).to(device)
         self.logit = self.nets["logit"][0]
@@ -115,7 +123,9 @@ class Barfi(Remembered, SummedReward):
         """phi_1, phi_2 and phi_3 [N, 3] of transitions."""
         action = transitions["action"].reshape(-1, *self.act.shape)
         inputs = [self.features(transitions, "obs"), self.choices.one_hot(action)]
-        return self.nets["phi"](torch.cat(inputs, 1))
+        # Only the ratios of the phis matter to the policy: without a limit they grow for ever.
+        moved = (self.nets["phi"](torch.cat(inputs, 1)) / self.config.limit).tanh()
+        return torch.tensor(START, device=moved.device) + self.config.limit * moved
 
     @property
     def discount(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""PARL: a reward learned from preferences over what the policy does that the reward itself leads to.
+"""PARL: a reward learned from preferences over what the policy does that it itself leads to.
 
     max over nu of  G(nu, theta*(nu)) = E over pairs of pi_theta*(nu) [ log P_nu(label) ]
 
