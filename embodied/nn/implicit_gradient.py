@@ -57,15 +57,15 @@ def dot(one: Vector, other: Vector) -> Tensor:
 def conjugate_gradient(steps: int, tolerance: float = 1e-10) -> Solver:
     """At most `steps` of the method of conjugate gradients, from 0.
 
-    It ends where the squared residual is below `tolerance` times that of 0, and before a direction
+    It ends where the squared remainder is below `tolerance` times that of 0, and before a direction
     along which M is not positive; where that is the first one, the solution is the right side.
     """
 
     def solve(product: Product, vector: Vector) -> Vector:
         solution = [torch.zeros_like(v) for v in vector]
-        residual = [v.clone() for v in vector]
+        remainder = [v.clone() for v in vector]
         direction = [v.clone() for v in vector]
-        size = first = dot(residual, residual)
+        size = first = dot(remainder, remainder)
         for step in range(steps):
             if size <= tolerance * first:
                 break
@@ -75,9 +75,9 @@ def conjugate_gradient(steps: int, tolerance: float = 1e-10) -> Solver:
                 return vector if step == 0 else solution
             length = size / curvature
             solution = [s + length * d for s, d in zip(solution, direction, strict=True)]
-            residual = [r - length * t for r, t in zip(residual, turned, strict=True)]
-            before, size = size, dot(residual, residual)
-            direction = [r + size / before * d for r, d in zip(residual, direction, strict=True)]
+            remainder = [r - length * t for r, t in zip(remainder, turned, strict=True)]
+            before, size = size, dot(remainder, remainder)
+            direction = [r + size / before * d for r, d in zip(remainder, direction, strict=True)]
         return solution
 
     return solve

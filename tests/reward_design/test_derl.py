@@ -149,7 +149,7 @@ def search(here: Board, lr: float, rounds: int, samples: int) -> list[float]:
     for number in range(rounds):
         for proposal in designer.propose(here, number, samples):
             tokens = derl.Tokens(names, 13)
-            said = parse(tokens.text(proposal.origin["tokens"], {}), names)
+            said = parse(tokens.text(proposal.origin["expression"], {}), names)
             pair = torch.stack([evaluate(said, values), right])
             scores.append(float(torch.corrcoef(pair)[0, 1]))
             origin: dict[str, Any] = proposal.origin

@@ -210,8 +210,8 @@ class Derl(Designer):
                 invalid = candidate.origin.get("invalid", [])
                 group += invalid
                 scores += [None] * len(invalid)
-                if "tokens" in candidate.origin:
-                    group.append(candidate.origin["tokens"])
+                if "expression" in candidate.origin:
+                    group.append(candidate.origin["expression"])
                     scores.append(candidate.fitness)
             if group:
                 self.learn(generator, adam, group, advantages(scores))
@@ -251,7 +251,7 @@ class Derl(Designer):
                 invalid.append(drawn)
                 continue
             known.add(same)
-            origin: dict[str, Any] = {"designer": "derl", "tokens": drawn, "invalid": invalid}
+            origin: dict[str, Any] = {"designer": "derl", "expression": drawn, "invalid": invalid}
             return Proposal(source, origin | {"same": same})
         problem = f"{len(invalid)} expressions failed the gates"
         return Proposal(None, {"designer": "derl", "invalid": invalid}, problem)

@@ -97,9 +97,11 @@ class Barfi(Remembered, SummedReward):
         assert isinstance(head, nn.Linear)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        logit = nn.Parameter(torch.tensor([math.log(NEAR_ONE / (1 - NEAR_ONE))]))
-        self.nets = nn.ModuleDict({"phi": phi, "logit": nn.ParameterList([logit])}).to(device)
-        self.logit = self.nets["logit"][0]
+        start = torch.tensor([math.log(NEAR_ONE / (1 - NEAR_ONE))])
+        self.logit = nn.Parameter(start)  # of gamma_v / gamma
+        parts = {"phi": phi, "discount": nn.ParameterList([self.logit])}
+        self.nets = nn.ModuleDict(parts).to(device)
+        (self.logit,) = self.nets["discount"].parameters()
         self.adam = Adam(phi.parameters(), config.lr, local=True)
         self.discount_adam = Adam([self.logit], config.discount_lr, local=True)
         self.rollouts: deque[Tensors] = deque(maxlen=config.history)
