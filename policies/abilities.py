@@ -6,9 +6,11 @@ with its base.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
@@ -22,6 +24,19 @@ class Smooths(Protocol):
     def noise_std(self) -> float:
         """Standard deviation of that noise, in the observations' own units; 0: there is none."""
         ...
+
+
+@runtime_checkable
+class HasLogProb(Protocol):
+    """A policy that knows the log-probabilities of actions, given the observation alone."""
+
+    chunk: int
+
+    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
+        """Log-probability [n] of stored actions [n, D], differentiable in the parameters."""
+        ...
+
+    def parameters(self) -> Iterator[Parameter]: ...
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from embodied.core.env import Step, VecEnv
+from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
 
@@ -100,6 +101,30 @@ class ObservesSteps(Protocol):
         stored. `env_ids` [n] (int64) says which parallel env each one comes from:
         `step.ended[env_ids]` are those that end an episode, `step.log["success"][env_ids]` those
         that succeeded."""
+
+
+@runtime_checkable
+class FollowsPolicy(Protocol):
+    """A reward that learns from how the policy that maximises it would change with it."""
+
+    def follow(self, policy: Policy, /) -> None:
+        """Called once, before training, with the policy that is trained; ConfigError if it cannot
+        follow this one. It changes no parameter of the policy, and no gradient."""
+
+
+@runtime_checkable
+class LearnsFromRollouts(Protocol):
+    """A learned reward for on-policy learners that needs their batches in the order of time."""
+
+    def update_rollout(self, rollout: Tensors, /) -> dict[str, Tensor]:
+        """In place of `update`: learn from a batch [T, B] as learners get it, with the rewards and
+        discounts of the environment, which may be overwritten later; returns metrics."""
+        ...
+
+    def discounts(self, rollout: Tensors, /) -> Tensor:
+        """The discounts [T, B] by which the learner learns from such a batch, without gradients;
+        0 where those of the batch are."""
+        ...
 
 
 @runtime_checkable

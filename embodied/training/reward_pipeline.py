@@ -27,7 +27,9 @@ from embodied.core.env import FiniteCheck, Step, VecEnv
 from embodied.core.reward import (
     AugmentsEnv,
     AugmentsEpisodes,
+    FollowsPolicy,
     HasComponents,
+    LearnsFromRollouts,
     ObservesSteps,
     Reward,
     Scheduled,
@@ -140,7 +142,8 @@ class RewardPipeline:
         return _named(self.reward.update(rows))
 
     def on_policy_batch(self, batch: Tensors, step: int) -> dict[str, Tensor]:
-        """Replace `batch["reward"]` [T, B] by the reward's; returns the update's metrics."""
+        """Replace `batch["reward"]` [T, B] by the reward's, and the discounts if it has its own;
+        returns the update's metrics."""
         reward = self.reward
         if reward is None:
             return {}
@@ -152,6 +155,11 @@ class RewardPipeline:
         rewards[at] = self.rewarded(rows).to(rewards.dtype)
         self.finite.read()
         self.last_batch = rows, rewards[at]
+        if isinstance(reward, LearnsFromRollouts):
+            discounts = reward.discounts(grid)
+            metrics = _named(reward.update_rollout(grid))
+            batch |= {"reward": rewards.view_as(batch["reward"]), "discount": discounts}
+            return metrics
         batch["reward"] = rewards.view_as(batch["reward"])
         return {} if reward.frozen else _named(reward.update(rows))
 
@@ -217,6 +225,10 @@ def build_reward(
     reward = make_reward(config, env, learner.gamma, device)
     if learner.n_step > 1 and not reward.sums_steps:
         raise ConfigError("this reward is that of a single decision: learner.n_step=1")
+    if isinstance(reward, LearnsFromRollouts) and config.data.regime != "on_policy":
+        raise ConfigError("this reward learns from whole rollouts: with learner=ppo, for example")
+    if isinstance(reward, FollowsPolicy):
+        reward.follow(learner.policy)
     augmented = augment(env, reward, learner.gamma)
     added = set(augmented.spec.obs) - set(env.spec.obs)
     keys = frozenset(f"{when}/{name}" for name in added for when in ("obs", "next_obs"))

@@ -131,7 +131,7 @@ class DenoisingMDP(PolicyWrapper):
             chain.append(x)
         return self.inner.to_actions(x), {**carry, "row/action": torch.stack(chain, 1)}
 
-    def log_prob(self, obs: Tensors, x: Tensor, following: Tensor, k: Tensor) -> Tensor:
+    def link_log_prob(self, obs: Tensors, x: Tensor, following: Tensor, k: Tensor) -> Tensor:
         """Log-density [n, size] of `following`, the result of link `k` [n] on `x`, by element."""
         return log_normal(following, *self.link(x, k, self.times()[k], self.features(obs)))
 

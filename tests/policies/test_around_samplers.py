@@ -135,7 +135,7 @@ def test_diffusion_density_is_a_product_of_normals() -> None:
         sigma = ((1 - there) / (1 - here) * (1 - here / there)) ** 0.5
         mean = there**0.5 * x0 + max(1 - there - sigma**2, 0.0) ** 0.5 * e
         by_hand = Normal(mean, max(sigma, 0.2)).log_prob(chain[:, k + 1])
-        found = policy.log_prob(obs, x, chain[:, k + 1], torch.full((64,), k))
+        found = policy.link_log_prob(obs, x, chain[:, k + 1], torch.full((64,), k))
         torch.testing.assert_close(found, by_hand, atol=1e-4, rtol=1e-4)
         z = (chain[:, k + 1] - mean) / max(sigma, 0.2)
         assert 0.8 < z.std() < 1.2 and z.abs().max() <= 3 + 1e-4

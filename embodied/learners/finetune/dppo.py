@@ -80,7 +80,7 @@ class Dppo(ppo_on_chain.PpoOnChain):
         """Log-densities [N] of single denoising steps, averaged over elements; entropies are
         reported as 0, as the noise is not learned."""
         x, following = minibatch["action"].unbind(1)
-        each_element = self.policy.log_prob(
+        each_element = self.policy.link_log_prob(
             under(minibatch, "obs"), x, following, minibatch["step"]
         )
         part = self.policy.executed(self.part)

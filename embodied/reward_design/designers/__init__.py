@@ -1,1 +1,1 @@
-"""Reward designers: Eureka, Text2Reward, Auto MC-Reward, and an evolutionary grammar."""
+"""Reward designers: Eureka, Text2Reward, Auto MC-Reward, DERL, and an evolutionary grammar."""

@@ -71,6 +71,7 @@ PRIMITIVES: dict[str, Primitive] = {
 HELPERS = {
     "size": "def size(v):\n    return torch.norm(v, dim=-1)\n",
     "along": "def along(v):\n    return v / (torch.norm(v, dim=-1, keepdim=True) + 0.000001)\n",
+    "ratio": "def ratio(a, b):\n    return a / torch.where(b.abs() < 0.000001, 0.000001, b)\n",
 }
 
 
@@ -120,13 +121,19 @@ def sample_term(kinds: Kinds, chance: random.Random) -> Term:
     return Term(kind, on, to, chance.choice(SCALES), chance.choice(SCALES), chance.choice(WEIGHTS))
 
 
-def written(terms: list[Term]) -> str:
-    """The program that sums `terms`; each is a component with its own name."""
+def names_of(terms: list[Term]) -> list[str]:
+    """The names of terms in a program."""
+    return [f"{term.kind}_{number}" for number, term in enumerate(terms)]
+
+
+def written(terms: list[Term], total: str = "") -> str:
+    """The program that returns `total`, Python over the terms' names ("": their sum); each term is
+    a component with its own name."""
     lines: list[str] = []
-    names: list[str] = []
-    used: set[str] = set()
-    for number, term in enumerate(terms):
-        name = f"{term.kind}_{number}"
+    names = names_of(terms)
+    total = total or " + ".join(names)
+    used = {helper for helper in HELPERS if f"{helper}(" in total}
+    for name, term in zip(names, terms, strict=True):
         before = term.on
         on, to = after(term.on), after(term.to)
         code = PRIMITIVES[term.kind].code.format(
@@ -134,10 +141,8 @@ def written(terms: list[Term]) -> str:
         )
         used |= {helper for helper in HELPERS if f"{helper}(" in code}
         lines.append(f"    {name} = {term.weight:g} * ({code})")
-        names.append(name)
     body = "\n".join(lines)
     asked = _asked(body, terms)
-    total = " + ".join(names)
     parts = ", ".join(f'"{name}": {name}' for name in names)
     helpers = "\n\n".join(HELPERS[name] for name in sorted(used))
     head = f"{helpers}\n\n" if helpers else ""

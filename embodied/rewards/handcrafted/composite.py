@@ -31,6 +31,7 @@ from embodied.core.remembered import Remembered
 from embodied.core.reward import (
     AugmentsEnv,
     AugmentsEpisodes,
+    FollowsPolicy,
     ObservesSteps,
     Reward,
     Scheduled,
@@ -120,6 +121,12 @@ class CompositeReward(Remembered, SummedReward):
         """Implement only the protocols that a term needs: n-step returns and unwrapped environments
         remain possible otherwise."""
         parts = self.parts.values()
+        for name, part in self.parts.items():
+            if isinstance(part, FollowsPolicy):
+                raise ConfigError(
+                    f"reward.terms.{name} learns from the policy that maximises it alone, and is "
+                    "no term of a sum"
+                )
         if any(isinstance(part, AugmentsEnv) for part in parts) or self._decays:
             self.augment_env = self._augment_env
         if any(isinstance(part, AugmentsEpisodes) for part in parts):

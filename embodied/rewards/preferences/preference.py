@@ -134,6 +134,8 @@ class Pictures(nn.Module):
 
 
 Scores = Vectors | Pictures
+PolicyTerm = Callable[[Scores], Tensor]
+"""A further loss of a fit (a scalar), of the scores that are fitted."""
 
 
 def scores_of(leaf: Leaf, fit: FitConfig, seed: int) -> Scores:
@@ -189,8 +191,9 @@ class Ranker(Remembered):
         gain = self.sums(second) - self.sums(first)
         return float((((gain > 0).float() == target) & told).sum() / told.sum())
 
-    def learn(self, new: Labels) -> dict[str, Tensor]:
-        """Add labels of segments [n, steps, ...] and fit to all of them.
+    def learn(self, new: Labels, policy_term: PolicyTerm | None = None) -> dict[str, Tensor]:
+        """Add labels of segments [n, steps, ...] and fit to all of them; `policy_term` is added to
+        the loss of each step.
 
         `new_accuracy` is the accuracy on the new labels before they are learned.
         """
@@ -208,6 +211,8 @@ class Ranker(Remembered):
             for rows in order.split(self.how.batch, 1):
                 one, two = (self._sums_per_member(x[rows].to(self.device)) for x in new[:2])
                 loss = loss_of(one, two, new[2][rows].to(self.device))
+                if policy_term is not None:
+                    loss = loss + policy_term(self.net)
                 gradient_step(self.optimizer, loss)
             share = self.accuracy(new)
             if share > self.how.enough:
@@ -360,6 +365,7 @@ class Preference(Remembered, Reward):
         *("steps", "done", "pairs", "arrived", "issued"),
     )
     needs_local_env = True
+    policy_term: PolicyTerm | None = None
 
     def __init__(
         self,
@@ -421,10 +427,10 @@ class Preference(Remembered, Reward):
             )
             drawn = pool[torch.randint(max(len(pool), 1), (2, count), generator=self.random)]
             if count:
-                self._submit(*(self._sides(self.store.take, side) for side in drawn))
+                self._submit(*(self._sides(self.take, side) for side in drawn))
         found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:  # fit all labels so far, and update all scores
-            self.metrics |= self.ranker.learn(found)
+            self.metrics |= self.ranker.learn(found, self.policy_term)
             held = self.store.reached()
             pictures = self.view(self.store.take(held)[self.scored])
             self.store.scores[held] = self.ranker.score(pictures)
@@ -434,6 +440,10 @@ class Preference(Remembered, Reward):
         """What `take` has of segments `numbers` [n, steps]: leaves [n, steps, ...]."""
         flat = take(numbers.flatten())
         return tt.each(flat, lambda value: value.unflatten(0, tuple(numbers.shape)))
+
+    def take(self, numbers: Tensor) -> Tensors:
+        """What is known of the observations with indices `numbers` [n]."""
+        return self.store.take(numbers)
 
     def ask(self, first: Tensors, second: Tensors) -> Labels | None:
         """Have pairs of segments labelled, given both sides' observations [n, steps, ...],
@@ -464,7 +474,11 @@ class Preference(Remembered, Reward):
         self._update_counts(target)
         if not len(answered):
             return None
-        one, other = (self.view(side[self.scored][answered]) for side in sides)
+        return self.labelled([tt.take(side, answered) for side in sides], target)
+
+    def labelled(self, sides: list[Tensors], target: Tensor) -> Labels:
+        """The labels of answered pairs, of both sides [n, ...] and the targets [n]."""
+        one, other = (self.view(side[self.scored]) for side in sides)
         return one, other, target
 
     def set_state(self, state: dict[str, Any]) -> None:
