@@ -39,9 +39,9 @@ __all__ = [
     "updates",
 ]  # for other tests
 CONFIGS = PACKAGED
-# It teaches agents with tables in lifetimes of symbols alone: tests/learners/test_groove.py.
-APART = "groove"
-FILES = sorted(file for file in (PACKAGED / "learner").glob("*.yaml") if file.stem != APART)
+# They need what lifetimes observe: tests/learners/test_groove.py and test_meta_dt.py.
+APART = ("groove", "meta_dt", "prompt_dt")
+FILES = sorted(file for file in (PACKAGED / "learner").glob("*.yaml") if file.stem not in APART)
 LEARNERS = [file.stem for file in FILES]
 # An exact resume needs the seed to decide.
 USUAL = usually({*CHECKS} - {checks.the_seed_decides}, CHECKS)
