@@ -21,6 +21,7 @@ DEPTH = "depth"  # unit of pictures of distances in metres
 INSTRUCTION = "instruction"  # observation: which of `Spec.tasks` a policy is to do
 SENTENCE = "sentence"  # unit of a sentence's vector (embodied.nn.sentences)
 NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
+TASK_NUMBER = "task_number"  # observation: which of several tasks of one environment it is
 MASK = "action_mask"  # observation: which choices of the action are allowed now (`core.choices`)
 BEST_ACTION = "privileged/best_action"  # observation: what who knows the task would do now
 LAST_ACTION = "last_action"  # observation in lifetimes of episodes: the action before

@@ -208,7 +208,7 @@ def test_the_policy_shows_the_segment_that_the_learner_found_to_surprise_most() 
 
 
 def test_the_context_learns_first_and_stays() -> None:
-    made: MetaDtLearner = learner("meta_dt", context_updates=60, batch_size=30)
+    made: MetaDtLearner = learner("meta_dt", context_updates=60, context_lr=1e-2)
     everything = {"place": torch.arange(30)}
     first = float(made.update(everything)["loss"])
     head = made.policy.head.weight.clone()

@@ -1,0 +1,86 @@
+"""Tasks: several tasks of one environment at once; parallel env i has task i modulo their number.
+
+For one policy of several tasks, which observes the number of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.bounds import Fraction
+from embodied.core.build import ConfigError, nearest
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import SYMBOL, TASK_NUMBER, Leaf
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+from embodied.envs.row_rng import RowRng
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of several tasks."""
+
+    tasks: tuple[Mapping[str, Fraction], ...]  # of each, elements of the task vector by name
+
+
+class Tasks(Wrapper):
+    """Adds the observation `task_number`, a symbol. Elements of the task vector that a task does
+    not name are drawn anew, uniform in [0, 1], for each episode."""
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        if env.spec.task is None:
+            raise ConfigError("Tasks needs an environment with a task vector")
+        names = env.spec.task.names
+        self.count = len(config.tasks)
+        number = Leaf((1,), "int64", 0, max(self.count - 1, 1), SYMBOL)
+        super().__init__(env, env.spec.with_obs(**{TASK_NUMBER: number}))
+        n = self.num_envs
+        if not 1 <= self.count <= n or n % self.count:
+            raise ConfigError(
+                f"{self.count} tasks need a multiple of as many envs: env.num_envs={n}"
+            )
+        values = torch.full((self.count, len(names)), torch.nan)
+        for place, task in enumerate(config.tasks):
+            for name, value in task.items():
+                if name not in names:
+                    raise ConfigError(f'tasks: there is no element "{name}"{nearest(name, names)}')
+                values[place, names.index(name)] = value
+        self.number = (torch.arange(n) % self.count).to(self.device)
+        self.given = values.to(self.device)[self.number]
+        self.streams = RowRng(self.depth << 40, n, self.device)
+        self.memory["generator"] = self.streams.state
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError("the tasks are fixed; call reset without `task`")
+        rows = self.rows(mask)
+        if seed is not None:
+            self.streams.state = self.memory["generator"]
+            self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
+        return self.transform_obs(self.env.reset(seed, self._drawn(rows), mask))
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        following = self.transform_obs({key: leaf.clone() for key, leaf in step.next_obs.items()})
+        obs = following
+        if step.ended.any():
+            obs = self.transform_obs(self.env.reset(None, self._drawn(step.ended), step.ended))
+        return replace(step, obs=obs, next_obs=following)
+
+    def _drawn(self, rows: Tensor) -> Tensor:
+        """Task vectors [B, D], those of `rows` [B] (bool) from their generators."""
+        self.streams.state = self.memory["generator"]
+        index = rows.nonzero().flatten()
+        drawn = torch.zeros_like(self.given)
+        if len(index):
+            drawn[index] = self.streams.uniform(self.given.shape[1], index).mT
+        return torch.where(self.given.isnan(), drawn, self.given)
+
+    def transform_obs(self, obs: Tensors) -> Tensors:
+        return {**obs, TASK_NUMBER: self.number[:, None]}
