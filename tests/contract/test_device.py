@@ -35,7 +35,7 @@ DEVICE = "pretend"
 OF_DEMONSTRATIONS = ("pretrain_steps", "demo_fraction", "demo_episodes")
 CHEAP = (
     *("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions"),
-    "maze_trials",
+    *("maze_trials", "point_trials", "minigrid_four"),
 )
 
 
