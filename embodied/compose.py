@@ -25,8 +25,8 @@ from embodied.core.build import (
     Node,
     allow,
     closest,
+    kind_of,
     nearest,
-    resolve,
     typed,
     unknown,
 )
@@ -201,7 +201,7 @@ def _fill_data(
     if regime == "auto":
         from embodied.learners.learner import Learner
 
-        regime = str(resolve(node["learner"]["_target_"], Learner).data)
+        regime = str(kind_of(node["learner"], Learner).data)
     file = options("data", search).get(regime)
     defaults = _load(file) if file else {}
     if "data" in given:

@@ -315,7 +315,7 @@ def compared(deployment: Deployment, folder: Path) -> str:
         before: Any = json.loads(file.read_bytes())
         version = before["version"]
         old = dict(before["parameters"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError):
         version, old = 0, {}
     line = f"safety parameters {checksum(deployment)}"
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import yaml
 
 from benchmarks import evidence, rules
 from benchmarks.evidence import commit_of, finished
+from embodied import cli
 from embodied.compose import PACKAGED, options
 from embodied.core.build import ConfigError, parse
 from embodied.evaluation.statistics import iqm
-from embodied.study.study import Study, read_study, run, seconds_of
+from embodied.study.study import Study, filled, read_study, run, seconds_of
 from tests.tiers import usually
 
 FAIR: dict[str, Any] = {
@@ -245,6 +247,18 @@ def test_studies_are_well_formed(file: Path) -> None:
         assert words.count(f"out=W/{variant}-0") == 1 and len(given) == len(words) - 1
         of_seed = any(word.endswith("-0") or "/stages-0/" in word for word in given)
         assert "seed=0" in words or (words[1] in ("eval", "improve") and of_seed)
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
+def test_every_line_of_a_study_is_a_command(file: Path) -> None:
+    study, work = read_study(file.read_text(), file.stem), Path("W")
+    lines = [filled(text, work=work) for text in study.prepare]
+    lines += [line for name in study.before for line in study.lines_before(name, 0, work)]
+    lines += [line for task in study.tasks(0, work) for line in task.lines.values()]
+    lines += [study.line(name, 0, work) for name in study.variants]
+    for program, *words in map(shlex.split, lines):
+        if program == "embodied":
+            cli.parse(words)
         for word in words:
             if word.startswith("experiment="):
                 assert Path(f"configs/experiment/{word.partition('=')[2]}.yaml").exists()

@@ -125,7 +125,7 @@ def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
     try:
         inputs = {name: _feature(value) for name, value in node["input_features"].items()}
         action = _feature(node["output_features"]["action"]).shape[0]
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
         raise ConfigError(
             f"{folder}/config.json names no features (input_features, output_features.action): it "
             "is of a LeRobot before 0.2, or damaged"

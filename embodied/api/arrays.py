@@ -115,5 +115,5 @@ def _observed(obs: Arrays, spec: Spec, native: Native | None) -> Tensors:
             return {name: torch.as_tensor(obs[name]) for name in names}
         plain = len(native.obs) == 1 and not native.obs[0].path
         return native.tensors(obs["state"] if plain else obs, names)[0]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"obs of demos do not fit {', '.join(names)}: {error}") from error

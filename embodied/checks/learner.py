@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from embodied.checks.check import checks_of, from_file, require
-from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.build import ConfigError, Node, build, kind_of
 from embodied.core.config_fields import complete
 from embodied.core.env import REAL
 from embodied.core.policy import Policy, PolicyWrapper
@@ -71,7 +71,7 @@ def make(subject: LearnerSubject, seed: int = 0) -> Learner:
 def trainable(node: Node, inner: Node | None) -> Policy:
     """What a learner gets of a fine-tuner around a small flow or diffusion policy."""
     base = build(DIFFUSION if "Diffusion" in node["_target_"] else BASE, Policy, spec=SPEC)
-    return resolve(node["_target_"], PolicyWrapper).wrap(base, node, inner).trainable()
+    return kind_of(node, PolicyWrapper).wrap(base, node, inner).trainable()
 
 
 def batch_for(learner: Learner, seed: int = 0) -> Tensors:

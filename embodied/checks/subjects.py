@@ -18,7 +18,7 @@ from embodied.checks.policy import SPECS, PolicySubject
 from embodied.checks.reward import RewardSubject, small_run
 from embodied.checks.teacher import GAME, TeacherSubject, need
 from embodied.compose import compose, options, search_folders
-from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.build import ConfigError, Node, build, kind_of
 from embodied.core.env import VecEnv
 from embodied.core.policy import PolicyWrapper
 from embodied.policies.steering.steered import Steered
@@ -107,7 +107,7 @@ def learner_subject(
     inner = nodes["policy"][0]
     wrapped: list[tuple[Node, Node | None]] = []
     for each in nodes["finetune"]:
-        steered = issubclass(resolve(each["_target_"], PolicyWrapper), Steered)
+        steered = issubclass(kind_of(each, PolicyWrapper), Steered)
         wrapped.append((each, inner if steered else None))
     return LearnerSubject(node, nodes["policy"], wrapped)
 

@@ -17,7 +17,7 @@ from embodied.commands import print_rows, require_at_least, runs_in
 from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.atomic_write import write_json
-from embodied.core.build import ConfigError, Node, build, parse, resolve, typed
+from embodied.core.build import ConfigError, Node, build, kind_of, parse, typed
 from embodied.core.config_fields import complete
 from embodied.core.device import pick_device, replaced
 from embodied.core.env import VecEnv
@@ -225,7 +225,7 @@ def certificate_settings(node: Node) -> CertificateConfig:
     if not config.radii:
         return config
     node["policy"] = policy = complete(node["policy"])
-    if not issubclass(resolve(policy["_target_"], Policy), Smooths) or not policy["sigma"]:
+    if not issubclass(kind_of(policy, Policy), Smooths) or not policy["sigma"]:
         raise ConfigError("certify.radii: only policy=smoothed with policy.sigma above 0 has them")
     if policy["attack"] != "none":
         raise ConfigError("certify.radii: certificates are of episodes without policy.attack")
@@ -303,7 +303,7 @@ def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained
     """The policy of a checkpoint for an environment with `spec`, as `node["policy"]` asks for it,
     told to do `node["task"]` where it has several."""
     policy, asked = checkpoint.load_policy(saved), node["policy"]
-    if resolve(asked["_target_"], Policy) is type(policy):  # other settings, before the mapping
+    if kind_of(asked, Policy) is type(policy):  # other settings, before the mapping
         policy = asked_for(policy, asked, saved, trained)
         return joined(with_task(policy, node["task"], spec), spec, mapping, saved)
     policy = joined(with_task(policy, node["task"], spec), spec, mapping, saved)
@@ -313,7 +313,7 @@ def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
     """The policy to evaluate, by `node`: as trained, with other settings (such as the steps of a
     sampler), or inside a wrapper such as best_of_n, which may use the run's critic."""
-    kind: Any = resolve(node["_target_"], Policy)
+    kind: Any = kind_of(node, Policy)
     if type(policy) is kind:
         return checkpoint.with_settings(policy, node, saved)
     if not issubclass(kind, PolicyWrapper) or not kind.for_evaluation:

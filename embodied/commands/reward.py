@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -22,7 +21,7 @@ from embodied.commands import (
 )
 from embodied.compose import allow_from, compose, option, options, search_folders
 from embodied.core.atomic_write import write_json
-from embodied.core.build import ConfigError, Node, build, nearest, parse
+from embodied.core.build import ConfigError, Node, build, nearest, parse, shell_words
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.hub import local_folder
 
@@ -372,7 +371,7 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
     made = compose("design", [word for word in words if word not in said], folders)
     node, choices = made.node, made.choices
     if learn is not None:
-        node["learn"] = shlex.split(learn)
+        node["learn"] = shell_words(learn, "learn")
     if said:
         node["sentence"] = said[0]
     node["sentence"] = node["sentence"] or node["env"].get("text")

@@ -250,7 +250,7 @@ def _convert(source: Path, out: str | None, lerobot: str | None) -> None:
     else:
         try:
             motors = motors_of(yaml.safe_load(source.read_text()))
-        except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError, ArithmeticError) as error:
             raise ConfigError(f"{source} has no joints as a driver's: {error}") from error
     if lerobot:
         save_lerobot(motors, Path(lerobot))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import yaml
 
 from embodied.commands import take, yaml_values
 from embodied.core.atomic_write import locked
-from embodied.core.build import ConfigError, nearest, parse, typed
+from embodied.core.build import ConfigError, nearest, parse, shell_words, typed
 from embodied.core.files import SETTINGS, read_text
 from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config-dir", action="append", default=[])
     for name, line in trainings(study, work):  # are the settings right, before anything runs?
-        options, words = parser.parse_known_args(shlex.split(line)[2:])
+        options, words = parser.parse_known_args(shell_words(line, name)[2:])
         try:
             fresh(words, options.config_dir)
         except ConfigError as error:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.cuda_graph import Captured
+from embodied.core.device import device_of
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, remembered
 
@@ -42,7 +43,7 @@ class Actor:
         if not 1 <= self.execute <= policy.chunk:
             raise ValueError(f"execute={self.execute} is not in 1..{policy.chunk} (the chunk)")
         self.captured = Captured(policy) if cuda_graph else None
-        self.device = device or next((p.device for p in policy.parameters()), torch.device("cpu"))
+        self.device = device or device_of(policy)
         self.cursor = torch.full((n,), self.execute, device=self.device)
         self.every = torch.arange(n, device=self.device)
         self.carry: Tensors = self._initial()

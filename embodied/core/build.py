@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -142,6 +143,18 @@ def resolve(target: str, role: type[T]) -> type[T]:
     return cast(type[T], found)
 
 
+def kind_of(node: Any, role: type[T]) -> type[T]:
+    """The class that the `_target_` of `node` names (see `resolve`); ConfigError."""
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{role.__name__} should be a mapping with _target_, not {shown(node)}")
+    settings = cast(Mapping[str, Any], node)
+    if "_target_" not in settings:
+        raise ConfigError(f"a node with keys {shown(sorted(settings))} has no _target_")
+    if not isinstance(settings["_target_"], str):
+        raise ConfigError(f"_target_={shown(settings['_target_'])} should be a dotted name")
+    return resolve(settings["_target_"], role)
+
+
 def registered(role: str) -> Callable[[F], F]:
     """Decorator: settings may name this function where a `role` ("kinematics") is asked for."""
 
@@ -198,12 +211,8 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
     class without a `config` parameter gets the keys as keyword arguments. The object's `.node` is
     a plain copy of the node.
     """
-    if "_target_" not in node:
-        raise ConfigError(f"a node with keys {shown(sorted(node))} has no _target_")
-    if not isinstance(node["_target_"], str):
-        raise ConfigError(f"_target_={shown(node['_target_'])} should be a dotted name")
+    cls: Any = kind_of(node, role)
     target = node["_target_"]
-    cls: Any = resolve(target, role)
     settings = {key: value for key, value in node.items() if key != "_target_"}
     if role in type(GIVEN.get(target)).__mro__:  # an object
         return GIVEN[target]
@@ -250,6 +259,14 @@ def parse(config_type: Any, settings: Mapping[str, Any], where: str, joint: str 
     if missing:
         raise ConfigError(f"{where} needs {', '.join(missing)}", key=missing[0])
     return config_type(**values)
+
+
+def shell_words(line: str, where: str) -> list[str]:
+    """The words of a command line, as a shell splits them; ConfigError begins with `where`."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:  # a quotation mark without its second
+        raise ConfigError(f"{where} cannot be split into words ({error}): {shown(line)}") from error
 
 
 def plain(value: Any) -> Any:

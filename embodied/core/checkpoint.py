@@ -224,7 +224,7 @@ def references(path: Path | str) -> dict[str, SavedFile]:
         return {str(entry["part"]): saved_file.referred(entry, folder) for entry in entries}
     except BaseFileError as error:
         raise CheckpointError(str(error)) from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError) as error:
         raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
 
 
@@ -237,13 +237,18 @@ def load_spec(path: Path | str) -> Spec:
         raise _damaged(folder, error) from error
 
 
+MAPPINGS = ("kernels", "metrics", "adopted")
+
+
 def read_about(path: Path | str) -> dict[str, Any]:
     """The facts of a checkpoint: format, versions, step, metrics, hashes, kernels."""
     folder = find(path)
     try:
         about = about_of(folder)
         int(about["step"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        if wrong := [k for k in MAPPINGS if not isinstance(about.get(k, {}), dict)]:
+            raise TypeError(wrong[0])
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError) as error:
         raise _damaged(folder, f"{ABOUT} cannot be read, or has no step") from error
     return about
 

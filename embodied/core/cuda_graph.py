@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
+from embodied.core.device import device_of
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
@@ -98,7 +99,7 @@ class Captured:
     """
 
     def __init__(self, policy: Policy) -> None:
-        require_gpu(next((p.device for p in policy.parameters()), torch.device("cpu")), "policy")
+        require_gpu(device_of(policy), "policy")
         self.decide = partial(decision, policy)
         self.recording: Recording | None = None
 

@@ -46,6 +46,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device(kind, int(index) if index else torch.accelerator.current_device_index())
 
 
+def device_of(module: torch.nn.Module) -> torch.device:
+    """The device of the first parameter; the CPU without parameters, as where a server computes."""
+    return next((each.device for each in module.parameters()), torch.device("cpu"))
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes of `device` that this process may still take; on the CPU, and on a device that does not
     say how much it has, within the limit of its control group. A system that does not say how much

@@ -7,6 +7,7 @@ A file may take `allowed` bytes of memory: 1 GB, and beyond that 20 times its ow
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Generator, Iterable
@@ -29,6 +30,11 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, E
 
 class FileError(ConfigError):
     """A foreign file cannot be used; one line says which and why."""
+
+
+def cache_folder() -> Path:
+    """Where this user's machine keeps what can be made anew: $XDG_CACHE_HOME/embodied."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied"
 
 
 def inside(folder: Path, name: str | Path) -> Path:

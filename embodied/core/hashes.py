@@ -54,6 +54,6 @@ def damage(folder: Path, names: Iterable[str]) -> str:
                 return f"{name} is missing"
             if not file.is_file() or file_hash(file) != known.get(name):
                 return f"{name} is not what was saved"
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError) as error:
         return f"{ABOUT} cannot be read" if not isinstance(error, OSError) else str(error)
     return ""

@@ -274,7 +274,7 @@ def _action(given: Any, where: str) -> tuple[Affine | Range, tuple[str, ...]]:
             return Affine.from_json(node), elements
         if kinds in ({"scale"}, {"scale", "offset"}):
             return _of_scale(node, f"{where}: action"), elements
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"{where}: action: {error}") from error
     raise ConfigError(
         f"{where}: action should be {{low: [...], high: [...]}} (the values there of -1 and +1 "

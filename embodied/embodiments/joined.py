@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_type_hints
 
 from embodied.core.bounds import Positive
-from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.build import ConfigError, Node, build, kind_of
 from embodied.embodiments.arrays import Floats, namespace
 from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.kinematics.arm import read_arms_file
@@ -39,7 +39,7 @@ class Joined(Controller):
         for name, node in config.controllers.items():
             if node.get("dt") in (None, config.dt):
                 continue
-            kind = resolve(node["_target_"], Controller)
+            kind = kind_of(node, Controller)
             usual = get_type_hints(kind.__init__)["config"].dt  # with it, none was named
             if node["dt"] != usual:
                 raise ConfigError(f"controllers.{name}.dt={node['dt']} should be dt={config.dt:g}")

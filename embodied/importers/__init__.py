@@ -112,7 +112,7 @@ def naming(path: Path, name: str) -> Iterator[None]:
     """Errors inside are DatasetErrors that name the file and the episode."""
     try:
         yield
-    except (DatasetError, ValueError, KeyError, IndexError) as error:
+    except (DatasetError, ValueError, KeyError, IndexError, ArithmeticError) as error:
         reason = str(error).strip("\"'") or type(error).__name__
         raise DatasetError(f"{path}, {name}: {reason}") from error
 

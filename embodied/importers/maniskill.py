@@ -83,7 +83,7 @@ def _about(path: Path) -> dict[str, Any]:
         raise DatasetError(f"{file} is missing: ManiSkill writes it beside {path.name}")
     try:
         return json.loads(read_text(file, require_file(file)))["env_info"]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, ArithmeticError) as error:
         raise DatasetError(f"{file} is damaged ({error}); copy or download it again") from error
 
 

@@ -107,7 +107,7 @@ def _period(folder: Path, about: Mapping[str, Any]) -> float:
     kwargs = {k: v for k, v in (env_spec.get("kwargs") or {}).items() if k != "render_mode"}
     try:
         env = make(Config(str(env_spec["id"]), kwargs=kwargs))
-    except (ValueError, ModuleNotFoundError) as error:
+    except (ValueError, ModuleNotFoundError, ArithmeticError) as error:
         raise DatasetError(
             f"{file}: the control period is that of {env_spec['id']}, which cannot be made here "
             f"({error}): --dt"

@@ -174,7 +174,7 @@ def _features(file: Path) -> dict[str, Feature]:
 
     try:
         return dict(walk(read_json(file), ""))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise DatasetError(f"{file} is damaged ({error}); copy it again") from error
 
 

@@ -183,7 +183,7 @@ class Array:
             if about.get("dimension_separator", ".") not in (".", "/"):
                 raise ValueError("its files are named otherwise")
             return cls(store, name, shape, about)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as error:
             raise DatasetError(f"{store.path}: {name}/.zarray is damaged ({error})") from error
 
     def require_room(self, shape: Sequence[int]) -> int:
@@ -237,7 +237,7 @@ class Array:
             if array is None or array.dtype != np.dtype(about["dtype"]):
                 array = np.frombuffer(values, np.dtype(about["dtype"]))
             return array.reshape(about["chunks"], order=about.get("order", "C"))
-        except (ValueError, RuntimeError, OSError, EOFError, zlib.error) as error:
+        except (ValueError, RuntimeError, OSError, EOFError, zlib.error, ArithmeticError) as error:
             raise DatasetError(
                 f"{self.store.path}: {self.name}/{key} is damaged ({error}); copy it again"
             ) from error
@@ -292,5 +292,5 @@ def codec(settings: Mapping[str, Any], known: Sequence[str]) -> Any:
         register_codecs(verbose=False)
     try:
         return registry.get_codec(dict(settings))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise ConfigError(f"numcodecs has no codec {name} of these settings ({error})") from error

@@ -7,7 +7,6 @@ the same everywhere: no way is tuned more than another.
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
 import yaml
 from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core.bounds import Count, CountOrZero, Positive, PositiveFraction
-from embodied.core.build import ConfigError, Node
+from embodied.core.build import ConfigError, Node, shell_words
 from embodied.core.config_fields import complete, settings_of
+from embodied.core.device import device_of
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
 from embodied.evaluation.evaluate import Evaluation
@@ -126,7 +125,7 @@ class Training(Way):
         self.searches_sampler = not config.init
 
     def words(self, setup: Setup) -> list[str]:
-        words = shlex.split(self.config.words)
+        words = shell_words(self.config.words, "words")
         if setup.demos and self.config.demos != "ignored":
             words.append(f"demos=[{','.join(setup.demos)}]")
         usual = CORRECTION * (setup.base.change or math.inf)
@@ -198,7 +197,7 @@ class OwnSuccesses(Way):
         words += [] if executed(player) is None else [f"execute={executed(player)}"]
         setup.commands.collect(words)
         every = ",".join(f"{folder}/episodes-{k}" for k in range(rung + 1))
-        new = [*shlex.split(self.config.words), f"demos=[{every}]"]
+        new = [*shell_words(self.config.words, "words"), f"demos=[{every}]"]
         return setup.train(
             folder / f"run-{rung}", new, self.config.updates if in_steps else budget - played
         )
@@ -313,5 +312,5 @@ def with_steps(policy: Policy, steps: int) -> Policy:
     for name in sampler_in(policy) or ():
         inner = inner[name]
     inner["steps"] = steps
-    device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+    device = device_of(policy)
     return checkpoint.with_settings(policy, node, "this policy").to(device)

@@ -167,7 +167,15 @@ def load(folder: Path | str) -> Dynamics:
         format = read_json(folder / "about.json").get("format", 1)
         spec = Spec.from_json(read_json(folder / "spec.json"))
         weights = load_tensors(folder / WEIGHTS)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        SafetensorError,
+        ArithmeticError,
+    ) as error:
         raise ConfigError(f"the model {folder} is damaged ({error}); fit it again") from error
     node = formats.upgrade("model", read_saved(folder / "model.yaml"), format)
     require_inside(node, folder / "model.yaml")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.device import device_of
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, require_same
 from embodied.core.tensors import HISTORY, Tensors, history_steps, is_history, nest, under
@@ -42,7 +43,7 @@ def encoded(model: LatentDynamics, episodes: Episodes, where: str) -> Episodes:
     environment.
     """
     require_same(model.data_spec, episodes.spec, "the model", f"dataset {where}")
-    device = next(model.parameters()).device
+    device = device_of(model)
     size = model.spec.obs[LATENT].size
     count, total = len(episodes), int(episodes.length.sum())
     steps, final = torch.zeros(total, size), torch.zeros(count, size)
@@ -121,7 +122,7 @@ class LatentPolicy(Policy):
         return self.base
 
     def initial(self, n: int) -> Tensors:
-        device = next(self.model.parameters()).device
+        device = device_of(self.model)
         latent = torch.zeros(n, self.model.spec.obs[LATENT].size, device=device)
         plan = self.spec.act.zeros(n, device)[:, None].repeat(
             1, self.chunk, *[1] * len(self.spec.act.shape)

@@ -3,20 +3,27 @@
 PyTorch's float32 matrix product is MKL's. oneDNN's is up to twice as fast on some CPUs that MKL
 does not know (AMD with AVX-512), and PyTorch uses it if float32 products may be less exact
 ("medium"). On a CPU with bfloat16 units they then are less exact. So a test of some milliseconds
-decides.
+decides, once for each model of CPU.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from embodied.core.build import parse
+from embodied.core.files import cache_folder
+from embodied.nn.native import processor
 
 PRECISION = {"torch": "highest", "onednn": "medium"}
 SIZE = 256  # of the test's matrices: the hidden layers and batches of SAC and TD3
@@ -30,7 +37,7 @@ class Kernels:
     """`product`: the float32 matrix product, "torch" or "onednn"; `native`: learners may use native
     code (embodied.nn.native) that equals theirs up to rounding; `note`: why, for people."""
 
-    product: str = "torch"
+    product: Literal["torch", "onednn"] = "torch"
     native: bool = False
     note: str = "float32 product: PyTorch's"
 
@@ -66,7 +73,7 @@ def choose(
         )
     if saved is None:
         return replace(pick_product(), native=True)
-    wanted = Kernels(str(saved["product"]), bool(saved["native"]), "as in the checkpoint")
+    wanted: Kernels = parse(Kernels, {**saved, "note": "as in the checkpoint"}, "kernels")
     if wanted.product == "torch" or is_exact():
         return wanted
     return Kernels(
@@ -99,9 +106,33 @@ def is_exact() -> bool:
 
 @cache
 def speed_ratio() -> float:
-    """How many times as fast oneDNN's product is: the lower quartile of interleaved pairs, so that
-    a busy machine seldom chooses what an idle one would not. Measured once: all runs of a process
-    use the same product."""
+    """How many times as fast oneDNN's product is, as the first run on this CPU model measured it
+    and kept it in the cache folder: where both are about as fast, two runs of one seed would differ
+    in the last bits. Where that folder cannot be used, it is measured for this process."""
+    system = f"{processor()} {torch.__version__} {torch.get_num_threads()} threads"
+    name = hashlib.sha256(system.encode()).hexdigest()[:16]
+    file = cache_folder() / "float32_product" / f"{name}.txt"
+    try:
+        if not file.exists():
+            _keep(file, f"{_measured_ratio():.3f}")
+        return float(file.read_text())
+    except (OSError, ValueError):
+        return _measured_ratio()
+
+
+def _keep(file: Path, text: str) -> None:
+    """Write `file` whole; another process that was first is right."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = file.with_suffix(f".{os.getpid()}")
+    own.write_text(text)
+    with suppress(FileExistsError):
+        os.link(own, file)
+    own.unlink()
+
+
+def _measured_ratio() -> float:
+    """The lower quartile of interleaved pairs, so that a busy machine seldom chooses what an idle
+    one would not."""
     a, b = _matrices()
 
     def seconds() -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.device import forked
+from embodied.core.device import device_of, forked
 from embodied.core.policy import Policy
 from embodied.core.spec import INSTRUCTION, Leaf, hidden
 from embodied.core.tensors import Tensors, each, remembered
@@ -34,7 +34,7 @@ class PolicyService:
         self.leaves = {name: leaf for name, leaf in policy.spec.obs.items() if not hidden(name)}
         if taken := {OURS, NOISE, RESET, PROMPT} & set(self.leaves):
             raise ConfigError(f"an observation called {sorted(taken)[0]} cannot be served: rename")
-        self.device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+        self.device = device_of(policy)
         self.carry = _start(policy)
         self.offer = self._offer()
 
@@ -195,7 +195,7 @@ def _tensor(value: Any, shape: tuple[int, ...], n: int, batched: bool, name: str
     """`value` as a tensor [n, *shape]; RequestError if it has another shape."""
     try:
         array = np.array(value)  # a copy: what was received is read-only
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise RequestError(f"{name} is no array") from error
     wanted = (n, *shape) if batched else tuple(shape)
     if array.dtype.kind not in "biuf" or array.shape != wanted:

@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
+from embodied.core.files import cache_folder
 
 VERSION = 1
 PORT = 8000  # where openpi's servers listen by default, and ours
@@ -371,8 +372,7 @@ LEAST = 16  # characters
 
 def token_file(port: int) -> Path:
     """The default file of the server on this machine's port `port`."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "embodied" / "serve" / f"{port}.token"
+    return cache_folder() / "serve" / f"{port}.token"
 
 
 def make_token(path: Path) -> str:

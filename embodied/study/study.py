@@ -20,7 +20,7 @@ from typing import Literal
 
 from embodied.core.atomic_write import locked, write_durably, write_json
 from embodied.core.bounds import Count, CountOrZero
-from embodied.core.build import ConfigError, nearest, parse
+from embodied.core.build import ConfigError, nearest, parse, shell_words
 from embodied.core.children import module_command
 from embodied.core.files import require_names
 from embodied.core.saved_node import parse_yaml
@@ -339,7 +339,7 @@ def command(line: str, out: Path) -> None:
     done = Path(f"{out}.done")
     if done.exists():
         return
-    words = shlex.split(line)
+    words = shell_words(line, out.name)
     resumed = words[:2] == ["embodied", "train"] and any(out.glob("checkpoints/[0-9]*/loop.pt"))
     if resumed:
         words = [*resume_words(words), f"resume={out}"]

@@ -28,7 +28,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from embodied.core.bounds import Count, CountOrZero, Number
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, shell_words
 from embodied.core.children import interrupt_with_parent
 from embodied.study.study import STOPPED, program, resume_words, values_of
 from embodied.training.actors.ray_connection import connected, imported
@@ -238,7 +238,7 @@ def launcher(on: str, options: str | None, threads: int = 1, device: str = "auto
     if on not in ("here", "slurm", "ray"):
         raise ConfigError(f"on={on} should be here, slurm or ray")
     if on == "slurm":
-        return Slurm(shlex.split(options or ""))
+        return Slurm(shell_words(options or "", "slurm"))
     if options is not None:
         raise ConfigError("slurm= has an effect with on=slurm only")
     if on == "here":

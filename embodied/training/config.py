@@ -20,7 +20,7 @@ from embodied.core.bounds import (
     Positive,
     PositiveFraction,
 )
-from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
+from embodied.core.build import ConfigError, Node, kind_of, nearest, parse, plain, shown
 from embodied.core.device import pick_device, replaced
 from embodied.datasets.mapping import Statistics
 from embodied.learners.learner import Learner, RunPlan
@@ -199,7 +199,7 @@ class RunConfig:
                 f"instruction={self.instruction} is for demos= without env=: an environment says "
                 "itself what a policy observes"
             )
-        if self.demo_policy_steps and not resolve(self.learner["_target_"], Learner).imitates():
+        if self.demo_policy_steps and not kind_of(self.learner, Learner).imitates():
             raise ConfigError(
                 "demo_policy_steps is for a learner that imitates; this one uses all steps of "
                 "demos: leave it out"
@@ -264,7 +264,7 @@ def require_dataset(config: RunConfig) -> None:
         raise ConfigError(
             "env is not given: env=NAME, or demos=DIR to imitate a dataset without one"
         )
-    rows = resolve(config.learner["_target_"], Learner).rows
+    rows = kind_of(config.learner, Learner).rows
     if config.data.regime != "offline" or rows != "chunks":
         raise ConfigError(
             "a dataset without an environment can be imitated, and this learner does not: choose "
@@ -298,9 +298,11 @@ def refusal(name: str, regime: str, regimes: tuple[str, ...]) -> str:
 def regime_of(node: Mapping[str, Any]) -> Regime:
     """The training regime of a run's settings, by default the one that its learner declares."""
     data = node.get("data") or {}
-    regime = data if isinstance(data, str) else data.get("regime", "auto")
+    if not isinstance(data, str | Mapping):
+        raise ConfigError(f"data should be a regime ({', '.join(REGIMES)}), not {shown(data)}")
+    regime = data if isinstance(data, str) else cast(Node, data).get("regime", "auto")
     if regime in (None, "auto"):
-        regime = str(resolve(node["learner"]["_target_"], Learner).data)
+        regime = str(kind_of(node.get("learner"), Learner).data)
     if regime not in REGIMES:
         raise ConfigError(f'there is no data "{regime}"{nearest(regime, REGIMES)}')
     return cast(Regime, regime)

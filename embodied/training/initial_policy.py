@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, Node, build, parse, resolve
+from embodied.core.build import ConfigError, Node, build, kind_of, parse
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.saved_node import read_saved, require_inside
@@ -29,7 +29,7 @@ def finetuned_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
     assert config.finetune is not None
     if config.init is None:
         raise ConfigError("finetune needs a trained base policy: init=RUN")
-    wrapper = resolve(config.finetune["_target_"], PolicyWrapper)
+    wrapper = kind_of(config.finetune, PolicyWrapper)
     whole = wrapper.wrap(load_init(config, env), config.finetune, config.policy)
     return whole, whole.trainable()
 
@@ -38,7 +38,7 @@ def continued_policy(config: RunConfig, env: VecEnv) -> Policy:
     """The policy of `init`, of the class and settings of `policy`, to be trained on."""
     assert config.policy is not None
     policy = load_init(config, env)
-    wanted = resolve(config.policy["_target_"], Policy)
+    wanted = kind_of(config.policy, Policy)
     if issubclass(wanted, PolicyWrapper):
         if type(policy) is not wanted:
             policy = wanted.wrap(policy, config.policy)
@@ -84,7 +84,7 @@ def mapping_of(config: RunConfig, env: VecEnv) -> Mapping | None:
 
 def require_settings(policy: Policy, node: Node) -> None:
     """ConfigError if `node` has another class or other settings than the policy of `init`."""
-    wanted, held = resolve(node["_target_"], Policy), type(policy)
+    wanted, held = kind_of(node, Policy), type(policy)
     if wanted is not held:
         raise ConfigError(f"init holds a {held.__name__}, not a {wanted.__name__}: policy=NAME")
     if "config" not in signature(wanted).parameters:

@@ -16,7 +16,7 @@ from embodied.buffers.replay import PICTURES, ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.build import ConfigError, Node, build, kind_of
 from embodied.core.device import compared
 from embodied.core.env import REAL, Step, VecEnv
 from embodied.core.policy import Policy
@@ -197,7 +197,7 @@ def require_single_steps(config: RunConfig, learner: Learner, policy: Policy) ->
     is not that."""
     assert isinstance(config.data, OffPolicy)
     node, data = config.replay or UNIFORM, config.data
-    if not resolve(str(node["_target_"]), ReplayBuffer).needs_steps:
+    if not kind_of(node, ReplayBuffer).needs_steps:
         return
     wrong = {
         "learner.n_step=1": learner.n_step > 1,

@@ -18,7 +18,7 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.atomic_write import write_json
 from embodied.core.build import ConfigError, build
-from embodied.core.device import forked
+from embodied.core.device import device_of, forked
 from embodied.core.env import HasModel, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import AugmentsEnv, HasComponents, Reward
@@ -163,6 +163,6 @@ def write_terms(
                 won = bool(won) or bool(step.log["success"][0])
             if bool(step.ended[0]):
                 break
-    rows = tt.to(tt.cat(kept), next(policy.parameters()).device)
+    rows = tt.to(tt.cat(kept), device_of(policy))
     parts = {name: value.tolist() for name, value in reward.components(rows).items()}
     write_json(folder / TERMS, {"terms": parts, "success": won})

@@ -389,7 +389,7 @@ def checked_spec(data: Any, num_envs: int, text: str) -> Spec:
         else:
             obs = {str(name): _leaf(leaf) for name, leaf in data["obs"].items()}
             spec = Spec(obs, _leaf(data["act"]), float(data["dt"]), text=text)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise WorkerError(f"the worker described no environment: {str(data)[:200]}") from error
     obs = spec.obs
     size = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in obs.values()) * num_envs

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, Node
+from embodied.core.device import device_of
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -110,7 +111,7 @@ class DenoisingMDP(PolicyWrapper):
         return self.inner
 
     def initial(self, n: int) -> Tensors:
-        chain = torch.zeros(n, self.links + 1, self.size, device=next(self.parameters()).device)
+        chain = torch.zeros(n, self.links + 1, self.size, device=device_of(self))
         return {**self.inner.initial(n), "row/action": chain}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

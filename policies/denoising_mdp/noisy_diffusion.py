@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, Levels, Positive
-from embodied.core.build import Node, build, resolve
+from embodied.core.build import Node, build, kind_of
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -53,7 +53,7 @@ class NoisyDiffusion(DenoisingMDP):
         self.register_buffer("deviation", sigma.clamp(min=config.floor), persistent=False)
 
     def inside(self, config: Config, base: Node) -> Policy:
-        denoises = hasattr(resolve(base["_target_"], Policy), "ddim_steps")  # others are refused
+        denoises = hasattr(kind_of(base, Policy), "ddim_steps")  # others are refused
         steps = {"steps": config.steps} if denoises and config.steps is not None else {}
         node = {
             "_target_": "embodied.policies.denoising_mdp.partial_finetune.PartialFinetune",

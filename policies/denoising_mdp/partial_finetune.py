@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.device import device_of
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -72,7 +73,7 @@ class PartialFinetune(ObservesHistory):
         return self.tuned.features(obs)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.randn(n, self.size, device=next(self.parameters()).device)
+        return torch.randn(n, self.size, device=device_of(self))
 
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
         """The base's denoising steps: from noise to the input [n, size] of the fine-tuned copy."""

@@ -31,6 +31,7 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.device import device_of
 from embodied.core.spec import Spec
 from embodied.core.tensors import FRESH, HISTORY, Tensors, each, under, with_history
 from embodied.nn.networks import own_network, per_row, sinusoid
@@ -272,7 +273,7 @@ class ObservesHistory(GuidedSampler):
     names: Sequence[str] = ()
 
     def initial(self, n: int) -> Tensors:
-        device = next(self.parameters()).device
+        device = device_of(self)
         return empty_history(self.spec, self.names, self.past, n, device) if self.past else {}
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:

@@ -515,7 +515,7 @@ def _joined(answers: list[dict[str, Any]], batch: bool, url: str) -> dict[str, A
         return answers[0]
     try:
         return {"actions": np.stack([np.asarray(each["actions"]) for each in answers])}
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, ArithmeticError) as error:
         raise RemoteError(
             f"{url} is no server of actions: it answered {', '.join(map(str, answers[0]))[:200]}"
         ) from error

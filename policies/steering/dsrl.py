@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, build
-from embodied.core.device import forked
+from embodied.core.device import device_of, forked
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -75,7 +75,7 @@ class Dsrl(Steered):
         return w.reshape(-1, *self.noise_shape)
 
     def initial(self, n: int) -> Tensors:
-        device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        device = device_of(self)
         return {**super().initial(n), "row/action": self.inner.spec.act.zeros(n, device)}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
@@ -111,7 +111,7 @@ def require_steerable(base: Policy) -> None:
     """ConfigError if the actions of `base` are the same for any noise, at random observations."""
     if isinstance(base, ProbesNoise):
         base.require_noise()
-    device = next((p.device for p in base.parameters()), torch.device("cpu"))
+    device = device_of(base)
     with forked(0):
         obs = {name: leaf.sample(1).to(device) for name, leaf in base.spec.obs.items()}
         noise = torch.randn(PROBES, *base.sample_noise(1).shape[1:], device=device)

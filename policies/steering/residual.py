@@ -19,6 +19,7 @@ from torch import Tensor
 
 from embodied.core.bounds import CountOrZero, Positive
 from embodied.core.build import ConfigError
+from embodied.core.device import device_of
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
 from embodied.policies.encoded import require_continuous
@@ -63,7 +64,7 @@ class Residual(Steered):
         return spec.with_obs(base_action=Leaf((size,), low=-1.0, high=1.0)).with_act(act)
 
     def initial(self, n: int) -> Tensors:
-        device = next(self.base.parameters()).device
+        device = device_of(self)
         size = self.spec.act.size
         return {
             **super().initial(n),

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, Node
+from embodied.core.device import device_of
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
@@ -118,7 +119,7 @@ class RealTimeChunking(PolicyWrapper):
         return self
 
     def initial(self, n: int) -> Tensors:
-        device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        device = device_of(self)
         return {
             "plan": torch.zeros(n, self.chunk, *self.spec.act.shape, device=device),
             "executed_steps": torch.full((n,), -1, device=device),

@@ -39,6 +39,7 @@ from embodied.core import checkpoint
 from embodied.core.affine import Affine
 from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.device import device_of
 from embodied.core.policy import Policy
 from embodied.core.spec import (
     INSTRUCTION,
@@ -402,7 +403,7 @@ class Told(Translated):
     def of(cls, base: Policy, task: str | None, spec: Spec, known: Tensor | None = None) -> Self:
         """The trained `base`, whose parameters are shared. `known` is computed where it is None."""
         policy = cls.translating(base, spec, there=base.spec.to_json(), task=task)
-        device = next((each.device for each in base.parameters()), torch.device("cpu"))
+        device = device_of(base)
         found = instruction(base.spec, policy.tasks) if known is None else known
         policy.known = found.to(device)
         return policy.train(base.training)

@@ -288,7 +288,7 @@ def test_what_is_not_known_or_would_be_overwritten(
 
 
 @only_all
-def test_a_served_policy_is_improved_in_its_noise_and_by_its_own_successes(
+def test_a_served_policy_is_improved_in_its_noise_by_corrections_and_its_own_successes(
     base: Path, recipes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -297,8 +297,15 @@ def test_a_served_policy_is_improved_in_its_noise_and_by_its_own_successes(
     with serve.serving(checkpoint.load_policy(base), settings) as server:
         address = tmp_path / "served.yaml"
         address.write_text(yaml.safe_dump({"url": server.url, "timeout": 60.0}))
-        result = improved(address, recipes, tmp_path / "out", "[quick_dsrl,quick_own]", *few)
-    assert {"base", "quick_dsrl", "quick_own"} <= result.rows.keys() and not result.problems
+        result = improved(
+            address, recipes, tmp_path / "out", "[quick_dsrl,quick_own,residual]", *few
+        )
+    assert {
+        "base",
+        "quick_dsrl",
+        "quick_own",
+        "residual",
+    } <= result.rows.keys() and not result.problems
     assert result.policy in (str(address), str(tmp_path / "out" / "policy"))
 
 

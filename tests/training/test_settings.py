@@ -110,6 +110,22 @@ def made(*given: Any, **changes: Any) -> Any:
     return RunComponents(read_config(node(*given, **changes)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"data": [2]}, r"data should be a regime \(.*\), not \[2\]"),
+        ({"learner": None}, "Learner should be a mapping with _target_, not None"),
+        ({"learner": {"gamma": 0.9}}, "has no _target_"),
+        ({"policy": [1]}, "policy"),
+    ],
+)
+def test_parts_of_another_kind_are_one_line(changes: dict[str, Any], line: str) -> None:
+    """As in a damaged run.yaml."""
+    given = {**node(Path("out"), "off_policy", None), "data": {}, **changes}
+    with pytest.raises(ConfigError, match=line):
+        read_config(given)
+
+
 def every_setting() -> list[str]:
     own = {f"data.{name}" for kind in REGIMES.values() for name in settings_of(kind)}
     return sorted({*settings_of(RunConfig), *own} - {"data"})

@@ -427,9 +427,22 @@ def test_the_product_is_exact_and_faster(
     assert (resumed.product == "onednn") == exact and not resumed.native
 
 
-def test_runs_of_a_process_use_the_same_product() -> None:
+def test_kernels_of_a_damaged_checkpoint_are_one_line() -> None:
+    for saved in ({"product": "fast"}, {"native": []}, {"other": 1}):
+        with pytest.raises(ConfigError, match="kernels"):
+            choose(CPU, saved=saved)
+
+
+def test_runs_on_a_machine_use_the_same_product(tmp_path: Path, monkeypatch: Patch) -> None:
     """Else two runs of one seed differ in the last bits whenever the machine is busy."""
-    assert len({kernels.speed_ratio() for _ in range(5)}) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = iter((1.4, 0.9, 0.8))
+    monkeypatch.setattr(kernels, "_measured_ratio", lambda: next(measured))
+    another_process = kernels.speed_ratio.__wrapped__
+    assert [another_process(), another_process()] == [1.4, 1.4]
+    (kept,) = (tmp_path / "embodied" / "float32_product").iterdir()
+    kept.write_text("not a number")
+    assert another_process() == 0.9
 
 
 def test_a_product_of_bfloat16_is_not_exact(monkeypatch: Patch) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError, nearest, shown
 from embodied.core.files import SIDE, FileError, read_text
 from embodied.embodiments.kinematics.arm import ArmFile, Hand, JointLimits
 from embodied.embodiments.kinematics.chain import Frame, Joint
@@ -320,13 +320,23 @@ def _velocity(path: Path, names: Sequence[str], given: Sequence[float] | None) -
     for joint in () if robot is None else robot.findall("joint"):
         limit = joint.find("limit")
         if limit is not None and "velocity" in limit.attrib:
-            known[joint.attrib["name"]] = float(limit.attrib["velocity"])
+            known[joint.attrib["name"]] = _number(limit.attrib["velocity"], path)
     if missing := [name for name in names if not known.get(name)]:
         raise ConfigError(
             f"{path.name} does not say how fast {missing[0]} may turn; add velocity=1.5 (rad/s, "
             f"m/s), or one for each of {len(names)} joints: velocity=[1.5, ...]"
         )
     return tuple(known[name] for name in names)
+
+
+def _number(text: str, path: Path) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigError(f"{path.name}: velocity={shown(text)} of a joint should be a number")
+    return number
 
 
 def _urdf(path: Path) -> ElementTree.Element | None:

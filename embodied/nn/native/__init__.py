@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 
+from embodied.core.files import cache_folder
+
 HEADERS = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
 SECONDS = 120  # for the compiler
@@ -65,7 +67,7 @@ def find_compiler() -> str:
 
 def folder() -> Path:
     """Where compiled libraries are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied" / "native"
+    return cache_folder() / "native"
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -96,12 +98,12 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 
 def _hash(source: Path, compiler: str) -> str:
     parts = [source.read_bytes(), *(path.read_bytes() for path in sorted(HEADERS.glob("*.h")))]
-    parts += [f"{os.path.realpath(compiler)} {FLAGS} {_processor()}".encode()]
+    parts += [f"{os.path.realpath(compiler)} {FLAGS} {processor()}".encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _processor() -> str:
-    """What -march=native depends on: homes can be shared by several machines."""
+def processor() -> str:
+    """What native code and its speed depend on: homes can be shared by several machines."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = [line for line in lines if line.startswith(("model name", "flags", "Features"))]

@@ -34,7 +34,7 @@ from embodied.core.bounds import (
     PositiveFraction,
 )
 from embodied.core.build import ConfigError, parse
-from embodied.core.device import forked
+from embodied.core.device import device_of, forked
 from embodied.core.files import MALFORMED, FileError, read_json, reading
 from embodied.core.saved_file import fitting, load_tensors
 from embodied.core.spec import Leaf
@@ -267,7 +267,7 @@ class SuccessNet(nn.Module):
         parts = [] if self.encoder is None else [self.encoder(moments)]
         with torch.no_grad():
             shown = [eyes.images(moments[k]) for eyes in self.eyes for k in self.pictures]
-        parts += [each.to(next(self.head.parameters()).device) for each in shown]
+        parts += [each.to(device_of(self.head)) for each in shown]
         return self.head[:-1](torch.cat(parts, 1))
 
 

@@ -21,9 +21,9 @@ from torch.nn import functional
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, Node, resolve
+from embodied.core.build import ConfigError, Node, kind_of
 from embodied.core.checkpoint import CheckpointError
-from embodied.core.device import forked
+from embodied.core.device import device_of, forked
 from embodied.core.env import NotSavable, VecEnv
 from embodied.core.errors import ContractWarning
 from embodied.core.files import MALFORMED
@@ -97,7 +97,7 @@ def imagination_of(env: Node | None, spec: Spec) -> Imagination | None:
     """That of a run whose training environment has the node `env`; None where it is no model's, or
     where its model is not of the displayed environment, with `spec`."""
     try:
-        if not env or not hasattr(resolve(str(env["_target_"]), VecEnv), "deployed"):
+        if not env or not hasattr(kind_of(env, VecEnv), "deployed"):
             return None
         model = load(Path(str(env["model"])))
     except (ConfigError, KeyError):
@@ -244,7 +244,7 @@ def sampled(policy: Policy, before: Moment, after: Moment, count: int) -> Tensor
     """Chunks [count, H, A] of `policy` for other noise samples at `before`, the decision that led
     to `after`."""
     same = torch.zeros(count, dtype=torch.int64)
-    device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+    device = device_of(policy)
     obs = tt.to(tt.take(before.obs, same), device)
     carry = carried(policy, before, after, same)
     noise = policy.sample_noise(count, True)
@@ -295,7 +295,7 @@ def pictures_of(policy: Policy) -> list[str]:
 def saliency(policy: Policy, before: Moment, after: Moment, grid: int = GRID) -> dict[str, Tensor]:
     """By image name, how much each patch [grid, grid] changes the chunk that `policy` decided
     between `before` and `after`."""
-    device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+    device = device_of(policy)
     with forked(before.step):
         noise = policy.sample_noise(1)
     found: dict[str, Tensor] = {}

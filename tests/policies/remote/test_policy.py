@@ -22,6 +22,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import SYMBOL, Leaf, Spec, SpecMismatch
 from embodied.policies.remote.address import allow_typed, is_address, remote_policy
 from embodied.policies.steering.dsrl import Dsrl
+from embodied.policies.steering.residual import Residual
+from embodied.policies.steering.steered import Steered
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
 from tests.builders import node_of, python
@@ -145,6 +147,23 @@ def test_copies_share_a_connection_and_features_are_those_of_the_encoder(
     state = torch.random.get_rng_state()
     there.require_noise()  # accepts a server that follows the noise, and draws none from torch
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", [Dsrl, Residual])
+def test_a_served_base_is_steered_as_one_in_process(
+    kind: type[Steered], flow: tuple[Policy, str]
+) -> None:
+    node = {"_target_": f"{kind.__module__}.{kind.__name__}"}
+    bases = flow[0], remote_policy(flow[1], SPEC)
+    here, there = (kind.wrap(base, node, INNER).eval() for base in bases)
+    there.inner.load_state_dict(here.inner.state_dict())
+    acted: list[torch.Tensor] = []
+    for policy in (here, there):
+        torch.manual_seed(1)
+        actor = Actor(policy, 5)
+        first = torch.ones(5, dtype=torch.bool)
+        acted.append(torch.stack([actor(observations(SPEC, 5), first) for _ in range(3)]))
+    assert torch.allclose(*acted, atol=1e-6)
 
 
 def test_a_steered_checkpoint_is_small_and_names_the_policy_that_it_steers(
