@@ -99,7 +99,8 @@ class UniZero(Policy):
         return self.enter(self.encoder(obs))
 
     def initial(self, n: int) -> Tensors:
-        return self.past.empty(n)
+        visits = torch.zeros(n, self.count, device=self.atoms.device)
+        return {**self.past.empty(n), "row/visits": visits}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         device, simulations = self.atoms.device, self.config.simulations
@@ -117,11 +118,11 @@ class UniZero(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         size = self.count
         added, drawn, gumbel = noise.split([size, size, noise.shape[1] - 2 * size], 1)
-        cache = {name: carry[name] for name in self.past.empty(0)}
+        cache = {name: value for name, value in carry.items() if not name.startswith("row/")}
         root = self._known(self.latent(obs), cache)
         p = self.policy_head(root[OUTPUT]).softmax(1)
         p = (1 - added.sum(1, keepdim=True)) * p + added
-        visits, value = search(
+        visits, _ = search(
             root,
             p.clamp(min=1e-9).log(),
             self.predict,
@@ -134,7 +135,7 @@ class UniZero(Policy):
         action = (share.log() + drawn).argmax(1)
         own = {name: root[name] for name in cache}
         _, after = self.past.step(self.acted(action), own)
-        return action[:, None], {**after, "row/visits": share, "row/search_value": value}
+        return action[:, None], {**after, "row/visits": share}
 
     def _known(self, latent: Tensor, cache: Tensors) -> Tensors:
         """The state of `latent` [n, width] after `cache`."""

@@ -115,7 +115,7 @@ def test_steps_with_the_cache_are_the_sequence_of_training() -> None:
     flat = {key: leaf.flatten(0, 1) for key, leaf in obs.items()}
     latent = policy.latent(flat).unflatten(0, (STEPS, ROWS))
     at_latent, at_action = policy.along(latent, seen["action"], seen["first"])
-    cache = policy.initial(ROWS)
+    cache = policy.past.empty(ROWS)
     for t in range(STEPS):
         state = policy._known(latent[t], cache)
         torch.testing.assert_close(state["output"], at_latent[t], atol=1e-5, rtol=1e-4)
