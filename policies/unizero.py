@@ -10,7 +10,7 @@ have adapters (ScaleZero, 2025; `embodied.policies.networks.mixture`).
 
 Differences from the published code: choices only; whether an episode goes on is predicted, where
 the code learns values of 0 behind its end; several tasks share encoder and heads, and observe which
-one it is; rewards are regressed.
+one it is; rewards are regressed; the noise on the root's policy is uniform on the simplex.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn import functional
 from embodied.core.bounds import Count, CountOrZero, Fraction, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec
+from embodied.core.spec import MASK, Spec
 from embodied.core.tensors import Tensors, each
 from embodied.nn.networks import mlp
 from embodied.policies.networks.encoders import Encoder
@@ -53,8 +53,7 @@ class Config:
     simulations: Count = 16  # of a search
     branches: Count = 20  # actions of a node that are searched, at most
     gamma: Fraction = 0.97  # discount per step in the tree
-    dirichlet: Positive = 0.3  # concentration of the noise on the root's policy, to explore
-    explore: Fraction = 0.25  # weight of that noise
+    explore: Fraction = 0.25  # weight of the noise on the root's policy
 
 
 class UniZero(Policy):
@@ -65,10 +64,8 @@ class UniZero(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.shape or spec.act.is_continuous:
-            raise ConfigError(
-                "policy=unizero chooses among actions: an environment with one choice"
-            )
+        if spec.act.shape or spec.act.is_continuous or MASK in spec.obs:
+            raise ConfigError("policy=unizero needs one choice of actions, of which none is masked")
         if config.values[0] >= config.values[1]:
             raise ConfigError("policy.values: [low, high] with low < high")
         self.config = config
@@ -107,8 +104,8 @@ class UniZero(Policy):
         draws = torch.rand(n, (simulations + 1) * self.count, device=device)
         plain = torch.zeros(n, 2 * self.count, device=device)
         if explore:
-            like = torch.full((n, self.count), self.config.dirichlet, device=device)
-            lots = torch.distributions.Dirichlet(like).sample()
+            lots = -torch.log(torch.rand(n, self.count, device=device).clamp(min=1e-9))
+            lots = lots / lots.sum(1, keepdim=True)
             action = gumbel_like(torch.rand(n, self.count, device=device))
             plain = torch.cat([self.config.explore * lots, action], 1)
         else:

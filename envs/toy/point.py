@@ -1,7 +1,7 @@
 """Point: a point and a goal that is not seen, for policies that learn within a lifetime.
 
 The point robot of studies of meta-reinforcement learning (Rakelly et al., 2019): the reward of a
-step is minus the distance to the goal after it. The goal is on a circle around the middle, where
+step is minus the distance to the goal after it. The goal is on a circle around the square in which
 episodes start, so that the same return can be wanted in all tasks; its angle is the task vector.
 """
 
@@ -23,13 +23,14 @@ from embodied.envs.row_rng import RowRng
 
 STRIDE = 0.1  # how far an action of 1 moves the point along an axis
 SIDE = 1.5  # largest coordinate; the circle has radius 1
+START = 0.5  # largest coordinate at the start of an episode
 NEAR = 0.2  # distance from the goal of a success
 NAMES = ("x", "y")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the point, which starts within 0.1 of the middle along each axis."""
+    """Settings of the point and of its oracle."""
 
     horizon: Count = 20  # steps of an episode
     play: bool = False  # show the oracle's action, for demonstrator=shown; not for training
@@ -84,7 +85,7 @@ class Point(BatchedEnv):
     def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         lots = self.streams.uniform(3, rows).T
         self.task[rows] = lots[:, :1] if task is None else task[rows].float()
-        self.place[rows] = 0.1 * (2 * lots[:, 1:] - 1)
+        self.place[rows] = START * (2 * lots[:, 1:] - 1)
         self.age[rows] = 0
 
     def observe(self, rows: Tensor) -> Tensors:

@@ -37,7 +37,8 @@ class Tasks(Wrapper):
         names = env.spec.task.names
         self.count = len(config.tasks)
         number = Leaf((1,), "int64", 0, max(self.count - 1, 1), SYMBOL)
-        super().__init__(env, env.spec.with_obs(**{TASK_NUMBER: number}))
+        fixed = replace(env.spec, task=None)
+        super().__init__(env, fixed.with_obs(**{TASK_NUMBER: number}))
         n = self.num_envs
         if not 1 <= self.count <= n or n % self.count:
             raise ConfigError(

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.checks.check import Check
+from embodied.checks.policy import CHECKS, PolicySubject
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
@@ -271,6 +273,13 @@ def test_resume_is_exact(kind: str, tmp_path: Path) -> None:
         eval={"episodes": 2, "num_envs": 2},
     )
     resumed(node, 5)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_contract_of_a_policy(kind: str, check: Check) -> None:
+    name = {"prompt_dt": "PromptDt", "meta_dt": "MetaDt"}[kind]
+    check(PolicySubject(node_of(f"policies.{kind}.{name}", width=8), SPEC))
 
 
 def test_refusals() -> None:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.checks import policy as policies
+from embodied.checks.check import Check
+from embodied.checks.policy import PolicySubject
 from embodied.core.build import ConfigError
 from embodied.core.spec import SYMBOL, TASK_NUMBER, Leaf, Spec
 from embodied.core.tensors import Tensors, nest
@@ -32,6 +35,8 @@ SPEC = Spec(
 )
 SMALL = {"width": 8, "heads": 2, "layers": 1, "hidden": [8], "window": 4, "simulations": 4}
 STEPS, ROWS = 5, 4
+# The decisions of an untrained policy's search hide what is observed.
+CHECKS = [check for check in policies.CHECKS if check is not policies.observations_matter]
 
 
 def unizero(**more: Any) -> Any:
@@ -288,8 +293,14 @@ def test_resume_is_exact(tmp_path: Path) -> None:
     resumed(node, 72)
 
 
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_contract_of_a_policy(check: Check) -> None:
+    more = {**SMALL, "experts": 2, "stages": 2}
+    check(PolicySubject(node_of("policies.unizero.UniZero", **more), SPEC))
+
+
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="one choice"):
+    with pytest.raises(ConfigError, match="choice"):
         make_policy("unizero.UniZero", SPEC.with_act(Leaf((2,), low=-1.0, high=1.0)))
     with pytest.raises(ConfigError, match="2 tasks"):
         learner(targets=[0.1])
