@@ -20,11 +20,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from embodied.core.bounds import Count
 from embodied.core.spec import Spec
 from embodied.nn.networks import mlp
 from embodied.policies import prompt_dt
+from embodied.policies.networks import blocks
 from embodied.policies.prompt_dt import REWARD, PromptDt
 
 EMBEDDING = 16  # units of each of state, action and reward in the context encoder
@@ -49,7 +51,7 @@ class Context(nn.Module):
         super().__init__()
         self.sizes = [1, size, actions]
         self.embed = nn.ModuleList(nn.Linear(k, EMBEDDING) for k in self.sizes)
-        self.gru = nn.GRU(3 * EMBEDDING, config.memory, batch_first=True)
+        self.cell = nn.GRUCell(3 * EMBEDDING, config.memory)
         self.project = nn.Linear(config.memory, config.latent)
         known = size + actions + config.latent
         hidden = (config.memory, config.memory)
@@ -63,7 +65,12 @@ class Context(nn.Module):
         reward, state, action = steps.split(self.sizes, 2)
         parts = ((reward - self.shift) / self.spread, state, action)
         embedded = [torch.relu(e(part)) for e, part in zip(self.embed, parts, strict=True)]
-        return self.project(self.gru(torch.cat(embedded, 2))[0][:, -1])
+        cell = self.cell
+        x = functional.linear(torch.cat(embedded, 2).transpose(0, 1), cell.weight_ih, cell.bias_ih)
+        start = x.new_zeros(x.shape[1], cell.hidden_size)
+        keep = torch.ones_like(x[..., :1])
+        unroll = blocks.unroll_gru_cpu if x.device.type == "cpu" else blocks.unroll_gru
+        return self.project(unroll(x, start, keep, cell.weight_hh, cell.bias_hh)[-1])
 
     def errors(self, z: Tensor, step: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
         """Squared errors [n] of the reward and of the state `following` [n, S] (their mean) that a

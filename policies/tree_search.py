@@ -5,9 +5,10 @@ Each simulation goes down from the root by
     argmax_k  Q(s, k) + P(s, k) sqrt(N(s)) / (1 + N(s, k)) (c_1 + log((N(s) + c_2 + 1) / c_2)),
 
 adds the node that it comes to, and adds the value there, discounted, to the edges on the way. Q is
-scaled to [0, 1] by the smallest and largest return in its tree; an edge that was not tried has
-Q = 0. A node has `width` of the actions, which are drawn by their probabilities without replacement
-(the Gumbel trick), and P is the policy among them (Sampled MuZero; Hubert et al., 2021).
+scaled to [0, 1] by the smallest and largest Q in its tree, or by `span` where they are nearer, so
+that errors of the model decide nothing; an edge that was not tried has Q = 0. A node has `width` of
+the actions, which are drawn by their probabilities without replacement (the Gumbel trick), and P is
+the policy among them (Sampled MuZero; Hubert et al., 2021).
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def search(
     expand: Expand,
     simulations: int,
     width: int,
+    span: float,
     gumbel: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The visits [n, C] of the actions at the roots after `simulations`, and the roots' values [n].
@@ -63,7 +65,7 @@ def search(
     every = torch.arange(n, device=logits.device)
     add_node(tree, 0, root, logits, gumbel[:, 0])
     for number in range(1, simulations + 1):
-        node, edge = descended(tree, every)
+        node, edge = descended(tree, every, span)
         state = {name: value[every, node] for name, value in tree.states.items()}
         following, reward, discount = expand(state, tree.action[every, node, edge])
         logits, value = predict(following)
@@ -109,24 +111,24 @@ def add_node(tree: Tree, number: int, state: Tensors, logits: Tensor, gumbel: Te
     tree.prior[:, number] = logits.gather(1, drawn).softmax(1)
 
 
-def descended(tree: Tree, every: Tensor) -> tuple[Tensor, Tensor]:
+def descended(tree: Tree, every: Tensor, span: float) -> tuple[Tensor, Tensor]:
     """The nodes [n] and edges [n] at which the trees grow next."""
     tried = tree.visits > 0
     q = torch.where(tried, tree.total / tree.visits.clamp(min=1), 0.0)
     low = torch.where(tried, q, torch.inf).flatten(1).amin(1)[:, None, None]
     high = torch.where(tried, q, -torch.inf).flatten(1).amax(1)[:, None, None]
-    span = torch.where(high > low, high - low, 1.0)
-    scaled = torch.where(tried, (q - low) / span, 0.0)
+    scaled = torch.where(tried, (q - low) / (high - low).clamp(min=span), 0.0)
     total = tree.visits.sum(2, keepdim=True)
     rate = C1 + torch.log((total + C2 + 1) / C2)
     score = scaled + tree.prior * total.clamp(min=1e-6).sqrt() / (1 + tree.visits) * rate
     best = score.argmax(2)
     node = torch.zeros_like(every)
-    while True:
+    for _ in range(tree.child.shape[1]):
         following = tree.child[every, node, best[every, node]]
-        if not bool(following.any()):
-            return node, best[every, node]
+        if none(following > 0):
+            break
         node = torch.where(following > 0, following, node)
+    return node, best[every, node]
 
 
 def back_up(tree: Tree, every: Tensor, number: int, value: Tensor) -> None:
@@ -134,12 +136,20 @@ def back_up(tree: Tree, every: Tensor, number: int, value: Tensor) -> None:
     edges."""
     node = torch.full_like(every, number)
     returns = value
-    while bool((on_way := node > 0).any()):
+    for _ in range(number):
+        on_way = node > 0
+        if none(on_way):
+            break
         parent, edge = tree.parent[every, node], tree.edge[every, node]
         returns = tree.reward[every, node] + tree.discount[every, node] * returns
         tree.visits[every, parent, edge] += on_way
         tree.total[every, parent, edge] += on_way * returns
         node = torch.where(on_way, parent, node)
+
+
+def none(mask: Tensor) -> bool:
+    """Whether no tree goes on; false on a GPU, where to know it would mean to wait."""
+    return mask.device.type == "cpu" and not bool(mask.any())
 
 
 def gumbel_like(uniform: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class Config:
     alpha: Positive = 8.0  # an adapter's gain is alpha / rank
     simulations: Count = 16  # of a search
     branches: Count = 20  # actions of a node that are searched, at most
+    span: Positive = 0.1  # least difference of returns that a tree tells apart fully
     gamma: Fraction = 0.97  # discount per step in the tree
     explore: Fraction = 0.25  # weight of the noise on the root's policy
 
@@ -126,6 +127,7 @@ class UniZero(Policy):
             self.expand,
             self.config.simulations,
             self.config.branches,
+            self.config.span,
             gumbel.unflatten(1, (-1, size)),
         )
         share = visits / visits.sum(1, keepdim=True)

@@ -1,6 +1,7 @@
-"""Tasks: several tasks of one environment at once; parallel env i has task i modulo their number.
+"""Tasks: several tasks of one environment, told by their numbers.
 
-For one policy of several tasks, which observes the number of its own.
+Parallel env i of B has the tasks i, i + B, i + 2 B, ..., modulo their number: always the same one
+where B is a multiple of it. For one policy of several tasks, which observes the task's number.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from embodied.core.bounds import Fraction
 from embodied.core.build import ConfigError, nearest
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import HasHeldOutTasks, Step, VecEnv
 from embodied.core.spec import SYMBOL, TASK_NUMBER, Leaf
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
+from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.envs.row_rng import RowRng
 
 
@@ -32,28 +33,25 @@ class Tasks(Wrapper):
     not name are drawn anew, uniform in [0, 1], for each episode."""
 
     def __init__(self, config: Config, env: VecEnv) -> None:
-        if env.spec.task is None:
-            raise ConfigError("Tasks needs an environment with a task vector")
+        if env.spec.task is None or find_protocol(env, HasHeldOutTasks) is not None:
+            raise ConfigError(
+                "Tasks needs an environment with a task vector, none of which are held out"
+            )
         names = env.spec.task.names
         self.count = len(config.tasks)
         number = Leaf((1,), "int64", 0, max(self.count - 1, 1), SYMBOL)
         fixed = replace(env.spec, task=None)
         super().__init__(env, fixed.with_obs(**{TASK_NUMBER: number}))
-        n = self.num_envs
-        if not 1 <= self.count <= n or n % self.count:
-            raise ConfigError(
-                f"{self.count} tasks need a multiple of as many envs: env.num_envs={n}"
-            )
         values = torch.full((self.count, len(names)), torch.nan)
         for place, task in enumerate(config.tasks):
             for name, value in task.items():
                 if name not in names:
                     raise ConfigError(f'tasks: there is no element "{name}"{nearest(name, names)}')
                 values[place, names.index(name)] = value
-        self.number = (torch.arange(n) % self.count).to(self.device)
-        self.given = values.to(self.device)[self.number]
-        self.streams = RowRng(self.depth << 40, n, self.device)
+        self.tasks = values.to(self.device)
+        self.streams = RowRng(self.depth << 40, self.num_envs, self.device)
         self.memory["generator"] = self.streams.state
+        self.memory["begun"] = torch.arange(self.num_envs, device=self.device)
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -64,24 +62,33 @@ class Tasks(Wrapper):
         if seed is not None:
             self.streams.state = self.memory["generator"]
             self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
+        every = torch.arange(self.num_envs, device=self.device)
+        self.memory["begun"] = torch.where(rows, every, self.memory["begun"])
         return self.transform_obs(self.env.reset(seed, self._drawn(rows), mask))
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         following = self.transform_obs({key: leaf.clone() for key, leaf in step.next_obs.items()})
-        obs = following
-        if step.ended.any():
-            obs = self.transform_obs(self.env.reset(None, self._drawn(step.ended), step.ended))
+        if not step.ended.any():
+            return replace(step, obs=following, next_obs=following)
+        self.memory["begun"] = self.memory["begun"] + self.num_envs * step.ended
+        obs = self.transform_obs(self.env.reset(None, self._drawn(step.ended), step.ended))
         return replace(step, obs=obs, next_obs=following)
+
+    @property
+    def number(self) -> Tensor:
+        """The number [B] of the task of each env's episode."""
+        return self.memory["begun"] % self.count
 
     def _drawn(self, rows: Tensor) -> Tensor:
         """Task vectors [B, D], those of `rows` [B] (bool) from their generators."""
         self.streams.state = self.memory["generator"]
         index = rows.nonzero().flatten()
-        drawn = torch.zeros_like(self.given)
+        given = self.tasks[self.number]
+        drawn = torch.zeros_like(given)
         if len(index):
-            drawn[index] = self.streams.uniform(self.given.shape[1], index).mT
-        return torch.where(self.given.isnan(), drawn, self.given)
+            drawn[index] = self.streams.uniform(given.shape[1], index).mT
+        return torch.where(given.isnan(), drawn, given)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         return {**obs, TASK_NUMBER: self.number[:, None]}

@@ -38,8 +38,9 @@ class Gated(nn.Module):
 
 
 class Mixture(nn.Module):
-    """`count` experts and a shared one; a token [..., width] costs as much as in an MLP with four
-    times as many hidden units as its width."""
+    """`count` experts and a shared one, for tokens [..., width]; two of them have as many weights
+    as an MLP with four times as many hidden units as its width. All experts are computed, and of
+    each token the chosen one's output is used: no token has to be sorted, so nothing waits."""
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
@@ -49,15 +50,10 @@ class Mixture(nn.Module):
         self.experts = nn.ModuleList(Gated(width, hidden) for _ in range(count))
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(0, -2)
-        probability, chosen = self.gate(flat).softmax(1).max(1)
-        order = chosen.argsort(stable=True)
-        numbers = torch.arange(len(self.experts), device=x.device)
-        counts = (chosen[:, None] == numbers).sum(0).tolist()  # waits for the device
-        parts = flat[order].split(counts)
-        found = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
-        own = torch.zeros_like(flat).index_copy(0, order, torch.cat(found))
-        return self.shared(x) + (probability[:, None] * own).view_as(x)
+        probability, chosen = self.gate(x).softmax(-1).max(-1, keepdim=True)
+        found = torch.stack([expert(x) for expert in self.experts], -2)
+        index = chosen[..., None].expand(*x.shape[:-1], 1, x.shape[-1])
+        return self.shared(x) + probability * found.gather(-2, index).squeeze(-2)
 
 
 class Staged(nn.Module):

@@ -242,8 +242,7 @@ ONCE = ("ppo", "ppo_shared", "ppo_demos", "reinflow", "dppo", "hnpg", "mdpo", "p
 WAITS_OF_UPDATES = dict.fromkeys(ONCE, 1) | {
     "sqirl": 2,
     "ppo_rapid": 7,
-    # The experts' tokens, in 8 gradient steps, 2 layers and both networks; episodes on the CPU.
-    **dict.fromkeys(("unizero", "scalezero"), 37),
+    **dict.fromkeys(("unizero", "scalezero"), 5),  # episodes are followed on the CPU
     "exp3": 8,  # its weights are on the CPU
     "ticket": 12,  # its search is on the CPU
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 from embodied.checks.check import Check
 from embodied.checks.policy import CHECKS, PolicySubject
 from embodied.core.build import ConfigError
+from embodied.core.errors import NotApplicable
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
 from embodied.datasets.collect import CollectConfig, collect
@@ -279,7 +280,10 @@ def test_resume_is_exact(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_contract_of_a_policy(kind: str, check: Check) -> None:
     name = {"prompt_dt": "PromptDt", "meta_dt": "MetaDt"}[kind]
-    check(PolicySubject(node_of(f"policies.{kind}.{name}", width=8), SPEC))
+    try:
+        check(PolicySubject(node_of(f"policies.{kind}.{name}", width=8), SPEC))
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
 
 
 def test_refusals() -> None:

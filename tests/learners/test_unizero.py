@@ -14,8 +14,11 @@ from embodied.checks import policy as policies
 from embodied.checks.check import Check
 from embodied.checks.policy import PolicySubject
 from embodied.core.build import ConfigError
+from embodied.core.errors import NotApplicable
 from embodied.core.spec import SYMBOL, TASK_NUMBER, Leaf, Spec
 from embodied.core.tensors import Tensors, nest
+from embodied.envs.toy.bandit import Bandit
+from embodied.envs.toy.bandit import Config as BanditConfig
 from embodied.envs.toy.darkroom import Config as DarkroomConfig
 from embodied.envs.toy.darkroom import Darkroom
 from embodied.envs.wrappers.tasks import Config as TasksConfig
@@ -83,7 +86,9 @@ def test_three_simulations_by_hand() -> None:
     root = {"s": torch.zeros(1)}
     values = []
     for simulations, wanted in ((1, [1, 0]), (2, [1, 1]), (3, [1, 2]), (4, [1, 3])):
-        visits, value = search(root, torch.zeros(1, 2), predict, expand, simulations, 2, gumbel)
+        visits, value = search(
+            root, torch.zeros(1, 2), predict, expand, simulations, 2, 0.01, gumbel
+        )
         assert visits.tolist() == [wanted]
         values.append(value.item() * simulations)
     assert values == pytest.approx([0.0, 1.2, 1.2 + 1.0, 1.2 + 1.0 + 1.0])
@@ -106,10 +111,10 @@ def test_a_search_finds_the_way_that_the_policy_does_not_know() -> None:
 
     root = {"way": torch.zeros(2), "depth": torch.zeros(2)}
     gumbel = gumbel_like(torch.rand(2, 401, 3, generator=torch.Generator().manual_seed(1)))
-    visits, value = search(root, torch.zeros(2, 3), predict, expand, 400, 3, gumbel)
+    visits, value = search(root, torch.zeros(2, 3), predict, expand, 400, 3, 0.01, gumbel)
     assert (visits.argmax(1) == 2).all() and (visits.sum(1) == 400).all()
     assert (value > 0.3).all() and (value < 0.81).all()
-    narrow, _ = search(root, torch.zeros(2, 3), predict, expand, 20, 2, gumbel)
+    narrow, _ = search(root, torch.zeros(2, 3), predict, expand, 20, 2, 0.01, gumbel)
     assert ((narrow > 0).sum(1) == 2).all(), "two of the three actions are drawn"
 
 
@@ -258,34 +263,41 @@ def test_an_update_learns_what_happened() -> None:
         assert last[name] < first[name], name
 
 
-def tasks(n: int = 4, **more: Any) -> Tasks:
-    room = Darkroom(DarkroomConfig(num_envs=n, horizon=3))
-    return Tasks(TasksConfig(tasks=({"goal": 0.99}, {}), **more), room)
+def tasks(n: int = 4) -> Tasks:
+    given = ({"arm_0": 1.0, "arm_1": 0.25}, {"arm_1": 0.5})
+    return Tasks(TasksConfig(tasks=given), Bandit(BanditConfig(num_envs=n, arms=2)))
 
 
 def test_each_env_has_its_task_again_and_again() -> None:
     env = tasks()
     obs = env.reset(5)
-    assert obs[TASK_NUMBER].flatten().tolist() == [0, 1, 0, 1]
+    assert obs[TASK_NUMBER].flatten().tolist() == [0, 1, 0, 1] and env.spec.task is None
     inner: Any = env.env
-    goals = {tuple(inner.goal[1].tolist())}
-    for _ in range(30):
-        step = env.step(torch.full((4,), 4))
-        assert inner.goal[0::2].tolist() == [[5, 5]] * 2
-        assert step.obs[TASK_NUMBER].flatten().tolist() == [0, 1, 0, 1]
-        goals.add(tuple(inner.goal[1].tolist()))
-    assert len(goals) > 5, "what a task leaves open is drawn anew"
+    means: set[float] = set()
+    for _ in range(10):
+        assert (
+            inner.means[0::2].tolist() == [[1.0, 0.25]] * 2 and (inner.means[1::2, 1] == 0.5).all()
+        )
+        means.add(float(inner.means[1, 0]))
+        obs = env.step(torch.zeros(4, dtype=torch.int64)).obs
+        assert obs[TASK_NUMBER].flatten().tolist() == [0, 1, 0, 1]
+    assert len(means) == 10, "what a task leaves open is drawn anew"
     state = env.get_state()
-    first = [env.step(torch.full((4,), 4)).obs for _ in range(6)]
+    first = [env.step(torch.zeros(4, dtype=torch.int64)).reward for _ in range(6)]
     env.set_state(state)
-    again = [env.step(torch.full((4,), 4)).obs for _ in range(6)]
-    assert all(torch.equal(a["place"], b["place"]) for a, b in zip(first, again, strict=True))
+    again = [env.step(torch.zeros(4, dtype=torch.int64)).reward for _ in range(6)]
+    assert torch.equal(torch.stack(first), torch.stack(again))
+    alone = tasks(1)
+    numbers = [int(alone.reset(0)[TASK_NUMBER])]
+    for _ in range(3):
+        numbers.append(int(alone.step(torch.zeros(1, dtype=torch.int64)).obs[TASK_NUMBER]))
+    assert numbers == [0, 1, 0, 1], "one env has them in turn"
 
 
 def test_resume_is_exact(tmp_path: Path) -> None:
-    room = node_of("envs.toy.darkroom.Darkroom", num_envs=4, horizon=5)
-    several = node_of("envs.wrappers.tasks.Tasks", tasks=[{"goal": 0.99}, {"goal": 0.4}])
-    env = node_of("envs.wrappers.stack.Wrapped", num_envs=4, env=room, wrappers=[several])
+    bandit = node_of("envs.toy.bandit.Bandit", num_envs=4, arms=3)
+    several = node_of("envs.wrappers.tasks.Tasks", tasks=[{"arm_0": 1.0}, {"arm_1": 1.0}])
+    env = node_of("envs.wrappers.stack.Wrapped", num_envs=4, env=bandit, wrappers=[several])
     policy = node_of("policies.unizero.UniZero", **SMALL, experts=2, stages=2)
     sizes = {"horizon": 5, "batches": 2, "batch_size": 4, "gradient_steps": 1, "stage_updates": 3}
     uni = node_of("learners.on_policy.unizero.UniZeroLearner", **sizes)
@@ -296,7 +308,10 @@ def test_resume_is_exact(tmp_path: Path) -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_contract_of_a_policy(check: Check) -> None:
     more = {**SMALL, "experts": 2, "stages": 2}
-    check(PolicySubject(node_of("policies.unizero.UniZero", **more), SPEC))
+    try:
+        check(PolicySubject(node_of("policies.unizero.UniZero", **more), SPEC))
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
 
 
 def test_refusals() -> None:
@@ -304,7 +319,7 @@ def test_refusals() -> None:
         make_policy("unizero.UniZero", SPEC.with_act(Leaf((2,), low=-1.0, high=1.0)))
     with pytest.raises(ConfigError, match="2 tasks"):
         learner(targets=[0.1])
-    with pytest.raises(ConfigError, match="multiple"):
-        tasks(3)
-    with pytest.raises(ConfigError, match="goall"):
-        Tasks(TasksConfig(tasks=({"goall": 1.0},)), Darkroom(DarkroomConfig(num_envs=2)))
+    with pytest.raises(ConfigError, match="arm_9"):
+        Tasks(TasksConfig(tasks=({"arm_9": 1.0},)), Bandit(BanditConfig(num_envs=2)))
+    with pytest.raises(ConfigError, match="held out"):
+        Tasks(TasksConfig(tasks=({"goal": 1.0},)), Darkroom(DarkroomConfig(num_envs=2)))
