@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embodied.checks.check import Check
-from embodied.checks.policy import CHECKS, PolicySubject
+from embodied.checks.policy import CHECKS, PolicySubject, the_noise_decides
 from embodied.core.build import ConfigError
 from embodied.core.errors import NotApplicable
 from embodied.core.spec import Leaf, Spec
@@ -36,6 +36,8 @@ SPEC = Spec(
 SMALL = {"width": 8, "layers": 2, "prompt": 2, "best": 2, "window": 30}
 LENGTHS = (5, 6, 4, 5, 7, 3)  # of inner episodes, three of each of two lifetimes
 KINDS = ("prompt_dt", "meta_dt")
+# The noise of a decision draws what is shown in later ones.
+POLICY_CHECKS = [check for check in CHECKS if check is not the_noise_decides]
 
 
 def dt(kind: str = "prompt_dt", **more: Any) -> Any:
@@ -276,7 +278,7 @@ def test_resume_is_exact(kind: str, tmp_path: Path) -> None:
     resumed(node, 5)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", POLICY_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_contract_of_a_policy(kind: str, check: Check) -> None:
     name = {"prompt_dt": "PromptDt", "meta_dt": "MetaDt"}[kind]

@@ -288,9 +288,9 @@ def test_each_env_has_its_task_again_and_again() -> None:
     again = [env.step(torch.zeros(4, dtype=torch.int64)).reward for _ in range(6)]
     assert torch.equal(torch.stack(first), torch.stack(again))
     alone = tasks(1)
-    numbers = [int(alone.reset(0)[TASK_NUMBER])]
-    for _ in range(3):
-        numbers.append(int(alone.step(torch.zeros(1, dtype=torch.int64)).obs[TASK_NUMBER]))
+    begun = int(alone.reset(0)[TASK_NUMBER])
+    pulled = torch.zeros(1, dtype=torch.int64)
+    numbers = [begun, *(int(alone.step(pulled).obs[TASK_NUMBER]) for _ in range(3))]
     assert numbers == [0, 1, 0, 1], "one env has them in turn"
 
 
