@@ -54,7 +54,7 @@ class Config:
     horizon: Count = 16  # steps of each parallel environment per update
     batches: Count = 32  # newest batches that sequences are of
     batch_size: Count = 32  # sequences of `horizon` steps per gradient step
-    gradient_steps: Count = 8  # per update
+    gradient_steps: Count = 32  # per update
     steps: Count = 5  # of rewards in the target of a value
     lr: PositiveFraction = 1e-3  # AdamW's learning rate
     weight_decay: NonNegative = 1e-4  # of AdamW
