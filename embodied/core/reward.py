@@ -164,8 +164,9 @@ class NeedsColumns(Protocol):
 
 
 # Of a recorded step: the position in `demos` of its dataset, the number of its episode (int64),
-# and whether it is a person's in an episode in which a policy acted too (bool).
-OFFLINE_COLUMNS = ("source", "episode", "correction")
+# whether it is a person's in an episode in which a policy acted too (bool), and its place among all
+# steps that were read (int64).
+OFFLINE_COLUMNS = ("source", "episode", "correction", "place")
 
 
 def extra_columns(part: object) -> tuple[str, ...]:

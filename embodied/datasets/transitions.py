@@ -32,7 +32,7 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.mapping import order_of, permuted
 
 INTERVENED = "intervened"  # column (bool): the step's action was a person's
-SOURCE, EPISODE, CORRECTION = OFFLINE_COLUMNS
+SOURCE, EPISODE, CORRECTION, PLACE = OFFLINE_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ def flags(episodes: Episodes, names: Sequence[str], chunk: int = 1) -> Tensors:
     found: Tensors = {SOURCE: source_numbers(episodes)} if SOURCE in names else {}
     found |= {EPISODE: windows.episode} if EPISODE in names else {}
     found |= {CORRECTION: corrections(episodes)} if CORRECTION in names else {}
+    found |= {PLACE: windows.rows[:, 0]} if PLACE in names else {}
     for name in (name for name in names if name not in OFFLINE_COLUMNS):
         found[name] = (_flag(episodes, name)[windows.rows] | ~windows.valid).all(1)
     return found

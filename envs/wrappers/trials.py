@@ -18,14 +18,10 @@ from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.env import HasLevels, HasTaskParameters, NotSavable, StateRoles, Step, VecEnv
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import FIRST, LAST_ACTION, LAST_REWARD, Leaf, Spec
 from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.envs.row_rng import RowRng
-
-ACTION = "last_action"
-REWARD = "last_reward"
-FIRST = "first"
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Trials(Wrapper):
         self.choices = Choices(env.spec).to(env.device)
         size = self.choices.width
         low = -1.0 if self.choices.numbers else 0.0
-        more = {ACTION: Leaf((size,), low=low, high=1.0), REWARD: Leaf((1,))}
+        more = {LAST_ACTION: Leaf((size,), low=low, high=1.0), LAST_REWARD: Leaf((1,))}
         spec: Spec = env.spec.with_obs(**more, **{FIRST: Leaf((1,), low=0.0, high=1.0)})
         super().__init__(env, spec)
         levels = find_protocol(env, HasLevels)
@@ -62,8 +58,8 @@ class Trials(Wrapper):
         self.memory["generator"] = self.streams.state
         self.memory["task"] = torch.zeros(n, tasks, device=device)
         self.memory["trial"] = torch.zeros(n, dtype=torch.int64, device=device)
-        self.memory[ACTION] = torch.zeros(n, size, device=device)
-        self.memory[REWARD] = torch.zeros(n, 1, device=device)
+        self.memory[LAST_ACTION] = torch.zeros(n, size, device=device)
+        self.memory[LAST_REWARD] = torch.zeros(n, 1, device=device)
         self.memory[FIRST] = torch.ones(n, 1, device=device)
 
     @property
@@ -86,8 +82,8 @@ class Trials(Wrapper):
         memory = self.memory
         trial = memory["trial"]
         ended = step.ended
-        memory[ACTION] = self.choices.one_hot(action)
-        memory[REWARD] = step.reward[:, None].to(memory[REWARD].dtype)
+        memory[LAST_ACTION] = self.choices.one_hot(self.spec.act.bounded(action))
+        memory[LAST_REWARD] = step.reward[:, None].to(memory[LAST_REWARD].dtype)
         memory[FIRST] = torch.zeros_like(memory[FIRST])
         log = {**step.log, "trial": trial}
         following = self.transform_obs({key: leaf.clone() for key, leaf in step.next_obs.items()})
@@ -110,7 +106,7 @@ class Trials(Wrapper):
             chosen = self._draw(index) if task is None else task.to(self.device)[index].float()
             memory["task"] = memory["task"].index_copy(0, index, chosen)
         memory["trial"] = memory["trial"].masked_fill(rows, 0)
-        for key, start in ((ACTION, 0), (REWARD, 0), (FIRST, 1)):
+        for key, start in ((LAST_ACTION, 0), (LAST_REWARD, 0), (FIRST, 1)):
             memory[key] = memory[key].masked_fill(rows[:, None], start)
 
     def _draw(self, index: Tensor) -> Tensor:
@@ -123,4 +119,4 @@ class Trials(Wrapper):
         return torch.as_tensor(np.concatenate(drawn), dtype=torch.float32, device=self.device)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
-        return {**obs, **{name: self.memory[name] for name in (ACTION, REWARD, FIRST)}}
+        return {**obs, **{name: self.memory[name] for name in (LAST_ACTION, LAST_REWARD, FIRST)}}

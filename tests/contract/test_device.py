@@ -36,7 +36,7 @@ DEVICE = "pretend"
 OF_DEMONSTRATIONS = ("pretrain_steps", "demo_fraction", "demo_episodes")
 CHEAP = (
     *("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions"),
-    "maze_trials",
+    *("maze_trials", "point_trials", "minigrid_four"),
 )
 
 
@@ -245,6 +245,7 @@ ONCE = ("ppo", "ppo_shared", "ppo_demos", "reinflow", "dppo", "hnpg", "mdpo", "p
 WAITS_OF_UPDATES = dict.fromkeys(ONCE, 1) | {
     "sqirl": 2,
     "ppo_rapid": 7,
+    **dict.fromkeys(("unizero", "scalezero"), 5),  # episodes are followed on the CPU
     "exp3": 8,  # its weights are on the CPU
     "ticket": 12,  # its search is on the CPU
 }

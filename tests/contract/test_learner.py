@@ -39,9 +39,9 @@ __all__ = [
     "updates",
 ]  # for other tests
 CONFIGS = PACKAGED
-# Agents with tables in lifetimes of symbols alone (tests/learners/test_groove.py), and models of
-# facts (tests/models/test_nsam.py).
-APART = ("groove", "ramp")
+# Agents with tables in lifetimes of symbols alone (tests/learners/test_groove.py), what lifetimes
+# observe (test_meta_dt.py), and models of facts (tests/models/test_nsam.py).
+APART = ("groove", "meta_dt", "prompt_dt", "ramp")
 FILES = sorted(file for file in (PACKAGED / "learner").glob("*.yaml") if file.stem not in APART)
 LEARNERS = [file.stem for file in FILES]
 # An exact resume needs the seed to decide.

@@ -1,0 +1,94 @@
+"""Tasks: several tasks of one environment, told by their numbers.
+
+Parallel env i of B has the tasks i, i + B, i + 2 B, ..., modulo their number: always the same one
+where B is a multiple of it. For one policy of several tasks, which observes the task's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.bounds import Fraction
+from embodied.core.build import ConfigError, nearest
+from embodied.core.env import HasHeldOutTasks, Step, VecEnv
+from embodied.core.spec import SYMBOL, TASK_NUMBER, Leaf
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper, find_protocol
+from embodied.envs.row_rng import RowRng
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of several tasks."""
+
+    tasks: tuple[Mapping[str, Fraction], ...]  # of each, elements of the task vector by name
+
+
+class Tasks(Wrapper):
+    """Adds the observation `task_number`, a symbol. Elements of the task vector that a task does
+    not name are drawn anew, uniform in [0, 1], for each episode."""
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        if env.spec.task is None or find_protocol(env, HasHeldOutTasks) is not None:
+            raise ConfigError(
+                "Tasks needs an environment with a task vector, none of which are held out"
+            )
+        names = env.spec.task.names
+        self.count = len(config.tasks)
+        number = Leaf((1,), "int64", 0, max(self.count - 1, 1), SYMBOL)
+        fixed = replace(env.spec, task=None)
+        super().__init__(env, fixed.with_obs(**{TASK_NUMBER: number}))
+        values = torch.full((self.count, len(names)), torch.nan)
+        for place, task in enumerate(config.tasks):
+            for name, value in task.items():
+                if name not in names:
+                    raise ConfigError(f'tasks: there is no element "{name}"{nearest(name, names)}')
+                values[place, names.index(name)] = value
+        self.tasks = values.to(self.device)
+        self.streams = RowRng(self.depth << 40, self.num_envs, self.device)
+        self.memory["generator"] = self.streams.state
+        self.memory["begun"] = torch.arange(self.num_envs, device=self.device)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError("the tasks are fixed; call reset without `task`")
+        rows = self.rows(mask)
+        if seed is not None:
+            self.streams.state = self.memory["generator"]
+            self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
+        every = torch.arange(self.num_envs, device=self.device)
+        self.memory["begun"] = torch.where(rows, every, self.memory["begun"])
+        return self.transform_obs(self.env.reset(seed, self._drawn(rows), mask))
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        following = self.transform_obs({key: leaf.clone() for key, leaf in step.next_obs.items()})
+        if not step.ended.any():
+            return replace(step, obs=following, next_obs=following)
+        self.memory["begun"] = self.memory["begun"] + self.num_envs * step.ended
+        obs = self.transform_obs(self.env.reset(None, self._drawn(step.ended), step.ended))
+        return replace(step, obs=obs, next_obs=following)
+
+    @property
+    def number(self) -> Tensor:
+        """The number [B] of the task of each env's episode."""
+        return self.memory["begun"] % self.count
+
+    def _drawn(self, rows: Tensor) -> Tensor:
+        """Task vectors [B, D], those of `rows` [B] (bool) from their generators."""
+        self.streams.state = self.memory["generator"]
+        index = rows.nonzero().flatten()
+        given = self.tasks[self.number]
+        drawn = torch.zeros_like(given)
+        if len(index):
+            drawn[index] = self.streams.uniform(given.shape[1], index).mT
+        return torch.where(given.isnan(), drawn, given)
+
+    def transform_obs(self, obs: Tensors) -> Tensors:
+        return {**obs, TASK_NUMBER: self.number[:, None]}
