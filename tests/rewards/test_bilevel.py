@@ -261,7 +261,7 @@ def three_arms() -> Any:
     acted = torch.stack([first, second], 1)
     reward.compared = {"obs/state": torch.zeros(9, 2, 1), "action": acted[..., None]}
     target = torch.where(first == second, 0.5, (second > first).float())
-    reward.ranker.labels = (SEEN[first], SEEN[second], target)
+    reward.ranker.labels = (SEEN[first][:, None], SEEN[second][:, None], target)
     return reward
 
 
@@ -272,6 +272,7 @@ def test_parl_against_the_exact_gradient() -> None:
     nu = list(net.parameters())
     term = torch.autograd.grad(reward.policy_term(net), nu)
     one, other, target = reward.ranker.labels
+    one, other = one[:, 0], other[:, 0]  # segments of one step
     first, second = reward.compared["action"][..., 0].unbind(1)
     known = target * (net(other) - net(one))[0].sigmoid().log()
     known = (known + (1 - target) * (net(one) - net(other))[0].sigmoid().log()).detach()
