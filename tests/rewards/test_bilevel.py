@@ -303,3 +303,16 @@ def test_without_the_term_parl_is_preference_learning() -> None:
         found.append(reward.ranker.score(SEEN))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+def test_parl_clips_what_outweighs_the_labels() -> None:
+    """A gradient of the term that is longer than 1 counts as one of the length 1."""
+    sizes = []
+    for factor in (1.0, 1e5, 2e5):
+        reward = three_arms()
+        upper = reward.upper
+        reward.upper = lambda net, upper=upper, factor=factor: factor * upper(net)
+        net = reward.ranker.net
+        gains = torch.autograd.grad(reward.policy_term(net), list(net.parameters()))
+        sizes.append(float(torch.cat([gain.flatten() for gain in gains]).norm()))
+    assert sizes[0] < 0.01 and sizes[1:] == pytest.approx([0.3, 0.3])

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,7 @@ class Barfi(Remembered, SummedReward):
             raise ConfigError("reward.discount_lr needs a learner with gamma between 0 and 1")
         self.config = config
         self.gamma = gamma
+        self.device = device
         self.act = spec.act
         self.heuristic = Factor(config.heuristic, spec)
         self.features = ObservationFeatures(spec.obs, config.leaves, device)
@@ -178,6 +180,11 @@ class Barfi(Remembered, SummedReward):
             cost = self.config.discount_weight * self.discount
             gradient_step(self.discount_adam, cost - (pull * self.logit).sum())
 
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        for number, rollout in enumerate(self.rollouts):
+            self.rollouts[number] = tt.to(rollout, self.device)
+
     def task(self, rollout: Tensors) -> Tensor:
         """A scalar whose gradient in the policy is an estimate of that of J_p."""
         gain = returns(rollout["reward"], rollout["discount"], rollout["ended"])
@@ -187,9 +194,8 @@ class Barfi(Remembered, SummedReward):
     def inner(self) -> Tensor:
         """A scalar whose gradient in the policy is Delta, differentiable in phi and gamma_v."""
         length = min(len(each["reward"]) for each in self.rollouts)
-        recent = tt.each({}, torch.clone)
-        for key in self.rollouts[0]:
-            recent[key] = torch.cat([each[key][:length] for each in self.rollouts], 1)
+        parts = [tt.each(each, lambda leaf: leaf[:length]) for each in self.rollouts]
+        recent = {key: torch.cat([part[key] for part in parts], 1) for key in parts[0]}
         flat = tt.each(recent, lambda leaf: leaf.flatten(0, 1))
         bias, primary, auxiliary = self.phi(flat).unbind(1)
         blend = bias + primary * flat["reward"] + auxiliary * self.heuristic(flat)

@@ -11,8 +11,10 @@ theta*(nu) is one step of policy gradient ahead of the policy,
     dG/dnu += eta dG/dtheta d^2 V / dtheta dnu
     dG/dtheta = E[ log P_nu(label) grad log pi(both actions) ]
 
-estimated by all labelled pairs and by the newest steps, with mean values as baselines. Here a pair
-is of two steps, and r_nu is the score of the observation after a step.
+estimated by labelled pairs and by the newest steps, with mean values as baselines. The
+addition is clipped to the length 1 before it is weighed: it grows with 1 / std^2 of a Gaussian, and
+outweighed the labels five times. Here a pair is of two steps, and r_nu is the score of the
+observation after a step.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.nn.implicit_gradient import implicit_gradient, neumann
+from embodied.nn.implicit_gradient import dot, implicit_gradient, neumann
 from embodied.policies.abilities import HasLogProb
 from embodied.rewards.bilevel.ascent import centred, objective, require_log_prob, returns
 from embodied.rewards.preferences.labellers import Labels
@@ -44,7 +46,7 @@ from embodied.rewards.preferences.preference import IMAGE_INDEX, Config, Prefere
 class ParlConfig(Config):
     """Settings of PARL, beside those of preference learning."""
 
-    policy_weight: NonNegative = 0.1  # eta, times the weight of the term of the policy; 0: PEBBLE
+    policy_weight: NonNegative = 0.1  # of the policy's term, whose eta is 1; 0: PEBBLE
     window: Count = 16  # newest steps of each parallel environment that V is a mean of
     draw: Count = 64  # labelled pairs that a step of the fit takes for dG/dtheta
 
@@ -108,9 +110,9 @@ class Parl(Preference):
         pairs = self.upper(net)
         slopes = torch.autograd.grad(pairs, theta, materialize_grads=True)
         nu = list(net.parameters())
-        solve = neumann(1, self.config.policy_weight)
-        gains = implicit_gradient(self.lower(net), slopes, theta, nu, solve)
-        return -torch.stack([(g * p).sum() for g, p in zip(gains, nu, strict=True)]).sum()
+        gains = implicit_gradient(self.lower(net), slopes, theta, nu, neumann(1, 1.0))
+        weight = self.config.policy_weight / dot(gains, gains).sqrt().clamp(min=1)
+        return -weight * torch.stack([(g * p).sum() for g, p in zip(gains, nu, strict=True)]).sum()
 
     def upper(self, net: Scores) -> Tensor:
         """A scalar whose gradient in the policy is dG/dtheta, of labelled pairs."""
