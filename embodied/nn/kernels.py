@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.core.build import parse
+from embodied.core.build import ConfigError, shown
 from embodied.core.files import cache_folder
 from embodied.nn.native import processor
 
@@ -37,7 +37,7 @@ class Kernels:
     """`product`: the float32 matrix product, "torch" or "onednn"; `native`: learners may use native
     code (embodied.nn.native) that equals theirs up to rounding; `note`: why, for people."""
 
-    product: Literal["torch", "onednn"] = "torch"
+    product: str = "torch"
     native: bool = False
     note: str = "float32 product: PyTorch's"
 
@@ -73,7 +73,10 @@ def choose(
         )
     if saved is None:
         return replace(pick_product(), native=True)
-    wanted: Kernels = parse(Kernels, {**saved, "note": "as in the checkpoint"}, "kernels")
+    product, native = saved.get("product"), saved.get("native")
+    if product not in PRECISION or not isinstance(native, bool):
+        raise ConfigError(f"the checkpoint's kernels are damaged: {shown(dict(saved))}")
+    wanted = Kernels(str(product), native, "as in the checkpoint")
     if wanted.product == "torch" or is_exact():
         return wanted
     return Kernels(
