@@ -226,7 +226,7 @@ def build_reward(
     if learner.n_step > 1 and not reward.sums_steps:
         raise ConfigError("this reward is that of a single decision: learner.n_step=1")
     if isinstance(reward, LearnsFromRollouts) and config.data.regime != "on_policy":
-        raise ConfigError("this reward learns from whole rollouts: with learner=ppo, for example")
+        raise ConfigError("this reward learns from whole rollouts: take an on-policy learner")
     if isinstance(reward, FollowsPolicy):
         reward.follow(learner.policy)
     augmented = augment(env, reward, learner.gamma)
