@@ -15,7 +15,7 @@ from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.implicit_gradient import conjugate_gradient, implicit_gradient, neumann
 from embodied.rewards.bilevel.ascent import objective, returns
-from tests.builders import node_of
+from tests.builders import exit_of, node_of
 from tests.rewards.rows import make
 
 SIDE, GAMMA = 5, 0.9
@@ -316,3 +316,12 @@ def test_parl_clips_what_outweighs_the_labels() -> None:
         gains = torch.autograd.grad(reward.policy_term(net), list(net.parameters()))
         sizes.append(float(torch.cat([gain.flatten() for gain in gains]).norm()))
     assert sizes[0] < 0.01 and sizes[1:] == pytest.approx([0.3, 0.3])
+
+
+def test_rollouts_need_an_on_policy_learner(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reward=barfi", "reward.heuristic.a=action", "reward.heuristic.b=[0.0]"]
+    words += ["experiment=pendulum_sac", "size=debug", f"out={tmp_path}/run"]
+    assert exit_of("train", *words) == 2
+    assert "take an on-policy learner" in capfd.readouterr().err

@@ -46,7 +46,7 @@ from embodied.rewards.preferences.preference import IMAGE_INDEX, Config, Prefere
 class ParlConfig(Config):
     """Settings of PARL, beside those of preference learning."""
 
-    policy_weight: NonNegative = 0.1  # of the policy's term, whose eta is 1; 0: PEBBLE
+    policy_weight: NonNegative = 0.03  # of the policy's term, whose eta is 1; 0: PEBBLE
     window: Count = 16  # newest steps of each parallel environment that V is a mean of
     draw: Count = 64  # labelled pairs that a step of the fit takes for dG/dtheta
 
