@@ -44,7 +44,7 @@ class Config:
     """Settings of the crafting task."""
 
     most: Annotated[int, Bound(4)] = 6  # of each thing that can be carried
-    start: Literal["bare", "any"] = "any"  # where episodes begin: nowhere, or there or at a place
+    start: Literal["bare", "any"] = "any"  # bare: nowhere, with nothing; any: some wood, stone
     shaped: bool = True  # 0.02 to 0.1 for the first of each thing, beside 1 for the sword
     horizon: Count = 60  # steps of an episode
     num_envs: Count = 16  # parallel environments
@@ -84,11 +84,13 @@ class Craft(BatchedEnv):
 
     def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         self.facts[rows] = False
+        self.amounts[rows] = 0.0
         if self.config.start == "any":
-            place = (3 * self.streams.uniform(1, rows)[0]).long().clamp(max=2)
+            place, wood, stone = (3 * self.streams.uniform(3, rows)).long().clamp(max=2)
             self.facts[rows, TREE] = place == 1
             self.facts[rows, ROCK] = place == 2
-        self.amounts[rows] = 0.0
+            self.amounts[rows, WOOD] = wood.float()
+            self.amounts[rows, STONE] = stone.float()
         self.had[rows] = False
         self.age[rows] = 0
 

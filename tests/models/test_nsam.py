@@ -68,7 +68,7 @@ def test_facts_by_hand() -> None:
 
 def explored(steps: int, seed: int = 0) -> tuple[craft.Craft, Nsam]:
     """A model of random allowed actions, of `steps` steps of 16 envs."""
-    env = craft.Craft(craft.Config(num_envs=16))
+    env = craft.Craft(craft.Config(num_envs=16, start="bare"))
     obs, generator = env.reset(seed), torch.Generator().manual_seed(seed)
     models = Nsam(len(craft.ACTIONS))
     for _ in range(steps):
