@@ -43,7 +43,7 @@ class Conditions:
         """Whether they hold, [n], for amounts [n, K]."""
         same = np.abs(amounts @ self.equal.T - self.level) <= EXACT
         below = amounts @ self.most.T <= self.limit + EXACT
-        return same.all(1) & below.all(1)
+        return np.asarray(same.all(1) & below.all(1))
 
 
 def hull(points: Numbers) -> Conditions:

@@ -8,7 +8,7 @@ what is allowed now; anything else changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ class Config:
     """Settings of the crafting task."""
 
     most: Annotated[int, Bound(4)] = 6  # of each thing that can be carried
+    start: Literal["bare", "any"] = "any"  # bare: nowhere, with nothing; any: some wood, stone
     shaped: bool = True  # 0.02 to 0.1 for the first of each thing, beside 1 for the sword
     horizon: Count = 60  # steps of an episode
     num_envs: Count = 16  # parallel environments
@@ -84,6 +85,12 @@ class Craft(BatchedEnv):
     def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
         self.facts[rows] = False
         self.amounts[rows] = 0.0
+        if self.config.start == "any":
+            place, wood, stone = (3 * self.streams.uniform(3, rows)).long().clamp(max=2)
+            self.facts[rows, TREE] = place == 1
+            self.facts[rows, ROCK] = place == 2
+            self.amounts[rows, WOOD] = wood.float()
+            self.amounts[rows, STONE] = stone.float()
         self.had[rows] = False
         self.age[rows] = 0
 

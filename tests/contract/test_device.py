@@ -241,7 +241,10 @@ def update_waits(name: str) -> str:
     return traffic.report()
 
 
-ONCE = ("ppo", "ppo_shared", "ppo_demos", "reinflow", "dppo", "hnpg", "mdpo", "ppo_prior", "props")
+ONCE = (
+    *("ppo", "ppo_shared", "ppo_demos", "reinflow", "dppo", "hnpg", "mdpo", "ppo_prior", "props"),
+    "asaf",
+)
 WAITS_OF_UPDATES = dict.fromkeys(ONCE, 1) | {
     "sqirl": 2,
     "ppo_rapid": 7,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ GOAL = ({}, {craft.SWORD: 1.0})
 BARE = (np.zeros(len(craft.FACTS), bool), np.zeros(len(craft.AMOUNTS)))
 
 
-def holds(points: list[list[float]], asked: list[list[float]]) -> list[bool]:
+def holds(points: Sequence[Sequence[float]], asked: Sequence[Sequence[float]]) -> list[bool]:
     return hull(np.array(points)).hold(np.array(asked)).tolist()
 
 
@@ -67,7 +68,7 @@ def test_facts_by_hand() -> None:
 
 def explored(steps: int, seed: int = 0) -> tuple[craft.Craft, Nsam]:
     """A model of random allowed actions, of `steps` steps of 16 envs."""
-    env = craft.Craft(craft.Config(num_envs=16))
+    env = craft.Craft(craft.Config(num_envs=16, start="bare"))
     obs, generator = env.reset(seed), torch.Generator().manual_seed(seed)
     models = Nsam(len(craft.ACTIONS))
     for _ in range(steps):
@@ -106,7 +107,7 @@ def test_what_the_model_allows_is_allowed_and_does_what_it_says() -> None:
 
 def carried_out(plan: list[int]) -> bool:
     """Whether the plan makes a sword; every step has to be allowed."""
-    env = craft.Craft(craft.Config(num_envs=1))
+    env = craft.Craft(craft.Config(num_envs=1, start="bare"))
     obs = env.reset(0)
     for number in plan:
         assert obs[MASK][0, number] == 1
@@ -152,7 +153,7 @@ def loop_of(learner: Any, env: craft.Craft) -> OnPolicyLoop:
 
 
 def test_a_share_of_the_environments_follows_the_plan() -> None:
-    env = craft.Craft(craft.Config(num_envs=4))
+    env = craft.Craft(craft.Config(num_envs=4, start="bare"))
     follower = PlanFollower(make_policy("categorical.Categorical", env.spec), 0.5, 5)
     plan = [craft.ACTIONS.index(name) for name in ("to_tree", "chop")]
     there = (np.array([True, False, False, False]), np.zeros(5))
@@ -169,7 +170,7 @@ def test_a_share_of_the_environments_follows_the_plan() -> None:
 
 def test_ramp_finds_a_plan_and_follows_it() -> None:
     torch.manual_seed(0)
-    env = craft.Craft(craft.Config(num_envs=16))
+    env = craft.Craft(craft.Config(num_envs=16, start="bare"))
     learner = ramp(env)
     loop = loop_of(learner, env)
     won = torch.zeros(16)
@@ -184,7 +185,7 @@ def test_ramp_finds_a_plan_and_follows_it() -> None:
 def test_it_resumes_exactly() -> None:
     def trained(updates: int, state: Any = None) -> Any:
         torch.manual_seed(0)
-        env = craft.Craft(craft.Config(num_envs=8))
+        env = craft.Craft(craft.Config(num_envs=8, start="bare"))
         learner = ramp(env)
         loop = loop_of(learner, env)
         if state is not None:

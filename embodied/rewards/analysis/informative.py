@@ -193,7 +193,7 @@ class Designer:
         need = np.where(self.good, 0.0, self.delta[:, None]).ravel() - SLACK * self.most
         left = np.hstack([keep, np.zeros((len(keep), slacks))])
         right = -need
-        if rows is not None:
+        if rows is not None and limits is not None:
             left, right = np.vstack([left, rows]), np.concatenate([right, limits])
         bounds = [(-self.most, self.most)] * len(columns) + [(0, None)] * slacks
         found = optimize.linprog(cost, A_ub=left, b_ub=right, bounds=bounds, method="highs")
