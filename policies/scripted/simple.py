@@ -82,10 +82,7 @@ class Shown(Script):
         super().__init__(config, spec)
         self.width = spec.act.size
         if DEMONSTRATOR not in spec.obs:
-            raise ConfigError(
-                "this environment shows no oracle; OGBench's does (env.play=true), and the point's "
-                "(env.env.play=true)"
-            )
+            raise ConfigError("this environment shows no oracle; OGBench's does: env.play=true")
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         return (obs[DEMONSTRATOR] + self.config.unsteady * noise).clamp(-1, 1)[:, None], carry
