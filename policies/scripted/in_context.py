@@ -1,4 +1,4 @@
-"""Policies for lifetimes: Thompson sampling, random odds of a Bandit, an oracle that goes astray."""
+"""Policies for lifetimes: Thompson sampling, random odds of a Bandit, an oracle gone astray."""
 
 from __future__ import annotations
 
