@@ -33,7 +33,7 @@ class Config:
     """Settings of the point and of its oracle."""
 
     horizon: Count = 20  # steps of an episode
-    play: bool = False  # show the oracle's action, for demonstrator=astray; not for training
+    play: bool = False  # show the oracle's action, for demonstrator=shown; not for training
     num_envs: Count = 16  # parallel environments
     seed: CountOrZero = 0  # of the random numbers
 

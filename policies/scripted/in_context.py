@@ -1,4 +1,4 @@
-"""Policies for lifetimes: Thompson sampling, random odds of a Bandit, an oracle gone astray."""
+"""Policies for lifetimes of a Bandit: Thompson sampling, and a random one with odds of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
-from embodied.core.spec import DEMONSTRATOR, FIRST, Spec
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
 
@@ -68,37 +67,3 @@ class Lopsided(Policy):
         odds = torch.where(carry["odds"].sum(1, keepdim=True) == 0, fresh, carry["odds"])
         gumbel = -(-draw.log()).log()
         return (odds.log() + gumbel).argmax(1)[:, None], {"odds": odds}
-
-
-class Astray(Policy):
-    """The oracle's action `privileged/demonstrator`, or with the probability `share` in each inner
-    episode a random direction that lasts for it; noise of deviation `unsteady` is added.
-
-    What it does says little of its task, and so a policy that is trained on it has to look at the
-    rewards. Noise [n, 1 + 2 A]: the choice, the direction, and what is added.
-    """
-
-    def __init__(self, spec: Spec, share: float = 0.5, unsteady: float = 0.5) -> None:
-        super().__init__()
-        if not {DEMONSTRATOR, FIRST} <= set(spec.obs):
-            raise ConfigError("this policy needs an oracle in lifetimes: env.env.play=true")
-        self.spec = spec
-        self.size = spec.act.size
-        self.share = share
-        self.unsteady = unsteady
-
-    def initial(self, n: int) -> Tensors:
-        return {"astray": torch.zeros(n, 1), "direction": torch.zeros(n, self.size)}
-
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        return torch.cat([torch.rand(n, 1), torch.randn(n, 2 * self.size)], 1)
-
-    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        choice, direction, added = noise.split([1, self.size, self.size], 1)
-        first = obs[FIRST] > 0.5
-        astray = torch.where(first, (choice < self.share).float(), carry["astray"])
-        direction = functional.normalize(direction, dim=1)
-        direction = torch.where(first, direction, carry["direction"])
-        aim = torch.lerp(obs[DEMONSTRATOR], direction, astray)
-        action = (aim + self.unsteady * added).clamp(-1, 1)
-        return action[:, None], {"astray": astray, "direction": direction}

@@ -82,7 +82,10 @@ class Shown(Script):
         super().__init__(config, spec)
         self.width = spec.act.size
         if DEMONSTRATOR not in spec.obs:
-            raise ConfigError("this environment shows no oracle; OGBench's does: env.play=true")
+            raise ConfigError(
+                "this environment shows no oracle; OGBench's does with env.play=true, and the "
+                "point's with env.env.play=true"
+            )
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         return (obs[DEMONSTRATOR] + self.config.unsteady * noise).clamp(-1, 1)[:, None], carry

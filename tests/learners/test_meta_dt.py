@@ -14,13 +14,12 @@ from embodied.checks.check import Check
 from embodied.checks.policy import CHECKS, PolicySubject, the_noise_decides
 from embodied.core.build import ConfigError
 from embodied.core.errors import NotApplicable
-from embodied.core.spec import DEMONSTRATOR, Leaf, Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.envs.toy.point import Config as PointConfig
 from embodied.envs.toy.point import Point
 from embodied.learners.offline.meta_dt import MetaDtLearner
-from embodied.policies.scripted.in_context import Astray
 from tests.builders import make_learner, make_policy, node_of
 from tests.training.test_train import resumed, settings
 
@@ -250,23 +249,6 @@ def test_a_point_goes_where_it_is_sent() -> None:
     env.place = torch.tensor([[0.1, 0.9]])
     step = env.step(torch.zeros(1, 2))
     assert step.log["success"].item() and step.truncated.item() and not step.terminated.item()
-
-
-def test_an_oracle_goes_astray_for_whole_inner_episodes() -> None:
-    leaf = Leaf((2,), low=-1.0, high=1.0)
-    spec = Spec({DEMONSTRATOR: leaf, "first": Leaf((1,), low=0.0, high=1.0)}, leaf, 0.1)
-    policy = Astray(spec, share=0.25, unsteady=0.0)
-    torch.manual_seed(0)
-    n = 4000
-    obs = {DEMONSTRATOR: torch.tensor([[0.3, 0.4]]).expand(n, 2), "first": torch.ones(n, 1)}
-    action, carry = policy.act(obs, policy.initial(n), policy.sample_noise(n))
-    astray = (action[:, 0] - obs[DEMONSTRATOR]).norm(dim=1) > 1e-5
-    assert float(astray.float().mean()) == pytest.approx(0.25, abs=0.02)
-    torch.testing.assert_close(action[astray, 0].norm(dim=1), torch.ones(int(astray.sum())))
-    later = obs | {"first": torch.zeros(n, 1)}
-    assert torch.equal(policy.act(later, carry, policy.sample_noise(n))[0], action)
-    anew = policy.act(obs, carry, policy.sample_noise(n))[0]
-    assert not torch.equal((anew[:, 0] - obs[DEMONSTRATOR]).norm(dim=1) > 1e-5, astray)
 
 
 @pytest.mark.parametrize("kind", KINDS)
