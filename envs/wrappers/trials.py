@@ -82,7 +82,7 @@ class Trials(Wrapper):
         memory = self.memory
         trial = memory["trial"]
         ended = step.ended
-        memory[LAST_ACTION] = self.choices.one_hot(self.spec.act.bounded(action))
+        memory[LAST_ACTION] = self.choices.one_hot(action).clamp(-1, 1)
         memory[LAST_REWARD] = step.reward[:, None].to(memory[LAST_REWARD].dtype)
         memory[FIRST] = torch.zeros_like(memory[FIRST])
         log = {**step.log, "trial": trial}

@@ -83,8 +83,8 @@ class Shown(Script):
         self.width = spec.act.size
         if DEMONSTRATOR not in spec.obs:
             raise ConfigError(
-                "this environment shows no oracle; OGBench's does (env.play=true), and the point's "
-                "(env.env.play=true)"
+                "this environment shows no oracle; OGBench's does with env.play=true, and the "
+                "point's with env.env.play=true"
             )
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
