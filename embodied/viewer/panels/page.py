@@ -165,7 +165,9 @@ class Page(Parts):
         self.checkpoints = (
             None if run is None else Checkpoints(self.server, run, self.viewer.choose)
         )
-        self.explore = gui.add_checkbox("Explore", False, hint="add exploration noise")
+        self.explore = gui.add_checkbox(
+            "Explore", False, hint="add exploration noise", visible=not self.session.recorded
+        )
         self.viewer.bind(self.explore, self.viewer.explore)
 
     def _camera_part(self) -> None:
@@ -217,7 +219,8 @@ class Page(Parts):
         )
         self.policy.value, self.speed.value = self.session.chosen, viewer.speed
         self.explore.value = self.session.explore
-        self.onward.visible = not self.session.live and self.session.now.state is not None
+        known = self.session.now.state is not None and not self.session.recorded
+        self.onward.visible = known and not self.session.live
         self.task.show()
 
     def status_text(self) -> str:
