@@ -152,7 +152,8 @@ class Page(Parts):
             )
             viewer.bind(plan, self._plan)
         if self.scene is not None and self.scene.followed is not None:
-            self._follow(True)
+            for each in self.views:
+                each.follow(True)
             self.viewer.bind(gui.add_checkbox("Follow", True), self._follow)
 
     def _policy_part(self) -> None:
@@ -190,8 +191,7 @@ class Page(Parts):
 
     def _follow(self, on: bool) -> None:
         for each in self.views:
-            if each.scene is not None:
-                each.scene.follow = on
+            each.follow(on)
         self.changed()
 
     def _draw_stage(self) -> None:
