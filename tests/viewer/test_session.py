@@ -251,6 +251,10 @@ def test_in_the_page_its_number_is_an_episode(demos: Path) -> None:
         page = viewer.page
         assert page.seed.label == "Episode" and page.seed.value == 2
         assert page.scene is not None and page.sliders == []
+        assert not page.explore.visible and not page.onward.visible  # nothing can change it
+        seen = page.main_view.cameras.eye.seen
+        places = viewer.session.episode.moments[-1].frame.places
+        assert all((np.abs(seen - place).sum(1) < 1e-6).any() for place in places[-2:])
         with pytest.raises(ViewerError, match="has 3 episodes"):
             viewer.next()
 

@@ -47,6 +47,10 @@ class MainView:
         if self.scene is not None:
             self.scene.restyle()
 
+    def follow(self, on: bool) -> None:
+        if self.scene is not None:
+            self.scene.follow = on
+
     def draw(self, share: float = 1.0) -> None:
         """Send the displayed step; with `share` below 1, interpolated from the step before."""
         if self.scene is not None and (poses := poses_at(self.session, share)) is not None:

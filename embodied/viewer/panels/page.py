@@ -152,7 +152,8 @@ class Page(Parts):
             )
             viewer.bind(plan, self._plan)
         if self.scene is not None and self.scene.followed is not None:
-            self._follow(True)
+            for each in self.views:
+                each.follow(True)
             self.viewer.bind(gui.add_checkbox("Follow", True), self._follow)
 
     def _policy_part(self) -> None:
@@ -165,7 +166,9 @@ class Page(Parts):
         self.checkpoints = (
             None if run is None else Checkpoints(self.server, run, self.viewer.choose)
         )
-        self.explore = gui.add_checkbox("Explore", False, hint="add exploration noise")
+        self.explore = gui.add_checkbox(
+            "Explore", False, hint="add exploration noise", visible=not self.session.recorded
+        )
         self.viewer.bind(self.explore, self.viewer.explore)
 
     def _camera_part(self) -> None:
@@ -188,8 +191,7 @@ class Page(Parts):
 
     def _follow(self, on: bool) -> None:
         for each in self.views:
-            if each.scene is not None:
-                each.scene.follow = on
+            each.follow(on)
         self.changed()
 
     def _draw_stage(self) -> None:
@@ -217,7 +219,8 @@ class Page(Parts):
         )
         self.policy.value, self.speed.value = self.session.chosen, viewer.speed
         self.explore.value = self.session.explore
-        self.onward.visible = not self.session.live and self.session.now.state is not None
+        known = self.session.now.state is not None and not self.session.recorded
+        self.onward.visible = known and not self.session.live
         self.task.show()
 
     def status_text(self) -> str:

@@ -56,7 +56,8 @@ class SapienScene:
         pose = cameras[-1].get_global_pose()
         forward = pose.to_transformation_matrix()[:3, 0]
         reach = max(float(np.dot(moving.mean(0) - pose.p, forward)), 0.1)
-        return Viewpoint(pose.p, pose.p + reach * forward, cameras[-1].fovy, moving)
+        place = np.asarray(pose.p, np.float64)
+        return Viewpoint(place, place + reach * forward, cameras[-1].fovy, moving)
 
     def tracked_body(self) -> TrackedBody | None:
         return None

@@ -82,7 +82,7 @@ class ViserScene:
             origin = np.zeros(3)
             if self.follow and self.followed is not None:
                 origin = -places[self.followed.body] * self.followed.along
-            self.root.position = tuple(origin.tolist())
+            self.root.position = origin
         self._sent = places, turns
 
     def on_mesh(self, drawn: Callable[[int, MeshHandle], None]) -> None:

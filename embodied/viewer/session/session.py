@@ -156,6 +156,11 @@ class Session:
         return self.spec.text or getattr(config, "id", type(self.env).__name__)
 
     @property
+    def recorded(self) -> bool:
+        """Whether it plays recorded episodes, which nothing can change."""
+        return self.counts == "episode"
+
+    @property
     def trouble(self) -> str:
         """Why values or rewards are not shown; empty if they are."""
         return "" if self.overlay is None else self.overlay.trouble
@@ -218,7 +223,7 @@ class Session:
         for each in self.sessions:
             each.task = self.task
             each._start_episode(seed)
-            while each.counts == "episode" and not each.episode.end:
+            while each.recorded and not each.episode.end:
                 each._step()  # a recording is on the time line at once
         self.seek(0)
 
