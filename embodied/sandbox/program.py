@@ -145,12 +145,14 @@ def _attributes(tree: ast.Module, known: list[str]) -> dict[str, str]:
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     found: dict[str, str] = {}
     for node in ast.walk(tree):
-        path = _path_of_self(node) if id(node) not in inner else ()
+        if not isinstance(node, ast.Attribute) or id(node) in inner:
+            continue
+        path = _path_of_self(node)
         if not path or path[0] in own or path[0].startswith("__"):
             continue
         place = _resolved(path, known)
         if place is None:
-            shown = f"self.{'.'.join(path[:2])}" if len(path) > 1 else f"self.{path[0]}"
+            shown = ".".join(("self", *path[:2]))
             problem = f"line {node.lineno}: there is no {shown}{nearest(path[-1], known)}"
             raise Rejected("signature", problem)
         parts, name = place
