@@ -57,11 +57,11 @@ class Settings:
     out: str = "outputs/residual_sac"  # folder of the checkpoint
     seed: int = 0  # of networks, noise and initial states
     num_envs: int = 8  # parallel environments
-    steps: int = 20_000  # environment steps, of all parallel environments together
+    steps: int = 12_000  # environment steps, of all parallel environments together
     warmup_steps: int = 2_000  # of them before the first update
     buffer_size: int = 100_000  # transitions
-    scale: float = 0.5  # largest correction, in units of half the action range
-    utd: float = 0.25  # updates per transition
+    scale: float = 1.0  # largest correction, in units of half the action range
+    utd: float = 0.5  # updates per transition
     batch_size: int = 256  # transitions of an update
     gamma: float = 0.97  # discount per environment step
     tau: float = 0.005  # step of the target critics towards the trained ones
@@ -72,7 +72,7 @@ class Settings:
     target_entropy: float = -1.0  # entropy that alpha is tuned to, per element of u (nats)
     critics: int = 2  # number of critics, with layer normalisation
     hidden: tuple[int, ...] = (256, 256)  # units of the hidden layers of actor and critics
-    eval_every: int = 5_000  # environment steps between two evaluations
+    eval_every: int = 3_000  # environment steps between two evaluations
     eval_episodes: int = 100  # episodes of an evaluation
 
 
