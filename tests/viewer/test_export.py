@@ -271,6 +271,7 @@ def test_the_history_of_a_run_and_its_checkpoints(runs: list[Path], server: Vise
     np.testing.assert_allclose(marks, [0.1, 0.5, np.nan])
     np.testing.assert_allclose(mine, [np.nan, 0.5, np.nan])
     assert shown.words("checkpoint 00000150") == "eval success at 150: **50%**"
+    assert shown.words("checkpoint 00000100") == "eval success at 100: **10%** [4%, 21%]"
     assert shown.words("random") == ""
     shown.move("checkpoint 00000150", -1)
     shown.move("checkpoint 00000150", 1)

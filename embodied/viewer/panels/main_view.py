@@ -216,8 +216,12 @@ class Checkpoints:
             return ""
         step = self.steps[self.names.index(chosen)]
         value = self.history.at(step)
-        shown = f"{value:.0%}" if self.history.measure.endswith("success") else f"{value:.3g}"
-        return f"{self.history.measure.replace('/', ' ')} at {step:,}: **{shown}**"
+        rate = self.history.measure.endswith("success")
+        shown = f"**{value:.0%}**" if rate else f"**{value:.3g}**"
+        if rate and step in self.history.steps:
+            row = [*self.history.steps].index(step)
+            shown += f" [{self.history.low[row]:.0%}, {self.history.high[row]:.0%}]"
+        return f"{self.history.measure.replace('/', ' ')} at {step:,}: {shown}"
 
     def move(self, chosen: str, by: int) -> None:
         at = self.names.index(chosen) if chosen in self.names else len(self.names)
