@@ -32,6 +32,7 @@ DISCRETE = SPEC.with_act(Leaf((), "int64", 0, 16))
 CHUNK = 8
 TARGETS = {"flow": 3.0}  # ms, median
 # The network size in the fine-tuning papers (DPPO, ReinFlow): three residual blocks of 512.
+APART = ("tabular", "meta_dt", "prompt_dt")
 SIZE = {"chunk": CHUNK, "width": 512, "depth": 3}
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", **SIZE}
 DIFFUSION = {"_target_": "embodied.policies.generative.diffusion.Diffusion", **SIZE}
@@ -143,9 +144,9 @@ def captured(name: str, node: dict[str, Any], repeats: int, calls: int) -> Compa
 
 
 def files() -> list[Path]:
-    """The YAML of every policy but one, which sees symbols alone."""
+    """The YAML of every policy but those that see symbols alone, or a lifetime of episodes."""
     every = sorted((Path(configs.__path__[0]) / "policy").glob("*.yaml"))
-    return [file for file in every if file.stem != "tabular"]
+    return [file for file in every if file.stem not in APART]
 
 
 def measure(path: Path, repeats: int, calls: int) -> Comparison:

@@ -150,12 +150,12 @@ def evaluate_run(path: str | Path, words: list[str], folders: list[str]) -> dict
     worst = None
     if _asks_worst(node):
         worst, policy = _worst_of(subject)
-        row = _result_row(subject, worst.result) | {"worst": worst.to_json()["values"]}
+        row = result_row(subject, worst.result) | {"worst": worst.to_json()["values"]}
         metrics = worst.metrics()
         print(f"{subject.name}: {worst}", flush=True)
     else:
         result, policy = evaluated(subject)
-        row = _result_row(subject, result)
+        row = result_row(subject, result)
         metrics = result.metrics()
         if not served:
             row |= _imagined_beside(subject, result)
@@ -238,7 +238,7 @@ def _add_line(path: Path, row: dict[str, Any]) -> None:
         sink.write(json.dumps(row) + "\n")
 
 
-def _result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
+def result_row(subject: Subject, result: Evaluation) -> dict[str, Any]:
     node = subject.node
     row: dict[str, Any] = {
         "run": subject.name,

@@ -359,7 +359,8 @@ class OffPolicyLoop:
             known = sorted(key for key, flag in step.log.items() if flag.dtype == torch.bool)
             raise ConfigError(
                 f"this learner needs {min(missing)} of each step, and this environment reports "
-                f"{', '.join(known) or 'nothing'} (people: docs/robot_learning.md)"
+                f"{', '.join(known) or 'nothing'}; of a person's steps: choose a reward with "
+                "interventions (docs/robot_learning.md, People)"
             )
         if self.collector.restarted is not None:
             self._forget(self.collector.restarted)

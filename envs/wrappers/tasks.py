@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Fraction
 from embodied.core.build import ConfigError, nearest
-from embodied.core.env import HasHeldOutTasks, Step, VecEnv
+from embodied.core.env import HasHeldOutTasks, StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, TASK_NUMBER, Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
@@ -31,6 +31,9 @@ class Config:
 class Tasks(Wrapper):
     """Adds the observation `task_number`, a symbol. Elements of the task vector that a task does
     not name are drawn anew, uniform in [0, 1], for each episode."""
+
+    # `begun` counts an env's own episodes, whichever states it takes over in between.
+    memory_roles = StateRoles(generators={"generator": None, "begun": None})
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         if env.spec.task is None or find_protocol(env, HasHeldOutTasks) is not None:
@@ -52,6 +55,7 @@ class Tasks(Wrapper):
         self.streams = RowRng(self.depth << 40, self.num_envs, self.device)
         self.memory["generator"] = self.streams.state
         self.memory["begun"] = torch.arange(self.num_envs, device=self.device)
+        self.memory["number"] = self.memory["begun"] % self.count  # of the running episodes
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -75,20 +79,17 @@ class Tasks(Wrapper):
         obs = self.transform_obs(self.env.reset(None, self._drawn(step.ended), step.ended))
         return replace(step, obs=obs, next_obs=following)
 
-    @property
-    def number(self) -> Tensor:
-        """The number [B] of the task of each env's episode."""
-        return self.memory["begun"] % self.count
-
     def _drawn(self, rows: Tensor) -> Tensor:
-        """Task vectors [B, D], those of `rows` [B] (bool) from their generators."""
+        """Task vectors [B, D], those of `rows` [B] (bool), which begin, from their generators."""
         self.streams.state = self.memory["generator"]
+        number = self.memory["begun"] % self.count
+        self.memory["number"] = torch.where(rows, number, self.memory["number"])
         index = rows.nonzero().flatten()
-        given = self.tasks[self.number]
+        given = self.tasks[self.memory["number"]]
         drawn = torch.zeros_like(given)
         if len(index):
             drawn[index] = self.streams.uniform(given.shape[1], index).mT
         return torch.where(given.isnan(), drawn, given)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
-        return {**obs, TASK_NUMBER: self.number[:, None]}
+        return {**obs, TASK_NUMBER: self.memory["number"][:, None]}

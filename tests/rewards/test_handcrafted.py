@@ -206,6 +206,7 @@ def reward(next_goal_from_tool, goal_from_tool, width, action):
     cost = -0.5 * action.square().sum(dim=-1) * width
     return gain + cost, {"gain": gain, "cost": cost}
 """
+OS = "import os\n\ndef reward(tool):\n    return tool[:, 0] * os.getpid()\n"
 
 
 def made(code: str = CODE, folder: Path | None = None, **settings: Any) -> Program:
@@ -254,9 +255,9 @@ def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -
     ("settings", "line"),
     [
         ({"file": "nowhere.py"}, r"nowhere\.py does not exist"),
-        ({"code": "import os\n" + CODE}, r"rejected: language: line 1: os cannot be imported"),
+        ({"code": OS}, r"rejected: language: line 1: os cannot be imported"),
         ({"code": "def reward(goal):\n    return goal[:, 0]"}, r'goal \(did you mean "tool"\?\)'),
-        ({"code": "def reward(tool):\n    return tool"}, r"shape \[256, 3\]; it should be \[256\]"),
+        ({"code": "def reward(tool):\n    return tool"}, r"shape \[64, 3\]; it should be \[64\]"),
     ],
 )
 def test_refusals_are_one_line_that_says_what_to_do(settings: dict[str, str], line: str) -> None:

@@ -336,7 +336,7 @@ def test_demonstrations_and_datasets_get_the_same_reward(six_shown: str, rewind:
     """As transitions of a learner, and as `embodied reward score` asks for them."""
     episodes = read_episodes(Path(six_shown))
     rows = transitions(with_observations(episodes, rewind.augment_episode), 0.9)
-    scored = torch.cat([labels(rewind, episodes.episode(e), 0.9) for e in range(len(episodes))])
+    scored = torch.cat([labels(rewind, episodes.episode(e), 0.9)[0] for e in range(len(episodes))])
     torch.testing.assert_close(rewind(rows), scored)
     per_episode = scored.view(len(episodes), -1)
     assert all(spearman(one, torch.arange(20)) > 0.9 for one in per_episode)

@@ -157,7 +157,7 @@ def test_dppo_table_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = batch["action"][0, 1]
     assert torch.equal(whole["action"][1], torch.stack([chain[:3], chain[1:4]], 1))
     obs = {"state": batch["obs/state"][0, 1:2]}
-    density = policy.log_prob(obs, chain[1:2], chain[2:3], torch.tensor([1]))
+    density = policy.link_log_prob(obs, chain[1:2], chain[2:3], torch.tensor([1]))
     torch.testing.assert_close(whole["old"][1, 1], density.clamp(-5, 2).mean().detach())
     monkeypatch.setattr(dppo, "PIECE", 7)
     torch.testing.assert_close(learner._table(batch, {})[0], table)
