@@ -112,7 +112,8 @@ def checked(args: argparse.Namespace) -> Callable[[argparse.Namespace], None]:
     """What runs a command with `args`, whose words are put apart. ConfigError for words that the
     table does not allow, and for a run or a dataset that is not there, before the command's module
     is imported."""
-    entry, kind = args.entry, getattr(args, "kind", "")
+    entry = args.entry
+    kind = getattr(args, "kind", "")
     if "needs" in entry and not Path(args.path).is_dir():
         raise ConfigError(f"{args.path} is not a folder; give {entry['needs']}")
     if takes := entry.get("takes"):

@@ -12,7 +12,8 @@ from embodied.core.build import ConfigError, nearest
 
 def run(args: argparse.Namespace) -> None:
     """Exit status 1 if something is wrong."""
-    kind, name = args.kind, args.name
+    kind = args.kind
+    name = args.name
     if kind not in KINDS:
         raise ConfigError(f'there is nothing to check in "{kind}"{nearest(kind, KINDS)}')
     allow_from(args.words)

@@ -69,7 +69,8 @@ def merge(args: argparse.Namespace) -> None:
 
 
 def drop(args: argparse.Namespace) -> None:
-    numbers, out = args.own["episodes"], args.own["out"]
+    numbers = args.own["episodes"]
+    out = args.own["out"]
     by_result = args.own["failed"] or "false"
     if by_result not in ("true", "false"):
         raise ConfigError(f"failed={by_result} should be true or false")

@@ -19,7 +19,8 @@ NEXT = (
 
 
 def run(args: argparse.Namespace) -> None:
-    package, configs = args.own["package"] or "my_lab", args.own["configs"] or "my_configs"
+    package = args.own["package"] or "my_lab"
+    configs = args.own["configs"] or "my_configs"
     words = names(args.kind, args.name, package, configs)
     for path in write(words):
         print(path)

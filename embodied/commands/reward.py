@@ -130,7 +130,9 @@ def fit_classifier(args: argparse.Namespace) -> None:
 
     from embodied.rewards.success.model import Training, load_labelled, made, mark_of, write
 
-    folders, out, seed = args.names, args.own["out"], int(args.own["seed"] or 0)
+    folders = args.names
+    out = args.own["out"]
+    seed = int(args.own["seed"] or 0)
     given = yaml_values(args.words)
     known = [field.name for field in fields(Training)]
     for key in given:

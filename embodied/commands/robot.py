@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> None:
     from embodied.real_robot.daemon.server import find
     from embodied.real_robot.daemon.status_text import status_lines
 
-    verb, own = args.kind, args.own
+    verb = args.kind
+    own = args.own
     host = own["host"]
     for key in ("folder", "robot", "supported") if host else ("keys", "name"):
         if own.get(key) is not None:

@@ -16,7 +16,9 @@ OUTCOME = {True: "success", False: "no success", None: "success not reported"}
 
 
 def run(args: argparse.Namespace) -> None:
-    own, names, words = args.own, args.names, args.words
+    own = args.own
+    names = args.names
+    words = args.words
     if names == [ROBOT]:
         return _monitor(own, words, args.port)
     for key in ("folder", "robot"):

@@ -149,8 +149,10 @@ class Prepared:
 
     def conduct(self, session: Session) -> None:
         """Run `session` from its first process to its summary. ConfigError with what ended it."""
-        site, node = self.site, self.node
-        problem, share = "", 1.0
+        site = self.site
+        node = self.node
+        problem = ""
+        share = 1.0
         pace = Pace(site.behind)
         with session:
             try:
@@ -196,7 +198,8 @@ def prepared(
         made = settings_of(here, node, output, str(output / recording) if recording else "")
         folder = Path(node["folder"]) if node["folder"] else default_folder(robot or made.robot)
         rehearse_new(here, node, made, folder)
-        device, teleop = node["hold"], node.get("teleop")
+        device = node["hold"]
+        teleop = node.get("teleop")
         if device is not None and not made.hold_to_run:
             raise ConfigError("hold=... names a device of hold-to-run; add hold_to_run=true")
         with (
@@ -208,7 +211,8 @@ def prepared(
 
 def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None) -> bool:
     """Whether the arm is held, all processes are ready, and the operator wants to go on."""
-    folder, made = session.folder, session.deployment
+    folder = session.folder
+    made = session.deployment
     print(f"starting in {folder} ...", flush=True)
     elsewhere = f" folder={folder}" if node["folder"] else ""
     print(f"to view it: embodied view robot{elsewhere}", flush=True)
@@ -235,7 +239,8 @@ class Live:
     operator's hand on hold-to-run."""
 
     def __init__(self, hold: HoldToRun | None = None) -> None:
-        self.said, self.hold = 0.0, hold
+        self.said = 0.0
+        self.hold = hold
 
     def __call__(self, status: Status, ran: float, success: bool | None) -> None:
         line = live_line(status, ran, success)

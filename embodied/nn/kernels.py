@@ -128,9 +128,11 @@ def _keep(file: Path, text: str) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = file.with_suffix(f".{os.getpid()}")
     own.write_text(text)
-    with suppress(FileExistsError):
-        os.link(own, file)
-    own.unlink()
+    try:
+        with suppress(FileExistsError):
+            os.link(own, file)
+    finally:
+        own.unlink()
 
 
 def _measured_ratio() -> float:
