@@ -27,6 +27,7 @@ from embodied.core.build import (
     closest,
     kind_of,
     nearest,
+    shown,
     typed,
     unknown,
 )
@@ -167,6 +168,8 @@ def compose(
     if "regimes" in node:
         _fill_data(node, node.pop("regimes"), {each.key for each in asked}, search)
     data = node.get("data") or {}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"data={shown(data)} should hold settings (data.KEY=VALUE)")
     for setting in _data_settings(data.get("regime")):
         if setting.name in data:
             typed(setting.kind, data[setting.name], f"data.{setting.name}")

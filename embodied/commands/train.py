@@ -203,7 +203,7 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     before, step = settings.get("steps"), int(saved.name)
     settings |= {"allow": [], "out": str(folder), "resume": str(saved if damaged else path)}
     node = compose("run", words, folders, {"run": settings}).node
-    asked = node["steps"]
+    asked = node.get("steps")
     if isinstance(before, int) and isinstance(asked, int) and asked < min(before, step):
         raise ConfigError(
             f"{folder} has {step:,} steps, and steps={asked} asks for fewer: name more, or "
