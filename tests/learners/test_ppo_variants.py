@@ -439,3 +439,4 @@ def test_it_is_adapted_every_k_decisions_to_all_that_is_kept(monkeypatch: Any) -
     steps(loop, 15 * env.num_envs)
     assert seen == [2, 4, 6, 8, 10, 6, 8]
     assert acting is learner.behaviour and acting is not learner.policy
+    assert learner.done == 12 * env.num_envs  # each decision is counted once, for schedules
