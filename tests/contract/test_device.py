@@ -36,7 +36,7 @@ DEVICE = "pretend"
 OF_DEMONSTRATIONS = ("pretrain_steps", "demo_fraction", "demo_episodes")
 CHEAP = (
     *("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions"),
-    *("maze_trials", "point_trials", "minigrid_four"),
+    *("maze_trials", "point_trials", "minigrid_four", "craft"),
 )
 
 
@@ -121,6 +121,7 @@ OTHERS = [
 # Every learner computes updates in test_an_update_does_not_wait; a run of one learner of each kind
 # of data, loop and fine-tuner, those of others and of policies with `--all`.
 KINDS = ("sac", "ppo", "iql", "imitate", "h2o", "hg_dagger", "cpl", "recap", "reinflow", "expo")
+KINDS += ("groove", "ramp")  # which have a state of their own
 USUAL = {case("learner", name) for name in KINDS} | {case("finetune", "dsrl")}
 
 
