@@ -59,9 +59,7 @@ class Cpl(Learner):
         self.cloned = round(config.clone * run.updates)
         weights = list(policy.parameters())
         # A policy's loss may leave out what its samples need (the deviation of a Gaussian).
-        self.optims = {
-            name: Adam(weights, config.lr, partial=True) for name in ("clone", "policy")
-        }
+        self.optims = {name: Adam(weights, config.lr, partial=True) for name in ("clone", "policy")}
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         clones = self.done < self.cloned
