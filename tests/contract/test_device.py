@@ -121,7 +121,7 @@ OTHERS = [
 # Every learner computes updates in test_an_update_does_not_wait; a run of one learner of each kind
 # of data, loop and fine-tuner, those of others and of policies with `--all`.
 KINDS = ("sac", "ppo", "iql", "imitate", "h2o", "hg_dagger", "cpl", "recap", "reinflow", "expo")
-KINDS += ("groove", "ramp")  # which have a state of their own
+KINDS += ("ramp",)  # which has a state of its own
 USUAL = {case("learner", name) for name in KINDS} | {case("finetune", "dsrl")}
 
 
