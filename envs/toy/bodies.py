@@ -217,10 +217,11 @@ class Bodies(BatchedEnv):
     def state_roles(self) -> StateRoles:
         return StateRoles({"age": None}, {"stream": None})
 
-    def render(self, row: int = 0, width: int = 320, height: int = 320) -> Tensor:
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """A map: obstacles dark, the goal green, the body blue, what the lidar hits orange."""
         edge = (-0.2, SIDE + 0.2)
         grid = pixel_grid(width, height, edge, edge)
+        grid[..., 0] = SIDE / 2 + (grid[..., 0] - SIDE / 2) * width / height  # discs stay round
         picture = torch.full((height, width, 3), 235, dtype=torch.uint8)
         place, heading = self.place[row].cpu(), self.heading[row].cpu()
         discs = self.discs[row].cpu()
