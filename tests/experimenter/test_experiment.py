@@ -159,6 +159,8 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         replace(SKILLS, learn=("--config-dir=x",))
     with pytest.raises(ConfigError, match="at least 5"):
         Budget(evaluations=2)
+    with pytest.raises(ConfigError, match="at least 10"):
+        Budget(steps=9)
 
 
 def test_the_command_trains_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
