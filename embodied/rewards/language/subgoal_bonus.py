@@ -26,12 +26,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Fraction, Number
+from embodied.core.bounds import Count, CountOrZero, Fraction, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import HasSubgoals, Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
-from embodied.core.spec import Leaf
+from embodied.core.spec import SYMBOL, Leaf
 from embodied.core.tensors import Tensors, under
 from embodied.core.wrapper import find_protocol
 from embodied.llm.ask_pool import AskPool
@@ -56,6 +56,8 @@ class Guide(Protocol):
 
     limit: int
     """Maximum steps of an episode."""
+    highest: Code
+    """The largest code of a subgoal that is an object or a sentence."""
 
     def question(self, kind: str, whole: Tensors, row: int) -> str:
         """The prompt: the level of env `row` and the form of subgoals, in words."""
@@ -231,12 +233,7 @@ class SubgoalBonus(Remembered, SummedReward):
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with the bonus of every step; ConfigError if it has no subgoals."""
-        source = find_protocol(env, HasSubgoals)
-        if source is None:
-            raise ConfigError(
-                "this environment has no subgoals for reward=subgoal_bonus; MiniGrid has"
-            )
-        return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
+        return SubgoalBonusWrapper(env, guide_of(env), self.planner, self.config)
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
@@ -262,6 +259,14 @@ class SubgoalBonus(Remembered, SummedReward):
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
 
+def guide_of(env: VecEnv) -> Guide:
+    """The environment's knowledge of subgoals; ConfigError if it has none."""
+    source = find_protocol(env, HasSubgoals)
+    if source is None:
+        raise ConfigError("this environment has no subgoals; MiniGrid has")
+    return source.subgoals()
+
+
 class SubgoalBonusWrapper(ObservationWrapper):
     """Adds the bonus of the step that led to an observation. Its memory holds each env's list, the
     active subgoal and the steps since the last one.
@@ -271,12 +276,19 @@ class SubgoalBonusWrapper(ObservationWrapper):
 
     newest = "bonus"
 
-    def __init__(self, env: VecEnv, guide: Guide, planner: Planner, config: Config) -> None:
+    def __init__(
+        self,
+        env: VecEnv,
+        guide: Guide,
+        planner: Planner,
+        config: Config,
+        leaf: tuple[str, Leaf] = (BONUS, Leaf((), low=0.0)),
+    ) -> None:
         if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
             raise ConfigError(
                 "subgoals need the whole level as an observation: env.privileged=true"
             )
-        super().__init__(env, BONUS, Leaf((), low=0.0))
+        super().__init__(env, *leaf)
         self.guide = guide
         self.planner = planner
         self.most = config.most
@@ -348,3 +360,53 @@ class SubgoalBonusWrapper(ObservationWrapper):
         memory["plan"][env_id] = 0
         if codes:
             memory["plan"][env_id, : len(codes)] = torch.tensor(codes, device=self.device)
+
+
+@dataclass(frozen=True)
+class ObservedConfig(Config):
+    """Settings of observed subgoals; `bonus` and `limit` are not used."""
+
+    seed: CountOrZero = 0  # decides which subgoals are wrong
+    plans: str = "outputs/subgoals"  # folder in which a language model's lists are written
+
+
+class ObservedSubgoals(SubgoalBonusWrapper):
+    """Adds the observation `subgoal` [3], the code of the active subgoal, whose first number is one
+    larger (0: no subgoal is active). The reward stays the environment's."""
+
+    newest = "subgoal"
+
+    def __init__(self, config: ObservedConfig, env: VecEnv) -> None:
+        chat = None if config.chat is None else open_chat(config.chat, Path(config.plans))
+        planner = Planner(
+            config.kind,
+            config.accuracy,
+            config.most,
+            chat,
+            config.seed,
+            Path(config.plans),
+            config.synchronous,
+        )
+        guide = guide_of(env)
+        form, first, second = guide.highest
+        grid = env.spec.obs.get("privileged/grid")
+        if grid is not None and config.kind == "position":
+            first, second = max(first, grid.shape[0] - 1), max(second, grid.shape[1] - 1)
+        leaf = Leaf((3,), "int64", 0, (form + 1, first, second), SYMBOL)
+        super().__init__(env, guide, planner, config, ("subgoal", leaf))
+
+    def observe(self, following: Tensors) -> Tensor:
+        super().observe(following)
+        self.memory["subgoal"] = self._active()
+        return self.memory["subgoal"]
+
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        super().begin(obs, rows)
+        self.memory["subgoal"] = self._active()
+
+    def _active(self) -> Tensor:
+        """The codes [B, 3] of the active subgoals."""
+        memory = self.memory
+        codes = memory["plan"][self.every, memory["active"].clamp(max=self.most - 1)]
+        first = torch.tensor([1, 0, 0], device=self.device)
+        return (codes + first) * (memory["active"] < memory["length"])[:, None]
