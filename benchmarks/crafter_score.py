@@ -58,8 +58,8 @@ class Config:
 def play(config: Config) -> None:
     """Play episodes, and write their score and rates as the evaluation of a run."""
     torch.manual_seed(config.seed)
-    words = ["env=crafter", f"demonstrator={config.demonstrator}", f"env.length={config.length}"]
-    node = compose("collect", words).node
+    words = ["env=crafter", f"env.length={config.length}", f"out={config.out}"]
+    node = compose("collect", [*words, f"demonstrator={config.demonstrator}"]).node
     with closing(build(node["env"] | {"num_envs": config.num_envs}, VecEnv)) as env:
         policy = build(node["demonstrator"], Policy, spec=env.spec)
         found = evaluate(policy, env, config.episodes, config.seed)
