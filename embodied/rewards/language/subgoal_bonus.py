@@ -201,16 +201,30 @@ BONUS = "privileged/bonus"
 
 
 @dataclass(frozen=True)
-class Config:
-    """Settings of the bonus. A wrong subgoal is the same whenever its level recurs."""
+class PlanConfig:
+    """Settings of lists. A wrong subgoal is the same whenever its level recurs."""
 
     kind: Kind = "language"  # kind of subgoals: position, object or language
     chat: Node | None = None  # the language model; null: the environment's oracle
     accuracy: Fraction = 1.0  # fraction of right subgoals; the others are replaced by wrong ones
-    bonus: Number = 0.2  # reward of a subgoal that is reached at once
     most: Count = 8  # largest number of subgoals per level
-    limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
     synchronous: bool = False  # the environment waits for the model, so that it is repeatable
+
+
+def planner_of(config: PlanConfig, seed: int, folder: Path) -> Planner:
+    """The planner of these settings, which writes a language model's lists to `folder`."""
+    chat = None if config.chat is None else open_chat(config.chat, folder)
+    return Planner(
+        config.kind, config.accuracy, config.most, chat, seed, folder, config.synchronous
+    )
+
+
+@dataclass(frozen=True)
+class Config(PlanConfig):
+    """Settings of the bonus."""
+
+    bonus: Number = 0.2  # reward of a subgoal that is reached at once
+    limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
 
 
 class SubgoalBonus(Remembered, SummedReward):
@@ -225,15 +239,16 @@ class SubgoalBonus(Remembered, SummedReward):
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
         self.config = config
-        chat = None if config.chat is None else open_chat(config.chat, folder)
-        self.planner = Planner(
-            config.kind, config.accuracy, config.most, chat, seed, folder, config.synchronous
-        )
+        self.planner = planner_of(config, seed, folder)
         self.reached = self.episodes = 0
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with the bonus of every step; ConfigError if it has no subgoals."""
-        return SubgoalBonusWrapper(env, guide_of(env), self.planner, self.config)
+        guide, config = guide_of(env), self.config
+        limit = guide.limit if config.limit is None else config.limit
+        if limit < 1:
+            raise ConfigError("the episode limit depends on the mission: set reward.limit")
+        return SubgoalBonusWrapper(env, guide, self.planner, config.most, config.bonus, limit)
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
@@ -281,7 +296,9 @@ class SubgoalBonusWrapper(ObservationWrapper):
         env: VecEnv,
         guide: Guide,
         planner: Planner,
-        config: Config,
+        most: int,
+        bonus: float,
+        limit: int,
         leaf: tuple[str, Leaf] = (BONUS, Leaf((), low=0.0)),
     ) -> None:
         if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
@@ -291,11 +308,9 @@ class SubgoalBonusWrapper(ObservationWrapper):
         super().__init__(env, *leaf)
         self.guide = guide
         self.planner = planner
-        self.most = config.most
-        self.bonus = config.bonus
-        self.limit = guide.limit if config.limit is None else config.limit
-        if self.limit < 1:
-            raise ConfigError("the episode limit depends on the mission: set reward.limit")
+        self.most = most
+        self.bonus = bonus
+        self.limit = limit
         self.every = torch.arange(self.num_envs, device=self.device)
         self.whole: Tensors = {}
         self.late: dict[int, Tensors] = {}  # the initial states of envs without a list yet
@@ -363,8 +378,8 @@ class SubgoalBonusWrapper(ObservationWrapper):
 
 
 @dataclass(frozen=True)
-class ObservedConfig(Config):
-    """Settings of observed subgoals; `bonus` and `limit` are not used."""
+class ObservedConfig(PlanConfig):
+    """Settings of observed subgoals."""
 
     seed: CountOrZero = 0  # decides which subgoals are wrong
     plans: str = "outputs/subgoals"  # folder in which a language model's lists are written
@@ -377,23 +392,15 @@ class ObservedSubgoals(SubgoalBonusWrapper):
     newest = "subgoal"
 
     def __init__(self, config: ObservedConfig, env: VecEnv) -> None:
-        chat = None if config.chat is None else open_chat(config.chat, Path(config.plans))
-        planner = Planner(
-            config.kind,
-            config.accuracy,
-            config.most,
-            chat,
-            config.seed,
-            Path(config.plans),
-            config.synchronous,
-        )
         guide = guide_of(env)
         form, first, second = guide.highest
         grid = env.spec.obs.get("privileged/grid")
         if grid is not None and config.kind == "position":
-            first, second = max(first, grid.shape[0] - 1), max(second, grid.shape[1] - 1)
+            first = max(first, grid.shape[0] - 1)
+            second = max(second, grid.shape[1] - 1)
         leaf = Leaf((3,), "int64", 0, (form + 1, first, second), SYMBOL)
-        super().__init__(env, guide, planner, config, ("subgoal", leaf))
+        planner = planner_of(config, config.seed, Path(config.plans))
+        super().__init__(env, guide, planner, config.most, 0.0, 1, ("subgoal", leaf))
 
     def observe(self, following: Tensors) -> Tensor:
         super().observe(following)
