@@ -66,6 +66,8 @@ class Budget:
     def __post_init__(self) -> None:
         if self.evaluations < LEAST:
             raise ConfigError(f"budget.evaluations={self.evaluations} should be at least {LEAST}")
+        if self.steps < self.evaluations:
+            raise ConfigError(f"budget.steps={self.steps} should be at least {self.evaluations}")
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,15 @@ def write(folder: Path, about: str, events: Sequence[Mapping[str, Any]]) -> None
 def decided(event: Mapping[str, Any]) -> list[str]:
     """The decision of a round, as Markdown."""
     skill = event["skill"]
-    found = event["found"] or ["(the library is empty)"]
-    pairs = [f"{task} -> {name}" for task, name in zip(event["subtasks"], found, strict=False)]
-    more = "" if len(found) in (1, len(event["subtasks"])) else " (fewer or more than sub-tasks)"
+    named = event["found"]
+    pairs = [f"{task} -> {name}" for task, name in zip(event["subtasks"], named, strict=False)]
+    more = "" if len(named) in (0, len(event["subtasks"])) else " (fewer or more than sub-tasks)"
     return [
         f"## Round {event['round'] + 1}: {skill['task']}",
         "",
         f"- chosen by {event['model']}: {event['why']}",
         f"- sub-tasks: {'; '.join(event['subtasks'])}",
-        f"- in the library: {'; '.join(pairs)}{more}",
+        f"- in the library: {'; '.join(pairs) or 'nothing'}{more}",
         f"- training begins from: {skill['start']}, up to {skill['steps']:,} steps",
     ]
 

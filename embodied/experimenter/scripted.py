@@ -2,9 +2,9 @@
 
 It implements the `Chat` protocol and gets the same messages as a language model. It splits a task
 at "and", chooses a task that was not trained yet, with the fewest sub-tasks, of these the one with
-most of them in the library, and takes the skill of the library with most words in common. With probability `error` an
-answer is drawn from its closed list: `error=1` is a random order. Results with it show that the
-experiments run, not that a language model would plan so.
+most of them in the library, and takes the skill of the library with most words in common. With
+probability `error` an answer is drawn from its closed list: `error=1` is a random order. Results
+with it show that the experiments run, not that a language model would plan so.
 """
 
 from __future__ import annotations

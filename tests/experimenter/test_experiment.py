@@ -31,6 +31,9 @@ class Instant(Trials):
     """A training's place is taken by the curve of its task; a composite is learned only from a
     skill of the library, and "fly" never."""
 
+    seen: list[Job]
+    rising: tuple[str, ...]
+
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
         (job,) = jobs
         self.seen.append(job)
@@ -48,7 +51,8 @@ class Instant(Trials):
 def made(folder: Path, chat: Chat | None = None, rounds: int = 5, **more: Any) -> Experiment:
     config = ExperimentConfig({}, {}, str(folder), Budget(rounds=rounds, steps=80), **more)
     trials = Instant(folder, [], TrialBudget())
-    trials.seen, trials.rising = [], ()  # type: ignore[attr-defined]
+    trials.seen = []
+    trials.rising = ()
     chat = chat or ScriptedExperimenter(ScriptConfig())
     return Experiment(config, SKILLS, chat, trials, lambda _: None)
 
@@ -155,6 +159,8 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         replace(SKILLS, learn=("--config-dir=x",))
     with pytest.raises(ConfigError, match="at least 5"):
         Budget(evaluations=2)
+    with pytest.raises(ConfigError, match="at least 10"):
+        Budget(steps=9)
 
 
 def test_the_command_trains_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
