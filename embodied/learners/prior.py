@@ -109,11 +109,15 @@ class PpoPrior(ppo.Ppo):
         super().__init__(config, policy, spec, run)
         if config.prior_decay and not run.decisions:
             raise ConfigError(f"prior_decay={config.prior_decay:g} needs the length of the run")
-        self.prior_policy = prior_of(config, policy, spec)
+        self.prior_policy = prior_of(config, policy, self.prior_spec(spec))
         if isinstance(self.prior_policy, DiagonalGaussian):
             low, high = config.prior_std
             self.prior_policy.log_std.data.exp_().clamp_(low, high).log_()
         self.estimates = None  # values are not in units of the environment's rewards
+
+    def prior_spec(self, spec: Spec) -> Spec:
+        """The spec of the prior's run, whose observations `spec` has, too."""
+        return spec
 
     @torch.no_grad()
     def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:

@@ -244,7 +244,7 @@ def update_waits(name: str) -> str:
 
 ONCE = (
     *("ppo", "ppo_shared", "ppo_demos", "reinflow", "dppo", "hnpg", "mdpo", "ppo_prior", "props"),
-    "asaf",
+    *("asaf", "vsc_rl"),
 )
 WAITS_OF_UPDATES = dict.fromkeys(ONCE, 1) | {
     "sqirl": 2,
