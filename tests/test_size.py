@@ -12,13 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-<<<<<<< HEAD
-    "product": 125_120,  # lines of embodied, envs, policies, real_robot
-    "tests": 79_560,  # lines
-=======
-    "product": 125_650,  # lines of embodied, envs, policies, real_robot
-    "tests": 79_700,  # lines
->>>>>>> experimenter-parts
+    "product": 126_050,  # lines of embodied, envs, policies, real_robot
+    "tests": 80_000,  # lines
     "frames": 8,  # of our own functions, from the command line to SAC's optimiser step
     "files": 86,  # of ours that are entered before that step
 }
