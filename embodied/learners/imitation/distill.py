@@ -18,7 +18,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from embodied.core import distributed
 from embodied.core.bounds import Count, Fraction, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
@@ -57,15 +56,13 @@ class Distill(Learner):
             )
         as_gaussian(policy, "policy")
         self.teachers = nn.ModuleList(teacher_of(run, spec) for run in config.teachers)
-        self.optims["adam"] = Adam(policy.parameters(), config.lr, local=True)
+        self.optims["adam"] = Adam(policy.parameters(), config.lr, partial=True)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         obs = under(batch, "obs")
         kl = self.kl(obs)
         loss = kl.mean()
-        loss.backward()
-        distributed.average_gradients(self.policy.parameters())
-        self.optims["adam"].step()
+        self.descend("adam", loss)
         return {"kl": loss.detach(), "worst_kl": kl.detach().amax()}
 
     def kl(self, obs: Tensors) -> Tensor:
