@@ -63,7 +63,7 @@ class Distill(Learner):
         kl = self.kl(obs)
         loss = kl.mean()
         self.descend("adam", loss)
-        return {"kl": loss.detach(), "worst_kl": kl.detach().amax()}
+        return {"kl_loss": loss.detach(), "worst_kl": kl.detach().amax()}
 
     def kl(self, obs: Tensors) -> Tensor:
         """KL of the student from the teacher of each observation, [n], in nats."""
