@@ -377,8 +377,8 @@ class Inputs:
 
     def specialist(self, env: str) -> Path:
         """A run whose policy is a residual of a base."""
-        out, base = self.folder / f"{env}-specialist", self.clone(env, "base")
-        words = f"size=debug init={base} out={out}"
+        out = self.folder / f"{env}-specialist"
+        words = f"size=debug init={self.clone(env, 'base')} out={out}"
         return self._made(out, f"train experiment={env}_residual {words}")
 
     def critic(self, env: str) -> Path:

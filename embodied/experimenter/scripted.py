@@ -53,10 +53,10 @@ class ScriptedExperimenter(Chat):
         text = "\n".join(message.text for message in messages)
         chance = random.Random(f"{self.config.seed} {text}")
         wrong = chance.random() < self.config.error
-        said = {m.text: m for m in messages if m.role == "assistant"}
         before: dict[str, Any] = {}
-        for answer in said:
-            before |= json.loads(answer)
+        for message in messages:
+            if message.role == "assistant":
+                before |= json.loads(message.text)
         data = {
             name: _drawn(kind, chance)
             if wrong and _choices(kind)

@@ -57,13 +57,18 @@ def made(folder: Path, chat: Chat | None = None, rounds: int = 5, **more: Any) -
     return Experiment(config, SKILLS, chat, trials, lambda _: None)
 
 
+def instant(run: Experiment) -> Instant:
+    assert isinstance(run.trials, Instant)
+    return run.trials
+
+
 def test_the_library_grows_to_a_composite_in_five_rounds(tmp_path: Path) -> None:
     run = made(tmp_path)
     run.run()
     composite = run.library[TASKS[2]]
     assert composite.parts == (TASKS[1], TASKS[0]) and composite.start == TASKS[1]
     assert run.trained["fly"].status == "stuck" and "fly" not in run.library
-    (job,) = (job for job in run.trials.seen if job.words[0].endswith(TASKS[2]))  # type: ignore[attr-defined]
+    (job,) = (job for job in instant(run).seen if job.words[0].endswith(TASKS[2]))
     assert f"init={tmp_path}/skills/01-0/run" in job.words and job.steps == 80
     log = (tmp_path / "log.md").read_text()
     assert f"## Round 1: {run.events[0]['skill']['task']}" in log
@@ -87,7 +92,7 @@ def test_a_stuck_task_is_open_again_after_the_library_has_grown(tmp_path: Path) 
 
 def test_a_curve_that_rises_goes_on_in_the_same_folder(tmp_path: Path) -> None:
     run = made(tmp_path, rounds=1)
-    run.trials.rising = ("fly",)  # type: ignore[attr-defined]
+    instant(run).rising = ("fly",)
     run.run()
     assert run.trained["fly"].status == "learning"
     again = run._begun({"propose": {"task": "fly"}})
@@ -104,7 +109,7 @@ def test_a_resume_asks_no_question_twice(tmp_path: Path) -> None:
     rest = made(tmp_path / "cut")
     rest.run()
     assert rest.trained == whole.trained
-    assert len(rest.trials.seen) == len(whole.trials.seen) - 1  # type: ignore[attr-defined]
+    assert len(instant(rest).seen) == len(instant(whole).seen) - 1
 
 
 def test_behind_a_server(tmp_path: Path) -> None:
@@ -135,12 +140,12 @@ def test_without_usable_answers_nothing_is_trained(tmp_path: Path) -> None:
 
 
 def test_a_spent_budget_ends_the_experiment(tmp_path: Path) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     with serving(says("{}")) as server:
         run = made(tmp_path, open_chat(server.node(limits={"calls": 0}), tmp_path))
-        run.tell = told.append
+        run.tell = lines.append
         run.run()
-    assert run.events == [] and "budget of 0 calls" in told[-1]
+    assert run.events == [] and "budget of 0 calls" in lines[-1]
 
 
 def test_rules_of_the_script() -> None:

@@ -77,5 +77,6 @@ def subgoal_reached(batch: Tensors) -> Tensor:
     [T, B] (bool)."""
     if f"obs/{SUBGOAL}" not in batch:
         return torch.zeros_like(batch["valid"])
-    before, after = batch[f"obs/{SUBGOAL}"], batch[f"next_obs/{SUBGOAL}"]
+    before = batch[f"obs/{SUBGOAL}"]
+    after = batch[f"next_obs/{SUBGOAL}"]
     return (before[..., 0] > 0) & (before != after).any(-1) & batch["valid"]
