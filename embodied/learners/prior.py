@@ -42,9 +42,13 @@ class PriorConfig:
 
 
 def prior_of(config: PriorConfig, policy: Policy, spec: Spec) -> Policy:
-    """The frozen prior: the policy of the run, or a copy of `policy` as it begins. ConfigError for
-    one of another kind than `policy`."""
-    found = copy.deepcopy(policy) if config.prior is None else load_policy(config.prior, spec)
+    """The frozen prior: the policy of the run, which may observe less, or a copy of `policy` as it
+    begins. ConfigError for one of another kind than `policy`."""
+    found = (
+        copy.deepcopy(policy)
+        if config.prior is None
+        else load_policy(config.prior, spec, part=True)
+    )
     if type(found) is not type(policy) or found.chunk != policy.chunk:
         raise ConfigError(
             f"learner.prior is a {type(found).__name__} of chunk={found.chunk}, and the policy a "
@@ -109,15 +113,11 @@ class PpoPrior(ppo.Ppo):
         super().__init__(config, policy, spec, run)
         if config.prior_decay and not run.decisions:
             raise ConfigError(f"prior_decay={config.prior_decay:g} needs the length of the run")
-        self.prior_policy = prior_of(config, policy, self.prior_spec(spec))
+        self.prior_policy = prior_of(config, policy, spec)
         if isinstance(self.prior_policy, DiagonalGaussian):
             low, high = config.prior_std
             self.prior_policy.log_std.data.exp_().clamp_(low, high).log_()
         self.estimates = None  # values are not in units of the environment's rewards
-
-    def prior_spec(self, spec: Spec) -> Spec:
-        """The spec of the prior's run, whose observations `spec` has, too."""
-        return spec
 
     @torch.no_grad()
     def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:

@@ -12,7 +12,7 @@ states; here the student collects its own (as DAgger does; Ross et al., 2011).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -22,7 +22,7 @@ from embodied.core.bounds import Count, Fraction, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec, require_same
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.learner import Learner
 from embodied.nn.optim import Adam
@@ -86,9 +86,7 @@ class Distill(Learner):
 def teacher_of(run: str, spec: Spec) -> Policy:
     """The frozen policy of the folder `run`, which may observe a part of `spec`. SpecMismatch if it
     observes something else; ConfigError if its actions are not normally distributed."""
-    teacher = load_policy(run)
-    seen = {name: leaf for name, leaf in spec.obs.items() if name in teacher.spec.obs}
-    require_same(replace(spec, obs=seen), teacher.spec, "student", f"teacher {run}")
+    teacher = load_policy(run, spec, part=True)
     as_gaussian(teacher, run)
     return teacher.requires_grad_(False)
 

@@ -19,7 +19,7 @@ model that acts; here it is maximised by PPO. `prior_weight` weights the second 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,11 +47,6 @@ class VscRl(prior.PpoPrior):
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
-
-    def prior_spec(self, spec: Spec) -> Spec:
-        if self.config.prior is None:
-            return spec
-        return replace(spec, obs={k: leaf for k, leaf in spec.obs.items() if k != SUBGOAL})
 
     @torch.no_grad()
     def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:
