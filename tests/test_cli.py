@@ -409,7 +409,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         words.append(f"demos=[{inputs.demos(env)},{inputs.lost(env)}]")
     elif data["regime"] == "offline" or data.get("pretrain_steps") or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
-    if learner.get("prior", "") is None:
+    if learner.get("prior", "") is None and f"{env}_bc" in EXPERIMENTS:
         prior = inputs.clone(env, "bc", f"policy={made.choices['policy']}")
         words.append(f"learner.prior={prior}")
     wrapper = node.get("finetune") or node.get("policy")
