@@ -21,6 +21,7 @@ from embodied.core.tensors import Tensors, to
 
 RETURN_ENDS = "return_ends"  # key of `Step.log`, and column of recordings
 REAL = "real"  # key of `Step.log`, and column (bool): the step is the real system's, not simulated
+SUBGOAL = "subgoal"  # observation of the active subgoal, which a reward fills
 
 
 class NotSavable(RuntimeError):

@@ -20,6 +20,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from embodied.core.tensors import Tensors
 from embodied.envs.minigrid.describe import COLOURS, KIND, described_whole, listed
+from embodied.nn.sentences import sentence_vectors
 
 Grid = list[list[list[int]]]
 Cell = tuple[int, int]
@@ -180,6 +182,7 @@ FORMS: tuple[tuple[str, int], ...] = (
     (r"get to the goal", GOAL),
     (rf"go to the {COLOUR} (key|ball|box|door)", FACE),
 )
+VERBS = {PICK: "pick up", DROP: "drop", OPEN: "open", UNLOCK: "unlock", CLOSE: "close"}
 SAID = {
     "position": "a cell that the agent should stand on or change: reach (X, Y)",
     "object": "a thing that it should use: the COLOUR key, ball, box or door; the goal",
@@ -214,6 +217,9 @@ class Guide:
 
     def reached(self, codes: Tensor, before: Tensors, after: Tensors) -> Tensor:
         return reached(codes, before, after)
+
+    def encoded(self, kind: Kind, codes: Tensor, whole: Tensors) -> Tensor:
+        return encoded(kind, codes, whole)
 
 
 def asked(kind: Kind, whole: Tensors, row: int, mission: str) -> str:
@@ -340,6 +346,30 @@ def reached(codes: Tensor, before: Tensors, after: Tensors) -> Tensor:
         ]
     )
     return happens[form, every]
+
+
+def encoded(kind: Kind, codes: Tensor, whole: Tensors) -> Tensor:
+    """What a policy sees of each env's subgoal `codes` [B, 3]: its cell relative to the agent
+    [B, 2]; its kind, colour and state [B, 3] (-1: it is nowhere); or its sentence's vector.
+    """
+    if kind == "position":
+        return (codes[:, 1:] - whole["agent"][:, :2]).float()
+    if kind == "object":
+        grid = whole["grid"].flatten(1, 2)
+        such = (grid[..., :2] == codes[:, None, 1:]).all(2)
+        state = torch.where(such, grid[..., 2].long(), -1).amax(1)
+        return torch.cat([codes[:, 1:], state[:, None]], 1).float()
+    few, place = codes.unique(dim=0, return_inverse=True)
+    vectors = torch.stack([_vector(*code) for code in few.tolist()])
+    return vectors.to(codes.device)[place]
+
+
+@cache
+def _vector(form: int, kind: int, colour: int) -> Tensor:
+    """The vector [384] of the sentence of a subgoal."""
+    goal = kind not in WORD.values()
+    thing = "the goal" if goal else f"the {COLOURS[colour]} {_word(kind)}"
+    return sentence_vectors([f"{VERBS.get(form, 'go to')} {thing}"])[0]
 
 
 def _said(aim: Aim, kind: Kind) -> str:

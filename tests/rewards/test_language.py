@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import SUBGOAL, Step, VecEnv
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors, nest
 from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.env import Config, MiniGrid
+from embodied.envs.minigrid.subgoals import encoded, parsed
+from embodied.envs.wrappers.subgoal import Config as Shown
+from embodied.envs.wrappers.subgoal import SubgoalObservation
 from embodied.llm.chat import Answer, ChatError
 from embodied.policies.scripted.grids import Planner, PlannerConfig
 from embodied.rewards.language.annotate import (
@@ -44,6 +47,7 @@ from tests.rewards.rows import step
 RECORDED = Path(__file__).parents[2] / "benchmarks/studies/recorded/beacons_scripted.jsonl"
 NODE = node_of("rewards.language.subgoal_bonus.SubgoalBonus", synchronous=True)
 LIMIT = 10 * 8 * 8  # of DoorKey-8x8
+KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
 
 
 def world(id: str = "MiniGrid-DoorKey-8x8-v0", count: int = 4, **more: Any) -> MiniGrid:
@@ -250,6 +254,49 @@ def test_going_on_pays_the_same(tmp_path: Path) -> None:
     assert other.planner.count == reward.planner.count
 
 
+def test_what_a_policy_sees_of_a_subgoal() -> None:
+    """The cell from the agent; kind, colour and state of the door; nowhere: state -1."""
+    grid = torch.zeros(1, 5, 5, 3, dtype=torch.uint8)
+    grid[0, 3, 2] = torch.tensor([DOOR, YELLOW, 2])
+    whole = {"grid": grid, "agent": torch.tensor([[1, 3, 0, 1, 0]])}
+    cell, door, key = (
+        torch.tensor([parsed(text)]) for text in ("reach (3, 2)", "the yellow door", "the red key")
+    )
+    assert encoded("position", cell, whole).tolist() == [[2, -1]]
+    assert encoded("object", door, whole).tolist() == [[DOOR, YELLOW, 2]]
+    assert encoded("object", key, whole).tolist() == [[KEY, RED, -1]]
+
+
+def shown(kind: str = "object") -> SubgoalObservation:
+    env = MiniGrid(Config("MiniGrid-DoorKey-8x8-v0", "gymnasium", num_envs=64, privileged=True))
+    return SubgoalObservation(Shown(kind), env)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_subgoal_is_seen_and_withdrawn(tmp_path: Path) -> None:
+    """First the yellow key of the level, with probability 1 - p; without the reward: never."""
+    reward = made(tmp_path, kind="object", withdraw=[100, 300])
+    env = reward.augment_env(shown())
+    for step_number, seen in ((0, 64), (200, 32), (300, 0)):
+        reward.set_step(step_number)
+        obs = env.reset(0)
+        there = obs[SUBGOAL][:, 0] == KEY
+        assert (obs[SUBGOAL][~there] == -1).all()
+        assert abs(int(there.sum()) - seen) <= (12 if seen == 32 else 0)
+        assert float(audit(reward)["withdrawn"]) == (step_number - 100) / 200 or not step_number
+        rows = env.step(torch.zeros(64, dtype=torch.int64)).obs[SUBGOAL]
+        assert torch.equal(rows, obs[SUBGOAL])  # turning reaches nothing
+    assert (shown().reset(0)[SUBGOAL] == -1).all()
+
+
+def test_the_observation_has_to_fit_the_reward(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the environment shows kind=object"):
+        made(tmp_path, kind="position").augment_env(shown())
+    with pytest.raises(ConfigError, match="sees no subgoal"):
+        made(tmp_path, withdraw=[0, 1]).augment_env(world())
+    with pytest.raises(ConfigError, match="before its last"):
+        made(tmp_path, withdraw=[5, 5])
+
+
 def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.privileged=true"):
         made(tmp_path).augment_env(MiniGrid(Config(backend="gymnasium", num_envs=1)))
@@ -257,7 +304,6 @@ def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
         made(tmp_path).augment_env(build({"_target_": "embodied.envs.toy.two_gap.TwoGap"}, VecEnv))
 
 
-KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
 DOORKEY = Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=4, privileged=True)
 UNLOCK = Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door")
 

@@ -3,9 +3,12 @@
     r = r_env + bonus (1 - k / limit)     when the active subgoal is reached, k steps after the last
 
 Then the next subgoal of the list becomes active. The planner is a language model that gets a
-description of the level (`chat`), or the environment's oracle. The policy does not see subgoals and
-needs no planner after training. Words as Beacons (Ruiz-Gonzalez et al., 2024), and its error model:
-a subgoal is right with probability `accuracy`.
+description of the level (`chat`), or the environment's oracle. Words as Beacons (Ruiz-Gonzalez et
+al., 2024), and its error model: a subgoal is right with probability `accuracy`.
+
+Where the environment has the observation `subgoal` (`embodied.envs.wrappers.subgoal`), the policy
+sees the active subgoal, and it is withdrawn as training goes on: an episode is played without one
+with a probability that rises from 0 to 1 (`withdraw`). So no planner is needed after training.
 
 The environment (`core.env.HasSubgoals`) proposes and checks subgoals, and must expose its whole
 level (env.privileged=true). Subgoals are checked once per decision, so decisions should last one
@@ -26,9 +29,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Fraction, Number
+from embodied.core.bounds import Count, CountOrZero, Fraction, Number
 from embodied.core.build import ConfigError, Node
-from embodied.core.env import HasSubgoals, Step, VecEnv
+from embodied.core.env import SUBGOAL, HasSubgoals, Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
 from embodied.core.spec import Leaf
@@ -75,6 +78,10 @@ class Guide(Protocol):
 
     def reached(self, codes: Tensor, before: Tensors, after: Tensors) -> Tensor:
         """Whether each env's subgoal [B, 3] was reached in this step: [B] (bool)."""
+        ...
+
+    def encoded(self, kind: str, codes: Tensor, whole: Tensors) -> Tensor:
+        """What a policy sees of each env's subgoal [B, 3]: [B, n] (float32)."""
         ...
 
 
@@ -209,6 +216,7 @@ class Config:
     most: Count = 8  # largest number of subgoals per level
     limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
     synchronous: bool = False  # the environment waits for the model, so that it is repeatable
+    withdraw: tuple[CountOrZero, CountOrZero] | None = None  # first, last step; null: shown always
 
 
 class SubgoalBonus(Remembered, SummedReward):
@@ -219,7 +227,7 @@ class SubgoalBonus(Remembered, SummedReward):
     """
 
     frozen = False
-    remembered = ("planner", "reached", "episodes")
+    remembered = ("planner", "reached", "episodes", "withdrawal")
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
         self.config = config
@@ -228,6 +236,14 @@ class SubgoalBonus(Remembered, SummedReward):
             config.kind, config.accuracy, config.most, chat, seed, folder, config.synchronous
         )
         self.reached = self.episodes = 0
+        if config.withdraw is not None and config.withdraw[0] >= config.withdraw[1]:
+            raise ConfigError("reward.withdraw: its first step has to be before its last one")
+        self.withdrawal = Withdrawal(seed)
+
+    def set_step(self, step: int) -> None:
+        if self.config.withdraw is not None:
+            first, last = self.config.withdraw
+            self.withdrawal.probability = min(max((step - first) / (last - first), 0.0), 1.0)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with the bonus of every step; ConfigError if it has no subgoals."""
@@ -236,7 +252,17 @@ class SubgoalBonus(Remembered, SummedReward):
             raise ConfigError(
                 "this environment has no subgoals for reward=subgoal_bonus; MiniGrid has"
             )
-        return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
+        if SUBGOAL not in env.spec.obs:
+            if self.config.withdraw is not None:
+                raise ConfigError(
+                    "reward.withdraw: the policy sees no subgoal; add the wrapper "
+                    "embodied.envs.wrappers.subgoal.SubgoalObservation to the environment"
+                )
+        elif (shown := getattr(env, "subgoal_kind", "")) != self.config.kind:
+            raise ConfigError(f"reward.kind={self.config.kind}: the environment shows kind={shown}")
+        return SubgoalBonusWrapper(
+            env, source.subgoals(), self.planner, self.config, self.withdrawal
+        )
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
@@ -257,21 +283,39 @@ class SubgoalBonus(Remembered, SummedReward):
             "wrong": count["wrong"] / named,
             "empty": count["empty"] / plans,
             "unanswered": count["unanswered"] / plans,
+            "withdrawn": self.withdrawal.probability,
         }
         self.reached = self.episodes = 0
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
 
+class Withdrawal(Remembered):
+    """Decides which episodes are played without subgoals being shown."""
+
+    remembered = ("probability", "random")
+
+    def __init__(self, seed: int) -> None:
+        self.probability = 0.0
+        self.random = torch.Generator().manual_seed(seed)
+
+    def drawn(self, count: int) -> Tensor:
+        """Whether each of `count` episodes is played without: [count] (bool)."""
+        return torch.rand(count, generator=self.random) < self.probability
+
+
 class SubgoalBonusWrapper(ObservationWrapper):
-    """Adds the bonus of the step that led to an observation. Its memory holds each env's list, the
-    active subgoal and the steps since the last one.
+    """Adds the bonus of the step that led to an observation, and shows the active subgoal where it
+    is observed. Its memory holds each env's list, the active subgoal and the steps since the last
+    one.
 
     A list that a language model makes later than the episode begins is used from then on.
     """
 
     newest = "bonus"
 
-    def __init__(self, env: VecEnv, guide: Guide, planner: Planner, config: Config) -> None:
+    def __init__(
+        self, env: VecEnv, guide: Guide, planner: Planner, config: Config, withdrawal: Withdrawal
+    ) -> None:
         if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
             raise ConfigError(
                 "subgoals need the whole level as an observation: env.privileged=true"
@@ -279,6 +323,9 @@ class SubgoalBonusWrapper(ObservationWrapper):
         super().__init__(env, BONUS, Leaf((), low=0.0))
         self.guide = guide
         self.planner = planner
+        self.withdrawal = withdrawal
+        self.kind = config.kind
+        self.shows = SUBGOAL in env.spec.obs
         self.most = config.most
         self.bonus = config.bonus
         self.limit = guide.limit if config.limit is None else config.limit
@@ -295,13 +342,26 @@ class SubgoalBonusWrapper(ObservationWrapper):
     def observe(self, following: Tensors) -> Tensor:
         memory, after = self.memory, under(following, "privileged")
         active, length = memory["active"], memory["length"]
-        codes = memory["plan"][self.every, active.clamp(max=self.most - 1)]
-        hit = (active < length) & self.guide.reached(codes, self.whole, after)
+        hit = (active < length) & self.guide.reached(self._codes(), self.whole, after)
         age = memory["age"] + 1
         bonus = self.bonus * hit * (1 - age.float() / self.limit).clamp(min=0)
         memory["active"], memory["age"] = active + hit, age.masked_fill(hit, 0)
         memory["bonus"] = bonus
         return bonus
+
+    def having(self, obs: Tensors, value: Tensor) -> Tensors:
+        having = super().having(obs, value)
+        if not self.shows:
+            return having
+        memory = self.memory
+        seen = self.guide.encoded(self.kind, self._codes(), under(obs, "privileged"))
+        there = (memory["active"] < memory["length"]) & ~memory["withdrawn"]
+        return {**having, SUBGOAL: torch.where(there[:, None], seen, obs[SUBGOAL])}
+
+    def _codes(self) -> Tensor:
+        """The active subgoals [B, 3]; where there is none, any of the list."""
+        active = self.memory["active"].clamp(max=self.most - 1)
+        return self.memory["plan"][self.every, active]
 
     def set_state(self, state: Tensors) -> Tensors:
         self.late = {}
@@ -318,8 +378,12 @@ class SubgoalBonusWrapper(ObservationWrapper):
             plan = zero[:, None, None].repeat(1, self.most, 3)
             self.memory = {"plan": plan, "length": zero, "active": zero, "age": zero}
             self.memory["bonus"] = zero.float()
+            self.memory["withdrawn"] = zero.bool()
         memory = {key: value.clone() for key, value in self.memory.items()}
         memory["bonus"][rows] = 0.0
+        if self.shows:
+            drawn = self.withdrawal.drawn(int(rows.sum()))
+            memory["withdrawn"][rows] = drawn.to(self.device)
         started = {key: value.clone() for key, value in under(obs, "privileged").items()}
         for env_id in rows.nonzero().flatten().tolist():
             memory["active"][env_id] = memory["age"][env_id] = 0
