@@ -81,6 +81,7 @@ class ActorCritic(Learner):
         self.target = copy.deepcopy(critic).requires_grad_(False)
         self.critic_params: list[Tensor] = list(self.critic.parameters())
         self.target_params: list[Tensor] = list(self.target.parameters())
+        self.initial_critic = [p.detach().to("cpu", copy=True) for p in self.critic_params]
         self.actor_params: list[Tensor] = list(actor)
         self.optims = {
             "critic": Adam(self.critic_params, config.critic_lr, weight_decay=weight_decay),
@@ -138,6 +139,18 @@ class ActorCritic(Learner):
         self.log_alpha.grad = temperature_gradient(log_prob, self.entropy)
         self.optims["temperature"].step()
         return {"actor_loss": loss.detach(), "entropy": -log_prob.mean(), "temperature": self.alpha}
+
+    @torch.no_grad()
+    def restart_critic(self) -> None:
+        """Critic and target get the critic's first parameters, and Adam forgets its moments; the
+        normalisers stay."""
+        pairs = zip(self.critic_params, self.target_params, self.initial_critic, strict=True)
+        for one, other, first in pairs:
+            one.copy_(first)
+            other.copy_(first)
+        for moments in self.optims["critic"].state.values():
+            for value in moments.values():
+                value.zero_()
 
     def slices(self, batch: Tensors, size: int) -> Iterator[Tensors]:
         """`batch` in parts of `size` transitions, for several critic steps per update."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import checkpoint
-from embodied.core.build import Node, build
+from embodied.core.build import ConfigError, Node, build
 from embodied.core.files import MALFORMED, reading
 from embodied.core.policy import Policy
 from embodied.core.saved_file import fitting
@@ -130,6 +130,13 @@ class Learner(nn.Module):
         """On-policy: with what the policy acts on after an update, in place of the `carry` [B, ...]
         that older parameters made."""
         return carry
+
+    def restart_critic(self) -> None:
+        """Forget what was learned of values; ConfigError without a critic to restart."""
+        raise ConfigError(
+            f"this reward restarts the critic, and {type(self).__name__} has none that can be: "
+            "reward.restart=null"
+        )
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""

@@ -31,6 +31,7 @@ from embodied.core.reward import (
     HasComponents,
     LearnsFromRollouts,
     ObservesSteps,
+    RestartsCritic,
     Reward,
     Scheduled,
     Stateful,
@@ -81,6 +82,10 @@ class RewardPipeline:
         """Transitions `rows` [n] of parallel envs `env_ids` [n] were completed by `step`."""
         if rows and isinstance(self.reward, ObservesSteps):
             self.reward.observe_step(rows, env_ids, step)
+
+    def take_restart(self) -> int | None:
+        """Updates to make at once with a new critic; None: the critic stays."""
+        return self.reward.take_restart() if isinstance(self.reward, RestartsCritic) else None
 
     def rewarded(self, rows: Tensors) -> Tensor:
         """The rewards of transitions; NotFinite names a reward that is not a number."""

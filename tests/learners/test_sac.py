@@ -431,3 +431,18 @@ def test_a_support_needs_a_width() -> None:
     for low, atoms, says in ((1.0, 5, "low < high"), (0.0, 1, "2 atoms")):
         with pytest.raises(ValueError, match=says):
             Support(low, 1.0, atoms)
+
+
+def test_a_restarted_critic_is_that_of_the_start() -> None:
+    """Parameters of critic and target, and Adam's moments; the policy stays."""
+    learner = make()
+    first = copies(learner.critic_params)
+    learner.update(transitions(learner.batch_size, SPEC))
+    policy = copies(learner.policy.parameters())
+    assert any(moved(first, learner.critic_params))
+    learner.restart_critic()
+    assert not any(moved(first, learner.critic_params))
+    assert not any(moved(first, learner.target_params))
+    assert not any(moved(policy, learner.policy.parameters()))
+    moments = [v for state in learner.optims["critic"].state.values() for v in state.values()]
+    assert moments and not any(value.any() for value in moments)
