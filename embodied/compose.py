@@ -27,7 +27,6 @@ from embodied.core.build import (
     closest,
     kind_of,
     nearest,
-    shown,
     typed,
     unknown,
 )
@@ -165,11 +164,11 @@ def compose(
         group = name != "data" and any((folder / name).is_dir() for folder in search)
         if isinstance(value, dict) and group:
             require_settings(name, value)
+    for name in ("data", "regimes"):
+        typed(dict, node.get(name) or {}, name)
     if "regimes" in node:
         _fill_data(node, node.pop("regimes"), {each.key for each in asked}, search)
     data = node.get("data") or {}
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"data={shown(data)} should hold settings (data.KEY=VALUE)")
     for setting in _data_settings(data.get("regime")):
         if setting.name in data:
             typed(setting.kind, data[setting.name], f"data.{setting.name}")
@@ -451,6 +450,8 @@ def _composed(
             config.pop("hydra")
         for each in asked:
             if not each.chosen:
+                if isinstance(each.value, list) and OmegaConf.is_dict(config.get(each.key)):
+                    typed(dict, each.value, each.key)
                 OmegaConf.update(config, each.key, each.value, merge=True, force_add=True)
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise ConfigError(f"{missing[0]} is not given: {missing[0]}=...")

@@ -326,7 +326,9 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     kind: Any = origin or hint
     if (hint is int and isinstance(value, bool)) or not isinstance(value, kind):
         name = getattr(hint, "__name__", str(hint))
-        raise refused(where, cast(Any, value), f"should be {name}", name)
+        holds = kind in (dict, Mapping) or dataclasses.is_dataclass(kind)
+        line = f"should hold settings ({where}.KEY=VALUE)" if holds else f"should be {name}"
+        raise refused(where, cast(Any, value), line, name)
     return cast(Any, value)
 
 
