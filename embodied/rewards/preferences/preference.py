@@ -440,8 +440,7 @@ class Preference(Remembered, Reward):
                 self._submit(*(self._sides(self.take, side) for side in drawn))
         found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:  # fit all labels so far, and update all scores
-            if self.config.restart is not None and not len(self.ranker):
-                self.restart = True
+            self.restart |= self.config.restart is not None and not len(self.ranker)
             self.metrics |= self.ranker.learn(found, self.policy_term)
             held = self.store.reached()
             pictures = self.view(self.store.take(held)[self.scored])
