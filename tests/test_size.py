@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 124_920,  # lines of embodied, envs, policies, real_robot
-    "tests": 79_290,  # lines
+    "product": 124_930,  # lines of embodied, envs, policies, real_robot
+    "tests": 79_300,  # lines
     "frames": 8,  # of our own functions, from the command line to SAC's optimiser step
     "files": 86,  # of ours that are entered before that step
 }

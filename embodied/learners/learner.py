@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import Node, build
 from embodied.core.files import MALFORMED, reading
 from embodied.core.policy import Policy
 from embodied.core.saved_file import fitting
@@ -131,13 +131,6 @@ class Learner(nn.Module):
         that older parameters made."""
         return carry
 
-    def restart_critic(self) -> None:
-        """Forget what was learned of values; ConfigError without a critic to restart."""
-        raise ConfigError(
-            f"this reward restarts the critic, and {type(self).__name__} has none that can be: "
-            "reward.restart=null"
-        )
-
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""
         raise NotImplementedError(f"{type(self).__name__} does not implement update")
@@ -186,6 +179,15 @@ class ReportsErrors(Protocol):
 
     priority: Tensor | None
     """|error| [batch_size] of the last batch, unweighted; None before a batch with `weight`."""
+
+
+@runtime_checkable
+class HasCritic(Protocol):
+    """A learner whose critic can be made anew while it trains."""
+
+    def restart_critic(self) -> None:
+        """Forget what was learned of values."""
+        ...
 
 
 @runtime_checkable

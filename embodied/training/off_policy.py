@@ -23,7 +23,7 @@ from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
 from embodied.core.reward import OFFLINE_COLUMNS, ObservesSteps, Stateful, extra_columns
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner, ReportsErrors
+from embodied.learners.learner import HasCritic, Learner, ReportsErrors
 from embodied.nn.networks import Ensemble
 from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import OffPolicy, RunConfig
@@ -350,6 +350,7 @@ class OffPolicyLoop:
         updates = self.rewards.take_restart()
         if updates is None or not self.learning:
             return 0
+        assert isinstance(self.learner, HasCritic), "checked before training"
         self.learner.restart_critic()
         return updates
 

@@ -38,7 +38,7 @@ from embodied.core.reward import (
     extra_columns,
 )
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.learner import HasCritic, Learner
 from embodied.training import warning_signs
 from embodied.training.config import RunConfig
 
@@ -232,6 +232,9 @@ def build_reward(
         raise ConfigError("this reward is that of a single decision: learner.n_step=1")
     if isinstance(reward, LearnsFromRollouts) and config.data.regime != "on_policy":
         raise ConfigError("this reward learns from whole rollouts: take an on-policy learner")
+    restarts = isinstance(reward, RestartsCritic) and reward.restarts_critic
+    if restarts and (config.data.regime != "off_policy" or not isinstance(learner, HasCritic)):
+        raise ConfigError("reward.restart needs an off-policy actor-critic: set it to null")
     if isinstance(reward, FollowsPolicy):
         reward.follow(learner.policy)
     augmented = augment(env, reward, learner.gamma)

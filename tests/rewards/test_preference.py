@@ -370,6 +370,14 @@ def test_what_is_not_there_is_said() -> None:
             Preference(config, episodes.spec, CPU).fit_from(episodes)
 
 
+def test_a_new_critic_needs_an_off_policy_learner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "train env=two_gap reward=preference reward.leaf=state reward.restart=5 learner=ppo"
+    assert exit_of(*words.split(), "policy=diagonal_gaussian", "steps=64", f"out={tmp_path}")
+    assert "reward.restart needs an off-policy actor-critic" in capsys.readouterr().err
+
+
 def test_pairs_are_within_and_across_trajectories() -> None:
     random = torch.Generator().manual_seed(0)
     kept, apart = (set(part.tolist()) for part in split(80, 0.2, random))

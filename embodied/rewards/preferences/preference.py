@@ -10,9 +10,8 @@ s is the standard deviation, and z the mean or the maximum, of the scores of all
 observations, recomputed after each fit. With the maximum no reward is above 0: ending the episode
 at the goal is optimal.
 
-Before the first labels, what pays is to visit states that are unlike others, as in PEBBLE (Lee et
-al., 2021): log(1 + d) of the distance d to the k-th nearest of the newest states (`explore`). With
-the first labels the critic can be restarted (`restart`): it has learned another reward.
+Before the first labels the reward may be log(1 + d) of the distance d to the k-th nearest of the
+newest states (`explore`; PEBBLE, Lee et al., 2021), and the first fit may restart the critic.
 
 Image store: each observation is stored once and referred to by its index.
 
@@ -407,7 +406,8 @@ class Preference(Remembered, Reward):
         self.arrived: dict[int, int] = {}  # labels of the running session, by ticket
         self.issued = 0  # number of tickets so far
         self.metrics: dict[str, Tensor] = {}
-        self.restart = False  # whether the critic is to be restarted
+        self.restarts_critic = config.restart is not None
+        self.restart = False  # whether it is to be restarted now
         self.novelty = Novelty(spec.obs, config.explore, device)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
@@ -440,7 +440,7 @@ class Preference(Remembered, Reward):
                 self._submit(*(self._sides(self.take, side) for side in drawn))
         found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:  # fit all labels so far, and update all scores
-            self.restart |= self.config.restart is not None and not len(self.ranker)
+            self.restart |= self.restarts_critic and not len(self.ranker)
             self.metrics |= self.ranker.learn(found, self.policy_term)
             held = self.store.reached()
             pictures = self.view(self.store.take(held)[self.scored])
