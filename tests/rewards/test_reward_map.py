@@ -9,7 +9,7 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
-from embodied.reports.reward_map import draw, reward_map
+from embodied.rewards.analysis.reward_map import draw, reward_map
 
 SPEC = Spec({"state": Leaf((3,), names=("a", "b", "c"))}, Leaf((1,), low=-1.0, high=1.0), 0.1)
 OBS = {"state": torch.tensor([[9.0, 9.0, 0.25]])}
