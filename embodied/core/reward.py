@@ -113,6 +113,18 @@ class FollowsPolicy(Protocol):
 
 
 @runtime_checkable
+class RestartsCritic(Protocol):
+    """A reward that may change so much that what the critic learned of it is of no use."""
+
+    restarts_critic: bool  # whether it ever does
+
+    def take_restart(self) -> int | None:
+        """How many updates to make at once with a new critic, off-policy, where the last step
+        changed the reward so much; None otherwise. Each restart is told once."""
+        ...
+
+
+@runtime_checkable
 class LearnsFromRollouts(Protocol):
     """A learned reward for on-policy learners that needs their batches in the order of time."""
 

@@ -24,6 +24,7 @@ NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostl
 TASK_NUMBER = "task_number"  # observation: which of several tasks of one environment it is
 MASK = "action_mask"  # observation: which choices of the action are allowed now (`core.choices`)
 BEST_ACTION = "privileged/best_action"  # observation: what who knows the task would do now
+SUBGOAL = "subgoal"  # observation: its number in a list from 1 (0: none), then what it is
 LAST_ACTION = "last_action"  # observation in lifetimes of episodes: the action before
 LAST_REWARD = "last_reward"  # observation in lifetimes of episodes: the reward before
 FIRST = "first"  # observation in lifetimes of episodes: 1 at the start of an inner episode

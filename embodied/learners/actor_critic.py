@@ -23,6 +23,7 @@ from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import critic_loss, cross_entropy
 from embodied.learners.learner import Learner, frozen, soft_update
+from embodied.nn.networks import redraw
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 
@@ -138,6 +139,16 @@ class ActorCritic(Learner):
         self.log_alpha.grad = temperature_gradient(log_prob, self.entropy)
         self.optims["temperature"].step()
         return {"actor_loss": loss.detach(), "entropy": -log_prob.mean(), "temperature": self.alpha}
+
+    @torch.no_grad()
+    def restart_critic(self) -> None:
+        """Draw the critic anew, copy it to the target and forget Adam's moments; the normalisers
+        stay."""
+        redraw(self.critic)
+        soft_update(self.target_params, self.critic_params, 1.0)
+        for moments in self.optims["critic"].state.values():
+            for value in moments.values():
+                value.zero_()
 
     def slices(self, batch: Tensors, size: int) -> Iterator[Tensors]:
         """`batch` in parts of `size` transitions, for several critic steps per update."""

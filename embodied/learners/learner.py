@@ -182,6 +182,17 @@ class ReportsErrors(Protocol):
 
 
 @runtime_checkable
+class HasCritic(Protocol):
+    """A learner whose critic can be made anew while it trains."""
+
+    critic: nn.Module
+
+    def restart_critic(self) -> None:
+        """Forget what was learned of values."""
+        ...
+
+
+@runtime_checkable
 class HasStateValues(Protocol):
     """An on-policy learner that estimates values in units of environment rewards."""
 

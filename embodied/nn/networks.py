@@ -129,14 +129,24 @@ class Ensemble(nn.Module):
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
         for i, o in pairwise(sizes):
-            bound = 1 / math.sqrt(i)
-            self.weights.append(torch.empty(n, i, o).uniform_(-bound, bound))
-            self.biases.append(torch.empty(n, 1, o).uniform_(-bound, bound))
+            self.weights.append(torch.empty(n, i, o))
+            self.biases.append(torch.empty(n, 1, o))
         if layer_norm:
             for width in hidden:
                 self.scales.append(torch.ones(n, 1, width))
                 self.shifts.append(torch.zeros(n, 1, width))
+        self.reset_parameters()
         self.register_buffer("active", None, persistent=False)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            bound = 1 / math.sqrt(weight.shape[1])
+            weight.uniform_(-bound, bound)
+            bias.uniform_(-bound, bound)
+        for scale, shift in zip(self.scales, self.shifts, strict=True):
+            scale.fill_(1.0)
+            shift.zero_()
 
     def watch(self) -> None:
         """Measure `active` from now on."""
@@ -164,6 +174,19 @@ class Ensemble(nn.Module):
             above = torch.stack([(layer > 0).sum() for layer in hidden]).sum()
             self.active.copy_(above / sum(layer.numel() for layer in hidden))  # for CUDA graphs
         return x
+
+
+def redraw(net: nn.Module) -> None:
+    """Draw the parameters of `net` anew, in place. ConfigError for a part without
+    `reset_parameters`."""
+    reset = getattr(net, "reset_parameters", None)
+    if reset is not None:
+        reset()
+        return
+    if next(net.parameters(recurse=False), None) is not None:
+        raise ConfigError(f"the parameters of {type(net).__name__} cannot be drawn anew")
+    for part in net.children():
+        redraw(part)
 
 
 def members(part: nn.ParameterList, first: int | None) -> list[Tensor]:

@@ -23,7 +23,7 @@ from embodied.core.policy import Policy
 from embodied.core.remembered import pack, unpack
 from embodied.core.reward import OFFLINE_COLUMNS, ObservesSteps, Stateful, extra_columns
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner, ReportsErrors
+from embodied.learners.learner import HasCritic, Learner, ReportsErrors
 from embodied.nn.networks import Ensemble
 from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import OffPolicy, RunConfig
@@ -308,7 +308,7 @@ class OffPolicyLoop:
             if self.collector.restarted is not None:
                 trainer.episodes.forget(self.collector.restarted)
             metrics: dict[str, Any] = {}
-            count = self._due_updates(transitions)
+            count = self._due_updates(transitions) + self._restarted_critic()
             done = 0
             while done < count and not self.collector.behind:
                 metrics = self._update(self.buffers.source)
@@ -344,6 +344,15 @@ class OffPolicyLoop:
         due = int(self.update_credit)
         self.update_credit -= due
         return due
+
+    def _restarted_critic(self) -> int:
+        """Give the learner a new critic if the reward asks for it; returns the updates to make."""
+        updates = self.rewards.take_restart()
+        if updates is None or not self.learning:
+            return 0
+        assert isinstance(self.learner, HasCritic), "checked before training"
+        self.learner.restart_critic()
+        return updates
 
     def _set_ratio(self, metrics: Mapping[str, Tensor]) -> None:
         """Ask the schedule, if there is one, for the ratio from now on."""

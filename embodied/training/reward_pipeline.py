@@ -10,6 +10,7 @@ environment's rewards.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,13 +32,15 @@ from embodied.core.reward import (
     HasComponents,
     LearnsFromRollouts,
     ObservesSteps,
+    RestartsCritic,
     Reward,
     Scheduled,
     Stateful,
     extra_columns,
 )
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.learner import HasCritic, Learner
+from embodied.nn.networks import redraw
 from embodied.training import warning_signs
 from embodied.training.config import RunConfig
 
@@ -81,6 +84,10 @@ class RewardPipeline:
         """Transitions `rows` [n] of parallel envs `env_ids` [n] were completed by `step`."""
         if rows and isinstance(self.reward, ObservesSteps):
             self.reward.observe_step(rows, env_ids, step)
+
+    def take_restart(self) -> int | None:
+        """Updates to make at once with a new critic; None: the critic stays."""
+        return self.reward.take_restart() if isinstance(self.reward, RestartsCritic) else None
 
     def rewarded(self, rows: Tensors) -> Tensor:
         """The rewards of transitions; NotFinite names a reward that is not a number."""
@@ -227,6 +234,11 @@ def build_reward(
         raise ConfigError("this reward is that of a single decision: learner.n_step=1")
     if isinstance(reward, LearnsFromRollouts) and config.data.regime != "on_policy":
         raise ConfigError("this reward learns from whole rollouts: take an on-policy learner")
+    restarts = isinstance(reward, RestartsCritic) and reward.restarts_critic
+    if restarts and (config.data.regime != "off_policy" or not isinstance(learner, HasCritic)):
+        raise ConfigError("reward.restart needs an off-policy actor-critic: set it to null")
+    if restarts:
+        redraw(copy.deepcopy(learner.critic))  # a ConfigError is raised before training
     if isinstance(reward, FollowsPolicy):
         reward.follow(learner.policy)
     augmented = augment(env, reward, learner.gamma)

@@ -25,6 +25,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.minigrid.describe import COLOURS, KIND, described_whole, listed
 
@@ -196,8 +197,6 @@ class Guide:
     mission).
     """
 
-    highest: Code = (FACE, KIND["goal"], len(COLOURS) - 1)
-
     def __init__(self, limit: int, missions: Callable[[], list[str]]) -> None:
         self.limit = limit
         self.missions = missions
@@ -216,6 +215,16 @@ class Guide:
 
     def reached(self, codes: Tensor, before: Tensors, after: Tensors) -> Tensor:
         return reached(codes, before, after)
+
+    def highest(self, spec: Spec) -> Code:
+        width, height, _ = spec.obs["privileged/grid"].shape
+        return FACE, max(KIND["goal"], 2 * (width - 1)), max(len(COLOURS), 2 * height - 1) - 1
+
+    def seen(self, codes: Tensor, whole: Tensors) -> Tensor:
+        """Of a cell the way there from the agent, (0, 0) being the farthest left and up."""
+        far = torch.tensor(whole["grid"].shape[1:3], device=codes.device) - 1
+        way = codes[:, 1:] - whole["agent"][:, :2] + far
+        return torch.cat([codes[:, :1], torch.where(codes[:, :1] == CELL, way, codes[:, 1:])], 1)
 
 
 def asked(kind: Kind, whole: Tensors, row: int, mission: str) -> str:

@@ -18,8 +18,9 @@ from embodied.learners.actor_critic import actor_loss, temperature_gradient
 from embodied.learners.critics import Support
 from embodied.learners.off_policy.dsac_t import huber, loss_weights, value_loss
 from embodied.learners.off_policy.sac import critic_loss
-from embodied.nn.networks import ACTIVATIONS, Ensemble
+from embodied.nn.networks import ACTIVATIONS, Ensemble, redraw
 from embodied.nn.optim import Adam
+from embodied.policies.block_gaussian import Blocks
 from tests.builders import LINE, SPEC, transitions
 from tests.learners.parts import constant, copies, learner_of, moved, require_average, slopes
 
@@ -431,3 +432,24 @@ def test_a_support_needs_a_width() -> None:
     for low, atoms, says in ((1.0, 5, "low < high"), (0.0, 1, "2 atoms")):
         with pytest.raises(ValueError, match=says):
             Support(low, 1.0, atoms)
+
+
+def test_a_restarted_critic_is_a_new_one() -> None:
+    """Parameters of critic and target, and Adam's moments; the policy stays."""
+    learner = make(layer_norm=True)
+    learner.update(transitions(learner.batch_size, SPEC))
+    policy = copies(learner.policy.parameters())
+    torch.manual_seed(3)
+    learner.restart_critic()
+    torch.manual_seed(3)
+    new = [*Ensemble(2, 3 + 2, [32], layer_norm=True).parameters()]
+    assert not any(moved(new, learner.critic_params))
+    assert not any(moved(new, learner.target_params))
+    assert not any(moved(policy, learner.policy.parameters()))
+    moments = [v for state in learner.optims["critic"].state.values() for v in state.values()]
+    assert moments and not any(value.any() for value in moments)
+
+
+def test_what_cannot_be_drawn_anew_is_said() -> None:
+    with pytest.raises(ConfigError, match="the parameters of Blocks cannot be drawn anew"):
+        redraw(torch.nn.Sequential(Blocks(2, 3, 8, 1, 1)))

@@ -16,10 +16,12 @@ from torch import Tensor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
+from embodied.core.spec import SUBGOAL
 from embodied.core.tensors import Tensors, nest
 from embodied.envs.minigrid import describe, subgoals
 from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.env import Config, MiniGrid
+from embodied.envs.wrappers.episodes import LimitConfig, TimeLimit
 from embodied.llm.chat import Answer, ChatError
 from embodied.policies.scripted.grids import Planner, PlannerConfig
 from embodied.rewards.language.annotate import (
@@ -51,6 +53,7 @@ from tests.rewards.rows import step
 RECORDED = Path(__file__).parents[2] / "benchmarks/studies/recorded/beacons_scripted.jsonl"
 NODE = node_of("rewards.language.subgoal_bonus.SubgoalBonus", synchronous=True)
 LIMIT = 10 * 8 * 8  # of DoorKey-8x8
+KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
 
 
 def world(id: str = "MiniGrid-DoorKey-8x8-v0", count: int = 4, **more: Any) -> MiniGrid:
@@ -182,12 +185,12 @@ def test_the_environment_does_not_wait_for_a_list(tmp_path: Path) -> None:
     env.reset(0)
     still = torch.full((3,), 6)
     assert not env.step(still).next_obs[BONUS].any()
-    assert env.memory["length"].tolist() == [0, 0, 0]
+    assert env.env.memory["length"].tolist() == [0, 0, 0]
     state = reward.get_state()
     chat.gate.set()
     assert reward.planner.pool.drain(600)
     env.step(still)
-    assert env.memory["length"].tolist() == [2, 2, 2] and chat.calls == 1
+    assert env.env.memory["length"].tolist() == [2, 2, 2] and chat.calls == 1
     assert env.memory["age"].tolist() == [2, 2, 2]  # a late list is paid by the same clock
     assert audit(reward)["named"] == 2
     other = made(tmp_path, again, synchronous=False)
@@ -222,9 +225,9 @@ def test_the_error_model(tmp_path: Path, kind: str, accuracy: float, wrong: Any,
         reward = made(tmp_path, seed=seed, kind=kind, accuracy=accuracy)
         env = led(reward, world(count=100))
         env.reset(0)
-        plans.append(env.memory["plan"].clone())
+        plans.append(env.env.memory["plan"].clone())
         env.reset(0)
-        assert torch.equal(env.memory["plan"], plans[-1])
+        assert torch.equal(env.env.memory["plan"], plans[-1])
     found = audit(reward)
     assert wrong[0] <= found["wrong"] <= wrong[1] and null[0] <= found["null"] <= null[1]
     assert torch.equal(plans[0], plans[1])
@@ -257,6 +260,53 @@ def test_going_on_pays_the_same(tmp_path: Path) -> None:
     assert other.planner.count == reward.planner.count
 
 
+def test_what_a_policy_sees_of_a_subgoal() -> None:
+    """Of a cell the way there, from 4 cells to the left and up; else the code itself."""
+    guide = world("MiniGrid-DoorKey-5x5-v0", 1).subgoals()
+    whole = {
+        "grid": torch.zeros(1, 5, 5, 3, dtype=torch.uint8),
+        "agent": torch.tensor([[1, 3, 0, 1, 0]]),
+    }
+    for text, seen in (("reach (3, 2)", [6, 3]), ("the red key", [KEY, RED])):
+        code = torch.tensor([subgoals.parsed(text)])
+        assert guide.seen(code, whole).tolist() == [[int(code[0, 0]), *seen]]
+
+
+def test_subgoals_are_shown_paid_and_withdrawn(tmp_path: Path) -> None:
+    """First the key of each level, with probability 1 - p; in an evaluation never."""
+    alone = ObservedSubgoals(ObservedConfig(withdrawn=1.0), world(count=64))
+    assert not alone.reset(0)[SUBGOAL].any()
+    reward = made(tmp_path, withdraw=[100, 300])
+    env = reward.augment_env(alone)
+    assert set(env.spec.obs) - set(alone.spec.obs) == {BONUS}
+    key = [1, subgoals.PICK, KEY, YELLOW]
+    for step_number, count in ((0, 64), (200, 32), (300, 0)):
+        reward.set_step(step_number)
+        obs = env.reset(0)
+        shown = obs[SUBGOAL].any(1)
+        assert (obs[SUBGOAL][shown] == torch.tensor(key)).all()
+        assert abs(int(shown.sum()) - count) <= (12 if count == 32 else 0)
+        assert audit(reward)["withdrawn"] == max(step_number - 100, 0) / 200
+    with pytest.raises(ConfigError, match=r"reward\.most=3"):
+        made(tmp_path, most=3).augment_env(alone)
+    with pytest.raises(ConfigError, match="before its last"):
+        made(tmp_path, withdraw=[5, 5])
+
+
+def test_the_end_of_an_episode_shows_its_own_subgoal(tmp_path: Path) -> None:
+    """At a time limit `next_obs` has the subgoal of the episode that ends, `obs` the next one's."""
+    env = TimeLimit(
+        LimitConfig(3), ObservedSubgoals(ObservedConfig(kind="position"), world(count=8))
+    )
+    env = made(tmp_path, kind="position").augment_env(env)
+    first = env.reset(0)[SUBGOAL]
+    still = torch.full((8,), 6)
+    steps = [env.step(still) for _ in range(3)]
+    assert steps[-1].truncated.all()
+    assert torch.equal(steps[-1].next_obs[SUBGOAL], first)
+    assert not torch.equal(steps[-1].obs[SUBGOAL], first)
+
+
 def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.privileged=true"):
         made(tmp_path).augment_env(MiniGrid(Config(backend="gymnasium", num_envs=1)))
@@ -264,7 +314,6 @@ def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
         made(tmp_path).augment_env(build({"_target_": "embodied.envs.toy.two_gap.TwoGap"}, VecEnv))
 
 
-KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
 DOORKEY = Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=4, privileged=True)
 UNLOCK = Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door")
 
@@ -524,7 +573,6 @@ def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:
 def test_the_active_subgoal_is_observed() -> None:
     """The codes of the oracle's sentences, one after the other; 0 where the list is over."""
     env = ObservedSubgoals(ObservedConfig(), world("MiniGrid-DoorKey-5x5-v0"))
-    assert env.spec.obs["subgoal"].shape == (3,)
     planner, obs = Planner(PlannerConfig(), env.spec), env.reset(0)
     seen = [[obs["subgoal"][0].tolist()]]
     for _ in range(60):
@@ -536,10 +584,10 @@ def test_the_active_subgoal_is_observed() -> None:
     yellow = describe.COLOURS.index("yellow")
     kind = describe.KIND
     oracle = [
-        (subgoals.PICK + 1, kind["key"], yellow),
-        (subgoals.UNLOCK + 1, kind["door"], yellow),
-        (subgoals.GOAL + 1, kind["goal"], 0),
-        (0, 0, 0),
+        (1, subgoals.PICK, kind["key"], yellow),
+        (2, subgoals.UNLOCK, kind["door"], yellow),
+        (3, subgoals.GOAL, kind["goal"], 0),
+        (0, 0, 0, 0),
     ]
     assert len(seen) > 2
     for episode in seen[:-1]:

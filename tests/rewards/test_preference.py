@@ -22,6 +22,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.nn.statistics import spearman
+from embodied.rewards.intrinsic.features import Novelty
 from embodied.rewards.preferences.labellers import agreement, sample_pairs, split
 from embodied.rewards.preferences.preference import (
     IMAGE_INDEX,
@@ -155,6 +156,30 @@ def test_old_rows_are_paid_by_the_newest_scores() -> None:
     # and what is looked up is what the network says
     shown = {key: value for key, value in rows.items() if key != f"next_obs/{IMAGE_INDEX}"}
     torch.testing.assert_close(reward(rows), reward(shown))
+
+
+def test_before_labels_the_distance_to_neighbours_pays() -> None:
+    """On a line at 0, 1 and 3 the second neighbours are 3, 2 and 3 away: log(1 + d)."""
+    novelty = Novelty({"x": Leaf((1,))}, 2, CPU)
+    novelty.features = lambda rows, end: rows["next_obs/x"]  # pyright: ignore
+    rows = {"next_obs/x": torch.tensor([[0.0], [1.0], [3.0]]), "reward": torch.zeros(3)}
+    novelty.states = rows["next_obs/x"][:2]
+    assert novelty(rows).tolist() == [0, 0, 0]  # too few
+    novelty.states = rows["next_obs/x"]
+    torch.testing.assert_close(novelty(rows), torch.tensor([4.0, 3.0, 4.0]).log())
+    assert Novelty({"x": Leaf((1,))}, 0, CPU)(rows).tolist() == [0, 0, 0]
+
+
+def test_exploration_ends_with_labels_and_the_critic_is_restarted_once() -> None:
+    reward, env = ready(Reach(), explore=2, explore_steps=20, restart=100, pairs=4, every=10)
+    _, (batch, *_) = play(reward, env, 4)
+    assert not len(reward.ranker) and reward(batch).min() >= 0 and reward(batch).max() > 0
+    assert reward.take_restart() is None
+    play(reward, env, 40)
+    assert len(reward.ranker)
+    assert reward.take_restart() == 100 and reward.take_restart() is None
+    play(reward, env, 40)
+    assert reward.take_restart() is None
 
 
 def test_labels_are_the_budget_and_it_ends() -> None:
@@ -343,6 +368,14 @@ def test_what_is_not_there_is_said() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             Preference(config, episodes.spec, CPU).fit_from(episodes)
+
+
+def test_a_new_critic_needs_an_off_policy_learner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "train env=two_gap reward=preference reward.leaf=state reward.restart=5 learner=ppo"
+    assert exit_of(*words.split(), "policy=diagonal_gaussian", "steps=64", f"out={tmp_path}")
+    assert "reward.restart needs an off-policy actor-critic" in capsys.readouterr().err
 
 
 def test_pairs_are_within_and_across_trajectories() -> None:

@@ -8,10 +8,9 @@ into pieces tau_i: piece i ends when sg_i is reached, or with the episode. Its r
     R(tau_i, sg_i) = sum_t r_t + subgoal_reward 1[sg_i is reached]
 
 and nothing that comes after the piece counts in it. The policy and the value function observe the
-active subgoal (`subgoal`, as `rewards.language.subgoal_bonus.ObservedSubgoals` adds it; its first
-number is 0 where there is none); the reference pi_ref (`prior`), such as a behaviour cloning of
-demonstrations, does not. Without this observation the goal is the only subgoal, and an episode is
-one piece.
+active subgoal (`subgoal`, as `rewards.language.subgoal_bonus.ObservedSubgoals` adds it); the
+reference pi_ref (`prior`), such as a behaviour cloning of demonstrations, does not. Without this
+observation the goal is the only subgoal, and an episode is one piece.
 
 The source maximises the first term by the likelihood of the best pieces, for a large language
 model that acts; here it is maximised by PPO. `prior_weight` weights the second term.
@@ -26,12 +25,10 @@ from torch import Tensor
 
 from embodied.core.bounds import NonNegative
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec
+from embodied.core.spec import SUBGOAL, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners import prior
 from embodied.learners.learner import RunPlan
-
-SUBGOAL = "subgoal"
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,6 @@ def subgoal_reached(batch: Tensors) -> Tensor:
     [T, B] (bool)."""
     if f"obs/{SUBGOAL}" not in batch:
         return torch.zeros_like(batch["valid"])
-    before = batch[f"obs/{SUBGOAL}"]
-    after = batch[f"next_obs/{SUBGOAL}"]
-    return (before[..., 0] > 0) & (before != after).any(-1) & batch["valid"]
+    before = batch[f"obs/{SUBGOAL}"][..., 0]
+    after = batch[f"next_obs/{SUBGOAL}"][..., 0]
+    return (before > 0) & (before != after) & batch["valid"]

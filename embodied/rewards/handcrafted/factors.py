@@ -141,13 +141,13 @@ def part_of(argument: Any, spec: Spec) -> Part | Any:
         return argument
     if argument in ("action", "reward", "discount"):
         return lambda transitions, end: _matrix(transitions[argument])
-    leaf, index = _elements(argument, spec)
+    leaf, index = elements_of(argument, spec)
     if index is None:
         return lambda transitions, end: _matrix(transitions[f"{end}/{leaf}"])
     return lambda transitions, end: _matrix(transitions[f"{end}/{leaf}"])[:, index]
 
 
-def _elements(text: str, spec: Spec) -> tuple[str, list[int] | None]:
+def elements_of(text: str, spec: Spec) -> tuple[str, list[int] | None]:
     """The observation that `text` refers to, and the indices of its elements (None: all)."""
     if found := SLICE.fullmatch(text):
         leaf, first = found["leaf"], int(found["first"])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError, nearest
+from embodied.core.remembered import Remembered
 from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors, under
 from embodied.nn.normalizers import RunningMeanStd
@@ -71,3 +72,34 @@ class ObservationFeatures:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.moments.set_state(state)
+
+
+NEIGHBOURS = 5000  # newest states among which neighbours are looked for
+
+
+class Novelty(Remembered):
+    """log(1 + d) of the distance d of a state to the `k`-th nearest of the newest states; 0 while
+    there are too few, and for k = 0."""
+
+    remembered = ("features", "states")
+
+    def __init__(self, obs: Mapping[str, Leaf], k: int, device: torch.device) -> None:
+        self.k = k
+        self.features = ObservationFeatures(obs, None, device) if k else None
+        self.states = torch.zeros(0, 0, device=device)
+
+    def add(self, transitions: Tensors) -> None:
+        """Keep the states that transitions led to; the oldest beyond NEIGHBOURS are dropped."""
+        if self.features is None:
+            return
+        self.features.update(transitions, "next_obs")
+        new = self.features(transitions, "next_obs")
+        known = self.states if len(self.states) else new[:0]
+        self.states = torch.cat([known, new])[-NEIGHBOURS:]
+
+    def __call__(self, transitions: Tensors) -> Tensor:
+        """The bonus [N]. A state is among those that are kept, so that it has a neighbour more."""
+        if self.features is None or len(self.states) <= self.k:
+            return torch.zeros_like(transitions["reward"])
+        distance = torch.cdist(self.features(transitions, "next_obs"), self.states)
+        return distance.kthvalue(self.k + 1, 1).values.log1p()

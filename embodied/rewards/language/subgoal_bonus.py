@@ -3,9 +3,13 @@
     r = r_env + bonus (1 - k / limit)     when the active subgoal is reached, k steps after the last
 
 Then the next subgoal of the list becomes active. The planner is a language model that gets a
-description of the level (`chat`), or the environment's oracle. The policy does not see subgoals and
-needs no planner after training. Words as Beacons (Ruiz-Gonzalez et al., 2024), and its error model:
-a subgoal is right with probability `accuracy`.
+description of the level (`chat`), or the environment's oracle. Words as Beacons (Ruiz-Gonzalez et
+al., 2024), and its error model: a subgoal is right with probability `accuracy`.
+
+`Subgoals` adds the active subgoal to the observations. The policy does not see it (the reward adds
+`privileged/subgoal`), unless the environment shows it (`ObservedSubgoals` adds `subgoal`). The
+reward fills `subgoal` while the policy trains and withdraws it from a rising share of episodes;
+with `withdrawn: 1` the environment by itself, as in the evaluation, has none.
 
 The environment (`core.env.HasSubgoals`) proposes and checks subgoals, and must expose its whole
 level (env.privileged=true). Subgoals are checked once per decision, so decisions should last one
@@ -31,7 +35,7 @@ from embodied.core.build import ConfigError, Node
 from embodied.core.env import HasSubgoals, Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
-from embodied.core.spec import SYMBOL, Leaf
+from embodied.core.spec import SUBGOAL, SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.core.wrapper import find_protocol
 from embodied.llm.ask_pool import AskPool
@@ -56,8 +60,10 @@ class Guide(Protocol):
 
     limit: int
     """Maximum steps of an episode."""
-    highest: Code
-    """The largest code of a subgoal that is an object or a sentence."""
+
+    def highest(self, spec: Spec) -> Code:
+        """The largest symbols of `seen` in an environment of this spec."""
+        ...
 
     def question(self, kind: str, whole: Tensors, row: int) -> str:
         """The prompt: the level of env `row` and the form of subgoals, in words."""
@@ -79,15 +85,20 @@ class Guide(Protocol):
         """Whether each env's subgoal [B, 3] was reached in this step: [B] (bool)."""
         ...
 
+    def seen(self, codes: Tensor, whole: Tensors) -> Tensor:
+        """Each env's subgoal [B, 3] as the agent sees it, in symbols [B, 3]."""
+        ...
+
 
 class Planner(Remembered):
     """Makes subgoal lists. `count`: lists, subgoals named, null (not in the level), wrong (error
     model), cut (beyond `most`), empty lists, unanswered requests.
 
     The language model is asked in the background; `synchronous`: the environment waits for it.
+    `withdrawn`: share of episodes without subgoals.
     """
 
-    remembered = ("count", "answers", "missed", "requested")
+    remembered = ("count", "answers", "missed", "requested", "withdrawn")
 
     def __init__(
         self,
@@ -98,7 +109,9 @@ class Planner(Remembered):
         seed: int,
         folder: Path,
         synchronous: bool = False,
+        withdrawn: float = 0.0,
     ) -> None:
+        self.withdrawn = withdrawn
         self.kind: Kind = kind
         self.accuracy = accuracy
         self.most = most
@@ -133,6 +146,10 @@ class Planner(Remembered):
             }
         )
         return there[: self.most]
+
+    def withdraws(self, env_id: int, episode: int) -> bool:
+        """Whether this episode of an env is one without subgoals, as the seed determines."""
+        return random.Random(f"{self.seed} {env_id} {episode}").random() < self.withdrawn
 
     def collect(self) -> None:
         for asked in self.pool.poll():
@@ -198,6 +215,7 @@ class Planner(Remembered):
 
 
 BONUS = "privileged/bonus"
+HIDDEN = f"privileged/{SUBGOAL}"
 
 
 @dataclass(frozen=True)
@@ -225,10 +243,12 @@ class Config(PlanConfig):
 
     bonus: Number = 0.2  # reward of a subgoal that is reached at once
     limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
+    withdraw: tuple[CountOrZero, CountOrZero] | None = None  # step of the first and last withdrawal
 
 
 class SubgoalBonus(Remembered, SummedReward):
-    """The bonus is in the transitions; invalid subgoals are counted.
+    """The bonus is in the transitions; invalid subgoals are counted. Between the two steps
+    `withdraw` the share of episodes without subgoals and bonus rises from 0 to 1.
 
     `folder/plans.jsonl` has every list of a language model, with prompt and provenance; levels with
     the same description are requested once.
@@ -238,17 +258,29 @@ class SubgoalBonus(Remembered, SummedReward):
     remembered = ("planner", "reached", "episodes")
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
+        if config.withdraw is not None and config.withdraw[0] >= config.withdraw[1]:
+            raise ConfigError("reward.withdraw: its first step has to be before its last one")
         self.config = config
+        self.needs_local_env = config.withdraw is not None
         self.planner = planner_of(config, seed, folder)
         self.reached = self.episodes = 0
 
+    def set_step(self, step: int) -> None:
+        if self.config.withdraw is not None:
+            first, last = self.config.withdraw
+            self.planner.withdrawn = min(max((step - first) / (last - first), 0.0), 1.0)
+
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with the bonus of every step; ConfigError if it has no subgoals."""
-        guide, config = guide_of(env), self.config
-        limit = guide.limit if config.limit is None else config.limit
+        config = self.config
+        key = SUBGOAL if SUBGOAL in env.spec.obs else HIDDEN
+        listed = Subgoals(env, self.planner, key)
+        limit = listed.guide.limit if config.limit is None else config.limit
         if limit < 1:
             raise ConfigError("the episode limit depends on the mission: set reward.limit")
-        return SubgoalBonusWrapper(env, guide, self.planner, config.most, config.bonus, limit)
+        if env.spec.obs.get(key) not in (None, listed.spec.obs[key]):
+            raise ConfigError(f"reward.most={config.most} is not that of the subgoals env shows")
+        return SubgoalBonusWrapper(listed, key, config.bonus, limit)
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
@@ -269,48 +301,34 @@ class SubgoalBonus(Remembered, SummedReward):
             "wrong": count["wrong"] / named,
             "empty": count["empty"] / plans,
             "unanswered": count["unanswered"] / plans,
+            "withdrawn": self.planner.withdrawn,
         }
         self.reached = self.episodes = 0
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
 
-def guide_of(env: VecEnv) -> Guide:
-    """The environment's knowledge of subgoals; ConfigError if it has none."""
-    source = find_protocol(env, HasSubgoals)
-    if source is None:
-        raise ConfigError("this environment has no subgoals; MiniGrid has")
-    return source.subgoals()
-
-
-class SubgoalBonusWrapper(ObservationWrapper):
-    """Adds the bonus of the step that led to an observation. Its memory holds each env's list, the
-    active subgoal and the steps since the last one.
+class Subgoals(ObservationWrapper):
+    """Adds the active subgoal of each env as symbols [B, 4]: its number in the list from 1 (0: none
+    is active, and the others are 0), and what the agent sees of it (`Guide.seen`). Its memory holds
+    each env's list, the number of the active subgoal, and how many episodes began.
 
     A list that a language model makes later than the episode begins is used from then on.
     """
 
-    newest = "bonus"
+    newest = "subgoal"
 
-    def __init__(
-        self,
-        env: VecEnv,
-        guide: Guide,
-        planner: Planner,
-        most: int,
-        bonus: float,
-        limit: int,
-        leaf: tuple[str, Leaf] = (BONUS, Leaf((), low=0.0)),
-    ) -> None:
+    def __init__(self, env: VecEnv, planner: Planner, key: str) -> None:
+        source = find_protocol(env, HasSubgoals)
+        if source is None:
+            raise ConfigError("this environment has no subgoals; MiniGrid has")
         if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
             raise ConfigError(
                 "subgoals need the whole level as an observation: env.privileged=true"
             )
-        super().__init__(env, *leaf)
-        self.guide = guide
+        self.guide: Guide = source.subgoals()
+        high = (planner.most, *self.guide.highest(env.spec))
+        super().__init__(env, key, Leaf((4,), "int64", 0, high, SYMBOL))
         self.planner = planner
-        self.most = most
-        self.bonus = bonus
-        self.limit = limit
         self.every = torch.arange(self.num_envs, device=self.device)
         self.whole: Tensors = {}
         self.late: dict[int, Tensors] = {}  # the initial states of envs without a list yet
@@ -321,14 +339,11 @@ class SubgoalBonusWrapper(ObservationWrapper):
 
     def observe(self, following: Tensors) -> Tensor:
         memory, after = self.memory, under(following, "privileged")
-        active, length = memory["active"], memory["length"]
-        codes = memory["plan"][self.every, active.clamp(max=self.most - 1)]
-        hit = (active < length) & self.guide.reached(codes, self.whole, after)
-        age = memory["age"] + 1
-        bonus = self.bonus * hit * (1 - age.float() / self.limit).clamp(min=0)
-        memory["active"], memory["age"] = active + hit, age.masked_fill(hit, 0)
-        memory["bonus"] = bonus
-        return bonus
+        active = memory["active"]
+        hit = (active < memory["length"]) & self.guide.reached(self._codes(), self.whole, after)
+        memory["active"] = active + hit
+        memory["subgoal"] = self._seen(after)
+        return memory["subgoal"]
 
     def set_state(self, state: Tensors) -> Tensors:
         self.late = {}
@@ -342,20 +357,32 @@ class SubgoalBonusWrapper(ObservationWrapper):
         """Makes lists for the new levels."""
         if not self.memory:
             zero = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-            plan = zero[:, None, None].repeat(1, self.most, 3)
-            self.memory = {"plan": plan, "length": zero, "active": zero, "age": zero}
-            self.memory["bonus"] = zero.float()
+            plan = zero[:, None, None].repeat(1, self.planner.most, 3)
+            self.memory = {"plan": plan, "length": zero, "active": zero, "episode": zero}
         memory = {key: value.clone() for key, value in self.memory.items()}
-        memory["bonus"][rows] = 0.0
+        memory["episode"] += rows
         started = {key: value.clone() for key, value in under(obs, "privileged").items()}
         for env_id in rows.nonzero().flatten().tolist():
-            memory["active"][env_id] = memory["age"][env_id] = 0
-            codes = self.planner.plan(self.guide, started, env_id)
+            memory["active"][env_id] = 0
+            codes: list[Code] | None = []
+            if not self.planner.withdraws(env_id, int(memory["episode"][env_id])):
+                codes = self.planner.plan(self.guide, started, env_id)
             self._set_plan(memory, env_id, codes or [])
             self.late.pop(env_id, None)
             if codes is None:
                 self.late[env_id] = started
         self.memory = memory
+        memory["subgoal"] = self._seen(started)
+
+    def _codes(self) -> Tensor:
+        """The active subgoals [B, 3]; where none is active, any."""
+        active = self.memory["active"].clamp(max=self.planner.most - 1)
+        return self.memory["plan"][self.every, active]
+
+    def _seen(self, whole: Tensors) -> Tensor:
+        active = self.memory["active"][:, None]
+        seen = torch.cat([active + 1, self.guide.seen(self._codes(), whole)], 1)
+        return seen * (active < self.memory["length"][:, None])
 
     def _late_plans(self) -> None:
         """Use the lists that have been made since their episodes began."""
@@ -377,43 +404,49 @@ class SubgoalBonusWrapper(ObservationWrapper):
             memory["plan"][env_id, : len(codes)] = torch.tensor(codes, device=self.device)
 
 
+class SubgoalBonusWrapper(ObservationWrapper):
+    """Adds the bonus of the step that led to an observation, of the subgoals `key`. Its memory has
+    the steps since the last one."""
+
+    newest = "bonus"
+
+    def __init__(self, env: Subgoals, key: str, bonus: float, limit: int) -> None:
+        super().__init__(env, BONUS, Leaf((), low=0.0))
+        self.subgoal = key
+        self.bonus = bonus
+        self.limit = limit
+        self.before = torch.zeros(0)  # numbers of the active subgoals [B]
+
+    def observe(self, following: Tensors) -> Tensor:
+        age = self.memory["age"] + 1
+        hit = (self.before > 0) & (following[self.subgoal][:, 0] != self.before)
+        bonus = self.bonus * hit * (1 - age.float() / self.limit).clamp(min=0)
+        self.memory = {"age": age.masked_fill(hit, 0), "bonus": bonus}
+        return bonus
+
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        zero = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        memory = self.memory or {"age": zero, "bonus": zero.float()}
+        self.memory = {name: value.masked_fill(rows, 0) for name, value in memory.items()}
+
+    def transform_obs(self, obs: Tensors) -> Tensors:
+        self.before = obs[self.subgoal][:, 0]
+        return super().transform_obs(obs)
+
+
 @dataclass(frozen=True)
 class ObservedConfig(PlanConfig):
     """Settings of observed subgoals."""
 
-    seed: CountOrZero = 0  # decides which subgoals are wrong
+    seed: CountOrZero = 0  # decides which subgoals are wrong, and which episodes have none
     plans: str = "outputs/subgoals"  # folder in which a language model's lists are written
+    withdrawn: Fraction = 0.0  # share of episodes without; 1: reward=subgoal_bonus alone names them
 
 
-class ObservedSubgoals(SubgoalBonusWrapper):
-    """Adds the observation `subgoal` [3], the code of the active subgoal, whose first number is one
-    larger (0: no subgoal is active). The reward stays the environment's."""
-
-    newest = "subgoal"
+class ObservedSubgoals(Subgoals):
+    """Adds the observation `subgoal`. The reward stays the environment's."""
 
     def __init__(self, config: ObservedConfig, env: VecEnv) -> None:
-        guide = guide_of(env)
-        form, first, second = guide.highest
-        grid = env.spec.obs.get("privileged/grid")
-        if grid is not None and config.kind == "position":
-            first = max(first, grid.shape[0] - 1)
-            second = max(second, grid.shape[1] - 1)
-        leaf = Leaf((3,), "int64", 0, (form + 1, first, second), SYMBOL)
         planner = planner_of(config, config.seed, Path(config.plans))
-        super().__init__(env, guide, planner, config.most, 0.0, 1, ("subgoal", leaf))
-
-    def observe(self, following: Tensors) -> Tensor:
-        super().observe(following)
-        self.memory["subgoal"] = self._active()
-        return self.memory["subgoal"]
-
-    def begin(self, obs: Tensors, rows: Tensor) -> None:
-        super().begin(obs, rows)
-        self.memory["subgoal"] = self._active()
-
-    def _active(self) -> Tensor:
-        """The codes [B, 3] of the active subgoals."""
-        memory = self.memory
-        codes = memory["plan"][self.every, memory["active"].clamp(max=self.most - 1)]
-        first = torch.tensor([1, 0, 0], device=self.device)
-        return (codes + first) * (memory["active"] < memory["length"])[:, None]
+        planner.withdrawn = config.withdrawn
+        super().__init__(env, planner, SUBGOAL)

@@ -10,6 +10,9 @@ s is the standard deviation, and z the mean or the maximum, of the scores of all
 observations, recomputed after each fit. With the maximum no reward is above 0: ending the episode
 at the goal is optimal.
 
+Before the first labels the reward may be log(1 + d) of the distance d to the k-th nearest of the
+newest states (`explore`; PEBBLE, Lee et al., 2021), and the first fit may restart the critic.
+
 Image store: each observation is stored once and referred to by its index.
 
 A replay buffer would hold every image twice (`obs` and `next_obs`), and every sampled batch would
@@ -40,7 +43,7 @@ from torch.nn import functional
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, Fraction, NonNegative, PositiveFraction
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, PositiveFraction
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.device import forked
 from embodied.core.env import Step, VecEnv
@@ -52,6 +55,7 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.nn.networks import Ensemble
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.nn.optim import Adam, gradient_step
+from embodied.rewards.intrinsic.features import Novelty
 from embodied.rewards.preferences.labellers import (
     Labeller,
     Labels,
@@ -351,18 +355,20 @@ class Config:
     zero: Literal["mean", "highest"] = "mean"  # score with reward 0
     memory: Count = 100_000  # stored observations; best the size of the replay buffer
     synchronous: bool = False  # training waits for the labels, so that it is repeatable
+    explore: CountOrZero = 0  # k: before the first labels the distance to the k-th neighbour pays
+    explore_steps: CountOrZero = 0  # environment steps before the first session
+    restart: CountOrZero | None = None  # updates of a new critic after the first fit; null: kept
     fit: FitConfig = field(default_factory=FitConfig)  # training of the ensemble
 
 
 class Preference(Remembered, Reward):
     """Applied when transitions are sampled, by the index of the observation that they led to;
-    transitions without an index (of a dataset) are scored directly. The reward is 0 before the
-    first labels."""
+    transitions without an index are scored directly. Before the first labels: see `explore`."""
 
     frozen = False
     remembered = (
         *("ranker", "store", "labeller", "random", "metrics", "zero", "scale"),
-        *("steps", "done", "pairs", "arrived", "issued"),
+        *("steps", "done", "pairs", "arrived", "issued", "restart", "novelty"),
     )
     needs_local_env = True
     policy_term: PolicyTerm | None = None
@@ -400,6 +406,9 @@ class Preference(Remembered, Reward):
         self.arrived: dict[int, int] = {}  # labels of the running session, by ticket
         self.issued = 0  # number of tickets so far
         self.metrics: dict[str, Tensor] = {}
+        self.restarts_critic = config.restart is not None
+        self.restart = False  # whether it is to be restarted now
+        self.novelty = Novelty(spec.obs, config.explore, device)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         names = {self.scored, self.shown} if self.labeller.needs_images else {self.scored}
@@ -416,20 +425,22 @@ class Preference(Remembered, Reward):
             self.store.scores[numbers] = self.ranker.score(
                 self.view(self.store.take(numbers)[self.scored])
             )
+        else:
+            self.novelty.add(transitions)
         before = self.steps
         self.steps = self.steps + len(step.reward)
-        due = self.steps // self.config.every > before // self.config.every
+        every = self.config.every
+        due = self.steps // every > before // every and self.steps >= self.config.explore_steps
         if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
             ends = self.store.reached(self.config.recent)
             pool = self.store.segments(ends, self.config.segment)
-            count = (
-                min(self.config.pairs, self.config.labels - len(self.ranker)) if len(pool) else 0
-            )
-            drawn = pool[torch.randint(max(len(pool), 1), (2, count), generator=self.random)]
-            if count:
+            count = min(self.config.pairs, self.config.labels - len(self.ranker))
+            if len(pool):
+                drawn = pool[torch.randint(len(pool), (2, count), generator=self.random)]
                 self._submit(*(self._sides(self.take, side) for side in drawn))
         found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:  # fit all labels so far, and update all scores
+            self.restart |= self.restarts_critic and not len(self.ranker)
             self.metrics |= self.ranker.learn(found, self.policy_term)
             held = self.store.reached()
             pictures = self.view(self.store.take(held)[self.scored])
@@ -520,7 +531,7 @@ class Preference(Remembered, Reward):
     def __call__(self, transitions: Tensors) -> Tensor:
         number, key = f"next_obs/{IMAGE_INDEX}", f"next_obs/{self.scored}"
         if not len(self.ranker):
-            return torch.zeros_like(transitions["reward"])
+            return self.novelty(transitions)
         if number in transitions:
             scores = self.store.scores[transitions[number].cpu()]
         elif key in transitions:
@@ -530,6 +541,11 @@ class Preference(Remembered, Reward):
                 f"the transitions have no {self.scored}, to which the reward was fitted"
             )
         return ((scores - self.zero) / self.scale).to(transitions["reward"].device)
+
+    def take_restart(self) -> int | None:
+        due = self.restart
+        self.restart = False
+        return self.config.restart if due else None
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Metrics of the last session; learning happens in `observe_step`."""
