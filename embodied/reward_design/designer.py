@@ -37,8 +37,8 @@ from embodied.core.tensors import Tensors
 from embodied.llm.budget import AppendLog
 from embodied.nn.statistics import auc_of_samples
 from embodied.rewards.handcrafted.program import ACTION, NEXT, Variable, inputs
-from embodied.sandbox.gate import Sandbox
-from embodied.sandbox.program import Rejected
+from embodied.sandbox.gate import Gated, Sandbox
+from embodied.sandbox.program import MEMORY, WIDTH, Rejected
 
 FILE = "design.jsonl"
 
@@ -158,23 +158,26 @@ class Verdict:
 
 @dataclass
 class Experience:
-    """`rows` [N]: transitions; `success` [N] (None: the environment has no such signal); `random`
-    [N]: whether they are of random actions."""
+    """`rows` [N]: transitions of T steps of B envs, in the order of time; `success` [N] (None: the
+    environment has no such signal); `random` [N]: whether they are of random actions; `first`
+    [T, B]: whether an episode begins."""
 
     rows: Tensors
     success: Tensor | None
     random: Tensor
+    first: Tensor
 
     def save(self, folder: Path) -> None:
         more = {} if self.success is None else {"success": self.success}
-        save_file({**self.rows, **more, "random": self.random}, folder / "experience.safetensors")
+        more |= {"random": self.random, "first": self.first}
+        save_file(self.rows | more, folder / "experience.safetensors")
         picked = tt.take(self.rows, self._tried())
         save_file({k: v.contiguous() for k, v in picked.items()}, folder / "rows.safetensors")
 
     @classmethod
     def load(cls, folder: Path) -> Experience:
         rows = load_file(folder / "experience.safetensors")
-        return cls(rows, rows.pop("success", None), rows.pop("random"))
+        return cls(rows, rows.pop("success", None), rows.pop("random"), rows.pop("first"))
 
     def check(self, sandbox: Sandbox, variables: dict[str, Variable], source: str) -> Verdict:
         """Check a program in the sandbox and on the transitions."""
@@ -182,6 +185,8 @@ class Experience:
             names = (*variables, *(NEXT + name for name in variables if name != ACTION))
             given = inputs(variables, names, self.rows)
             gated = sandbox.gate(source, tt.take(given, self._tried()))
+            if gated.program.stateful:
+                given[MEMORY] = self._memories(gated, given)
             output = gated(given)
             gated.close()
         except Rejected as error:
@@ -197,6 +202,18 @@ class Experience:
             for name, part in output.components.items()
         }
         return Verdict(*_gates(report, output.total, output.components), report)
+
+    def _memories(self, gated: Gated, given: Tensors) -> Tensor:
+        """The memories [N, WIDTH] before the transitions, of a program that follows them."""
+        names = [name for name in gated.program.inputs if name != MEMORY]
+        steps = {name: given[name].unflatten(0, tuple(self.first.shape)) for name in names}
+        memory = torch.zeros(self.first.shape[1], WIDTH)
+        kept: list[Tensor] = []
+        for at, first in enumerate(self.first):
+            kept.append(memory.masked_fill(first[:, None], 0.0))
+            now = {name: value[at] for name, value in steps.items()}
+            memory = gated({**now, MEMORY: kept[-1]}).memory
+        return torch.cat(kept)
 
     def _tried(self) -> Tensor:
         """Indices of GATE transitions, up to a quarter of them successes."""
@@ -214,23 +231,24 @@ def gather(
     parts = [_play(env, count, seed, None)]
     if demonstrator is not None and shown:
         parts.append(_play(env, shown, seed + 1, demonstrator))
-    rows = tt.cat([rows for rows, _ in parts])
-    flags = [won for _, won in parts]
+    rows = tt.cat([rows for rows, _, _ in parts])
+    flags = [won for _, won, _ in parts]
     success = None if flags[0] is None else torch.cat([won for won in flags if won is not None])
     random = torch.zeros(tt.length(rows), dtype=torch.bool)
     random[: tt.length(parts[0][0])] = True
-    return Experience(rows, success, random)
+    return Experience(rows, success, random, torch.cat([first for _, _, first in parts]))
 
 
 @torch.no_grad()
 def _play(
     env: VecEnv, count: int, seed: int, policy: Policy | None
-) -> tuple[Tensors, Tensor | None]:
+) -> tuple[Tensors, Tensor | None, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     actor = None if policy is None else Actor(policy, env.num_envs, explore=True)
     obs, first = env.reset(seed), torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     parts: list[Tensors] = []
     flags: list[Tensor] = []
+    begins: list[Tensor] = []
     for _ in range(-(-count // env.num_envs)):
         action = actor(obs, first) if actor is not None else _random(env, obs, generator)
         step = env.step(action.to(env.device))
@@ -238,8 +256,9 @@ def _play(
         parts.append({key: value.clone().cpu() for key, value in row.items()})
         if "success" in step.log:
             flags.append(step.log["success"].clone().cpu())
-        obs, first = step.obs, step.ended
-    return tt.cat(parts), torch.cat(flags) if flags else None
+        begins.append(first.cpu())
+        obs, first = step.obs, step.ended.clone()
+    return tt.cat(parts), torch.cat(flags) if flags else None, torch.stack(begins)
 
 
 def _random(env: VecEnv, obs: Tensors, generator: torch.Generator) -> Tensor:

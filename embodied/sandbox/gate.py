@@ -2,7 +2,8 @@
 
 `gate` reads a program (`program`), loads it in a locked process of its own (`worker`) and tests it
 there. What passes stays in that process: nothing that a program computes, takes or breaks
-happens in the training process. Threat model: docs/sandbox.md.
+happens in the training process. A program's memory is numbers that it gets and returns: it is
+tested as a function of them. Threat model: docs/sandbox.md.
 
 `Template` and `Worker` are the training process's handles of the template process, and of one
 locked process per program. Time and memory are limited per call. Time is the CPU
@@ -37,6 +38,8 @@ from embodied.core.build import ConfigError
 from embodied.core.children import module_command
 from embodied.sandbox.program import (
     COMPONENTS,
+    MEMORY,
+    WIDTH,
     Program,
     ProgramOutput,
     Rejected,
@@ -130,32 +133,34 @@ class Worker:
         self.patience = limits.wait  # seconds that it may still wait
         self.seconds = 0.0
         self.one_by_one = False
+        self.width = 0  # numbers of a transition's memory
         os.set_blocking(self.requests, False)
         self._start()
         self.state, _ = self._answer(1 << 16)
 
-    def load(self, source: str, known: Sequence[str], one_by_one: bool | None = None) -> None:
+    def load(self, program: Program, known: Sequence[str], one_by_one: bool | None = None) -> None:
         """Load a program; Rejected if that fails or takes too long. `one_by_one` true: it gets one
         transition at a time; None: only if it cannot take batches."""
-        self._ask({"source": source, "known": list(known), "one_by_one": one_by_one}, [], 0)
+        self.width = WIDTH if program.stateful else 0
+        order = {"source": program.source, "known": list(known), "one_by_one": one_by_one}
+        self._ask(order, [], 0)
 
     def run(self, inputs: Sequence[Tensor], rows: int) -> ProgramOutput:
         """The loaded program's output for `inputs` [rows, ...]; Rejected at layer "process" if it
         exceeds a limit, in which case the process is gone."""
-        most = (COMPONENTS + 1) * rows * 4
+        most = (COMPONENTS + 1 + self.width) * rows * 4
         header, arrays = self._ask({"rows": rows}, [value.numpy() for value in inputs], most)
         names: Any = header.get("names")
-        good = (
-            isinstance(names, list)
-            and 0 < len(arrays) == len(names) + 1
-            and all(a.shape == (rows,) and a.dtype == "float32" for a in arrays)
-        )
-        if not good:
+        shapes = [(rows,)] * (len(names) + 1) if isinstance(names, list) else []
+        shapes += [(rows, self.width)] if self.width else []
+        good = isinstance(names, list) and [a.shape for a in arrays] == shapes
+        if not good or any(a.dtype != "float32" for a in arrays):
             raise self._stopped("its answer is malformed")
         self.one_by_one = header.get("one_by_one") is True
         values = [torch.from_numpy(array.copy()) for array in arrays]
         labels = [clean(str(name))[:64] for name in names]
-        return ProgramOutput(values[0], dict(zip(labels, values[1:], strict=True)))
+        memory = values.pop() if self.width else torch.zeros(rows, 0)
+        return ProgramOutput(values[0], dict(zip(labels, values[1:], strict=True)), memory)
 
     def close(self) -> str:
         """Kill the process and its children; returns how it had ended."""
@@ -280,6 +285,7 @@ class Worker:
         return Rejected("process", reasons.get(how, f"it ended early ({how})"))
 
 
+STEPS = 3  # steps of a program with a memory before it is tested
 SLICE = 2048  # transitions of the gate's largest call, and of each later call
 
 
@@ -322,9 +328,10 @@ class Sandbox:
         random inputs (`real` false) the size of rewards is not checked.
 
         It is called twice on these rows, twice on the first of them, and once on SLICE rows sampled
-        from them: the outputs must be valid, the same again, and independent of the other rows.
+        from them: the outputs must be valid, the same again, and independent of the other rows. A
+        program with a memory first makes STEPS steps, of other rows each.
         """
-        program = read(source, inputs)
+        program = read(source, [*inputs, MEMORY])
         try:
             return self._gated(program, inputs, real)
         except DependsOnOthers:
@@ -342,7 +349,7 @@ class Sandbox:
     ) -> Gated:
         worker = self.worker()
         try:
-            worker.load(program.source, list(inputs), one_by_one)
+            worker.load(program, [*inputs, MEMORY], one_by_one)
             report = self._tested(program, worker, inputs, real)
         except BaseException:
             worker.close()
@@ -352,16 +359,20 @@ class Sandbox:
     def _tested(
         self, program: Program, worker: Worker, inputs: dict[str, Tensor], real: bool
     ) -> Report:
-        rows = [inputs[name].cpu() for name in program.inputs]
         count = len(next(iter(inputs.values())))
+        inputs = inputs | {MEMORY: torch.zeros(count, WIDTH)}
+        rows = [inputs[name].cpu() for name in program.inputs]
+        for step in range(STEPS if program.stateful else 0):  # memories such as it reaches
+            inputs[MEMORY] = worker.run([row.roll(step + 1, 0) for row in rows], count).memory
+            rows = [inputs[name].cpu() for name in program.inputs]
         few = max(1, count // 4)
         alone = worker.run([row[:few] for row in rows], few)
         first = worker.run(rows, count)
         if real:
             require_sound(first, self.limits.peak)
         again = worker.run([row[:few] for row in rows], few)  # with other rows in between
-        kept = not _same(alone.total, again.total, 0.0)
-        if kept or not _same(first.total, worker.run(rows, count).total, 0.0):
+        kept = not _same(_values(alone), _values(again), 0.0)
+        if kept or not _same(_values(first), _values(worker.run(rows, count)), 0.0):
             raise Rejected(
                 "result",
                 "it answers differently when asked again: it must keep nothing between calls, and "
@@ -370,7 +381,7 @@ class Sandbox:
         # In another order and in other proportions.
         order = (count * (torch.arange(SLICE).flip(0) / SLICE).square()).long()
         many = worker.run([row[order] for row in rows], SLICE)
-        if not _same(first.total[order], many.total, 1e-4):
+        if not _same(_values(first)[order], _values(many), 1e-4):
             raise DependsOnOthers("result", "a transition's reward depends on other transitions")
         costs = [worker.seconds]
         # Beside busy processes the same call takes up to three times the CPU time.
@@ -432,10 +443,18 @@ class Gated:
                 for name in names
             }
             total = torch.cat([part.total for part in parts])
-            output = ProgramOutput(total, {name: torch.cat(s) for name, s in slices.items()})
+            memory = torch.cat([part.memory for part in parts])
+            output = ProgramOutput(
+                total, {name: torch.cat(s) for name, s in slices.items()}, memory
+            )
         require_sound(output, self.limits.peak)
         moved = {name: part.to(device) for name, part in output.components.items()}
-        return ProgramOutput(output.total.to(device), moved)
+        return ProgramOutput(output.total.to(device), moved, output.memory.to(device))
+
+
+def _values(output: ProgramOutput) -> Tensor:
+    """What has to be the same again: the total and the memory [N, 1 + ...]."""
+    return torch.cat([output.total[:, None], output.memory], 1)
 
 
 def _same(one: Tensor, other: Tensor, within: float) -> bool:

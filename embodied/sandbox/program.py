@@ -6,6 +6,9 @@ in one line what cannot work: a misspelt variable, a foreign import.
 `LoadedProgram` runs a program inside the locked process, and what it returns is validated. It is
 called with batches [N, ...] first. If that fails, it is called with one transition at a time, which
 is what programs with `if` on a number, or without `dim=`, are written for.
+
+A program that asks for `memory` [N, WIDTH] returns `total, components, memory`. Nothing stays in
+the process: who runs an environment passes each env's memory on to its next step.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ SOURCE = 16 * 1024  # bytes
 BRACKETS = 32  # depth of
 LONGEST = 1500  # characters of a reason
 RUN = re.compile(r"(?:[-+~]\s*){24}|(?:\bnot\s+){8}")
+MEMORY, WIDTH = "memory", 8  # variable, and its numbers per transition
 ENTRIES = ("reward", "compute_reward", "compute_dense_reward")
 IMPORTS = (
     *("__future__", "abc", "collections", "copy", "dataclasses", "enum", "functools", "itertools"),
@@ -74,6 +78,11 @@ class Program:
     def inputs(self) -> tuple[str, ...]:
         """The variables that it needs, each once."""
         return tuple(dict.fromkeys([*self.parameters, *self.attributes.values()]))
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it asks for the memory."""
+        return MEMORY in self.inputs
 
     @property
     def digest(self) -> str:
@@ -203,7 +212,8 @@ def _require_no_memory(tree: ast.Module) -> None:
             if sets and first.get((name, False), line + 1) <= line:
                 raise Rejected(
                     "language",
-                    f"line {line}: self.{name} is read and then set; nothing is kept between calls",
+                    f"line {line}: self.{name} is read and then set; nothing is kept between "
+                    f"calls but {MEMORY}, a third value of the last step",
                 )
 
 
@@ -341,15 +351,18 @@ MESSAGE = 1500  # most characters of an error
 PATHS = re.compile(r"(?:/[\w.+-]+){2,}")
 FILE = "<program>"
 TYPES = ["Any", "Callable", "Dict", "List", "Mapping", "Optional", "Sequence", "Tuple", "Union"]
-Columns = tuple[np.ndarray, dict[str, np.ndarray]]
+Columns = tuple[np.ndarray, dict[str, np.ndarray], list[np.ndarray]]
+"""Total, components, and the memory in a list, which is empty for a program without one."""
 
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """Output of a program: `total` [N] and `components` [N] each, float32."""
+    """Output of a program: `total` [N] and `components` [N] each, and the `memory` [N, WIDTH] for
+    the next step ([N, 0] without one), float32."""
 
     total: Tensor
     components: Tensors
+    memory: Tensor
 
 
 class LoadedProgram:
@@ -377,7 +390,7 @@ class LoadedProgram:
             exec(compile(tree, FILE, "exec", flags), self.names)
 
     def __call__(self, arrays: Sequence[np.ndarray], rows: int) -> Columns:
-        """The total [rows] and the components [rows]; Rejected."""
+        """The total [rows], the components [rows] and the memory [rows, WIDTH]; Rejected."""
         values = [a if self.program.arrays else torch.from_numpy(a) for a in arrays]
         if self.one_by_one is None:
             return self._first(values, rows)
@@ -396,19 +409,24 @@ class LoadedProgram:
         return output
 
     def _batch(self, values: Sequence[Any], rows: int) -> Columns:
-        total, parts = split(self._call(values))
+        total, parts, kept = split(self._call(values), self.program.stateful)
         named = {name: column(f"component {name}", v, rows, spread=True) for name, v in parts}
-        return column("the reward", total, rows), named
+        memory = [array("the memory", value, (rows, WIDTH)) for value in kept]
+        return column("the reward", total, rows), named, memory
 
     def _alone(self, values: Sequence[Any], rows: int) -> Columns:
         total, named = np.zeros(rows, np.float32), dict[str, np.ndarray]()
+        memory = np.zeros((rows, WIDTH), np.float32)
+        stateful = self.program.stateful
         for row in range(rows):
-            reward, parts = split(self._call([value[row] for value in values]))
+            reward, parts, kept = split(self._call([value[row] for value in values]), stateful)
             total[row] = scalar("the reward", reward)
+            for value in kept:
+                memory[row] = array("the memory", value, (WIDTH,))
             for name, value in parts:
                 made = named.setdefault(name, np.zeros(rows, np.float32))
                 made[row] = scalar(f"component {name}", value)
-        return total, named
+        return total, named, [memory] if stateful else []
 
     def _call(self, values: Sequence[Any]) -> Any:
         program, found = self.program, dict(zip(self.program.inputs, values, strict=True))
@@ -447,20 +465,22 @@ class explained:
             raise Rejected("program", described(error)) from error
 
 
-def split(answer: Any) -> tuple[Any, list[tuple[str, Any]]]:
-    """`total` or `(total, {name: component})` as the total and named components, without those that
-    are text or None; Rejected."""
-    if not isinstance(answer, tuple):
-        return answer, []
-    if len(answer) != 2:
-        raise Rejected("result", f"it returns {len(answer)} values; return total, components")
-    total, parts = answer
+def split(answer: Any, stateful: bool) -> tuple[Any, list[tuple[str, Any]], tuple[Any, ...]]:
+    """`total` or `(total, {name: component})`, with the memory for a `stateful` program, as the
+    total, named components without those that are text or None, and the memory; Rejected."""
+    if not isinstance(answer, tuple) and not stateful:
+        return answer, [], ()
+    values = answer if isinstance(answer, tuple) else (answer,)
+    if len(values) != 2 + stateful:
+        wanted = f"total, components, {MEMORY}: it asks for it" if stateful else "total, components"
+        raise Rejected("result", f"it returns {len(values)} values; return {wanted}")
+    total, parts, *kept = values
     if not isinstance(parts, Mapping):
         raise Rejected("result", f"components are a dict, not {type(parts).__name__}")
     if len(parts) > COMPONENTS:
         raise Rejected("result", f"{len(parts)} components; at most {COMPONENTS}")
     numbers = {name: value for name, value in parts.items() if not isinstance(value, str | None)}
-    return total, [(clean(str(name))[:64], value) for name, value in numbers.items()]
+    return total, [(clean(str(name))[:64], value) for name, value in numbers.items()], tuple(kept)
 
 
 def column(name: str, value: Any, rows: int, spread: bool = False) -> np.ndarray:
@@ -468,8 +488,15 @@ def column(name: str, value: Any, rows: int, spread: bool = False) -> np.ndarray
     found = _numbers(name, value, f"a tensor [{rows}]")
     if spread and found.size == 1:
         return np.full(rows, found.reshape(()), np.float32)
-    if found.shape != (rows,):
-        raise Rejected("result", f"{name} has shape {list(found.shape)}; it should be [{rows}]")
+    return array(name, found, (rows,))
+
+
+def array(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """`value` as float32 of this shape; Rejected."""
+    found = _numbers(name, value, f"a tensor {list(shape)}")
+    if found.shape != shape:
+        problem = f"{name} has shape {list(found.shape)}; it should be {list(shape)}"
+        raise Rejected("result", problem)
     return np.ascontiguousarray(found, np.float32)
 
 
@@ -511,7 +538,9 @@ def clean(text: str) -> str:
 
 def require_sound(output: ProgramOutput, most: float) -> None:
     """Rejected if a value is not finite, or the reward exceeds `most`."""
-    for name, value in {"the reward": output.total, **output.components}.items():
+    memory = output.memory.sum(1)  # not finite where a number of it is not
+    values = {"the reward": output.total, **output.components, "the memory": memory}
+    for name, value in values.items():
         bad = ~torch.isfinite(value)
         if bad.any():
             row = int(bad.nonzero()[0])

@@ -297,11 +297,11 @@ def _answer(
         if program is None:
             found = read(order["source"], order["known"])
             return LoadedProgram(found, order["one_by_one"]), pack(call)
-        total, parts = program([array.copy() for array in arrays], order["rows"])
+        total, parts, kept = program([array.copy() for array in arrays], order["rows"])
     except Rejected as error:
         return program, pack(call | {"layer": error.layer, "reason": clean(error.reason)})
     made = call | {"names": list(parts), "one_by_one": program.one_by_one is True}
-    return program, pack(made, [total, *parts.values()])
+    return program, pack(made, [total, *parts.values(), *kept])
 
 
 def read_frame(handle: int) -> tuple[bytes, bytes] | None:

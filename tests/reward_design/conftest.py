@@ -35,6 +35,7 @@ def experience(env: VecEnv) -> Experience:
         {key: torch.cat([made.rows[key], rows[key]]) for key in rows},
         torch.cat([made.success, torch.ones(64, dtype=torch.bool)]),
         torch.cat([made.random, torch.zeros(64, dtype=torch.bool)]),
+        torch.cat([made.first, torch.ones(64 // env.num_envs, env.num_envs, dtype=torch.bool)]),
     )
 
 

@@ -30,6 +30,7 @@ from embodied.reward_design.designers.language_model import (
     Text2Reward,
     Text2RewardConfig,
     digests,
+    signed,
 )
 from embodied.reward_design.prompts import SOFTWARE, about, describe, extract
 from embodied.reward_design.run import Budget, Job, Search, Trials, row_of, thinned
@@ -402,6 +403,40 @@ def test_automc_pays_signs_and_its_critic_has_facts(here: Board, sandbox: Sandbo
     paid = sandbox.gate(str(best.source), given)(given)
     torch.testing.assert_close(paid.total, torch.tensor([0.1, -0.1, 1.1]))
     assert set(paid.components) == {"sparse", "dense"}
+
+
+PROGRESS = """
+def sparse(next_state):
+    return next_state[:, 0] > 0.8
+
+def dense(next_state, memory):
+    return torch.where(next_state[:, 0] > memory[:, 0], 1.0, -1.0)
+
+def remember(next_state, memory):
+    return torch.maximum(memory, next_state[:, :1])
+"""
+
+
+def test_automc_remembers_within_an_episode(
+    env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    """Facts about stored transitions are those in the order of time: here, how many of them went
+    beyond the episode's farthest place."""
+    source = signed(PROGRESS)
+    given = {"next_state": torch.tensor([[0.5, 0], [0.9, 0]]), "memory": torch.full((2, 8), 0.6)}
+    output = sandbox.gate(source, {"next_state": experience.rows["next_obs/state"]})(given)
+    torch.testing.assert_close(output.total, torch.tensor([-0.1, 1.1]))
+    torch.testing.assert_close(output.memory[:, 0], torch.tensor([0.6, 0.9]))
+    farthest, won = torch.zeros(env.num_envs), []
+    places = experience.rows["next_obs/state"][:, 0].view(experience.first.shape)
+    for x, first in zip(places, experience.first, strict=True):
+        farthest = farthest.masked_fill(first, 0.0)
+        won.append(x > farthest)
+        farthest = torch.maximum(farthest, x)
+    verdict = experience.check(sandbox, variables(env.spec), source)
+    assert verdict.report["shares"]["dense"][0] == pytest.approx(
+        float(torch.cat(won).float().mean())
+    )
 
 
 def test_automc_gives_up_after_three_reviews(here: Board) -> None:

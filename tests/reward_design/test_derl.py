@@ -131,7 +131,8 @@ SPEC = Spec(
 
 
 def board(folder: Path, seed: int) -> Board:
-    nothing = Experience({}, None, torch.zeros(0, dtype=torch.bool))
+    none = torch.zeros(0, dtype=torch.bool)
+    nothing = Experience({}, None, none, none[None])
     found = variables(SPEC)
     return Board("", "", SPEC, found, Journal(folder), nothing, lambda _: Verdict(), seed)
 

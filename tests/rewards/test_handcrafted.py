@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
-from embodied.core.env import NotFinite
+from embodied.core.env import NotFinite, VecEnv
 from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward
 from embodied.core.spec import Leaf, Spec, mixed_leaf
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, nest
 from embodied.nn.normalizers import RunningMeanStd
 from embodied.rewards.handcrafted.factors import (
     Factor,
@@ -26,7 +26,7 @@ from embodied.rewards.handcrafted.factors import (
     within,
 )
 from embodied.rewards.handcrafted.kinesthetic import krc
-from embodied.rewards.handcrafted.program import Program, statistics
+from embodied.rewards.handcrafted.program import KEPT, Program, statistics
 from embodied.rewards.intrinsic.features import ObservationFeatures
 from tests.builders import node_of
 from tests.rewards.rows import SPEC, drawn, make, rows, state, step
@@ -271,6 +271,39 @@ def test_nan_on_rows_of_the_world_stops_with_one_line() -> None:
     reward = made("def reward(width):\n    return torch.log(width - 1)")
     with pytest.raises(NotFinite, match="failed in this environment: result: the reward is nan"):
         reward(two_rows())
+
+
+def test_each_env_has_the_memory_of_its_episode() -> None:
+    """16 envs, whose episodes end at different times: the memory counts their steps, and every
+    second one is rewarded. A transition carries what it needs, so that order does not matter."""
+    code = """
+def reward(memory):
+    return memory[:, 0] % 2, {}, memory + 1
+"""
+    env = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 16}, VecEnv)
+    node = node_of("rewards.handcrafted.program.Program", code=code)
+    reward = build(node, Reward, spec=env.spec)
+    wrapped = reward.augment_env(env)
+    random, age = torch.Generator().manual_seed(0), torch.zeros(16)
+    obs, kept, ended = wrapped.reset(0), [], 0
+    for _ in range(120):
+        assert torch.equal(obs[KEPT], age[:, None].expand(16, 8))
+        action = torch.rand(16, 2, generator=random) * 2 - 1
+        step = wrapped.step(action)
+        age += 1
+        assert torch.equal(step.next_obs[KEPT][:, 0], age)
+        row = {**nest(obs, "obs"), "action": action, **nest(step.next_obs, "next_obs")}
+        kept.append(row | {"reward": (age - 1) % 2})
+        ended += int(step.ended.sum())
+        age[step.ended] = 0
+        obs = step.obs
+    assert ended > 16
+    rows = {key: torch.cat([row[key] for row in kept]) for key in kept[0]}
+    order = torch.randperm(len(rows["reward"]), generator=random)
+    rows = {key: value[order] for key, value in rows.items()}
+    assert torch.equal(reward(rows), rows["reward"])
+    with pytest.raises(ConfigError, match="a memory, which recordings lack"):
+        reward({key: value for key, value in rows.items() if key != f"obs/{KEPT}"})
 
 
 def test_what_is_slow_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -182,6 +182,12 @@ ANSWER = {
         "sys.modules['__main__'].pack = lambda *a: b'\\xff' * 64",
         "too long",
     ),
+    "a memory that was not asked for": (
+        "P = sys.modules['__main__'].LoadedProgram",
+        "c = P.__call__",
+        "P.__call__ = lambda s, a, n: (*c(s, a, n)[:2], [np.zeros((n, 8), np.float32)])",
+        "malformed",
+    ),
     "the rules' own code": (
         "sys.modules['embodied.sandbox.program'].column = lambda *a, **k: np.zeros(3)",
         "malformed|cannot be read",
@@ -228,6 +234,35 @@ OTHER = {
     "wrong shape": (gives("x"), r"shape \[16, 3\]; it should be \[16\]"),
     "a dict": (gives("{'a': x[:, 0]}"), "the reward is dict"),
     "three values": (body("return x[:, 0], {'a': x[:, 0]}, x"), "returns 3 values"),
+    "a memory that is not returned": (
+        body("return memory[:, 0], {}", inputs="x, memory"),
+        "returns 2 values; return total, components, memory",
+    ),
+    "a memory of another shape": (
+        body("return x[:, 0], {}, x", inputs="x, memory"),
+        r"the memory has shape \[64, 3\]; it should be \[64, 8\]",
+    ),
+    "a memory of text": (body("return x[:, 0], {}, 'a lot'", inputs="x, memory"), "memory is str"),
+    "a memory that is not finite": (
+        body("return x[:, 0], {}, memory / 0", inputs="x, memory"),
+        "the memory is nan in 64 of 64",
+    ),
+    "a memory of other transitions": (
+        body("return x[:, 0], {}, memory + x.sum()", inputs="x, memory"),
+        "depends on other",
+    ),
+    "a random memory": (
+        body("return x[:, 0], {}, torch.rand(len(x), 8)", inputs="x, memory"),
+        "differently",
+    ),
+    "a memory that depends on calls": (
+        "n = [0]\n" + body("n[0] += 1", "return x[:, 0], {}, memory + n[0]", inputs="x, memory"),
+        "differently",
+    ),
+    "the memory of others in the reward": (
+        body("return memory.sum() + x[:, 0], {}, x.repeat(1, 3)[:, :8]", inputs="x, memory"),
+        "depends on other",
+    ),
     "text": (gives("'a lot'"), "the reward is str"),
     "complex": (gives("x[:, 0] * 1j"), "complex"),
     "no return": ("def reward(x):\n    y = x\n", "NoneType"),

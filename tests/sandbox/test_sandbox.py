@@ -117,6 +117,43 @@ def test_programs_pay_what_they_say(sandbox: Sandbox, name: str) -> None:
     torch.testing.assert_close(paid, torch.tensor([BY_HAND[name](t) for t in each]).float())
 
 
+GAIN = """
+def reward(x, memory):
+    near = -x.norm(dim=-1)
+    gain = torch.where(memory[:, 1] > 0, near - memory[:, 0], 0.0).clamp(min=0)
+    best = torch.where(memory[:, 1] > 0, torch.maximum(near, memory[:, 0]), near)
+    return gain, {}, torch.stack([best, torch.ones_like(best), *6 * [0 * best]], -1)
+"""
+GAIN_EACH = """
+def reward(x, memory):
+    near = -float(x.norm())
+    gain = max(near - float(memory[0]), 0.0) if memory[1] > 0 else 0.0
+    best = max(near, float(memory[0])) if memory[1] > 0 else near
+    return gain, {}, torch.tensor([best, 1.0] + 6 * [0.0])
+"""
+GAIN_SELF = "class Reward:\n" + "".join(
+    f"    {line}\n"
+    for line in GAIN.replace("x, memory", "self").replace("-x", "-self.x").splitlines()
+).replace("memory[", "self.memory[")
+
+
+@pytest.mark.parametrize(("source", "alone"), [(GAIN, 0), (GAIN_EACH, 1), (GAIN_SELF, 0)])
+def test_a_memory_is_what_was_returned_before(sandbox: Sandbox, source: str, alone: int) -> None:
+    """The gain over the best so far, of distances 3, 2, 4 and 1, and, a step later, 5, 4, 6, 3."""
+    gated = sandbox.gate(source, rows())
+    assert gated.program.stateful and gated.report.one_by_one == bool(alone)
+    distances, gains = [3.0, 2.0, 4.0, 1.0], []
+    memory = torch.zeros(2, 8)
+    for near in distances:
+        x = torch.tensor([[near, 0.0, 0.0], [0.0, near + 2.0, 0.0]])
+        output = gated({"x": x, "memory": memory})
+        memory = output.memory
+        gains.append(output.total.tolist())
+    assert gains == [[0, 0], [1, 1], [0, 0], [1, 1]]
+    many = gated({"x": rows(SLICE + 9)["x"], "memory": torch.ones(SLICE + 9, 8)})
+    assert many.memory.shape == (SLICE + 9, 8)
+
+
 def test_more_transitions_than_a_slice(sandbox: Sandbox) -> None:
     many = rows(SLICE + 100)
     gated = sandbox.gate(FINE, rows())

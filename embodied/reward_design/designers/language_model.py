@@ -21,8 +21,8 @@ Auto MC-Reward: a designer, a critic, and a trajectory analyser (Li et al., 2023
 The designer writes `sparse` and `dense`; taking signs bounds the effect of errors. The critic, a
 second request, gets the program and its results on stored transitions (rejections, how often dense
 is positive and negative), up to three times. After training, the analyser gets the last steps of
-failed episodes, and its advice goes into the next round. Unlike in the paper, programs are
-stateless.
+failed episodes, and its advice goes into the next round. What both parts may know of the steps
+before, `remember` returns (the paper's carried memory).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from embodied.reward_design import prompts
 from embodied.reward_design.designer import Board, Candidate, Designer, Proposal
 from embodied.reward_design.prompts import describe, reflect
 from embodied.rewards.handcrafted.program import Variable
-from embodied.sandbox.program import defined, required
+from embodied.sandbox.program import MEMORY, WIDTH, defined, required
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,7 @@ WIDEST = 4  # most elements of a variable in the digest
 LONGEST = 12_000  # characters
 
 FUNCTIONS = ("sparse", "dense")
+REMEMBER = "remember"
 ENTRY = (
     "First reason about what the task needs, then answer with one code block that holds\n"
     "    def sparse(NAMES OF VARIABLES): ...   # [N]: 1 where the task's aim is met, -1 where "
@@ -210,7 +211,10 @@ ENTRY = (
     "    def dense(NAMES OF VARIABLES): ...    # [N]: positive where a step helped, negative where "
     "it did not\n"
     "Only their signs are used: the reward is sign(sparse) + 0.1 * sign(dense). A dense part that "
-    "is always positive says nothing."
+    "is always positive says nothing. Where the steps before matter, add\n"
+    f"    def {REMEMBER}(NAMES OF VARIABLES, {MEMORY}): ...   # [N, {WIDTH}], for the next step\n"
+    f"All three may then have the parameter `{MEMORY}` [N, {WIDTH}]: what {REMEMBER} returned in "
+    "the step before in the same episode, zeros in its first step. There is no other memory."
 )
 CRITIC = (
     "You check reward programs. Look for: variables that do not exist, wrong signs, wrong units, a "
@@ -365,11 +369,13 @@ class AutoMc(Designer):
 def signed(source: str) -> str:
     """The program with an entry that combines the signs of its two parts."""
     found = defined(ast.parse(source))
-    given = {name: required(found[name][1]) for name in FUNCTIONS}
+    parts = [name for name in (*FUNCTIONS, REMEMBER) if name in found]
+    given = {name: required(found[name][1]) for name in parts}
     names = list(dict.fromkeys(name for part in given.values() for name in part))
+    kept = f", {REMEMBER}({', '.join(given[REMEMBER])})" if REMEMBER in given else ""
     return (
         f"{source.rstrip()}\n\n\ndef reward({', '.join(names)}):\n"
         f"    met = torch.sign(torch.as_tensor(sparse({', '.join(given['sparse'])})).float())\n"
         f"    way = torch.sign(torch.as_tensor(dense({', '.join(given['dense'])})).float())\n"
-        '    return met + 0.1 * way, {"sparse": met, "dense": 0.1 * way}\n'
+        f'    return met + 0.1 * way, {{"sparse": met, "dense": 0.1 * way}}{kept}\n'
     )

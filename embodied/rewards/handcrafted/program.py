@@ -16,6 +16,10 @@ An observation `state` with named elements is split into its parts: tool_x, tool
 vector `tool` [N, 3], q1 ... q7 the vector `q` [N, 7], any other name a scalar such as `width` [N].
 Each exists before (`tool`) and after the step (`next_tool`). The environment's reward, success and
 the time are not available.
+
+A program that asks for `memory` [N, 8] returns `total, components, memory`. Each env's memory is
+passed on to its next step, and is zeros where an episode begins. The environment is wrapped
+(`ProgramMemory`), so that a transition holds the memory that belongs to it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,18 +37,20 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
-from embodied.core.env import NotFinite
+from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.reward import Reward
 from embodied.core.saved_file import load_tensors
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, nest
+from embodied.rewards.wrappers.added_observations import ObservationWrapper
 from embodied.sandbox.gate import Limits, Sandbox
-from embodied.sandbox.program import ProgramOutput, Rejected
+from embodied.sandbox.program import MEMORY, WIDTH, ProgramOutput, Rejected
 
 AXES = re.compile(r"(.+)_([xyz])")
 NUMBERED = re.compile(r"([A-Za-z]+(?:_[A-Za-z]+)*?)_?(\d+)")
 ACTION = "action"
 NEXT = "next_"
+KEPT = f"privileged/{MEMORY}"
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ def variables(spec: Spec) -> dict[str, Variable]:
         for part in _parts(name, leaf):
             found.setdefault(part.name, part)
     found[ACTION] = _whole(ACTION, ACTION, spec.act)
+    found.pop(MEMORY, None)  # the word stands for what the program itself keeps
     return found
 
 
@@ -98,8 +105,8 @@ def known(spec: Spec) -> list[str]:
 
 
 def inputs(found: Mapping[str, Variable], names: tuple[str, ...], transitions: Tensors) -> Tensors:
-    """The values of a program's parameters `names`."""
-    return {name: value(found, name, transitions) for name in names}
+    """The values of a program's parameters `names`, without its memory."""
+    return {name: value(found, name, transitions) for name in names if name != MEMORY}
 
 
 def value(found: Mapping[str, Variable], name: str, transitions: Tensors) -> Tensor:
@@ -229,6 +236,11 @@ class Program(Reward):
             sums[2], sums[3] = min(sums[2], low), max(sums[3], high)
         return output.total
 
+    def augment_env(self, env: VecEnv) -> VecEnv:
+        """The environment with the memory of the program, if it has one."""
+        stateful = self.gated.program.stateful
+        return ProgramMemory(env, lambda rows: self._output(rows).memory) if stateful else env
+
     def components(self, transitions: Tensors) -> Tensors:
         return self._output(transitions).components
 
@@ -261,10 +273,48 @@ class Program(Reward):
     def _output(self, transitions: Tensors) -> ProgramOutput:
         try:
             found = inputs(self.variables, self.gated.program.inputs, transitions)
+            if self.gated.program.stateful:
+                if f"obs/{KEPT}" not in transitions:
+                    raise ConfigError(
+                        "this program has a memory, which recordings lack: it rewards only what "
+                        "an environment does now"
+                    )
+                found[MEMORY] = transitions[f"obs/{KEPT}"]
             # An action gives constants their batch size.
             return self.gated(found or {ACTION: transitions[ACTION]})
         except Rejected as error:
             raise NotFinite(f"the reward program failed in this environment: {error}") from error
+
+
+class ProgramMemory(ObservationWrapper):
+    """Adds `privileged/memory` [WIDTH]: what `remember` (transitions to memories [N, WIDTH]) made
+    of the step that led to an observation; zeros where an episode begins."""
+
+    newest = "memory"
+
+    def __init__(self, env: VecEnv, remember: Callable[[Tensors], Tensor]) -> None:
+        super().__init__(env, KEPT, Leaf((WIDTH,)))
+        self.remember = remember
+        self.before: Tensors = {}
+        self.action = torch.zeros(0)
+
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        zero = torch.zeros(self.num_envs, WIDTH, device=self.device)
+        kept = self.memory.get("memory", zero)
+        self.memory = {"memory": kept.masked_fill(rows[:, None], 0.0)}
+
+    def step(self, action: Tensor) -> Step:
+        self.action = action
+        return super().step(action)
+
+    def observe(self, following: Tensors) -> Tensor:
+        ends = {**nest(self.before, "obs"), **nest(following, "next_obs")}
+        self.memory = {"memory": self.remember({**ends, ACTION: self.action})}
+        return self.memory["memory"]
+
+    def transform_obs(self, obs: Tensors) -> Tensors:
+        self.before = super().transform_obs(obs)
+        return self.before
 
 
 def statistics(folder: Path) -> list[dict[str, Any]]:
