@@ -265,6 +265,15 @@ class HasSubgoals(Protocol):
 
 
 @runtime_checkable
+class HasAchievements(Protocol):
+    """Names what can be achieved in it, and its actions, as `wood_pickaxe` (Crafter)."""
+
+    def goal_names(self) -> tuple[str, ...]: ...
+
+    def action_names(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
 class HasScene(Protocol):
     """Simulated by MuJoCo: the 3D viewer, rendered cameras and image randomisation use this."""
 

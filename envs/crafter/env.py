@@ -444,6 +444,12 @@ class Crafter(VecEnv):
     def describe(self, row: int = 0) -> str:
         return self._pool.ask("tell", row)
 
+    def goal_names(self) -> tuple[str, ...]:
+        return ACHIEVEMENTS
+
+    def action_names(self) -> tuple[str, ...]:
+        return ACTIONS
+
     def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
         """One sentence per env for what changed from `before` to `after`; "" if there is none."""
         return happened(before, after)
