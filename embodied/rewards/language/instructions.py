@@ -73,7 +73,8 @@ def vector(words: str, encoder: Encoder) -> Tensor:
     total = torch.zeros(SIZE)
     for word in re.findall(r"[a-z]+", words):
         seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:7])
-        total += torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+        random = torch.Generator().manual_seed(seed)
+        total += functional.normalize(torch.randn(SIZE, generator=random), dim=0)
     return functional.normalize(total, dim=0)
 
 
@@ -155,7 +156,9 @@ class Advisor:
             mean = sum(line["reward"] for line in lines) / len(lines)
             best = [line for line in lines if line["analysis"] and line["reward"] > mean]
             best.sort(key=lambda line: line["reward"], reverse=True)
-            self.examples = best[: self.most]
+            self.examples = (
+                best[: self.most] or self.examples
+            )  # none: all were followed by the same
             self.stages += 1
             file = self.folder / f"stage_{self.stages}.jsonl"
             file.write_text("".join(json.dumps({"messages": _dialogue(x)}) + "\n" for x in best))
