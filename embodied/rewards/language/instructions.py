@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, Node
-from embodied.core.env import HasAchievements, Step, VecEnv
+from embodied.core.env import HasAchievements, StateRoles, Step, VecEnv
 from embodied.core.spec import SENTENCE, Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
@@ -99,14 +99,15 @@ class Advice:
 
 class Advisor:
     """Asks both models, and adapts the small one. `folder/advice.jsonl` has every sub-goal with
-    what followed it; several environments of a run share it."""
+    what followed it; several environments of a run share it (None: nothing is written or shared).
+    """
 
     def __init__(
         self,
         chat: Chat,
         adapter: Chat | None,
         goals: Sequence[str],
-        folder: Path,
+        folder: Path | None,
         temperature: float,
         stage: int,
         examples: int,
@@ -120,7 +121,7 @@ class Advisor:
         self.temperature = temperature
         self.stage = stage
         self.most = examples
-        self.log = AppendLog(folder / "advice.jsonl")
+        self.log = None if folder is None else AppendLog(folder / "advice.jsonl")
         self.stages = 0  # that are over
         self.new: list[dict[str, Any]] = []  # lines of the log of the stage that goes on
         self.examples: list[dict[str, Any]] = []
@@ -144,12 +145,16 @@ class Advisor:
 
     def record(self, advice: Advice, score: float, reward: float) -> None:
         """What followed: the score, and the sum of rewards until the next sub-goals."""
-        self.log.append({**vars(advice), "score": score, "reward": reward})
+        line = {**vars(advice), "score": score, "reward": reward}
+        if self.log is None:
+            self.new.append(line)
+        else:
+            self.log.append(line)
         self._adapt()
 
     def _adapt(self) -> None:
         """End the stages that are complete in the log."""
-        self.new += self.log.read()
+        self.new += [] if self.log is None else self.log.read()
         while len(self.new) >= self.stage:
             lines = self.new[: self.stage]
             self.new = self.new[self.stage :]
@@ -160,8 +165,9 @@ class Advisor:
                 best[: self.most] or self.examples
             )  # none: all were followed by the same
             self.stages += 1
-            file = self.folder / f"stage_{self.stages}.jsonl"
-            file.write_text("".join(json.dumps({"messages": _dialogue(x)}) + "\n" for x in best))
+            if self.folder is not None:
+                kept = [json.dumps({"messages": _dialogue(line)}) + "\n" for line in best]
+                (self.folder / f"stage_{self.stages}.jsonl").write_text("".join(kept))
 
 
 def _dialogue(line: dict[str, Any]) -> list[dict[str, str]]:
@@ -180,7 +186,7 @@ class Config:
     temperature: NonNegative = 1.0  # of both models
     stage: Count = 1000  # sub-goals after which the small model adapts
     examples: CountOrZero = 3  # analyses of the last stage that it is shown
-    folder: str = "outputs/advice"  # of the log and the kept analyses; one for each run
+    folder: str | None = None  # of the log and the kept analyses, one for each run; null: none
     synchronous: bool = False  # the environment waits for answers, so that it is repeatable
 
 
@@ -190,6 +196,7 @@ class Instructions(ObservationWrapper):
     """
 
     newest = ADVICE
+    memory_roles = StateRoles({"age": None}, {"asked": None})
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         world = find_protocol(env, HasAchievements)
@@ -199,9 +206,10 @@ class Instructions(ObservationWrapper):
         self.config = config
         self.goals = world.goal_names()
         self.actions = world.action_names()
-        folder = Path(config.folder)
+        folder = None if config.folder is None else Path(config.folder)
+        own = None if folder is None else folder / "adapter"
         chat = open_chat(config.chat, folder)
-        adapter = None if config.adapter is None else open_chat(config.adapter, folder / "adapter")
+        adapter = None if config.adapter is None else open_chat(config.adapter, own)
         self.advisor = Advisor(
             chat,
             adapter,

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Fraction, Number
 from embodied.core.build import ConfigError, Node
-from embodied.core.env import HasSubgoals, Step, VecEnv
+from embodied.core.env import HasSubgoals, StateRoles, Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
 from embodied.core.spec import SUBGOAL, SYMBOL, Leaf, Spec
@@ -316,6 +316,7 @@ class Subgoals(ObservationWrapper):
     """
 
     newest = "subgoal"
+    memory_roles = StateRoles(generators={"episode": None})
 
     def __init__(self, env: VecEnv, planner: Planner, key: str) -> None:
         source = find_protocol(env, HasSubgoals)
