@@ -76,7 +76,7 @@ def test_the_advice_lasts_until_the_next_is_due(tmp_path: Path) -> None:
     assert [line["goals"] for line in lines] == [list(FIRST)] * 2
     expected = [comprehension(name, spoken(FIRST), "words") for name in ("do", "place table")]
     assert [line["score"] for line in lines] == pytest.approx(expected)
-    assert env.memory["asked"].tolist() == [2, 2] and env.memory["age"].tolist() == [0, 0]
+    assert env.memory["asked"].tolist() == [2, 2] and env.memory["due"].tolist() == [10, 10]
     digest = env._digest(1)
     assert f"The last sub-goals: {spoken(FIRST)}; comprehension {expected[1]:.2f}." in digest
 
@@ -111,9 +111,9 @@ def test_the_environment_does_not_wait_for_an_answer(tmp_path: Path) -> None:
     env = made(tmp_path, synchronous=False, every=3)
     gate, ask = threading.Event(), env.advisor.ask
 
-    def late(digest: str, seed: int) -> Advice:
+    def late(digest: str) -> Advice:
         assert gate.wait(60)
-        return ask(digest, seed)
+        return ask(digest)
 
     env.advisor.ask = late
     assert not env.reset(0)["advice"].any()
@@ -155,7 +155,7 @@ def test_the_small_model_learns_which_analysis_helps(tmp_path: Path) -> None:
     for stage in range(3):
         useful = 0
         for number in range(64):
-            advice = small.ask(f"{stage} {number}. Achieved: nothing.", number)
+            advice = small.ask(f"{stage} {number}. Achieved: nothing.")
             useful += advice.analysis.startswith(USEFUL)
             assert advice.analysis.startswith((USEFUL, EMPTY))
             small.record(advice, 0.5, float(advice.goals == FIRST))

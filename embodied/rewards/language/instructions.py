@@ -127,7 +127,7 @@ class Advisor:
         self.examples: list[dict[str, Any]] = []
         self._adapt()
 
-    def ask(self, digest: str, seed: int) -> Advice:
+    def ask(self, digest: str) -> Advice:
         """ChatError where a model has no usable answer."""
         analysis = ""
         if self.adapter is not None:
@@ -136,11 +136,11 @@ class Advisor:
                 asked.append(Message("user", line["digest"]))
                 asked.append(Message("assistant", line["analysis"]))
             asked.append(Message("user", digest))
-            said = self.adapter.ask(asked, temperature=self.temperature, seed=seed)
+            said = self.adapter.ask(asked, temperature=self.temperature)
             analysis = one_line(said.text, LONGEST)
         told = f"{digest}\nAnalysis: {analysis}" if analysis else digest
         messages = [Message("system", PLANNER), Message("user", told)]
-        answer = self.chat.ask(messages, self.schema, temperature=self.temperature, seed=seed)
+        answer = self.chat.ask(messages, self.schema, temperature=self.temperature)
         return Advice(digest, analysis, tuple(answer.data["goals"]))
 
     def record(self, advice: Advice, score: float, reward: float) -> None:
@@ -196,7 +196,7 @@ class Instructions(ObservationWrapper):
     """
 
     newest = ADVICE
-    memory_roles = StateRoles({"age": None}, {"asked": None})
+    memory_roles = StateRoles({"age": None}, {"asked": None}, {"due": None})
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         world = find_protocol(env, HasAchievements)
@@ -220,7 +220,7 @@ class Instructions(ObservationWrapper):
             config.examples,
         )
         self.pool = AskPool[Asked, Advice](
-            lambda asked: [self.advisor.ask(digest, number) for _, number, digest in asked],
+            lambda asked: [self.advisor.ask(digest) for _, _, digest in asked],
             synchronous=config.synchronous,
         )
         self.given: dict[int, Advice] = {}  # of each env, since its last question
@@ -234,7 +234,7 @@ class Instructions(ObservationWrapper):
         memory["reward"] += step.reward
         memory["used"][self.every, action] += 1
         self.memory = memory
-        due = memory["age"] >= self.config.every
+        due = memory["age"] >= memory["due"]
         self._close(due | step.ended)
         self._ask(due & ~step.ended)
         following = self.having(step.next_obs, self.memory[ADVICE])
@@ -251,11 +251,12 @@ class Instructions(ObservationWrapper):
             "used": zero[:, None].repeat(1, len(self.actions)),
             "score": zero.float(),
             "reward": zero.float(),
-            "age": zero,
-            "asked": zero,
+            "age": zero,  # steps of the episode
+            "due": zero,  # its step before which the next question comes
+            "asked": zero,  # questions so far
         }
         self.memory = {key: value.clone() for key, value in memory.items()}
-        for key in (ADVICE, "goals", "score"):
+        for key in (ADVICE, "goals", "score", "age"):
             self.memory[key][rows] = 0
         self._ask(rows)
 
@@ -268,10 +269,11 @@ class Instructions(ObservationWrapper):
     def _ask(self, rows: Tensor) -> None:
         memory = self.memory
         memory["asked"] = memory["asked"] + rows
+        memory["due"] = torch.where(rows, memory["age"] + self.config.every, memory["due"])
         for env_id in rows.nonzero().flatten().tolist():
             self.given.pop(env_id, None)
             self.pool.submit([(env_id, int(memory["asked"][env_id]), self._digest(env_id))])
-        for key in ("used", "reward", "age"):
+        for key in ("used", "reward"):
             memory[key][rows] = 0
         if self.config.synchronous and rows.any():
             self._take_answers()
