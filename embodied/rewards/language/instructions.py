@@ -161,9 +161,8 @@ class Advisor:
             mean = sum(line["reward"] for line in lines) / len(lines)
             best = [line for line in lines if line["analysis"] and line["reward"] > mean]
             best.sort(key=lambda line: line["reward"], reverse=True)
-            self.examples = (
-                best[: self.most] or self.examples
-            )  # none: all were followed by the same
+            if best:  # otherwise the same followed all of them
+                self.examples = best[: self.most]
             self.stages += 1
             if self.folder is not None:
                 kept = [json.dumps({"messages": _dialogue(line)}) + "\n" for line in best]
