@@ -14,7 +14,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -238,7 +238,9 @@ def build_reward(
     if restarts and (config.data.regime != "off_policy" or not isinstance(learner, HasCritic)):
         raise ConfigError("reward.restart needs an off-policy actor-critic: set it to null")
     if restarts:
-        redraw(copy.deepcopy(learner.critic))  # a ConfigError is raised before training
+        redraw(
+            copy.deepcopy(cast(HasCritic, learner).critic)
+        )  # a ConfigError is raised before training
     if isinstance(reward, FollowsPolicy):
         reward.follow(learner.policy)
     augmented = augment(env, reward, learner.gamma)

@@ -307,6 +307,7 @@ def reward(memory):
     env = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 16}, VecEnv)
     node = node_of("rewards.handcrafted.program.Program", code=code)
     reward = build(node, Reward, spec=env.spec)
+    assert isinstance(reward, AugmentsEnv)
     wrapped = reward.augment_env(env)
     random, age = torch.Generator().manual_seed(0), torch.zeros(16)
     obs, kept, ended = wrapped.reset(0), [], 0

@@ -259,7 +259,7 @@ class Instructions(ObservationWrapper):
             self.memory[key][rows] = 0
         self._ask(rows)
 
-    def set_state(self, state: Tensors) -> Tensor:
+    def set_state(self, state: Tensors) -> Tensors:
         """Questions that were not answered are asked again when the next ones are due."""
         self.pool.clear()
         self.given = {}
