@@ -46,10 +46,10 @@ def test_the_plan_has_uniform_marginals_and_is_sharp_or_flat() -> None:
     torch.testing.assert_close(found.sum(2), torch.full((3, 6), 1 / 6).double(), atol=1e-4, rtol=0)
     torch.testing.assert_close(found.sum(1), torch.full((3, 4), 1 / 4).double(), atol=1e-4, rtol=0)
     torch.testing.assert_close(plan(cost, 1e-6), torch.full((3, 6, 4), 1 / 24).double())
-    square = cost[0, :4]
+    square = (torch.arange(4.0)[:, None] - torch.tensor([2.0, 0.0, 3.0, 1.0])).abs().sqrt().double()
     matched = torch.zeros(4, 4).double()
     matched[linear_sum_assignment(square.numpy())] = 0.25
-    torch.testing.assert_close(plan(square, 500.0, iterations=300), matched, atol=1e-3, rtol=0)
+    torch.testing.assert_close(plan(square, 100.0, iterations=300), matched, atol=1e-3, rtol=0)
 
 
 def test_a_reversed_video_is_worse_only_where_order_counts() -> None:
@@ -84,7 +84,7 @@ def videos(path: Path, count: int, seed: int, liked: bool = False) -> str:
     with EpisodeWriter(path, SPEC) as writer:
         for _ in range(count):
             level = 1.0 if liked else float(torch.rand((), generator=random))
-            noise = torch.randn(8, generator=random).expand(7, 8)
+            noise = 0.5 * torch.randn(8, generator=random).expand(7, 8)
             state = torch.cat([0.5 * torch.full((7, 1), level), noise], 1)
             end = torch.arange(6) == 5
             writer.add(
@@ -102,7 +102,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Tensors | Any:
     folder = tmp_path_factory.mktemp("videos")
     return {
         "demos": videos(folder / "liked", 3, 1, liked=True),
-        "data": videos(folder / "shown", 60, 2),
+        "data": videos(folder / "shown", 90, 2),
         "view": "state",
         "labeller": LABELLER,
     }
@@ -114,10 +114,10 @@ def made(recorded: Any, folder: Path | None = None, **more: Any) -> Any:
 
 
 def test_a_hundred_comparisons_show_what_the_features_hide(recorded: Any, tmp_path: Path) -> None:
-    reward = made(recorded, tmp_path, updates=300)
+    reward = made(recorded, tmp_path, updates=500, frames=3)
     assert reward.found["labels"] == 100
     assert reward.found["aligned"] > 0.8 and reward.found["unaligned"] < 0.4
-    again = made(recorded, tmp_path, updates=300)  # from its file
+    again = made(recorded, tmp_path, updates=500, frames=3)  # from its file
     torch.testing.assert_close(again.preferred, reward.preferred)
 
 
@@ -133,7 +133,7 @@ def test_an_episode_is_rewarded_when_it_is_complete(recorded: Any) -> None:
     expected = torch.stack([at[0] + (at[1] - at[0]) * k / 3 for k in range(1, 4)])
     torch.testing.assert_close(paid[:3], expected)
     unknown = {**rows, "next_obs/privileged/video_index": rows["episode"] + 1000}
-    assert set(reward(unknown).tolist()) == {pytest.approx(reward.mean)}
+    torch.testing.assert_close(reward(unknown), torch.full_like(paid, reward.mean))
     other = made(recorded, updates=5, frames=3)
     other.set_state(reward.get_state())
     torch.testing.assert_close(other(rows), paid)

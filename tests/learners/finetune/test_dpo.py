@@ -106,4 +106,4 @@ def test_a_segment_is_of_whole_chunks() -> None:
     with pytest.raises(ConfigError, match="segment=5 should be a multiple of the policy's chunk=2"):
         made(segment=5)
     with pytest.raises(ConfigError, match="needs a policy with one"):
-        make_learner("finetune.dpo.Dpo", make_policy("gaussian.Gaussian", SPEC, hidden=[8]))
+        make_learner("finetune.dpo.Dpo", make_policy("random.Random", SPEC))
