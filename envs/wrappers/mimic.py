@@ -76,6 +76,11 @@ class Clips:
     clip: Tensor
     last: Tensor
 
+    @property
+    def inner(self) -> Tensor:
+        """Which frames [F] (bool) are followed by another one."""
+        return torch.arange(len(self.last), device=self.last.device) < self.last
+
 
 class Mimic(Wrapper):
     """Adds `reference` [D], the next frame's minus the present, and with `history` the past frames
@@ -124,13 +129,15 @@ class Mimic(Wrapper):
         with forked(self.config.clip_seed):
             for number in range(self.config.clips):
                 obs = self.env.reset(self.config.clip_seed + number)
-                actor = Actor(player, self.num_envs)
-                first = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+                actor = Actor(player, 1)
+                action = torch.zeros(self.num_envs, *self.spec.act.shape, device=self.device)
+                first = torch.ones(1, dtype=torch.bool, device=self.device)
                 for length in range(1, self.config.frames + 1):
                     states.append(tt.each(self._state(), lambda leaf: leaf[:1].clone()))
                     seen.append(self.frame_of(obs)[:1])
-                    step = self.env.step(actor(obs, first))
-                    obs, first = step.obs, step.ended
+                    action[:1] = actor(tt.each(obs, lambda leaf: leaf[:1]), first)
+                    step = self.env.step(action)
+                    obs, first = step.obs, step.ended[:1]
                     if step.ended[0] or length == self.config.frames:
                         lengths.append(length)
                         break
@@ -200,7 +207,7 @@ class Mimic(Wrapper):
         alike = similarity(own, own, self.config.likeness)
         number = torch.arange(len(own), device=self.device)
         first = torch.searchsorted(clips.clip, clips.clip)
-        inner = (number >= first + 2) & (number < clips.last)
+        inner = clips.inner & (number >= first + 2)
         allowed = inner[None] & (clips.clip[:, None] != clips.clip[None])
         sim, match = torch.where(allowed, alike, -1.0).max(1)
         alone = sim < 0
@@ -212,7 +219,8 @@ class Mimic(Wrapper):
         clips = self.clips
         own, off = clips.z.chunk(2)
         alike = similarity(off, own, self.config.likeness)
-        sim, frame = alike.masked_fill(clips.clip[:, None] != clips.clip[None], -1.0).max(1)
+        allowed = clips.inner[None] & (clips.clip[:, None] == clips.clip[None])
+        sim, frame = torch.where(allowed, alike, -1.0).max(1)
         return frame, sim
 
     def reset(
@@ -275,15 +283,16 @@ class Mimic(Wrapper):
         memory["means"][index, began] = (memory["means"][index, began] + got) / 2
 
     def chances(self) -> Tensor:
-        """The probability [F] of each frame, by the mean of all envs."""
+        """The probability [F] of each frame but the last ones, by the mean of all envs."""
         clip, how = self.clips.clip, self.config
         mean = self.memory["means"].mean(0)
-        frames = torch.bincount(clip).float()
-        level = torch.zeros_like(frames).index_add(0, clip, mean) / frames
+        inner = self.clips.inner.float()
+        frames = torch.zeros(int(clip[-1]) + 1, device=inner.device).index_add(0, clip, inner)
+        level = torch.zeros_like(frames).index_add(0, clip, mean * inner) / frames
         of_clip = (1 - how.adaptive) / len(frames) + how.adaptive * (-5 * level).softmax(0)
-        hard = (-10 * mean).exp()
+        hard = (-10 * mean).exp() * inner
         sums = torch.zeros_like(frames).index_add(0, clip, hard)
-        within = (1 - how.adaptive) / frames[clip] + how.adaptive * hard / sums[clip]
+        within = (1 - how.adaptive) * inner / frames[clip] + how.adaptive * hard / sums[clip]
         return of_clip[clip] * within
 
     def _place(self, rows: Tensor) -> Tensors:
