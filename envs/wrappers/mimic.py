@@ -14,10 +14,11 @@ with the reference z* of the frame, which has noise. Where an episode begins:
 * state field: with probability `stray` it is where random actions lead to from the frame, and the
   reference is re-timed to the most similar frame of its clip
 * buffer: where it begins unlike its reference (sim <= 1/2), min(10, -floor(log10 sim)) steps follow
-  none, and have the mean reward of the other envs of that clip
+  none, and have the mean reward so far of following that clip
 
-Differences from the source: random actions in place of noise on joint angles, which would lead into
-contact; one precision for all elements; episodes end with their clip.
+Differences from the source: the mean reward of a buffer is the env's own, not of all envs; random
+actions in place of noise on joint angles, which would lead into contact; one precision for all
+elements; episodes end with their clip.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Config:
     elements: tuple[str, ...] = ()  # names of its elements that are; empty: all
     precision: Positive = 2.0  # of the reward
     likeness: Positive = 1.0  # of the similarity
-    adaptive: Fraction = 1.0  # weight of adaptive sampling; 0: all frames equally often
+    adaptive: Fraction = 0.0  # weight of adaptive sampling, by the mean of all envs; 0: uniform
     switch: Fraction = 0.1  # probability of beginning in another clip (stitched graph)
     stray: Fraction = 0.1  # probability of beginning off the clip (state field)
     away: Count = 3  # random actions that lead off the clip
@@ -86,7 +87,7 @@ class Mimic(Wrapper):
     """Adds `reference` [D], the next frame's minus the present, and with `history` the past frames
     (`history_frames` [history D], oldest first, relative to the present one)."""
 
-    memory_roles = StateRoles(generators={"generator": None, "means": None})
+    memory_roles = StateRoles(generators={"generator": None, "means": None, "followed": None})
 
     def __init__(self, config: Config) -> None:
         env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
@@ -112,6 +113,7 @@ class Mimic(Wrapper):
             **{"generator": self.streams.state, "frame": count, "began": count.clone()},
             **{"wait": count.clone(), "age": count.clone(), "sum": zero},
             "means": zero[:, None].repeat(1, len(self.clips.clip)),
+            "followed": zero[:, None, None].repeat(1, config.clips, 2),  # sums, steps
             "past": torch.zeros(self.num_envs, config.history + 1, size, device=self.device),
         }
 
@@ -242,9 +244,7 @@ class Mimic(Wrapper):
         z = self.frame_of(step.next_obs)
         memory["past"] = torch.cat([memory["past"][:, 1:], z[:, None]], 1)
         error = (z - self.reference[memory["frame"]]).square().mean(1)
-        reward = buffered(
-            (-self.config.precision * error).exp(), waits, clips.clip[memory["frame"]]
-        )
+        reward = self._paid((-self.config.precision * error).exp(), waits)
         memory["sum"] = memory["sum"] + reward
         memory["age"] = memory["age"] + 1
         late = (memory["frame"] == clips.last[memory["frame"]]) & ~step.ended
@@ -263,6 +263,16 @@ class Mimic(Wrapper):
             **{"obs": self.transform_obs(obs), "next_obs": following},
             **{"reward": reward, "truncated": truncated},
         )
+
+    def _paid(self, reward: Tensor, waits: Tensor) -> Tensor:
+        """`reward` [B]; where an env `waits` [B] (bool), the mean of what it got so far for
+        following that clip (its own if it never did)."""
+        clip = self.clips.clip[self.memory["frame"]]
+        every = torch.arange(self.num_envs, device=self.device)
+        followed = torch.stack([reward, torch.ones_like(reward)], 1) * ~waits[:, None]
+        self.memory["followed"][every, clip] += followed
+        total, count = self.memory["followed"][every, clip].unbind(1)
+        return torch.where(waits & (count > 0), total / count.clamp(min=1), reward)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         memory = self.memory
@@ -333,18 +343,6 @@ def buffer_steps(sim: Tensor) -> Tensor:
     """Steps [n] without a reference after a beginning of similarity `sim` [n]."""
     steps = -sim.clamp(min=1e-30).log10().floor()
     return torch.where(sim > 0.5, 0, steps.clamp(max=LONGEST)).long()
-
-
-def buffered(reward: Tensor, waits: Tensor, clip: Tensor) -> Tensor:
-    """`reward` [B]; where an env `waits`, the mean of those of its `clip` [B] that do not (its own
-    if there is none)."""
-    if not waits.any():
-        return reward
-    sums = torch.zeros(int(clip.max()) + 1, 2, device=reward.device)
-    follows = torch.stack([reward * ~waits, (~waits).float()], 1)
-    sums.index_add_(0, clip, follows)
-    total, count = sums[clip].unbind(1)
-    return torch.where(waits & (count > 0), total / count.clamp(min=1), reward)
 
 
 def _columns(config: Config, env: VecEnv) -> Tensor:

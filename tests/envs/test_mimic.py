@@ -11,7 +11,7 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
-from embodied.envs.wrappers.mimic import buffer_steps, buffered, similarity
+from embodied.envs.wrappers.mimic import buffer_steps, similarity
 from embodied.policies.networks.history import CODE, HistoryEncoder
 from tests.builders import node_of
 
@@ -34,12 +34,14 @@ def test_buffer_steps_by_hand() -> None:
     assert buffer_steps(sim).tolist() == [0, 0, 1, 1, 1, 2, 5, 10, 10]
 
 
-def test_the_reward_of_a_buffer_is_the_mean_of_those_that_follow() -> None:
-    reward = torch.tensor([0.2, 0.6, 0.9, 0.5, 0.1])
-    waits = torch.tensor([False, False, True, True, False])
-    clip = torch.tensor([0, 0, 0, 1, 2])  # no other env follows clip 1
-    expected = torch.tensor([0.2, 0.6, 0.4, 0.5, 0.1])
-    torch.testing.assert_close(buffered(reward, waits, clip), expected)
+def test_the_reward_of_a_buffer_is_the_mean_of_following_that_clip() -> None:
+    env = made(3, clips=2)
+    env.memory["frame"] = torch.tensor([0, 0, int(env.clips.last[0]) + 1])
+    env._paid(torch.tensor([0.2, 0.6, 0.9]), torch.tensor([False, False, True]))
+    paid = env._paid(torch.tensor([0.4, 0.7, 0.5]), torch.tensor([False, True, True]))
+    torch.testing.assert_close(paid, torch.tensor([0.4, 0.6, 0.5]))  # the last never followed
+    paid = env._paid(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([True, True, False]))
+    torch.testing.assert_close(paid, torch.tensor([0.3, 0.6, 0.0]))
 
 
 def test_similarity_by_hand() -> None:
@@ -121,7 +123,7 @@ def test_beginnings_off_the_clip_wait_before_they_follow(way: str) -> None:
 
 
 def test_hard_frames_are_taken_more_often() -> None:
-    env = made(clips=2)
+    env = made(clips=2, adaptive=1.0)
     clip = env.clips.clip
     counts = torch.bincount(clip)
     env.memory["means"][:, clip == 0] = 1.0
