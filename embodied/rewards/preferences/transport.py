@@ -197,9 +197,8 @@ class Transport(FittedReward):
         shows, videos = videos[:shown], videos[shown:]
         random = torch.Generator().manual_seed(self.seed)
         order = torch.randperm(len(videos), generator=random)
-        apart, among = order.split(
-            [held := max(2, round(how.held_out * len(order))), len(order) - held]
-        )
+        held = min(max(2, round(how.held_out * len(order))), len(order) - 3)
+        apart, among = order[:held], order[held:]
         triplets, label = self._labelled(among, random)
 
         def logit(index: Tensor) -> Tensor:
