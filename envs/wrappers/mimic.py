@@ -94,14 +94,14 @@ class Mimic(Wrapper):
         if config.switch + config.stray > 1:
             raise ConfigError("Mimic: switch + stray has to be at most 1")
         self.config = config
-        self.columns = _columns(config, env)
+        self.columns = _columns(config, env).to(env.device)
         size = len(self.columns)
         added = {"reference": Leaf((size,))}
         if config.history:
             added["history_frames"] = Leaf((config.history * size,))
         super().__init__(env, env.spec.with_obs(**added))
-        self.mean = torch.zeros(size)
-        self.std = torch.ones(size)
+        self.mean = torch.zeros(size, device=env.device)
+        self.std = torch.ones(size, device=env.device)
         self.clips = self._record(build(config.player, Policy, spec=env.spec).eval())
         self.reference = self._reference()
         self.match, self.match_sim = self._graph()
