@@ -93,6 +93,8 @@ class Mimic(Wrapper):
         env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
         if config.switch + config.stray > 1:
             raise ConfigError("Mimic: switch + stray has to be at most 1")
+        if not env.spec.act.is_continuous:
+            raise ConfigError("Mimic: actions that are choices lead to no nearby states")
         self.config = config
         self.columns = _columns(config, env).to(env.device)
         size = len(self.columns)

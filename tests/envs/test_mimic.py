@@ -19,14 +19,8 @@ PLAYER = node_of("policies.scripted.simple.TwoGapDemonstrator")
 
 
 def made(num_envs: int = 4, **settings: Any) -> Any:
-    node = node_of(
-        "envs.wrappers.mimic.Mimic",
-        env=node_of("envs.toy.two_gap.TwoGap"),
-        player=PLAYER,
-        num_envs=num_envs,
-        **settings,
-    )
-    return build(node, VecEnv)
+    usual = {"env": node_of("envs.toy.two_gap.TwoGap"), "player": PLAYER, "num_envs": num_envs}
+    return build(node_of("envs.wrappers.mimic.Mimic", **(usual | settings)), VecEnv)
 
 
 def test_buffer_steps_by_hand() -> None:
@@ -174,6 +168,7 @@ def test_the_past_is_relative_to_the_present_and_encoded() -> None:
         ({"leaf": "image"}, "no vector that is observed"),
         ({"elements": ["z"]}, "no element z"),
         ({"frames": 2}, "a clip has 2 frames"),
+        ({"env": node_of("envs.toy.chain.Chain")}, "actions that are choices"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
