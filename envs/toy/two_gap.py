@@ -33,9 +33,7 @@ class Config:
     num_envs: Count = 16  # parallel environments
     horizon: Count = 50  # steps of an episode
     gaps: tuple[Fraction, ...] = GAPS  # open gaps (one: half of the demonstrations are wrong)
-    prefer: Fraction | None = (
-        None  # height; the reward is minus the distance from it; null: success
-    )
+    prefer: Fraction | None = None  # a height: rewards are minus the distance; null: success
     distractors: CountOrZero = 0  # discs that move about, in images and in `privileged/scene`
     seed: CountOrZero = 0  # of the random numbers
 

@@ -101,7 +101,7 @@ class Mimic(Wrapper):
         added = {"reference": Leaf((size,))}
         if config.history:
             added["history_frames"] = Leaf((config.history * size,))
-        super().__init__(env, env.spec.with_obs(**added))
+        super().__init__(env, replace(env.spec.with_obs(**added), task=None))
         self.mean = torch.zeros(size, device=env.device)
         self.std = torch.ones(size, device=env.device)
         self.clips = self._record(build(config.player, Policy, spec=env.spec).eval())
@@ -230,11 +230,13 @@ class Mimic(Wrapper):
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
+        if task is not None:
+            raise ValueError("Mimic has no task vector; call reset without `task`")
         rows = self.rows(mask)
         if seed is not None:
             self.streams.state = self.memory["generator"]
             self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
-        self.env.reset(seed, task, mask)
+        self.env.reset(seed, mask=mask)
         return self.transform_obs(self._place(rows))
 
     def step(self, action: Tensor) -> Step:

@@ -35,9 +35,7 @@ class Config:
 
     batch_size: Count = 32  # pairs per update
     segment: Count = 24  # steps of a segment, a multiple of the policy's chunk
-    beta: Positive = (
-        20.0  # how fast a preference saturates with d; larger: stays nearer to the base
-    )
+    beta: Positive = 20.0  # how fast a preference saturates with d; larger: nearer to the base
     lr: PositiveFraction = 1e-4  # Adam's learning rate
 
 

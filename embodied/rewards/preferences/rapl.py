@@ -143,13 +143,13 @@ def _number(episodes: Episodes) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(episodes)), episodes.length)
 
 
-class Transport(FittedReward):
+class Rapl(FittedReward):
     """The reward by the closest demonstration, in the aligned encoder: fitted when it is built.
 
     `worth` [videos]: the mean recorded reward of each video, which the labeller judges by.
     """
 
-    name = "transport"
+    name = "rapl"
     measure = "the labels' probability"
     frozen = False
     needs_local_env = True
@@ -161,7 +161,7 @@ class Transport(FittedReward):
         super().__init__(config, seed)
         if not config.data or config.labeller is None:
             raise ConfigError(
-                "transport learns from compared videos: reward.data=DIR reward.labeller=NODE"
+                "rapl learns from compared videos: reward.data=DIR reward.labeller=NODE"
             )
         self.labeller = build(config.labeller, Labeller, seed=seed, folder=folder)
         if self.labeller.needs_images:
@@ -221,7 +221,7 @@ class Transport(FittedReward):
             "unaligned": spearman(unaligned, self.worth[apart]),
         }
         figures = f"{self.found['aligned']:.2f} aligned, {self.found['unaligned']:.2f} before"
-        print(f"transport: rank correlation with the reward of {len(apart)} other videos {figures}")
+        print(f"rapl: rank correlation with the reward of {len(apart)} other videos {figures}")
         return float((told - label).square().mean())
 
     def _in_one_scale(self, moments: Tensors) -> Tensor:

@@ -17,7 +17,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.datasets.transitions import transitions, with_observations
 from embodied.reports.datasets import read_episodes
-from embodied.rewards.preferences.transport import (
+from embodied.rewards.preferences.rapl import (
     Config,
     frame_rewards,
     nearest_demo,
@@ -109,7 +109,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Tensors | Any:
 
 
 def made(recorded: Any, folder: Path | None = None, **more: Any) -> Any:
-    node = node_of("rewards.preferences.transport.Transport", **(recorded | more))
+    node = node_of("rewards.preferences.rapl.Rapl", **(recorded | more))
     return make(node, SPEC, folder)
 
 
