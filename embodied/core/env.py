@@ -93,6 +93,45 @@ class StateRoles:
         )
 
 
+def restored(
+    state: Tensors, rows: Tensor, saved: Tensors, index: Tensor, roles: StateRoles
+) -> Tensors:
+    """`state` [B, ...] with the envs `rows` [n] in the states `index` [n] of `saved` [M, ...].
+
+    Their random generators are kept; their clocks are set to 0, and the times on them moved.
+    """
+    new = {key: leaf.clone() for key, leaf in state.items()}
+    taken = {key: saved[key][index].to(value) for key, value in new.items()}
+    since = torch.zeros(())
+    for key, columns in [*roles.clocks.items()][:1]:
+        since = _rows(taken[key])[:, 0 if columns is None else columns[0]].clone()
+    for key, columns in roles.times.items():
+        _change(taken, key, columns, lambda flat: flat - since.to(flat)[:, None])
+    for key, columns in roles.clocks.items():
+        _change(taken, key, columns, torch.zeros_like)
+    for key, columns in roles.generators.items():
+        own = _rows(state[key][rows])
+        kept = own if columns is None else own[:, list(columns)]
+        _change(taken, key, columns, lambda _, kept=kept: kept)
+    for key, value in taken.items():
+        new[key][rows] = value
+    return new
+
+
+def _change(
+    taken: Tensors, key: str, columns: Sequence[int] | None, change: Callable[[Tensor], Tensor]
+) -> None:
+    """Replace columns of a leaf (None: all) by what `change` makes of them."""
+    flat = _rows(taken[key]).clone()
+    at = list(range(flat.shape[1]) if columns is None else columns)
+    flat[:, at] = change(flat[:, at])
+    taken[key] = flat.view_as(taken[key])
+
+
+def _rows(leaf: Tensor) -> Tensor:
+    return leaf.reshape(leaf.shape[0], -1)
+
+
 class VecEnv(ABC):
     """B parallel envs that exchange tensors on `device`. Autoreset: an env whose episode ended is
     reset inside `step` (new initial state, new task). Each env has its own random generator: its

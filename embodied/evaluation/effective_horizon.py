@@ -25,11 +25,10 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Number
 from embodied.core.build import ConfigError
-from embodied.core.env import NotSavable, VecEnv
+from embodied.core.env import NotSavable, VecEnv, restored
 from embodied.core.env_contract import called
 from embodied.core.spec import MASK, Spec
 from embodied.core.tensors import Tensors
-from embodied.teachers.resets.reset_distribution import restored
 
 MOST_ACTIONS = 1000
 MOST_DOUBLINGS = 20  # of m

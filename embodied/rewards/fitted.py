@@ -175,6 +175,10 @@ class FittedReward(nn.Module, SummedReward):
     measure: ClassVar[str]
     """What the error of the fit is of."""
     leaves: dict[str, Leaf]
+    evidence: Sequence[Tensor] = ()
+    """What the fit depends on besides the frames."""
+    found: Mapping[str, float] = {}
+    """What the fit says of itself, for the card."""
     __call__ = SummedReward.__call__  # not that of modules
 
     def __init__(self, config: Any, seed: int) -> None:
@@ -217,7 +221,9 @@ class FittedReward(nn.Module, SummedReward):
         if rest is not None:
             moments = tt.cat([moments, all_frames(rest, self.leaves)[0]])
             frames = frames.followed_by(linear_progress(rest.length + 1, succeeds=False))
-        mark = fingerprint(self.config, self.seed, [*moments.values(), frames.progress])
+        mark = fingerprint(
+            self.config, self.seed, [*moments.values(), frames.progress, *self.evidence]
+        )
         files = known = None
         if folder is not None:
             files = (folder / f"{self.name}.safetensors", folder / f"{self.name}.json")
@@ -237,6 +243,7 @@ class FittedReward(nn.Module, SummedReward):
                 "others": 0 if rest is None else len(rest),
                 "frames": len(frames),
                 "error": error,
+                **self.found,
                 "config": asdict(self.config),
             }
             if files is not None:

@@ -2,7 +2,7 @@
 
 Shown: does what an environment's own oracle would do, which it shows to demonstrators only.
 
-TwoGapDemonstrator: each gap of env=two_gap with probability one half, with noise.
+TwoGapDemonstrator: each of the gaps of env=two_gap equally often, with noise.
 
 FlyTo: flies a quadrotor straight to the goal at a bounded speed and holds position.
 
@@ -102,6 +102,7 @@ class TwoGapConfig:
     """Settings of the demonstrator."""
 
     unsteady: NonNegative = 0.25  # standard deviation of the noise on its velocity
+    gaps: tuple[Fraction, ...] = GAPS  # heights of the gaps
 
 
 class TwoGapDemonstrator(Script):
@@ -116,7 +117,10 @@ class TwoGapDemonstrator(Script):
         return {"gap": torch.zeros(n)}
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        choice = torch.where(noise[:, 0] > 0, GAPS[0], GAPS[1])
+        gaps = torch.tensor(self.config.gaps)
+        choice = gaps[
+            (torch.special.ndtr(-noise[:, 0]) * len(gaps)).long().clamp(max=len(gaps) - 1)
+        ]
         gap = torch.where(carry["gap"] == 0, choice, carry["gap"])
         x, y = obs["state"].unbind(1)
         lined_up = (y - gap).abs() < 0.04

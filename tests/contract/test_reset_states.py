@@ -19,7 +19,7 @@ from embodied import envs
 from embodied.checks.teacher import need
 from embodied.core import tensors as tt
 from embodied.core.build import build, resolve
-from embodied.core.env import NotSavable, StateRoles, VecEnv
+from embodied.core.env import NotSavable, StateRoles, VecEnv, restored
 from embodied.core.env_contract import errors_in_one_line, random_actions
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -30,7 +30,6 @@ from embodied.teachers.resets.reset_distribution import (
     ResetStateWrapper,
     Trajectories,
     record_trajectories,
-    restored,
 )
 from embodied.teachers.teacher import Curriculum
 from tests.contract.environments import APART, FILES, WIRED

@@ -25,7 +25,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted((CONFIGS / "reward").glob("*.yaml"))
 REWARDS = [file.stem for file in FILES]
 NEEDS_A_SERVER = "asks a language model behind a server that is not here: reward.{}.url"
-FITTED = ("progress", "rewind")  # to demonstrations, when they are built
+FITTED = ("progress", "rewind", "rapl")  # to demonstrations, when they are built
 FEW = 50  # gradient steps of such a fit
 RECORDED = {"demos": "won", "failures": "lost", "data": ("won", "lost")}
 

@@ -14,7 +14,7 @@ import torch
 
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
-from embodied.core.env import NotSavable
+from embodied.core.env import NotSavable, restored
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -27,7 +27,6 @@ from embodied.teachers.resets.reset_distribution import (
     ResetStateWrapper,
     Trajectories,
     record_trajectories,
-    restored,
 )
 from embodied.teachers.resets.reset_distribution import (
     Config as Resets,

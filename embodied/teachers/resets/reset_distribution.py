@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from embodied.core.actor import Actor
 from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.device import forked
-from embodied.core.env import NotSavable, StateRoles, Step, VecEnv, require_finite
+from embodied.core.env import NotSavable, Step, VecEnv, require_finite, restored
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -163,45 +162,6 @@ def _ahead(rewards: list[float], gamma: float) -> list[float]:
 def with_obs(state: Tensors, obs: Tensors) -> Tensors:
     """A state and the observations in it; not every environment saves them."""
     return {**{f"obs/{name}": value for name, value in obs.items()}, **state}
-
-
-def restored(
-    state: Tensors, rows: Tensor, saved: Tensors, index: Tensor, roles: StateRoles
-) -> Tensors:
-    """`state` [B, ...] with the envs `rows` [n] in the states `index` [n] of `saved` [M, ...].
-
-    Their random generators are kept; their clocks are set to 0, and the times on them moved.
-    """
-    new = tt.each(state, torch.clone)
-    taken = {key: saved[key][index].to(value) for key, value in new.items()}
-    since = torch.zeros(())
-    for key, columns in [*roles.clocks.items()][:1]:
-        since = _rows(taken[key])[:, 0 if columns is None else columns[0]].clone()
-    for key, columns in roles.times.items():
-        _change(taken, key, columns, lambda flat: flat - since.to(flat)[:, None])
-    for key, columns in roles.clocks.items():
-        _change(taken, key, columns, torch.zeros_like)
-    for key, columns in roles.generators.items():
-        own = _rows(state[key][rows])
-        kept = own if columns is None else own[:, list(columns)]
-        _change(taken, key, columns, lambda _, kept=kept: kept)
-    for key, value in taken.items():
-        new[key][rows] = value
-    return new
-
-
-def _change(
-    taken: Tensors, key: str, columns: Sequence[int] | None, change: Callable[[Tensor], Tensor]
-) -> None:
-    """Replace columns of a leaf (None: all) by what `change` makes of them."""
-    flat = _rows(taken[key]).clone()
-    at = list(range(flat.shape[1]) if columns is None else columns)
-    flat[:, at] = change(flat[:, at])
-    taken[key] = flat.view_as(taken[key])
-
-
-def _rows(leaf: Tensor) -> Tensor:
-    return leaf.reshape(leaf.shape[0], -1)
 
 
 NEVER = 1 << 40

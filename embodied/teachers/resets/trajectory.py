@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError
-from embodied.core.env import VecEnv
+from embodied.core.env import VecEnv, restored
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.teachers.resets import reset_distribution
 from embodied.teachers.resets.reset_distribution import (
     ResetDistribution,
     Trajectories,
-    restored,
     with_obs,
 )
 from embodied.teachers.teacher import Floats
