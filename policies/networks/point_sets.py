@@ -1,0 +1,78 @@
+"""Point sets: PointNet++ levels (Qi et al., 2017) and the sampling of a table's cloud.
+
+    level:  g_j = max_{i in kNN(c_j)} h([f_i, (p_i - c_j) / r]),   c: farthest points of p
+    back:   f_i = h([f_i, sum_{j in 3NN(p_i)} w_ij g_j]),          w_ij ~ 1 / |p_i - c_j|
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.point_cloud import Sampling, farthest, thinned
+
+TABLE = 0.006  # m: points below belong to the table
+LOW = (0.30, -0.33, -0.02)
+HIGH = (0.74, 0.33, 0.25)
+"""The box of a table's cloud, base frame, m."""
+ON_TABLE = Sampling(128, 0.02, LOW, (*HIGH[:2], TABLE))
+ABOVE = Sampling(384, 0.005, (*LOW[:2], TABLE), HIGH)
+POINTS = ABOVE.points + ON_TABLE.points
+
+
+def sampled(points: Tensor) -> Tensor:
+    """Clouds [B, POINTS, 3] of points [B, M, 3] (m, base frame): first ABOVE, then ON_TABLE."""
+    return torch.cat([thinned(points, None, ABOVE), thinned(points, None, ON_TABLE)], 1)
+
+
+def gather(values: Tensor, index: Tensor) -> Tensor:
+    """`values` [B, N, C] at `index` [B, ...] (int64): [B, ..., C]."""
+    flat = index.flatten(1)[..., None].expand(-1, -1, values.shape[2])
+    return values.gather(1, flat).unflatten(1, index.shape[1:])
+
+
+def mlp(size: int, width: int) -> nn.Sequential:
+    """Two layers with layer normalisation, of each point by itself."""
+    return nn.Sequential(
+        nn.Linear(size, width), nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, width)
+    )
+
+
+class Level(nn.Module):
+    """One level up: `count` of the points, each with what is around it."""
+
+    def __init__(self, size: int, width: int, count: int, near: int, radius: float) -> None:
+        super().__init__()
+        self.count = count
+        self.near = near
+        self.radius = radius
+        self.each = mlp(size + 3, width)
+
+    def forward(self, points: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Centres [B, count, 3], features [B, count, width] and which points the centres are
+        [B, count], of points [B, N, 3], [B, N, size]; `near` neighbours count, as far as they are
+        within `radius` (m)."""
+        valid = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
+        which = farthest(points, valid, self.count)
+        centre = gather(points, which)
+        gap, index = torch.cdist(centre, points).topk(self.near, largest=False)
+        # Beyond the radius the nearest one, the centre itself, stands in: no effect on a maximum.
+        index = torch.where(gap < self.radius, index, index[..., :1])
+        offset = (gather(points, index) - centre[:, :, None]) / self.radius
+        found = self.each(torch.cat([gather(features, index), offset], 3)).amax(2)
+        return centre, found, which
+
+
+class Back(nn.Module):
+    """One level down: features of many points from those of few."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.each = mlp(size, width)
+
+    def forward(self, points: Tensor, features: Tensor, centre: Tensor, above: Tensor) -> Tensor:
+        gap, index = torch.cdist(points, centre).topk(3, largest=False)
+        weight = 1 / gap.clamp(min=1e-4)
+        weight = weight / weight.sum(2, keepdim=True)
+        mixed = (gather(above, index) * weight[..., None]).sum(2)
+        return self.each(torch.cat([features, mixed], 2))
