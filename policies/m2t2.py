@@ -5,7 +5,8 @@ mask that it predicted in the layer before (Cheng et al., Mask2Former, 2022). A 
 which points its grasps begin (or, one query for each turn of the held object, where that can be put
 down); each point has its own closing axis c, approach a and width w:
 
-    mask_q(p) = e_q . f_p - s |p - p_q|^2,   grasp at p:  place p + w c / 2,  tool axes (c x a, c, a)
+    mask_q(p) = e_q . f_p - s |p - p_q|^2
+    grasp at p:  place p + w c / 2,  tool axes (c x a, c, a)
 
 Differences from the published network: one scale of neighbourhoods in each of two levels, 512
 points, 3 decoder layers of width 64 (the authors' sizes are settings), no language tokens. Grasp
@@ -77,7 +78,7 @@ class Proposals(NamedTuple):
 
 
 class M2t2(Policy):
-    """Acts once: the best grasp, or, where `held` [n, 64, 3] is not all zero, the best placement."""
+    """Acts once: the best grasp, or the best placement where `held` [n, 64, 3] is not all zero."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()

@@ -190,9 +190,7 @@ def _empty() -> Solids:
     return solids.solids(np.zeros(0, np.int64), np.zeros((0, 2)), np.zeros(0))
 
 
-def seen_by_camera(
-    scene: Solids, eye: list[float]
-) -> tuple[Array, NDArray[np.int64], Array]:
+def seen_by_camera(scene: Solids, eye: list[float]) -> tuple[Array, NDArray[np.int64], Array]:
     """What a camera at `eye` (azimuth, elevation, distance in [0, 1]) sees: ends of its rays
     [M, 3], primitives [M] (-1: the table) and normals [M, 3]."""
     azimuth = np.radians(-70 + 140 * eye[0])

@@ -1,7 +1,7 @@
 """Point sets: PointNet++ levels (Qi et al., 2017) and the sampling of a table's cloud.
 
-    level:  g_j = max_{i in kNN(c_j)} h([f_i, (p_i - c_j) / r]),   c: farthest points of p
-    back:   f_i = h([f_i, sum_{j in 3NN(p_i)} w_ij g_j]),          w_ij ~ 1 / |p_i - c_j|
+level:  g_j = max_{i in kNN(c_j)} h([f_i, (p_i - c_j) / r]),   c: farthest points of p
+back:   f_i = h([f_i, sum_{j in 3NN(p_i)} w_ij g_j]),          w_ij ~ 1 / |p_i - c_j|
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class M2t2Learner(Learner):
         points = obs["points"]
         contact, placement = (obs[name] for name in LABELS)
         answers = self.policy(points, obs["held"])
-        rows, objects, target = object_masks(contact[..., 0])
+        rows, target = object_masks(contact[..., 0])
         queries = self.policy.queries
         holds = (obs["held"] != 0).flatten(1).any(1)
         score = bce = dice = points.new_zeros(())
@@ -121,19 +121,17 @@ class M2t2Learner(Learner):
         }
 
 
-def object_masks(number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of 1 + the object of each point [B, N] (0: none): the scene [O] and number [O] of every
-    object that has a grasp, and its mask [O, N]."""
+def object_masks(number: Tensor) -> tuple[Tensor, Tensor]:
+    """Of 1 + the object of each point [B, N] (0: none): the scene [O] of every object that has a
+    grasp, and its mask [O, N]."""
     most = int(number.max()) if number.numel() else 0
     each = number[:, None] == torch.arange(1, most + 1, device=number.device)[:, None]
     rows, objects = each.any(2).nonzero(as_tuple=True)
-    return rows, objects, each[rows, objects].float()
+    return rows, each[rows, objects].float()
 
 
 @torch.no_grad()
-def matched(
-    config: Config, score: Tensor, mask: Tensor, rows: Tensor, target: Tensor
-) -> Tensor:
+def matched(config: Config, score: Tensor, mask: Tensor, rows: Tensor, target: Tensor) -> Tensor:
     """The query [O] of each object, from logits `score` [B, Q], `mask` [B, Q, N] and the objects'
     scenes `rows` [O] and masks `target` [O, N]: the assignment of the least cost in each scene."""
     logits = mask[rows]

@@ -1,0 +1,96 @@
+"""HIB: a history encoder with an information bottleneck, beside RL (He et al., 2024).
+
+The policy sees the present o and a code z of the past h, which is to keep what h says about the
+privileged state e (known in simulation only) and to forget the rest:
+
+    L = L_RL(pi(o, z)) + lambda ( beta KL(q(z|h) || N(0, I)) - E_q(z|h) log p(e|z) ),  p Gaussian
+
+with the gradient of RL through z too. Here L_RL is that of TD3, whose critic sees the privileged
+state. Differences from the paper: the policy gets the mean of z in training too; TD3, not SAC or
+PPO; p(e|z) has one learned variance per element of e.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.bounds import NonNegative
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.learners.learner import frozen
+from embodied.learners.off_policy import td3
+from embodied.nn.normalizers import MeanStdNormalizer
+from embodied.nn.optim import Adam
+from embodied.policies.networks.history import LATENT, HistoryEncoder
+
+
+@dataclass(frozen=True)
+class Config(td3.Config):
+    """Settings of TD3 and of the bottleneck."""
+
+    privileged: str = "privileged/vehicle"  # the observation that z is to tell
+    weight: NonNegative = 0.1  # lambda: weight of the bottleneck in the policy's loss
+    beta: NonNegative = 1e-3  # weight of the divergence from N(0, I) in the bottleneck
+
+
+class Hib(td3.Td3):
+    """TD3 on a policy with `HistoryEncoder`; the bottleneck is part of the policy's step."""
+
+    counters = ("updates", "fitted")
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
+        if not isinstance(getattr(policy, "encoder", None), HistoryEncoder):
+            raise ConfigError(
+                "learner=hib needs a code of the past: "
+                "policy.extractor=embodied.policies.networks.history.HistoryEncoder"
+            )
+        if config.privileged not in spec.obs:
+            raise ConfigError(
+                f"learner.privileged={config.privileged} is no observation; there are "
+                f"{sorted(spec.obs)} (env=quadrotor_randomized)"
+            )
+        super().__init__(config, policy, spec)
+        size = spec.obs[config.privileged].size
+        self.scale = MeanStdNormalizer(size)
+        self.fitted = False
+        self.tell = nn.Sequential(nn.Linear(LATENT, 64), nn.ReLU(), nn.Linear(64, size))
+        self.log_std = nn.Parameter(torch.zeros(size))
+        own = [*self.tell.parameters(), self.log_std]
+        self.optims["bottleneck"] = Adam(own, config.actor_lr)
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        if not self.fitted:  # the parameters of vehicles have units, and ranges of their own
+            self.scale.fit(batch[f"obs/{self.config.privileged}"])
+            self.fitted = True
+        return super().update(batch)
+
+    def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
+        obs = under(batch, "obs")
+        rate, error, told = self.bottleneck(obs, torch.randn(self.batch_size, LATENT))
+        with frozen(self.critic_params):
+            loss = self._actor_loss(batch)
+            (loss + self.config.weight * (self.config.beta * rate + error)).backward()
+        self.optims["actor"].step()
+        self.optims["bottleneck"].step()
+        metrics = {"actor_loss": loss, "rate": rate, "error": error, "told": told}
+        return {name: value.detach() for name, value in metrics.items()}
+
+    def bottleneck(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean KL(q(z|h) || N(0, I)), mean -log p(e|z) (without its constant) at z = mu + sigma
+        `noise` [n, LATENT], and the share of the variance of e that z tells; 0-d each."""
+        mean, std = self.policy.encoder.posterior(obs)
+        target = self.scale(obs[self.config.privileged])
+        wrong = target - self.tell(mean + std * noise.to(mean))
+        error = (0.5 * (wrong / self.log_std.exp()).square() + self.log_std).sum(1).mean()
+        told = 1 - wrong.square().mean() / target.var(0, correction=0).mean().clamp(min=1e-6)
+        return divergence(mean, std).mean(), error, told
+
+
+def divergence(mean: Tensor, std: Tensor) -> Tensor:
+    """KL(N(mean, diag std^2) || N(0, I)) [n]: sum (mean^2 + std^2 - 1) / 2 - log std."""
+    return ((mean.square() + std.square() - 1) / 2 - std.log()).sum(1)
