@@ -8,8 +8,8 @@ down); each point has its own closing axis c, approach a and width w:
     mask_q(p) = e_q . f_p - s |p - p_q|^2
     grasp at p:  place p + w c / 2,  tool axes (c x a, c, a)
 
-Differences from the published network: one scale of neighbourhoods in each of two levels, 512
-points, 3 decoder layers of width 64 (the authors' sizes are settings), no language tokens. Grasp
+Differences from the published network: each point begins with moments of its neighbourhood, in
+place of a third level; one scale of neighbourhoods; 512 points, 3 decoder layers of width 64 (the authors' sizes are settings), no language tokens. Grasp
 queries begin at points p_q of the objects, farthest first (Misra et al., 3DETR, 2021), and their
 masks fall with the distance to them, because learned queries need many more scenes. The tool's own
 axes are the FR3's.
@@ -34,7 +34,7 @@ from embodied.embodiments.cartesian_pose import CartesianPose
 from embodied.embodiments.cartesian_pose import Config as PoseConfig
 from embodied.embodiments.fr3 import OPEN
 from embodied.policies.networks.blocks import AttentionLayer
-from embodied.policies.networks.point_sets import TABLE, Back, Level, gather, mlp
+from embodied.policies.networks.point_sets import TABLE, Back, Level, described, gather, mlp
 
 YAWS = 8  # turns of the held object, each with a query of its own
 BINS = 10  # of the width
@@ -93,7 +93,7 @@ class M2t2(Policy):
         self.queries = config.queries
         width = config.width
         few, fewer = config.centres
-        self.start = mlp(3, width)
+        self.start = mlp(15, width)
         self.up = Level(width, width, few, config.near, 0.04)
         self.top = Level(width, width, fewer, config.near, 0.12)
         self.back = Back(2 * width, width)
@@ -113,7 +113,7 @@ class M2t2(Policy):
     def forward(self, points: Tensor, held: Tensor) -> Answers:
         """Of clouds `points` [B, N, 3] (m, base frame) and `held` [B, M, 3] (m)."""
         near = (points - points.new_tensor(MIDDLE)) / SCALE
-        own = self.start(near)
+        own = self.start(described(points - points.new_tensor(MIDDLE), SCALE))
         few, level, which = self.up(points, own)
         fewer, top, of_few = self.top(few, level)
         level = self.back(few, level, fewer, top)

@@ -38,8 +38,21 @@ def mlp(size: int, width: int) -> nn.Sequential:
     )
 
 
+@torch.no_grad()
+def described(points: Tensor, unit: float) -> Tensor:
+    """Geometry around each of `points` [B, N, 3] (m), [B, N, 15]: the point, the way to the mean of
+    its 8 and of its 24 nearest ones, and the second moments of the 8, in units of `unit` (m)."""
+    index = torch.cdist(points, points).topk(24, largest=False).indices
+    offset = (gather(points, index) - points[:, :, None]) / unit
+    near = offset[:, :, :8]
+    centred = near - near.mean(2, keepdim=True)
+    moments = (centred.mT @ centred).flatten(2)[..., [0, 1, 2, 4, 5, 8]]
+    moments = moments / moments[..., [0, 3, 5]].sum(2, keepdim=True).clamp(min=1e-6)
+    return torch.cat([points / unit, near.mean(2), offset.mean(2), moments], 2)
+
+
 class Level(nn.Module):
-    """One level up: `count` of the points, each with what is around it."""
+    """One level up: `count` of the points ABOVE the table, each with what is around it."""
 
     def __init__(self, size: int, width: int, count: int, near: int, radius: float) -> None:
         super().__init__()
@@ -52,8 +65,8 @@ class Level(nn.Module):
         """Centres [B, count, 3], features [B, count, width] and which points the centres are
         [B, count], of points [B, N, 3], [B, N, size]; `near` neighbours count, as far as they are
         within `radius` (m)."""
-        valid = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
-        which = farthest(points, valid, self.count)
+        above = torch.arange(points.shape[1], device=points.device) < ABOVE.points
+        which = farthest(points, above.expand(len(points), -1), self.count)
         centre = gather(points, which)
         gap, index = torch.cdist(centre, points).topk(self.near, largest=False)
         # Beyond the radius the nearest one, the centre itself, stands in: no effect on a maximum.

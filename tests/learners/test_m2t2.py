@@ -1,4 +1,4 @@
-"""M2T2: matching, mask losses, ADD-S and the network's symmetries, by hand."""
+"""M2T2: matching, mask losses, hand poses and the network's symmetries, by hand."""
 
 import math
 
@@ -51,10 +51,10 @@ def test_both_orders_of_the_jaws_are_right() -> None:
     place = torch.tensor([[0.5, 0.0, 0.03]])
     turn = torch.tensor([[[-1.0, 0, 0], [0, 1, 0], [0, 0, -1]]])
     width = torch.tensor([0.04])
-    assert m2t2.add_s(place, turn, points, label) < 1e-4
+    assert m2t2.hand_error(place, turn, points, label) < 1e-4
     other = turn * torch.tensor([-1.0, -1.0, 1.0])
-    assert m2t2.add_s(place, other, points, label) < 1e-4
-    off = m2t2.add_s(place + torch.tensor([0.01, 0.0, 0.0]), turn, points, label)
+    assert m2t2.hand_error(place, other, points, label) < 1e-4
+    off = m2t2.hand_error(place + torch.tensor([0.01, 0.0, 0.0]), turn, points, label)
     torch.testing.assert_close(off, torch.tensor([0.01]), atol=1e-5, rtol=0)
     assert m2t2.hand_points(place, turn, width).shape == (1, 5, 3)
 

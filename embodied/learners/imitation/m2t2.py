@@ -6,9 +6,9 @@ Queries are matched with objects by the Hungarian method,
 
 and trained by the same terms (`score`: BCE in which unmatched queries count 0.1; BCE on the hardest
 points only), in every decoder layer, each matched anew; placement queries have a turn each and need
-no matching. At the points of a grasp: ADD-S, the mean distance of the hand's five points to the
-nearest ones of the labelled hand (so both orders of the jaws are right), and cross entropy on the
-width's bin. Labels are the observations `privileged/contact` and `privileged/placement`.
+no matching. At the points of a grasp: the mean distance of the hand's five points from those of the
+labelled hand, for the nearer order of the jaws (ADD-S, which takes the nearest point for each, has
+hardly a gradient where a direction is quite wrong), and cross entropy on the width's bin. Labels are the observations `privileged/contact` and `privileged/placement`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from embodied.nn.optim import Adam, Optimizer
 from embodied.policies.m2t2 import BIN, BINS, MIDDLE, M2t2, tool_poses
 
 LABELS = ("privileged/contact", "privileged/placement")
+JAWS = [0, 2, 1, 4, 3]  # the hand's points in the other order of the jaws
 FINGER = 0.05  # m: from the tool point to where the hand's points lie along the approach
 
 
@@ -47,7 +48,7 @@ class Config:
     unmatched: NonNegative = 0.1  # weight of queries without an object therein
     bce: NonNegative = 5.0  # weight of a mask's cross entropy
     dice: NonNegative = 5.0  # weight of a mask's dice loss
-    pose: NonNegative = 50.0  # weight of ADD-S, 1/m
+    pose: NonNegative = 50.0  # weight of the hand's distance, 1/m
     width: NonNegative = 0.5  # weight of the width's cross entropy
     jitter: NonNegative = 0.001  # std of noise on the points, m
 
@@ -108,7 +109,7 @@ class M2t2Learner(Learner):
         good = contact[..., 0] > 0
         place, turn, _ = tool_poses(points, answers)
         label = contact[good]
-        pose = add_s(place[good], turn[good], points[good], label)
+        pose = hand_error(place[good], turn[good], points[good], label)
         bins = (label[:, 7] / BIN).long().clamp(0, BINS - 1)
         width = functional.cross_entropy(answers.width[good], bins, reduction="sum")
         count = good.sum().clamp(min=1)
@@ -171,14 +172,15 @@ def hand_points(place: Tensor, turn: Tensor, wide: Tensor) -> Tensor:
     return place[:, None] + own @ turn.mT
 
 
-def add_s(place: Tensor, turn: Tensor, points: Tensor, label: Tensor) -> Tensor:
-    """ADD-S [K] (m) of tool poses at `points` [K, 3] against `label` [K, 8] (`contact`)."""
+def hand_error(place: Tensor, turn: Tensor, points: Tensor, label: Tensor) -> Tensor:
+    """The distance [K] (m) of tool poses at `points` [K, 3] against `label` [K, 8] (`contact`)."""
     closing, approach, width = label[:, 1:4], label[:, 4:7], label[:, 7]
     axes = torch.stack([torch.linalg.cross(closing, approach), closing, approach], 2)
     right = hand_points(points + width[:, None] / 2 * closing, axes, width)
     own = hand_points(place, turn, width)
-    gap = (own[:, :, None] - right[:, None]).square().sum(3)
-    return (gap.amin(2) + 1e-10).sqrt().mean(1)
+    orders = torch.stack([right, right[:, JAWS]])
+    gap = (own - orders).square().sum(3)
+    return (gap + 1e-10).sqrt().mean(2).amin(0)
 
 
 def turned(obs: Tensors, jitter: float) -> Tensors:
