@@ -9,10 +9,10 @@ down); each point has its own closing axis c, approach a and width w:
     grasp at p:  place p + w c / 2,  tool axes (c x a, c, a)
 
 Differences from the published network: each point begins with moments of its neighbourhood, in
-place of a third level; one scale of neighbourhoods; 512 points, 3 decoder layers of width 64 (the authors' sizes are settings), no language tokens. Grasp
-queries begin at points p_q of the objects, farthest first (Misra et al., 3DETR, 2021), and their
-masks fall with the distance to them, because learned queries need many more scenes. The tool's own
-axes are the FR3's.
+place of a third level; one scale of neighbourhoods; 512 points, 3 decoder layers of width 64 (the
+authors' sizes are settings), no language tokens. Grasp queries begin at points p_q of the objects,
+farthest first (Misra et al., 3DETR, 2021), and their masks fall with the distance to them, because
+learned queries need many more scenes. The tool's own axes are the FR3's.
 """
 
 from __future__ import annotations

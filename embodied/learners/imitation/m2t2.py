@@ -4,11 +4,12 @@ Queries are matched with objects by the Hungarian method,
 
     min_match  sum_(q, o)  -2 log p_q + 5 BCE(mask_q, M_o) + 5 dice(mask_q, M_o)
 
-and trained by the same terms (`score`: BCE in which unmatched queries count 0.1; BCE on the hardest
-points only), in every decoder layer, each matched anew; placement queries have a turn each and need
-no matching. At the points of a grasp: the mean distance of the hand's five points from those of the
-labelled hand, for the nearer order of the jaws (ADD-S, which takes the nearest point for each, has
-hardly a gradient where a direction is quite wrong), and cross entropy on the width's bin. Labels are the observations `privileged/contact` and `privileged/placement`.
+and trained by the same terms (`score`: BCE in which unmatched queries count 0.1; BCE on the
+hardest points only), in every decoder layer, each matched anew; placement queries have a turn each
+and need no matching. At the points of a grasp: the mean distance of the hand's five points from
+those of the labelled hand, for the nearer order of the jaws (ADD-S, which takes the nearest point
+for each, has hardly a gradient where a direction is quite wrong), and cross entropy on the width's
+bin. Labels are the observations `privileged/contact` and `privileged/placement`.
 """
 
 from __future__ import annotations
