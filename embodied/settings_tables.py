@@ -226,18 +226,24 @@ PURPOSES: dict[str, list[str]] = yaml.safe_load(
 
 
 def by_kind(group: str, files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files of options by what one can do in an environment; by package where that is not known
-    and for other groups."""
-    kinds: dict[str, list[Path]] = {}
+    """The files of options by what one can do in an environment, in the order of purposes.yaml; by
+    package where that is not known and for other groups."""
+    ranks = {
+        name: (purpose, rank)
+        for purpose, names in PURPOSES.items()
+        for rank, name in enumerate(names)
+    }
+    kinds: dict[str, list[tuple[int, Path]]] = {}
     for file in files:
         known = (
-            purpose
-            for purpose, names in PURPOSES.items()
-            if group == "env" and any(f"{file.stem}_".startswith(f"{name}_") for name in names)
+            found
+            for name, found in ranks.items()
+            if group == "env" and f"{file.stem}_".startswith(f"{name}_")
         )
-        kinds.setdefault(next(known, None) or package(file), []).append(file)
+        kind, rank = next(known, (package(file), 0))
+        kinds.setdefault(kind, []).append((rank, file))
     order = [*PURPOSES, *sorted(kinds.keys() - PURPOSES.keys())]
-    return {kind: kinds[kind] for kind in order if kind in kinds}
+    return {kind: [file for _, file in sorted(kinds[kind])] for kind in order if kind in kinds}
 
 
 def package(file: Path) -> str:

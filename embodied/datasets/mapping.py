@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.affine import Affine, last_dims
-from embodied.core.build import ConfigError, nearest, shown
+from embodied.core.build import ConfigError, nearest, shown, typed
 from embodied.core.saved_node import parse_yaml
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
@@ -240,12 +240,13 @@ def _source(given: Any, where: str) -> Source:
 def _each(given: Any, where: str) -> Each:
     """One number or one for each element; ConfigError."""
     several = isinstance(given, list | tuple)
-    numbers = cast(list[Any], given) if several else [given]
-    if not numbers or not all(
-        isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers
-    ):
+    try:
+        numbers = [typed(float, each, where) for each in (given if several else [given])]
+    except ConfigError:
+        numbers = []
+    if not numbers or not all(math.isfinite(number) for number in numbers):
         raise ConfigError(f"{where}: scale and offset should be numbers, one or one per element")
-    return tuple(float(n) for n in numbers) if several else float(numbers[0])
+    return tuple(numbers) if several else numbers[0]
 
 
 def _elements(node: abc.Mapping[str, Any], where: str) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ class Adam:
     """Adam with one parameter group. `weight_decay` is L2, added to the gradient; `decoupled`: it
     shrinks the parameters instead, as AdamW's.
 
-    `local`: gradients are taken as they are, without a mean over processes, and parameters that
-    have none stay as they are.
+    `partial`: parameters without a gradient stay as they are. `local`: the same, and gradients are
+    taken as they are, without a mean over processes.
     `step` sets the gradients to None, so `zero_grad` is not needed; with several processes it uses
     the mean gradient. It never synchronises with the device, so a CUDA graph can record it.
     """
@@ -50,23 +50,25 @@ class Adam:
         weight_decay: float = 0.0,
         decoupled: bool = False,
         local: bool = False,
+        partial: bool = False,
     ) -> None:
         self.decoupled = decoupled
         self.local = local
+        self.partial = partial or local
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), **settings}]
         self.state: dict[int, dict[str, Tensor]] = {}  # by place in `params`; made at first use
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update from the gradients; RuntimeError if a parameter has none, unless `local`."""
+        """One update from the gradients; RuntimeError if a parameter has none, unless `partial`."""
         group = self.param_groups[0]
         parameters: list[Tensor] = group["params"]
         grads = [p.grad for p in parameters if p.grad is not None]
         self.prepare()
         states = list(self.state.values())
         if len(grads) < len(parameters):
-            if not self.local:
+            if not self.partial:
                 raise RuntimeError(
                     "Adam got a parameter without a gradient: pass only parameters that the loss "
                     "uses"

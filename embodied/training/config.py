@@ -20,7 +20,7 @@ from embodied.core.bounds import (
     Positive,
     PositiveFraction,
 )
-from embodied.core.build import ConfigError, Node, kind_of, nearest, parse, plain, shown
+from embodied.core.build import ConfigError, Node, kind_of, parse, plain, shown, typed
 from embodied.core.device import pick_device, replaced
 from embodied.datasets.mapping import Statistics
 from embodied.learners.learner import Learner, RunPlan
@@ -303,9 +303,7 @@ def regime_of(node: Mapping[str, Any]) -> Regime:
     regime = data if isinstance(data, str) else cast(Node, data).get("regime", "auto")
     if regime in (None, "auto"):
         regime = str(kind_of(node.get("learner"), Learner).data)
-    if regime not in REGIMES:
-        raise ConfigError(f'there is no data "{regime}"{nearest(regime, REGIMES)}')
-    return cast(Regime, regime)
+    return typed(Regime, regime, "data.regime")
 
 
 def read_config(node: Mapping[str, Any]) -> RunConfig:

@@ -57,6 +57,17 @@ def test_expectile_and_weights_by_hand() -> None:
     assert even.tolist() == [1, 1]  # the control: IQL whose advantages do not weigh
 
 
+def test_a_deviation_that_the_loss_leaves_out_stays_as_it_is() -> None:
+    learner = IQL("diagonal_gaussian.DiagonalGaussian")
+    before = learner.policy.log_std.detach().clone()
+    means = [p.detach().clone() for p in learner.policy.net.parameters()]
+    learner.update(batch_of(4))
+    assert torch.equal(learner.policy.log_std, before)
+    assert any(
+        not torch.equal(a, b) for a, b in zip(means, learner.policy.net.parameters(), strict=True)
+    )
+
+
 def test_the_rate_falls_to_zero() -> None:
     assert [falling(p) for p in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
     for cosine, expected in ((True, 1.5e-4), (False, 3e-4)):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core import distributed
 from embodied.core.bounds import Count, Fraction, PositiveFraction
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
@@ -35,7 +34,7 @@ class HgDagger(Learner):
 
     def __init__(self, config: Config, policy: Policy) -> None:
         super().__init__(config, policy)
-        self.optims["adam"] = Adam(policy.parameters(), config.lr, local=True)
+        self.optims["adam"] = Adam(policy.parameters(), config.lr, partial=True)
 
     @classmethod
     def imitates(cls) -> bool:
@@ -47,7 +46,5 @@ class HgDagger(Learner):
         valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
         errors = self.policy.loss({**batch, "action": action, "valid": valid})
         loss = (errors * theirs).sum() / theirs.sum().clamp(min=1.0)
-        loss.backward()
-        distributed.average_gradients(self.policy.parameters())
-        self.optims["adam"].step()
+        self.descend("adam", loss)
         return {"loss": loss.detach(), "share": theirs.mean()}

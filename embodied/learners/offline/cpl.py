@@ -58,7 +58,8 @@ class Cpl(Learner):
         self.done = 0
         self.cloned = round(config.clone * run.updates)
         weights = list(policy.parameters())
-        self.optims = {"clone": Adam(weights, config.lr), "policy": Adam(weights, config.lr)}
+        # A policy's loss may leave out what its samples need (the deviation of a Gaussian).
+        self.optims = {name: Adam(weights, config.lr, partial=True) for name in ("clone", "policy")}
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         clones = self.done < self.cloned

@@ -80,6 +80,8 @@ class ImplicitQ(ActorCritic):
             )
         critic = ensemble(config, spec, policy.chunk * spec.act.size)
         super().__init__(config, policy, critic, policy.parameters())
+        # A policy's loss may leave out what its samples need (the deviation of a Gaussian).
+        self.optims["actor"] = Adam(self.actor_params, config.actor_lr, partial=True)
         self.act = spec.act
         self.done = 0
         self.total = max(run.updates, 1)

@@ -10,7 +10,8 @@ cost is that of a return of -L without end. Expert transitions have both targets
 flow back to states that lead to the expert's. After a termination (d = 0) the value is `ended` L:
 -1 where episodes end by a failure, 1 where they end at the goal.
 
-demos=[EXPERT,OTHERS,...]: the first dataset is the expert's. Recorded rewards are not used.
+demos=[EXPERT,OTHERS,...]: the first dataset is the expert's; data.fractions=[0.5,0.5] gives it half
+of every batch, as published. Recorded rewards are not used.
 """
 
 from __future__ import annotations
