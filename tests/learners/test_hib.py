@@ -89,6 +89,21 @@ def test_a_heavy_bottleneck_forgets() -> None:
     assert metrics["rate"] < 0.05
 
 
+def test_a_resumed_learner_goes_on_the_same() -> None:
+    learner = make()
+    rows = [batch() for _ in range(3)]
+    for each in rows[:2]:
+        learner.update(each)
+    other = make()
+    other.set_state(learner.get_state())
+    torch.manual_seed(1)
+    wanted = learner.update(rows[2])
+    torch.manual_seed(1)
+    assert other.update(rows[2])["error"] == wanted["error"]
+    for one, two in zip(learner.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
 def test_other_policies_are_refused() -> None:
     with pytest.raises(ConfigError, match="code of the past"):
         Hib(Config(), Deterministic(PolicyConfig(), SPEC), SPEC)

@@ -102,3 +102,18 @@ def test_it_learns_one_batch() -> None:
     for _ in range(25):
         last = learner.update(batch)
     assert last["loss"] < 0.9 * first["loss"]
+
+
+def test_a_resumed_learner_goes_on_the_same() -> None:
+    torch.manual_seed(0)
+    env = GraspingScenes(SceneConfig(num_envs=2, objects=2))
+    batch = {f"obs/{key}": leaf for key, leaf in env.reset(seed=0).items()}
+    learner, other = (M2t2Learner(Config(), M2t2(NET, env.spec), env.spec) for _ in range(2))
+    learner.update(batch)
+    other.set_state(learner.get_state())
+    torch.manual_seed(1)
+    wanted = learner.update(batch)
+    torch.manual_seed(1)
+    assert other.update(batch)["loss"] == wanted["loss"]
+    for one, two in zip(learner.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
