@@ -152,7 +152,8 @@ class GraspAndPlace(Policy):
 def connected(points: Tensor, contact: Tensor) -> Tensor:
     """[B, N]: which of `points` [B, N, 3] are connected with `contact` [B, 1, 3]."""
     near = torch.cdist(points, points) < LINK
-    own = torch.cdist(points, contact).squeeze(2) < LINK
+    gap = torch.cdist(points, contact).squeeze(2)
+    own = gap <= gap.amin(1, keepdim=True)  # the nearest one, if no other
     for _ in range(12):
         own = own | (near & own[:, None]).any(2)
     return own

@@ -32,6 +32,8 @@ from embodied.nn.optim import Adam, Optimizer
 from embodied.policies.m2t2 import BIN, BINS, MIDDLE, M2t2, tool_poses
 
 LABELS = ("privileged/contact", "privileged/placement")
+TURN = 0.3  # rad: scenes are turned by up to so much; the camera stays on its side of the table,
+# which tells the outside of a surface from its inside
 JAWS = [0, 2, 1, 4, 3]  # the hand's points in the other order of the jaws
 FINGER = 0.05  # m: from the tool point to where the hand's points lie along the approach
 
@@ -188,7 +190,7 @@ def turned(obs: Tensors, jitter: float) -> Tensors:
     """The scenes [B] each turned about the vertical through the middle of the table, and the held
     object with them; noise of `jitter` (m) on the points."""
     points = obs["points"]
-    yaw = 2 * torch.pi * torch.rand(len(points), device=points.device)
+    yaw = TURN * (2 * torch.rand(len(points), device=points.device) - 1)
     cos, sin = yaw.cos(), yaw.sin()
     zero, one = torch.zeros_like(yaw), torch.ones_like(yaw)
     turn = torch.stack([cos, sin, zero, -sin, cos, zero, zero, zero, one], 1).view(-1, 3, 3)
