@@ -89,7 +89,14 @@ def test_the_order_of_far_points_does_not_matter() -> None:
     order = torch.cat([order, 384 + torch.randperm(128)])
     plain = net(points, obs["held"])
     mixed = net(points[:, order], obs["held"])
-    torch.testing.assert_close(mixed.mask[0], plain.mask[0][..., order], atol=1e-3, rtol=1e-3)
+    # Queries begin at points in the order of these: the same ones, in another order.
+    own = mixed.mask[0][:, :4].sort(1).values
+    torch.testing.assert_close(
+        own, plain.mask[0][:, :4, order].sort(1).values, atol=1e-3, rtol=1e-3
+    )
+    torch.testing.assert_close(
+        mixed.mask[0][:, 4:], plain.mask[0][:, 4:, order], atol=1e-3, rtol=1e-3
+    )
 
 
 def test_it_learns_one_batch() -> None:
