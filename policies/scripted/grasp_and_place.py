@@ -124,7 +124,7 @@ class GraspAndPlace(Policy):
         low = torch.where(own[..., None], above, torch.inf).amin(1)
         high = torch.where(own[..., None], above, -torch.inf).amax(1)
         foot = (low + high) / 2 * above.new_tensor([1.0, 1.0, 0.0])
-        held = gather(above, own.float().argsort(1, descending=True, stable=True))
+        held = gather(above, own.float().argsort(dim=1, descending=True, stable=True))
         index = torch.arange(HELD) * own.sum(1, keepdim=True) // HELD
         held = gather(held, index) - foot[:, None]
         # The others: the object's own points are replaced by one that stays.
@@ -169,7 +169,7 @@ def table_points(above: Tensor, avoid: Tensor) -> Tensor:
     covered = (torch.cdist(grid[..., :2], above[..., :2]) < LINK).any(2)
     open_ = ~covered & (torch.cdist(grid[..., :2], avoid).squeeze(2) > AWAY)
     # `farthest` takes the valid ones first in their row.
-    order = open_.float().argsort(1, descending=True, stable=True)
+    order = open_.float().argsort(dim=1, descending=True, stable=True)
     return gather(
         gather(grid, order), farthest(gather(grid, order), open_.gather(1, order), ON_TABLE.points)
     )
