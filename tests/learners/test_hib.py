@@ -97,9 +97,9 @@ def test_a_resumed_learner_goes_on_the_same() -> None:
     other = make()
     other.set_state(learner.get_state())
     torch.manual_seed(1)
-    wanted = [learner.update(rows[2]) for _ in range(2)]
+    wanted = [learner.update(rows[2]) for _ in range(2)][-1]
     torch.manual_seed(1)
-    assert [other.update(rows[2]) for _ in range(2)] == wanted
+    assert [other.update(rows[2]) for _ in range(2)][-1] == wanted
     for one, two in zip(learner.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
