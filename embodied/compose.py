@@ -403,13 +403,15 @@ def _stray(
     found = {meant} if meant != key and ("." in meant or meant in known) else set[str]()
     found = found or {place for setting, place in places if setting == meant}
     found = found or {place for setting, place in places if setting.endswith(f"_{meant}")}
+    sure = bool(found)
     if not found and "." not in key:
         near = closest(key, {*known, *(setting for setting, _ in places)})
         found = set() if near in known else {place for setting, place in places if setting == near}
     if found:
         written = stray.text.partition("=")[2]
         typed = " or ".join(f"{place}={written}" for place in sorted(found))
-        return ConfigError(f'there is no setting "{key}"; you mean {typed}', key=key)
+        hint = f"you mean {typed}" if sure else f"did you mean {typed}?"
+        return ConfigError(f'there is no setting "{key}"; {hint}', key=key)
     before = key.split(".")[: key.split(".").index(name)]
     here: Any = top
     for part in before:

@@ -431,7 +431,8 @@ class RemotePolicy(Policy):
         sent = _arrays(self.translation.carry_there(carry))
         answer = self._ask(obs, {"carry": sent}, noise)
         actions = self._actions(answer.get("actions"), length(obs))
-        kept = answer.get("carry") or {}
+        kept = answer.get("carry")
+        kept = {} if kept is None else kept
         if not isinstance(kept, Mapping):
             raise RemoteError(f"{self.config.url} sent a carry that is no map")
         home = next(iter(obs.values())).device
