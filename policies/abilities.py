@@ -40,6 +40,15 @@ class HasLogProb(Protocol):
 
 
 @runtime_checkable
+class HasGaussian(Protocol):
+    """A policy without memory whose actions, when it explores, are normally distributed."""
+
+    def gaussian(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the actions, [n, chunk * A] each, not clipped."""
+        ...
+
+
+@runtime_checkable
 class FiltersLatents(Protocol):
     """A policy that filters a model's latents, from which another policy inside of it acts."""
 

@@ -48,6 +48,11 @@ class DiagonalGaussian(DensityPolicy):
         """Mean [n, size], not clipped."""
         return self.net(self.encoder(obs))
 
+    def gaussian(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        """See `policies.abilities.HasGaussian`."""
+        mean = self(obs)
+        return mean, self.log_std.expand_as(mean)
+
     def initial(self, n: int) -> Tensors:
         return {"row/action": torch.zeros(n, self.size, device=self.log_std.device)}
 

@@ -350,6 +350,8 @@ class Inputs:
         words = f"demos collect env={env} episodes=3 num_envs=3 out={out}"
         if env == "ogbench_cube":  # the task's own script cannot
             words += " env.play=true env.horizon=20 demonstrator=ogbench_oracle success_only=false"
+        elif env == "bodies":
+            words += " env.play=true demonstrator=shown success_only=false"
         elif env not in options("demonstrator", [PACKAGED]) and not self.task(env):
             words += f" policy={self.player(env)} success_only=false"
         return self._made(out, words)
@@ -372,6 +374,12 @@ class Inputs:
         out = self.folder / "-".join((env, kind, *settings)).replace("=", "-")
         words = " ".join((f"size=debug steps=20 demos={self.demos(env)} out={out}", *settings))
         return self._made(out, f"train experiment={env}_{kind} {words}")
+
+    def specialist(self, env: str) -> Path:
+        """A run whose policy is a residual of a base."""
+        out = self.folder / f"{env}-specialist"
+        words = f"size=debug init={self.clone(env, 'base')} out={out}"
+        return self._made(out, f"train experiment={env}_residual {words}")
 
     def critic(self, env: str) -> Path:
         out, demos = self.folder / f"{env}-critic", self.demos(env)
@@ -401,7 +409,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         words.append(f"demos=[{inputs.demos(env)},{inputs.lost(env)}]")
     elif data["regime"] == "offline" or data.get("pretrain_steps") or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
-    if learner.get("prior", "") is None:
+    if learner.get("prior", "") is None and f"{env}_bc" in EXPERIMENTS:
         prior = inputs.clone(env, "bc", f"policy={made.choices['policy']}")
         words.append(f"learner.prior={prior}")
     wrapper = node.get("finetune") or node.get("policy")
@@ -409,7 +417,10 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         diffusion = {"_target_": "embodied.policies.generative.diffusion.Diffusion"}
         flow = {"_target_": "embodied.policies.generative.flow.Flow"}
         base = wrapper.get("base", diffusion if "Diffusion" in wrapper["_target_"] else flow)
-        words.append(f"init={inputs.clone(env, base['_target_'].split('.')[-2])}")
+        kind = "base" if env == "bodies" else base["_target_"].split(".")[-2]
+        words.append(f"init={inputs.clone(env, kind)}")
+    if learner.get("teachers") == []:
+        words += ["env.bodies=[omni]", f"learner.teachers=[{inputs.specialist(env)}]"]
     reward = node.get("reward") or {}
     if reward.get("demos", "") is None:
         words.append(f"reward.demos={inputs.demos(env)}")

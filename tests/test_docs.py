@@ -230,6 +230,7 @@ PRIMARY = {
     "reward preferences": "preferences",
     "reward label": "label",
     "reward design": "design",
+    "experimenter": "experimenter",
     "adopt": "adopt",
     "model train": "model_train",
 }

@@ -39,7 +39,7 @@ LAYERS = [
         "mistakes",
         "study improvement",
         "reward_design",
-        "viewer deploy settings_tables",
+        "viewer deploy settings_tables experimenter",
         "checks",
         "commands",
         "api",

@@ -319,11 +319,13 @@ def typed(hint: Any, value: Any, where: str) -> Any:
             how = "too large for" if isinstance(error, OverflowError) else "not"
             raise refused(where, value, f"is {how} a number", "float") from error
     if hint is int and (whole := _whole(cast(object, value))) is not None:
-        return whole
+        value = whole
     if origin is tuple and isinstance(value, int | float | str):
         text = shown(value)
         raise refused(where, value, f"should be a list: [{text}], or [{text},{text}]", "list")
     kind: Any = origin or hint
+    if hint is int and isinstance(value, int) and abs(value) >= 2**63:
+        raise refused(where, value, "is too large", "int")
     if (hint is int and isinstance(value, bool)) or not isinstance(value, kind):
         name = getattr(hint, "__name__", str(hint))
         holds = kind in (dict, Mapping) or dataclasses.is_dataclass(kind)

@@ -156,11 +156,15 @@ def newest_whole(path: Path | str) -> tuple[Path, dict[Path, str]]:
 
 
 def load_policy(
-    path: Path | str, spec: Spec | None = None, device: torch.device | str = "cpu"
+    path: Path | str,
+    spec: Spec | None = None,
+    device: torch.device | str = "cpu",
+    part: bool = False,
 ) -> Policy:
-    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`. The
-    folder may be another person's: only classes that are a `Policy`, and the networks of one, are
-    built (`core.build`, `core.saved_node`). ConfigError for any other."""
+    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`, of
+    which it may observe a `part`. The folder may be another person's: only classes that are a
+    `Policy`, and the networks of one, are built (`core.build`, `core.saved_node`). ConfigError for
+    any other."""
     folder = find(path)
     format = _require_saved(folder, "policy.yaml", "spec.json", WEIGHTS)
     try:
@@ -170,7 +174,7 @@ def load_policy(
     except Exception as error:  # damaged files raise many kinds of errors
         raise _damaged(folder, error) from error
     if spec is not None:
-        require_same(spec, saved, "environment", f"checkpoint {folder}")
+        require_same(spec, saved, "environment", f"checkpoint {folder}", part=part)
     node = formats.upgrade("checkpoint", {"policy": node}, format)["policy"]
     require_inside(node, folder / "policy.yaml")
     parts = references(folder)
@@ -186,9 +190,9 @@ def load_policy(
     try:
         policy.load_state_dict(weights)
         for name, file in {"": SavedFile(folder / WEIGHTS), **parts}.items():
-            part = policy.get_submodule(name)
-            if isinstance(part, Policy):
-                part.saved_file = file
+            module = policy.get_submodule(name)
+            if isinstance(module, Policy):
+                module.saved_file = file
     except (RuntimeError, AttributeError, SafetensorError) as error:
         line = str(error).splitlines()[0]
         raise CheckpointError(

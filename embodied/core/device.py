@@ -98,7 +98,7 @@ def replaced(node: Mapping[str, Any], key: str, old: Any, new: Any) -> dict[str,
 
 def seed_everything(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
 
 

@@ -292,14 +292,20 @@ def hidden(name: str) -> bool:
 
 
 def require_same(
-    here: Spec, there: Spec, here_name: str, there_name: str, any_order: bool = False
+    here: Spec,
+    there: Spec,
+    here_name: str,
+    there_name: str,
+    any_order: bool = False,
+    part: bool = False,
 ) -> None:
     """Raise SpecMismatch, which lists every difference, if the specs differ. Of element names it is
     compared whether they are the same ones in another order (`any_order`: who asks joins them by
     name); other names and units may mean the same, except that symbols and numbers differ. Task
-    vectors are not compared. `dt` is compared with a relative tolerance of 1e-6."""
+    vectors are not compared. `dt` is compared with a relative tolerance of 1e-6. With `part`,
+    `there` may have fewer observations."""
     lines: list[str] = []
-    names = sorted({*here.obs, *there.obs})
+    names = sorted({*there.obs} if part else {*here.obs, *there.obs})
     pairs = {f"obs/{name}": (here.obs.get(name), there.obs.get(name)) for name in names}
     for name, (one, other) in {**pairs, "act": (here.act, there.act)}.items():
         lines += _difference(name, one, other, any_order)

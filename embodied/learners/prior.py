@@ -42,9 +42,13 @@ class PriorConfig:
 
 
 def prior_of(config: PriorConfig, policy: Policy, spec: Spec) -> Policy:
-    """The frozen prior: the policy of the run, or a copy of `policy` as it begins. ConfigError for
-    one of another kind than `policy`."""
-    found = copy.deepcopy(policy) if config.prior is None else load_policy(config.prior, spec)
+    """The frozen prior: the policy of the run, which may observe less, or a copy of `policy` as it
+    begins. ConfigError for one of another kind than `policy`."""
+    found = (
+        copy.deepcopy(policy)
+        if config.prior is None
+        else load_policy(config.prior, spec, part=True)
+    )
     if type(found) is not type(policy) or found.chunk != policy.chunk:
         raise ConfigError(
             f"learner.prior is a {type(found).__name__} of chunk={found.chunk}, and the policy a "

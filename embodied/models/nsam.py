@@ -142,11 +142,9 @@ def affine(before: Numbers, after: Numbers) -> tuple[Numbers, Numbers] | None:
 
 
 class Nsam:
-    """Models of all actions, of numbers 0 to `actions` - 1, from steps that are added. `relevant`:
-    the amounts that the conditions of an action may depend on, by its number (default: all)."""
+    """Models of all actions, of numbers 0 to `actions` - 1, from steps that are added."""
 
-    def __init__(self, actions: int, relevant: Mapping[int, Sequence[int]] = {}) -> None:
-        self.relevant = relevant
+    def __init__(self, actions: int) -> None:
         self.steps: list[Numbers] = [np.zeros((0, 0))] * actions  # of each action: [n, 2 (F + K)]
         self.models: list[ActionModel | None] = [None] * actions
 
@@ -168,26 +166,18 @@ class Nsam:
             if len(both) == len(old):
                 continue
             self.steps[number] = both
-            self.models[number] = self._learn(int(number), facts)
+            self.models[number] = _model(both, facts)
             changed = True
         return changed
 
     def restore(self, steps: Sequence[Numbers], facts: int) -> None:
         """Set the steps of each action, [n, 2 (F + K)], of states with `facts` facts."""
         self.steps = list(steps)
-        self.models = [
-            self._learn(number, facts) if each.size else None for number, each in enumerate(steps)
-        ]
+        self.models = [_model(each, facts) if each.size else None for each in steps]
 
-    def _learn(self, number: int, facts: int) -> ActionModel | None:
-        steps = self.steps[number]
-        amounts = steps.shape[1] // 2 - facts
-        parts = np.split(steps, np.cumsum([facts, amounts, facts]), 1)
-        model = learned(parts[0] > 0.5, parts[1], parts[2] > 0.5, parts[3])
-        if model is None or number not in self.relevant:
-            return model
-        chosen = list(self.relevant[number])
-        found = hull(np.unique(parts[1][:, chosen], axis=0))
-        wide = np.eye(amounts)[chosen]
-        conditions = Conditions(found.equal @ wide, found.level, found.most @ wide, found.limit)
-        return ActionModel(model.facts, conditions, model.sets, model.weights, model.offset)
+
+def _model(steps: Numbers, facts: int) -> ActionModel | None:
+    """The model of an action from its steps [n, 2 (F + K)]."""
+    amounts = steps.shape[1] // 2 - facts
+    parts = np.split(steps, np.cumsum([facts, amounts, facts]), 1)
+    return learned(parts[0] > 0.5, parts[1], parts[2] > 0.5, parts[3])

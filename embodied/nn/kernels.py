@@ -74,7 +74,7 @@ def choose(
     if saved is None:
         return replace(pick_product(), native=True)
     product, native = saved.get("product"), saved.get("native")
-    if product not in PRECISION or not isinstance(native, bool):
+    if product not in list(PRECISION) or not isinstance(native, bool):
         raise ConfigError(f"the checkpoint's kernels are damaged: {shown(dict(saved))}")
     wanted = Kernels(str(product), native, "as in the checkpoint")
     if wanted.product == "torch" or is_exact():

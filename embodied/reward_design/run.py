@@ -80,10 +80,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Job:
-    """One training; `name` is its folder."""
+    """One training; `name` is its folder, `words` are its settings."""
 
     name: str
-    program: Path
+    words: tuple[str, ...]
     seed: int
     steps: int
 
@@ -100,13 +100,11 @@ class Outcome:
 
 @dataclass
 class Trials:
-    """Runs jobs in `folder`; `words` are the arguments of `embodied train` that all share,
-    `reward` settings of the reward besides."""
+    """Runs jobs in `folder`; `words` are the arguments of `embodied train` that all share."""
 
     folder: Path
     words: Sequence[str]
     budget: Budget
-    reward: Sequence[str] = ()
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     stopped: bool = False
 
@@ -133,10 +131,7 @@ class Trials:
         return [
             *start,
             *self.words,
-            "reward=program",
-            f"reward.file={job.program}",
-            *self.reward,
-            f"reward.every={max(1, self.budget.steps // (2 * POINTS))}",
+            *job.words,
             f"seed={job.seed}",
             f"steps={job.steps}",
             f"eval_every={self.budget.eval_interval}",
@@ -153,10 +148,10 @@ class Trials:
         if not saved:
             shutil.rmtree(out, ignore_errors=True)  # left by a killed training
         out.mkdir(parents=True, exist_ok=True)
-        problem = self._process(self.command(job, out), out / "trial.log")
+        problem = self.process(self.command(job, out), out / "trial.log")
         return self.read(out, problem)
 
-    def _process(self, command: list[str], log: Path) -> str:
+    def process(self, command: list[str], log: Path) -> str:
         """ "" or the error: the last line of the log."""
         until = time.monotonic() + 60 * self.budget.minutes
         with log.open("ab") as sink:
@@ -220,6 +215,7 @@ class Search:
     samples: int
     finals: int
     tell: Tell
+    require_lock: bool = True
     silent: bool = False
 
     @property
@@ -308,7 +304,13 @@ class Search:
             self.tell(row(candidate, outcome))
 
     def _job(self, name: str, candidate: Candidate, seed: int, steps: int) -> Job:
-        return Job(name, self.ledger.folder_of(candidate) / "reward.py", seed, steps)
+        words = (
+            "reward=program",
+            f"reward.file={self.ledger.folder_of(candidate) / 'reward.py'}",
+            f"reward.require_lock={str(self.require_lock).lower()}",
+            f"reward.every={max(1, self.trials.budget.steps // (2 * POINTS))}",
+        )
+        return Job(name, words, seed, steps)
 
     def _conclude(self, number: int) -> None:
         best = self.ledger.best
@@ -486,9 +488,17 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
         cache(lambda source: experience.check(sandbox, found, source)),
         config.seed,
     )
-    lock = f"reward.require_lock={str(config.require_lock).lower()}"
-    trials = Trials(folder, [*words, *config.learn], config.budget, (lock,))
-    best = Search(designer, board, trials, config.rounds, config.samples, config.finals, tell).run()
+    trials = Trials(folder, [*words, *config.learn], config.budget)
+    best = Search(
+        designer,
+        board,
+        trials,
+        config.rounds,
+        config.samples,
+        config.finals,
+        tell,
+        config.require_lock,
+    ).run()
     facts = {
         "sentence": config.sentence,
         "world": " ".join(words),

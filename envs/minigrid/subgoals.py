@@ -196,6 +196,8 @@ class Guide:
     mission).
     """
 
+    highest: Code = (FACE, KIND["goal"], len(COLOURS) - 1)
+
     def __init__(self, limit: int, missions: Callable[[], list[str]]) -> None:
         self.limit = limit
         self.missions = missions

@@ -125,6 +125,8 @@ class Spring(Policy):
     """Asks nine questions per step and environment. `failed` counts the steps without a usable
     answer, in which the action is FALLBACK."""
 
+    questions: Sequence[Question] = QUESTIONS
+
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         missing = [name for name in SEEN if name not in spec.obs]
@@ -139,7 +141,7 @@ class Spring(Policy):
         self.config = config
         self.spec = spec
         self.chat = open_chat(config.chat, None)
-        self.graph = PromptGraph(QUESTIONS)
+        self.graph = PromptGraph(self.questions)
         self.paragraphs = [part.strip() for part in file.read_text().split("\n\n") if part.strip()]
         self.chosen = None if config.relevant else self.paragraphs
         self.failed = 0
@@ -155,28 +157,41 @@ class Spring(Policy):
 
     @torch.no_grad()
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        texts = self.texts(obs, carry)
+        return self.chosen_actions(obs, ask_all(self.action_for, texts, self.config.parallel))
+
+    def texts(self, obs: Tensors, carry: Tensors) -> list[str]:
+        """What each player sees and saw before, in words."""
         now = {name: obs[name].cpu() for name in SEEN}
         before = {name: carry[f"before/{name}"].cpu() for name in SEEN}
-        texts = [
+        return [
             seen_text(_row(before, row), _row(now, row), last)
             for row, last in enumerate(carry["last"].tolist())
         ]
-        chosen = ask_all(self.action_for, texts, self.config.parallel)
-        action = torch.tensor([ACTIONS.index(name) for name in chosen], device=noise.device)
+
+    def chosen_actions(self, obs: Tensors, names: Sequence[str]) -> tuple[Tensor, Tensors]:
+        """The actions [n, 1] of these names, and what is remembered of this step."""
         kept = {f"before/{name}": obs[name].clone() for name in SEEN}
+        numbers = [ACTIONS.index(name) for name in names]
+        action = torch.tensor(numbers, device=kept["before/symbols"].device)
         return action[:, None], {**kept, "last": action}
 
     def action_for(self, text: str) -> str:
         """The action for observations in words: always one of ACTIONS."""
+        found = self.answers_for(text)
+        return found["action"]["action"] if found else FALLBACK
+
+    def answers_for(self, text: str) -> dict[str, Any]:
+        """The answers to all questions about observations in words; none where one has none."""
         try:
             context = [Message("system", "\n\n".join(self.rules())), Message("user", text)]
-            return self.graph.answers(self.chat, context)["action"]["action"]
+            return self.graph.answers(self.chat, context)
         except BudgetSpent as error:
             raise ServerUnusable(str(error)) from error
         except ChatError as error:
             self.failed += 1
             logger.warning("%s instead of an answer: %s", FALLBACK, error)
-            return FALLBACK
+            return {}
 
     def rules(self) -> Sequence[str]:
         """The paragraphs of the manual that are used; those that are relevant are asked for

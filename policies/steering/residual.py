@@ -12,6 +12,7 @@ the largest correction is taken for the base's: (a - scale * u, u) makes exactly
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,8 @@ from embodied.core.bounds import CountOrZero, Positive
 from embodied.core.build import ConfigError
 from embodied.core.device import device_of
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors, where
+from embodied.core.tensors import Tensors, length, where
+from embodied.policies.abilities import HasGaussian
 from embodied.policies.encoded import require_continuous
 from embodied.policies.steering import steered
 from embodied.policies.steering.steered import Steered
@@ -99,6 +101,21 @@ class Residual(Steered):
     def correction(self, u: Tensor) -> Tensor:
         """What the inner policy's actions `u` [n, D] add to the base's, [n, A]."""
         return self.scale * u if self.picked is None else (self.scale * u) @ self.picked.to(u)
+
+    def gaussian(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        """See `policies.abilities.HasGaussian`: around the base's action without noise. ConfigError
+        if the base plans chunks, or the correction has other elements than the action."""
+        inner = self.inner
+        if not isinstance(inner, HasGaussian) or self.base.chunk > 1 or self.picked is not None:
+            raise ConfigError(
+                "only a residual by policy=diagonal_gaussian of all elements, on a base without "
+                "action chunks, is a Gaussian of its own"
+            )
+        n = length(obs)
+        seen, _ = self.observe(obs, self.initial(n), torch.zeros_like(self.sample_noise(n)))
+        mean, log_std = inner.gaussian(seen)
+        mean = (seen["base_action"] + self.correction(mean.clamp(-1, 1))).clamp(-1, 1)
+        return mean, log_std + math.log(self.scale)
 
     def described(self, base_action: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """See `policies.abilities.Corrects`."""

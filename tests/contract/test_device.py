@@ -36,7 +36,7 @@ DEVICE = "pretend"
 OF_DEMONSTRATIONS = ("pretrain_steps", "demo_fraction", "demo_episodes")
 CHEAP = (
     *("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions"),
-    *("maze_trials", "point_trials", "minigrid_four"),
+    *("maze_trials", "point_trials", "minigrid_four", "craft"),
 )
 
 
@@ -121,6 +121,7 @@ OTHERS = [
 # Every learner computes updates in test_an_update_does_not_wait; a run of one learner of each kind
 # of data, loop and fine-tuner, those of others and of policies with `--all`.
 KINDS = ("sac", "ppo", "iql", "imitate", "h2o", "hg_dagger", "cpl", "recap", "reinflow", "expo")
+KINDS += ("ramp",)  # which has a state of its own
 USUAL = {case("learner", name) for name in KINDS} | {case("finetune", "dsrl")}
 
 
@@ -243,7 +244,7 @@ def update_waits(name: str) -> str:
 
 ONCE = (
     *("ppo", "ppo_shared", "ppo_demos", "reinflow", "dppo", "hnpg", "mdpo", "ppo_prior", "props"),
-    "asaf",
+    *("asaf", "vsc_rl"),
 )
 WAITS_OF_UPDATES = dict.fromkeys(ONCE, 1) | {
     "sqirl": 2,

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors, each, nest
+from embodied.core.tensors import Tensors, each, nest, under
 from embodied.learners.critics import ValueConfig
 from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.hnpg import action_values
@@ -354,6 +354,26 @@ def test_states_of_demonstrations_join_the_batch() -> None:
     torch.testing.assert_close(rows["advantage"], q - rows["value"])
 
 
+@pytest.mark.parametrize("settings", [{"scale_rewards": True}, {"advantage": "batch"}])
+def test_demonstrations_are_in_the_units_of_the_batch(settings: dict[str, Any]) -> None:
+    """Rewards are divided by the same deviation, and advantages of both have that of 1."""
+    learner = make_hnpg(**settings)
+    shown = transitions(40, SPEC)
+    learner.set_demonstrations(shown)
+    batch = segment(learner, torch.Generator().manual_seed(0))
+    table, _ = learner._table(batch | {"reward": 100 * batch["reward"]}, {})
+    torch.manual_seed(0)
+    backup = learner._backup(shown)
+    torch.manual_seed(0)
+    later = shown["discount"] * learner.value(under(shown, "next_obs"), learner.target)
+    if "advantage" in settings:
+        assert table["advantage"][-24:].std(correction=0) == pytest.approx(1.0, abs=1e-4)
+    else:
+        deviation = (learner.returns.variance + 1e-8).sqrt().item()
+        assert deviation > 10
+        torch.testing.assert_close(backup - later, shown["reward"] / deviation)
+
+
 def test_the_actor_step_leaves_the_critic_alone() -> None:
     learner = make_hnpg()
     learner.set_demonstrations(transitions(40, SPEC))
@@ -439,3 +459,4 @@ def test_it_is_adapted_every_k_decisions_to_all_that_is_kept(monkeypatch: Any) -
     steps(loop, 15 * env.num_envs)
     assert seen == [2, 4, 6, 8, 10, 6, 8]
     assert acting is learner.behaviour and acting is not learner.policy
+    assert learner.done == 12 * env.num_envs  # each decision is counted once, for schedules

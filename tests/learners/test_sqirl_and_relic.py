@@ -203,7 +203,7 @@ def test_the_context_is_that_of_the_whole_past_by_the_parameters_of_now(pulls: i
         assert len(past["first"]) == boundary * HORIZON
         begun = seen.relic.policy.initial(ENVS)
         with torch.no_grad():
-            _, expected = seen.relic.actor.along(under(past, "obs"), begun, past["first"])
+            _, expected = seen.relic.policy.along(under(past, "obs"), begun, past["first"])
         carry = seen.loop.collector.actor.carry
         assert torch.equal(carry["known"], expected["known"])
         known = expected["known"][:, None, :, None]
@@ -235,7 +235,7 @@ def test_the_newest_batch_sees_what_was_long_ago() -> None:
     for change in (0, 1):
         relic.rollout = [{**first, "obs/last_reward": first["obs/last_reward"] + change}]
         obs = under(second, "obs")
-        memories.append(relic.actor.along(obs, relic.context(), second["first"])[0])
+        memories.append(relic.policy.along(obs, relic.context(), second["first"])[0])
     assert (memories[0] - memories[1]).abs().amax((1, 2)).min() > 1e-4
 
 
@@ -248,7 +248,7 @@ def test_values_are_bootstrapped_from_the_next_step_in_context() -> None:
     carry, last = relic.policy.initial(ENVS), each(under(batch, "next_obs"), lambda leaf: leaf[-1:])
     _, value, following, _ = relic._evaluate_recurrent(batch, carry)
     first = torch.cat([batch["first"], torch.zeros(1, ENVS, dtype=torch.bool)])
-    whole = relic._value(relic.actor.along(cat([under(batch, "obs"), last]), carry, first)[0])
+    whole = relic.value(relic.policy.along(cat([under(batch, "obs"), last]), carry, first)[0])
     torch.testing.assert_close(value, whole[:-1])
     ended = batch["ended"]
     assert ended.any() and not ended.all()

@@ -124,17 +124,6 @@ def test_a_plan_can_be_carried_out() -> None:
     assert breadth_first(models.models, BARE, ({craft.TREE: False}, {})) == []
 
 
-def test_conditions_on_chosen_amounts_only() -> None:
-    models = Nsam(1, {0: (1,)})
-    before, after = np.array([[3.0, 1.0], [5.0, 2.0]]), np.array([[2.0, 1.0], [4.0, 2.0]])
-    none = np.zeros((2, 0), bool)
-    models.add(np.zeros(2, np.int64), (none, before), (none, after))
-    model = models.models[0]
-    assert model is not None
-    asked = np.array([[9.0, 1.5], [3.0, 0.5]])
-    assert model.applicable(none, asked).tolist() == [True, False]
-
-
 @pytest.mark.skipif(importlib.util.find_spec("up_enhsp") is None, reason="up-enhsp is missing")
 def test_enhsp_plans_in_the_same_model() -> None:
     _, models = explored(60)

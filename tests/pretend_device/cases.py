@@ -22,7 +22,7 @@ from tests import pretend_device
 
 HALF, WHOLE = 96, 192  # environment steps
 SMALL: dict[str, Any] = {"hidden": [16, 16], "width": 16, "batch_size": 8, "horizon": 6}
-SMALL |= {"epochs": 2, "critics": 2, "channels": [8, 16], "segment": 5}
+SMALL |= {"epochs": 2, "critics": 2, "channels": [8, 16], "segment": 5, "agents": 4}
 
 
 def shrunk(node: dict[str, Any]) -> dict[str, Any]:

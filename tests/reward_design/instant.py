@@ -83,7 +83,8 @@ class Instant(Trials):
         env = build(WORLD, VecEnv)
         found = variables(env.spec)
         given = inputs(found, tuple(known(env.spec)), self.experience.rows)
-        paid = self.sandbox.gate(job.program.read_text(), given)(given)
+        (program,) = (w.partition("=")[2] for w in job.words if w.startswith("reward.file="))
+        paid = self.sandbox.gate(Path(program).read_text(), given)(given)
         won = self.experience.success
         assert won is not None
         value = auc_of_samples(paid.total[won], paid.total[~won]) * job.steps / self.budget.steps

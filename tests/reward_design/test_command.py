@@ -105,7 +105,7 @@ def test_a_training_that_fails_is_a_problem_of_its_own(
 ) -> None:
     monkeypatch.setattr(Trials, "command", lambda *_: [sys.executable, "-c", line])
     trials = Trials(tmp_path, [], Budget(minutes=minutes))
-    jobs = [Job("a", tmp_path / "p.py", 0, 10)]
+    jobs = [Job("a", (), 0, 10)]
     ((job, outcome),) = trials.run(jobs)
     assert job == jobs[0] and outcome.problem == problem and outcome.scores == []
     assert not trials.running
@@ -271,7 +271,7 @@ def test_candidates_are_ranked_by_no_longer_training_than_the_best_gets(here: Bo
     run.trials.budget = replace(run.trials.budget, steps=400, eval_every=8000)
     run.run()
     assert trained(run) == [400] * 3
-    words = run.trials.command(Job("a", Path("reward.py"), 0, 400), Path("nowhere"))
+    words = run.trials.command(Job("a", (), 0, 400), Path("nowhere"))
     assert {"steps=400", "eval_every=400"} <= {*words}
 
 

@@ -17,6 +17,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors, nest
+from embodied.envs.minigrid import describe, subgoals
 from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.env import Config, MiniGrid
 from embodied.llm.chat import Answer, ChatError
@@ -30,7 +31,13 @@ from embodied.rewards.language.annotate import (
 )
 from embodied.rewards.language.rule_reader import Config as Rules
 from embodied.rewards.language.rule_reader import RuleReader
-from embodied.rewards.language.subgoal_bonus import BONUS, SubgoalBonus, SubgoalBonusWrapper
+from embodied.rewards.language.subgoal_bonus import (
+    BONUS,
+    ObservedConfig,
+    ObservedSubgoals,
+    SubgoalBonus,
+    SubgoalBonusWrapper,
+)
 from embodied.rewards.wrappers.added_observations import (
     CAPTION,
     TIMES,
@@ -512,3 +519,28 @@ def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:
     text = asked if isinstance(asked, str) else asked[0]["text"]
     assert text.startswith("Goal: open the door\n")
     assert "\n1. you unlocked the red door\n2. you turn" in text
+
+
+def test_the_active_subgoal_is_observed() -> None:
+    """The codes of the oracle's sentences, one after the other; 0 where the list is over."""
+    env = ObservedSubgoals(ObservedConfig(), world("MiniGrid-DoorKey-5x5-v0"))
+    assert env.spec.obs["subgoal"].shape == (3,)
+    planner, obs = Planner(PlannerConfig(), env.spec), env.reset(0)
+    seen = [[obs["subgoal"][0].tolist()]]
+    for _ in range(60):
+        step = walk(env, planner, obs)
+        obs = step.obs
+        seen[-1].append(step.next_obs["subgoal"][0].tolist())
+        if step.ended[0]:
+            seen.append([obs["subgoal"][0].tolist()])
+    yellow = describe.COLOURS.index("yellow")
+    kind = describe.KIND
+    oracle = [
+        (subgoals.PICK + 1, kind["key"], yellow),
+        (subgoals.UNLOCK + 1, kind["door"], yellow),
+        (subgoals.GOAL + 1, kind["goal"], 0),
+        (0, 0, 0),
+    ]
+    assert len(seen) > 2
+    for episode in seen[:-1]:
+        assert list(dict.fromkeys(map(tuple, episode))) == oracle

@@ -18,9 +18,7 @@ after its episode; the context keeps its order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -32,17 +30,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import BEST_ACTION, Spec
 from embodied.core.tensors import Tensors, each, nest, under
 from embodied.learners.learner import Learner
-from embodied.nn.optim import Adam, Optimizer
-
-
-class SequencePolicy(Protocol):
-    """What a policy with memory has (policy=transformer, recurrent)."""
-
-    def initial(self, n: int) -> Tensors: ...
-
-    def evaluate_sequence(
-        self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
+from embodied.learners.on_policy.ppo_parts import RecurrentPolicy
+from embodied.nn.optim import Adam
 
 
 @dataclass(frozen=True)
@@ -67,18 +56,14 @@ class Dpt(Learner):
     usual_policy = "transformer"
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
-        if not callable(getattr(policy, "evaluate_sequence", None)):
+        super().__init__(config, policy)
+        if not isinstance(policy, RecurrentPolicy):
             raise ConfigError(
                 "DPT needs a policy with memory and densities: policy=transformer, "
                 "policy=transformer_categorical or a recurrent one"
             )
         if policy.chunk != 1:
             raise ConfigError(f"DPT teaches single actions: policy.chunk=1, not {policy.chunk}")
-        self.config = config
-        self.policy = policy
-        self.horizon = config.horizon
-        self.batch_size = config.batch_size
         if config.expert is None and BEST_ACTION not in spec.obs:
             raise ConfigError(
                 f"DPT needs labels: learner.expert, or an environment that observes {BEST_ACTION}"
@@ -89,15 +74,11 @@ class Dpt(Learner):
             else build(config.expert, Policy, spec=spec).requires_grad_(False)
         )
         self.behaviour = build(config.behaviour, Policy, spec=spec).requires_grad_(False)
-        self.adam = Adam(
-            policy.parameters(), config.lr, weight_decay=config.weight_decay, decoupled=True
-        )
+        weights, decay = policy.parameters(), config.weight_decay
+        self.optims["adam"] = Adam(weights, config.lr, weight_decay=decay, decoupled=True)
 
     def behaviour_policy(self) -> Policy:
         return self.behaviour
-
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        return {"adam": self.adam}
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         obs = under(batch, "obs")
@@ -114,17 +95,16 @@ class Dpt(Learner):
                 loss.backward()
                 distributed.average_gradients(self.policy.parameters())
                 torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.grad_clip)
-                self.adam.step()
+                self.optims["adam"].step()
                 losses.append(loss.detach())
         return {"loss": torch.stack(losses).mean()}
 
     def loss(self, data: Tensors) -> Tensor:
         """Mean negative log-probability of `label` at all `valid` steps of lifetimes [T, B, ...],
         whose contexts begin with the batch."""
-        policy = cast(SequencePolicy, self.policy)
         obs, first, valid = under(data, "obs"), data["first"], data["valid"]
-        carry = policy.initial(first.shape[1])
-        log_prob, _ = policy.evaluate_sequence(obs, data["label"], carry, first)
+        carry = self.policy.initial(first.shape[1])
+        log_prob, _ = self.policy.evaluate_sequence(obs, data["label"], carry, first)
         return -(log_prob * valid).sum() / valid.sum().clamp(min=1)
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ would be their noise (as in the published code of Uni-O4, which draws new starts
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,7 +49,7 @@ from embodied.learners.on_policy.ppo_cloning import fit_step
 from embodied.learners.on_policy.ppo_parts import clip_loss
 from embodied.models import dynamics
 from embodied.models.dynamics import Dynamics
-from embodied.nn.optim import Adam, Optimizer
+from embodied.nn.optim import Adam
 from embodied.policies import deterministic
 from embodied.policies.deterministic import Deterministic
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
@@ -137,6 +137,8 @@ class UniO4(Learner):
         self.members = nn.ModuleList(made)
         self.kept = copy.deepcopy(self.members).requires_grad_(False)  # pi_k
         self.adams = [Adam(member.parameters(), config.lr) for member in made]
+        self.optims = {f"member_{number}": adam for number, adam in enumerate(self.adams)}
+        self.optims |= {f"values_{name}": adam for name, adam in self.values.optims.items()}
         self.model = () if config.model is None else (model_of(config.model, spec),)
         self.gate: ModelGate | None = None
         self.done = self.accepted = 0
@@ -237,10 +239,6 @@ class UniO4(Learner):
         """Act as the best policy of all lines."""
         best = self.kept[int(self.best.mean(1).argmax())]
         self.policy.load_state_dict(best.state_dict())
-
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        own = {f"member_{number}": adam for number, adam in enumerate(self.adams)}
-        return own | {f"values_{name}": adam for name, adam in self.values.optimizers().items()}
 
 
 def model_of(folder: str, spec: Spec) -> dynamics.Dynamics:

@@ -25,14 +25,12 @@ from embodied.core import distributed
 from embodied.core.bounds import Count, NonNegative, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
-from embodied.core.reward import OFFLINE_COLUMNS
 from embodied.core.tensors import Tensors, each, take, to, under
+from embodied.datasets.transitions import EPISODE
 from embodied.learners.learner import Learner
 from embodied.learners.on_policy.ppo import shuffled
 from embodied.learners.on_policy.ppo_parts import ObservationStats, StochasticPolicy, clip_norm
 from embodied.nn.optim import Adam
-
-EPISODE = OFFLINE_COLUMNS[1]
 
 
 @dataclass(frozen=True)

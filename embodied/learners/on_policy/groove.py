@@ -36,13 +36,13 @@ from embodied.core.bounds import Count, Fraction, NonNegative, Positive, Positiv
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
+from embodied.core.spec import FIRST
 from embodied.core.tensors import Tensors, under
 from embodied.learners.learner import Learner
 from embodied.learners.on_policy.ppo_parts import gae, normalized
 from embodied.nn.optim import Adam
 from embodied.policies.tabular import Tabular
 
-FIRST = "first"  # the observation of Trials that says where an inner episode starts
 LAST = 0.75  # share of a half's episodes after which returns count
 LOSS = {"classes": 1e-3, "number": 5e-3, "target": 1e-3}  # weights c_y, c_g, c_u
 
@@ -70,8 +70,13 @@ class Groove(Learner):
 
     data = "on_policy"
     usual_policy = "tabular"
-    counters = ("taught", "count", "steps", "scores", "shares", "now")
     batch_size = 0
+    taught: Tensor  # [n] (bool): which agents learn by the rule, the others by the actor-critic
+    count: Tensor  # [n]: inner episodes that ended in this half
+    steps: Tensor  # [n]: steps of this lifetime
+    scores: Tensor  # [2, n]: sums of the returns that count, of both halves
+    shares: Tensor  # [2, n]: numbers of these returns
+    now: Tensor  # [n]: returns of the running inner episodes
 
     def __init__(self, config: Config, policy: Policy) -> None:
         super().__init__(config, policy)
@@ -86,20 +91,14 @@ class Groove(Learner):
             policy.rule.load_state_dict(known.rule.state_dict())
             policy.rule.requires_grad_(False)
         n, states, _ = policy.logits.shape
-        device = policy.logits.device
-        self.register_buffer("values", torch.zeros(n, states, device=device))
+        self.register_buffer("values", torch.zeros(n, states))
         self.optims = {"rule": Adam(policy.rule.parameters(), config.lr)}
-        self.taught = torch.zeros(n, dtype=torch.bool, device=device)
-        """Which agents learn by the rule, the others by the actor-critic."""
-        self.count = torch.zeros(n, dtype=torch.int64, device=device)
-        """Inner episodes that ended in this half."""
-        self.steps = torch.zeros(n, dtype=torch.int64, device=device)
-        """Steps of this lifetime."""
-        self.scores = torch.zeros(2, n, device=device)
-        self.shares = torch.zeros(2, n, device=device)
-        """Sum and number of the returns that count, of both halves."""
-        self.now = torch.zeros(n, device=device)
-        """Return of the running inner episode."""
+        self.register_buffer("taught", torch.zeros(n, dtype=torch.bool))
+        self.register_buffer("count", torch.zeros(n, dtype=torch.int64))
+        self.register_buffer("steps", torch.zeros(n, dtype=torch.int64))
+        self.register_buffer("scores", torch.zeros(2, n))
+        self.register_buffer("shares", torch.zeros(2, n))
+        self.register_buffer("now", torch.zeros(n))
         self.window: list[Tensors] = []
         """Rollouts of the chain of updates through which the rule is trained next."""
         self.begin_window()
@@ -118,6 +117,8 @@ class Groove(Learner):
         metrics: dict[str, Tensor] = {}
         if len(self.window) == self.config.unroll:
             metrics = self.teach(rollout)
+            self.window.clear()
+        if not self.window:
             self.begin_window()
         self.learn(rollout)
         return metrics | self.follow(batch, rollout)

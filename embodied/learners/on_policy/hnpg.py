@@ -30,6 +30,7 @@ from embodied.core.tensors import Tensors, cat, each, length, nest, take, to, un
 from embodied.learners.critics import Critic, critic_loss, ensemble
 from embodied.learners.learner import RunPlan, soft_update
 from embodied.learners.on_policy import ppo
+from embodied.learners.on_policy.ppo_parts import normalized
 from embodied.nn.optim import Adam, Optimizer
 
 
@@ -38,10 +39,10 @@ class Config(ppo.Config):
     """Settings of HNPG: those of PPO, whose `value` describes the networks of f."""
 
     critics: Count = 2  # networks of f, which is their mean
-    critic_steps: Count = 30  # steps of f per update
+    critic_steps: Count = 160  # steps of f per update; as many as the value function of PPO has
     critic_batch_size: Count = 256  # decisions, and transitions of D, in each
     samples: Count = 10  # actions over which f is averaged for V
-    tau: PositiveFraction = 0.05  # step of f' towards f
+    tau: PositiveFraction = 0.02  # step of f' towards f
     offline_states: NonNegative = 1.0  # states of D in a batch of PPO, per decision
 
 
@@ -125,7 +126,10 @@ class Hnpg(ppo.Ppo):
     def _backup(self, transitions: Tensors) -> Tensor:
         """r + d E f'(s', a') of transitions, [N], a' of the current policy."""
         following = self.value(under(transitions, "next_obs"), self.target)
-        return transitions["reward"] + transitions["discount"] * following
+        reward = transitions["reward"]
+        if self.config.scale_rewards:
+            reward = self.returns.scaled(reward)
+        return reward + transitions["discount"] * following
 
     @torch.no_grad()
     def _offline(self, count: int) -> Tensors:
@@ -136,8 +140,10 @@ class Hnpg(ppo.Ppo):
         value = self.value(obs)
         advantage = action_values(self.critic, obs, action) - value
         old = self._evaluate_actions({**nest(obs, "obs"), "action": action})[0]
-        rows = {"action": action, "old": old, "value": value, "advantage": advantage}
-        return {**nest(obs, "obs"), **rows, "target": value + advantage}
+        rows = {"action": action, "old": old, "value": value, "target": value + advantage}
+        if self.config.advantage == "batch":
+            advantage = normalized(advantage, torch.full_like(advantage, 1 / count))
+        return {**nest(obs, "obs"), **rows, "advantage": advantage}
 
     def _evaluate_minibatch(self, minibatch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         return *self._evaluate_actions(minibatch), minibatch["value"]

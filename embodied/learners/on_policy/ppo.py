@@ -44,7 +44,6 @@ from embodied.learners.on_policy.ppo_parts import (
 from embodied.nn.networks import mlp, orthogonal
 from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.recurrent import Memory
 
 PIECE = 8192  # decisions evaluated at once
 LEAST = 0.25  # share of a minibatch's decisions below which a batch is not learned from
@@ -348,10 +347,10 @@ class Ppo(Learner):
 
 
 class SharedValue(nn.Module):
-    """V [T, B] of a policy's hidden states [T, B, width]. `encoder` is the policy's: not a part of
-    this module."""
+    """V [...] of a policy's hidden states [..., width]. `memory` makes them, and has a `width` and
+    an `encoder`, which is not a part of this module."""
 
-    def __init__(self, config: ValueConfig, memory: Memory) -> None:
+    def __init__(self, config: ValueConfig, memory: Any) -> None:
         super().__init__()
         self.net = mlp(memory.width, config.hidden, 1, config.activation, config.layer_norm)
         orthogonal(self.net, config.head)
@@ -362,7 +361,7 @@ class SharedValue(nn.Module):
         return self._encoders[0]
 
     def forward(self, memory: Tensor) -> Tensor:
-        return self.net(memory.flatten(0, 1)).view(memory.shape[:2])
+        return self.net(memory).squeeze(-1)
 
 
 class PpoShared(Ppo):

@@ -210,6 +210,10 @@ class RewardScaler(Moments):
             now = returns[t] * passes[t]
         self.running = now
         self.add(returns.view(-1, 1), valid.flatten())
+        return self.scaled(reward)
+
+    def scaled(self, reward: Tensor) -> Tensor:
+        """Rewards [...] divided by the deviation so far."""
         deviation = (self.variance + 1e-8).sqrt().to(reward.dtype)
         return (reward / deviation).clamp(-self.clip, self.clip)
 

@@ -53,6 +53,8 @@ class Config(ppo.Config):
 class Props(ppo.Ppo):
     """As Ppo, with a behaviour policy that takes what is under-sampled."""
 
+    counters = ("parallel",)
+
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         super().__init__(config, policy, spec, run)
         require_divergence(policy)
@@ -63,18 +65,21 @@ class Props(ppo.Ppo):
         self.adapt_every = config.every
         self.behaviour = copy.deepcopy(policy)  # phi
         self.actor_params = [p for p in policy.parameters() if p.requires_grad]
+        self.parallel = 0  # environments, known from the first batch
 
     def behaviour_policy(self) -> Policy:
         self.behaviour.load_state_dict(self.policy.state_dict())
         return self.behaviour
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
+        self.parallel = self.parallel or batch["valid"].shape[1]
         flat = self._decisions(batch)
         own = {
             "sampling_error": sampling_error(self.policy, flat, self.config.fit_steps),
             "behaviour_kl": self._divergence(flat).detach(),
         }
         metrics = super().update(batch) | own
+        self.done -= batch["valid"][:, self.parallel :].numel()  # they were counted when new
         self.behaviour.load_state_dict(self.policy.state_dict())
         return metrics
 

@@ -195,6 +195,8 @@ class Ramp(ppo.Ppo):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         facts = self.follower.spec.obs[FACTS].size
-        self.models.restore([each.numpy() for each in state["steps"]], facts)
-        start = state["start"]
-        self.start = None if start is None else (start[0].numpy(), start[1].numpy())
+        self.models.restore([each.cpu().numpy() for each in state["steps"]], facts)
+        self.start = None
+        if state["start"] is not None:
+            true, amounts = state["start"]
+            self.start = (true.cpu().numpy(), amounts.cpu().numpy())

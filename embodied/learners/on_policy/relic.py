@@ -16,36 +16,23 @@ is dropped out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
-from embodied.learners.critics import Value, ValueConfig
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
-from embodied.learners.on_policy.ppo import Before, Ppo
-from embodied.nn.networks import mlp, orthogonal
-from embodied.policies.networks.encoders import Encoder
+from embodied.learners.on_policy.ppo import Before, Ppo, SharedValue
 from embodied.policies.recurrent import evaluate_inner
 
 USED = ("obs/", "next_obs/")  # of a batch, besides the columns of `COLUMNS`
 COLUMNS = ("action", "reward", "discount", "ended", "first", "valid")
-
-
-class LongMemory(Protocol):
-    """What a policy with a cache of its past has (policy=transformer)."""
-
-    width: int
-    encoder: Encoder
-    inner: Policy
-
-    def along(self, obs: Tensors, carry: Tensors, first: Tensor) -> tuple[Tensor, Tensors]: ...
 
 
 @dataclass(frozen=True)
@@ -53,24 +40,6 @@ class Config(ppo.Config):
     """Settings of ReLIC, besides those of PPO."""
 
     chunks: Count = 8  # batches of a rollout, after which PPO learns from all of it
-
-
-class MemoryValue(nn.Module):
-    """V [...] of a policy's outputs [..., width]. `encoder` is the policy's: not a part of this
-    module."""
-
-    def __init__(self, config: ValueConfig, policy: LongMemory) -> None:
-        super().__init__()
-        self.net = mlp(policy.width, config.hidden, 1, config.activation, config.layer_norm)
-        orthogonal(self.net, config.head)
-        self._encoders = (policy.encoder,)
-
-    @property
-    def encoder(self) -> Encoder:
-        return self._encoders[0]
-
-    def forward(self, memory: Tensor) -> Tensor:
-        return self.net(memory).squeeze(-1)
 
 
 class Relic(Ppo):
@@ -91,12 +60,8 @@ class Relic(Ppo):
         self.rollout: list[Tensors] = []
         self.begun: Tensors = {}
 
-    def _critic(self, spec: Spec) -> Value:
-        return cast(Value, MemoryValue(self.config.value, self.actor))
-
-    @property
-    def actor(self) -> LongMemory:
-        return cast(LongMemory, self.policy)
+    def _critic(self, spec: Spec) -> SharedValue:
+        return SharedValue(self.config.value, self.policy)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         if not self.rollout:
@@ -117,7 +82,7 @@ class Relic(Ppo):
         """The cache [B, ...] after all batches of the rollout, by the parameters of now."""
         carry = self.begun
         for part in self.rollout:
-            _, carry = self.actor.along(under(part, "obs"), carry, part["first"])
+            _, carry = self.policy.along(under(part, "obs"), carry, part["first"])
         return carry
 
     def refreshed(self, carry: Tensors) -> Tensors:
@@ -125,30 +90,27 @@ class Relic(Ppo):
 
     def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
         obs, following = under(batch, "obs"), under(batch, "next_obs")
-        memory, after = self.actor.along(obs, carry, batch["first"])
-        old, _ = evaluate_inner(self.actor.inner, memory, obs, batch["action"])
-        value = self._value(memory)
+        memory, after = self.policy.along(obs, carry, batch["first"])
+        old, _ = evaluate_inner(self.policy.inner, memory, obs, batch["action"])
+        value = self.value(memory)
         last = each(following, lambda leaf: leaf[-1:])
-        ahead, _ = self.actor.along(last, after, torch.zeros_like(batch["first"][-1:]))
-        bootstrap = torch.cat([value[1:], self._value(ahead)])
+        ahead, _ = self.policy.along(last, after, torch.zeros_like(batch["first"][-1:]))
+        bootstrap = torch.cat([value[1:], self.value(ahead)])
         bootstrap = torch.where(batch["ended"], value, bootstrap)
         return old, value, bootstrap, nest(carry, "carry")
 
     def _evaluate_minibatch(self, minibatch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         obs = each(under(minibatch, "obs"), lambda leaf: leaf.transpose(0, 1))
-        memory, _ = self.actor.along(obs, under(minibatch, "carry"), minibatch["first"].mT)
+        memory, _ = self.policy.along(obs, under(minibatch, "carry"), minibatch["first"].mT)
         action = minibatch["action"].transpose(0, 1)
-        log_prob, entropy = evaluate_inner(self.actor.inner, memory, obs, action)
-        return log_prob.mT, entropy.mT, self._value(memory).mT
+        log_prob, entropy = evaluate_inner(self.policy.inner, memory, obs, action)
+        return log_prob.mT, entropy.mT, self.value(memory).mT
 
     def state_values(self, obs: Tensors) -> Tensor:
         leaf = next(iter(obs.values()))
         first = torch.ones(1, len(leaf), dtype=torch.bool, device=leaf.device)
         carry = self.policy.initial(len(leaf))
-        return self._value(self.actor.along(each(obs, lambda x: x[None]), carry, first)[0])[0]
-
-    def _value(self, memory: Tensor) -> Tensor:
-        return cast(MemoryValue, self.value)(memory)
+        return self.value(self.policy.along(each(obs, lambda x: x[None]), carry, first)[0])[0]
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {"rollout": self.rollout, "begun": self.begun}

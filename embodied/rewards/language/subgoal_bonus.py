@@ -26,12 +26,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Fraction, Number
+from embodied.core.bounds import Count, CountOrZero, Fraction, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import HasSubgoals, Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
-from embodied.core.spec import Leaf
+from embodied.core.spec import SYMBOL, Leaf
 from embodied.core.tensors import Tensors, under
 from embodied.core.wrapper import find_protocol
 from embodied.llm.ask_pool import AskPool
@@ -56,6 +56,8 @@ class Guide(Protocol):
 
     limit: int
     """Maximum steps of an episode."""
+    highest: Code
+    """The largest code of a subgoal that is an object or a sentence."""
 
     def question(self, kind: str, whole: Tensors, row: int) -> str:
         """The prompt: the level of env `row` and the form of subgoals, in words."""
@@ -199,16 +201,30 @@ BONUS = "privileged/bonus"
 
 
 @dataclass(frozen=True)
-class Config:
-    """Settings of the bonus. A wrong subgoal is the same whenever its level recurs."""
+class PlanConfig:
+    """Settings of lists. A wrong subgoal is the same whenever its level recurs."""
 
     kind: Kind = "language"  # kind of subgoals: position, object or language
     chat: Node | None = None  # the language model; null: the environment's oracle
     accuracy: Fraction = 1.0  # fraction of right subgoals; the others are replaced by wrong ones
-    bonus: Number = 0.2  # reward of a subgoal that is reached at once
     most: Count = 8  # largest number of subgoals per level
-    limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
     synchronous: bool = False  # the environment waits for the model, so that it is repeatable
+
+
+def planner_of(config: PlanConfig, seed: int, folder: Path) -> Planner:
+    """The planner of these settings, which writes a language model's lists to `folder`."""
+    chat = None if config.chat is None else open_chat(config.chat, folder)
+    return Planner(
+        config.kind, config.accuracy, config.most, chat, seed, folder, config.synchronous
+    )
+
+
+@dataclass(frozen=True)
+class Config(PlanConfig):
+    """Settings of the bonus."""
+
+    bonus: Number = 0.2  # reward of a subgoal that is reached at once
+    limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
 
 
 class SubgoalBonus(Remembered, SummedReward):
@@ -223,20 +239,16 @@ class SubgoalBonus(Remembered, SummedReward):
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
         self.config = config
-        chat = None if config.chat is None else open_chat(config.chat, folder)
-        self.planner = Planner(
-            config.kind, config.accuracy, config.most, chat, seed, folder, config.synchronous
-        )
+        self.planner = planner_of(config, seed, folder)
         self.reached = self.episodes = 0
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with the bonus of every step; ConfigError if it has no subgoals."""
-        source = find_protocol(env, HasSubgoals)
-        if source is None:
-            raise ConfigError(
-                "this environment has no subgoals for reward=subgoal_bonus; MiniGrid has"
-            )
-        return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
+        guide, config = guide_of(env), self.config
+        limit = guide.limit if config.limit is None else config.limit
+        if limit < 1:
+            raise ConfigError("the episode limit depends on the mission: set reward.limit")
+        return SubgoalBonusWrapper(env, guide, self.planner, config.most, config.bonus, limit)
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
@@ -262,6 +274,14 @@ class SubgoalBonus(Remembered, SummedReward):
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
 
+def guide_of(env: VecEnv) -> Guide:
+    """The environment's knowledge of subgoals; ConfigError if it has none."""
+    source = find_protocol(env, HasSubgoals)
+    if source is None:
+        raise ConfigError("this environment has no subgoals; MiniGrid has")
+    return source.subgoals()
+
+
 class SubgoalBonusWrapper(ObservationWrapper):
     """Adds the bonus of the step that led to an observation. Its memory holds each env's list, the
     active subgoal and the steps since the last one.
@@ -271,19 +291,26 @@ class SubgoalBonusWrapper(ObservationWrapper):
 
     newest = "bonus"
 
-    def __init__(self, env: VecEnv, guide: Guide, planner: Planner, config: Config) -> None:
+    def __init__(
+        self,
+        env: VecEnv,
+        guide: Guide,
+        planner: Planner,
+        most: int,
+        bonus: float,
+        limit: int,
+        leaf: tuple[str, Leaf] = (BONUS, Leaf((), low=0.0)),
+    ) -> None:
         if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
             raise ConfigError(
                 "subgoals need the whole level as an observation: env.privileged=true"
             )
-        super().__init__(env, BONUS, Leaf((), low=0.0))
+        super().__init__(env, *leaf)
         self.guide = guide
         self.planner = planner
-        self.most = config.most
-        self.bonus = config.bonus
-        self.limit = guide.limit if config.limit is None else config.limit
-        if self.limit < 1:
-            raise ConfigError("the episode limit depends on the mission: set reward.limit")
+        self.most = most
+        self.bonus = bonus
+        self.limit = limit
         self.every = torch.arange(self.num_envs, device=self.device)
         self.whole: Tensors = {}
         self.late: dict[int, Tensors] = {}  # the initial states of envs without a list yet
@@ -348,3 +375,45 @@ class SubgoalBonusWrapper(ObservationWrapper):
         memory["plan"][env_id] = 0
         if codes:
             memory["plan"][env_id, : len(codes)] = torch.tensor(codes, device=self.device)
+
+
+@dataclass(frozen=True)
+class ObservedConfig(PlanConfig):
+    """Settings of observed subgoals."""
+
+    seed: CountOrZero = 0  # decides which subgoals are wrong
+    plans: str = "outputs/subgoals"  # folder in which a language model's lists are written
+
+
+class ObservedSubgoals(SubgoalBonusWrapper):
+    """Adds the observation `subgoal` [3], the code of the active subgoal, whose first number is one
+    larger (0: no subgoal is active). The reward stays the environment's."""
+
+    newest = "subgoal"
+
+    def __init__(self, config: ObservedConfig, env: VecEnv) -> None:
+        guide = guide_of(env)
+        form, first, second = guide.highest
+        grid = env.spec.obs.get("privileged/grid")
+        if grid is not None and config.kind == "position":
+            first = max(first, grid.shape[0] - 1)
+            second = max(second, grid.shape[1] - 1)
+        leaf = Leaf((3,), "int64", 0, (form + 1, first, second), SYMBOL)
+        planner = planner_of(config, config.seed, Path(config.plans))
+        super().__init__(env, guide, planner, config.most, 0.0, 1, ("subgoal", leaf))
+
+    def observe(self, following: Tensors) -> Tensor:
+        super().observe(following)
+        self.memory["subgoal"] = self._active()
+        return self.memory["subgoal"]
+
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        super().begin(obs, rows)
+        self.memory["subgoal"] = self._active()
+
+    def _active(self) -> Tensor:
+        """The codes [B, 3] of the active subgoals."""
+        memory = self.memory
+        codes = memory["plan"][self.every, memory["active"].clamp(max=self.most - 1)]
+        first = torch.tensor([1, 0, 0], device=self.device)
+        return (codes + first) * (memory["active"] < memory["length"])[:, None]
