@@ -93,7 +93,7 @@ class M2t2(Policy):
         self.queries = config.queries
         width = config.width
         few, fewer = config.centres
-        self.start = mlp(15, width)
+        self.start = mlp(24, width)
         self.up = Level(width, width, few, config.near, 0.04)
         self.top = Level(width, width, fewer, config.near, 0.12)
         self.back = Back(2 * width, width)
@@ -112,8 +112,10 @@ class M2t2(Policy):
 
     def forward(self, points: Tensor, held: Tensor) -> Answers:
         """Of clouds `points` [B, N, 3] (m, base frame) and `held` [B, M, 3] (m)."""
-        near = (points - points.new_tensor(MIDDLE)) / SCALE
-        own = self.start(described(points - points.new_tensor(MIDDLE), SCALE))
+        middle = points.new_tensor(MIDDLE)
+        near = (points - middle) / SCALE
+        found, inward = described(points, middle, SCALE)
+        own = self.start(found)
         few, level, which = self.up(points, own)
         fewer, top, of_few = self.top(few, level)
         level = self.back(few, level, fewer, top)
@@ -142,8 +144,9 @@ class M2t2(Policy):
             scores.append(self.score(read[:, : self.queries]).squeeze(2))
             masks.append(self.embed(read) @ features.mT / features.shape[2] ** 0.5 - fall)
         closing, approach, width = self.action(each).split([3, 3, BINS], 2)
-        axes = (functional.normalize(axis, dim=2, eps=1e-6) for axis in (closing, approach))
-        return Answers(scores, masks, *axes, width)
+        closing = functional.normalize(inward + closing, dim=2, eps=1e-6)
+        approach = functional.normalize(approach, dim=2, eps=1e-6)
+        return Answers(scores, masks, closing, approach, width)
 
     @torch.no_grad()
     def propose(self, points: Tensor, held: Tensor) -> tuple[Proposals, Proposals]:

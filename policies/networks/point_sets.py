@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from embodied.core.point_cloud import Sampling, farthest, thinned
 
@@ -18,6 +19,7 @@ HIGH = (0.74, 0.33, 0.25)
 ON_TABLE = Sampling(128, 0.02, LOW, (*HIGH[:2], TABLE))
 ABOVE = Sampling(384, 0.005, (*LOW[:2], TABLE), HIGH)
 POINTS = ABOVE.points + ON_TABLE.points
+SCALES = (0.006, 0.010, 0.030)  # m: of neighbourhoods
 
 
 def sampled(points: Tensor) -> Tensor:
@@ -39,16 +41,36 @@ def mlp(size: int, width: int) -> nn.Sequential:
 
 
 @torch.no_grad()
-def described(points: Tensor, unit: float) -> Tensor:
-    """Geometry around each of `points` [B, N, 3] (m), [B, N, 15]: the point, the way to the mean of
-    its 8 and of its 24 nearest ones, and the second moments of the 8, in units of `unit` (m)."""
-    index = torch.cdist(points, points).topk(24, largest=False).indices
-    offset = (gather(points, index) - points[:, :, None]) / unit
-    near = offset[:, :, :8]
-    centred = near - near.mean(2, keepdim=True)
-    moments = (centred.mT @ centred).flatten(2)[..., [0, 1, 2, 4, 5, 8]]
-    moments = moments / moments[..., [0, 3, 5]].sum(2, keepdim=True).clamp(min=1e-6)
-    return torch.cat([points / unit, near.mean(2), offset.mean(2), moments], 2)
+def described(points: Tensor, middle: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """Geometry around each of `points` [B, N, 3] (m): features [B, N, 24] and the axis into the
+    surface [B, N, 3], a unit vector. Neighbours count by exp(-d^2 / 2 s^2) for the scales SCALES:
+    the way to their mean and their second moments, of which the axis has the least, with the sign
+    of the way to the mean of a wider neighbourhood."""
+    above = points[:, : ABOVE.points]
+    square = (above[..., :, None] * above[..., None, :]).flatten(2)
+    gap = torch.cdist(points, above).square()
+    ways: list[Tensor] = []
+    moments: list[Tensor] = []
+    for scale in SCALES:
+        weight = torch.exp(gap / (-2 * scale**2))
+        total = weight.sum(2, keepdim=True) + 1e-6
+        mean = weight @ above / total
+        ways.append((mean - points) / scale)
+        spread = (weight @ square / total).unflatten(2, (3, 3)) - mean[..., None] * mean[..., None, :]
+        moments.append(spread / spread.diagonal(dim1=2, dim2=3).sum(2)[..., None, None].clamp(min=1e-8))
+    axes = [normal(each, ways[-1]) for each in moments[:-1]]
+    flat = moments[1].flatten(2)[..., [0, 1, 2, 4, 5, 8]]
+    return torch.cat([(points - middle) / unit, *ways, *axes, flat], 2), axes[0]
+
+
+def normal(moments: Tensor, side: Tensor) -> Tensor:
+    """The axis [..., 3] of the least of the second moments [..., 3, 3] (of trace 1), turned to
+    `side` [..., 3]: by squaring 1 - C, whose largest axis it is."""
+    power = torch.eye(3, device=moments.device) - moments
+    for _ in range(5):
+        power = power @ power
+        power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return functional.normalize((power @ side[..., None])[..., 0], dim=-1, eps=1e-6)
 
 
 class Level(nn.Module):
