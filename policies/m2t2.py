@@ -32,15 +32,16 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.cartesian_pose import CartesianPose
 from embodied.embodiments.cartesian_pose import Config as PoseConfig
-from embodied.embodiments.fr3 import OPEN
+from embodied.embodiments.fr3 import OPEN, hand_points, opening
 from embodied.policies.networks.blocks import AttentionLayer
-from embodied.policies.networks.point_sets import TABLE, Back, Level, described, gather, mlp
+from embodied.policies.networks.point_sets import ABOVE, TABLE, Back, Level, described, gather, mlp
 
 YAWS = 8  # turns of the held object, each with a query of its own
 BINS = 10  # of the width
 BIN = OPEN / BINS  # m
 MIDDLE = (0.52, 0.0, 0.0)  # what the cloud's coordinates are relative to, m
 SCALE = 0.1  # m: the unit of coordinates
+CLEAR = 0.006  # m: a hand that is nearer to what is seen is taken last
 
 
 @dataclass(frozen=True)
@@ -155,14 +156,14 @@ class M2t2(Policy):
         mask = answers.mask[-1].sigmoid()
         best, point = mask[:, : self.queries].max(2)
         place, turn, width = tool_poses(points, answers)
-        picked = [gather(leaf.flatten(2), point) for leaf in (place, turn)]
-        grasps = Proposals(
-            picked[0],
-            picked[1].unflatten(2, (3, 3)),
-            width.gather(1, point),
-            answers.score[-1].sigmoid() * best,
-            point,
-        )
+        place, turn = (gather(leaf.flatten(2), point) for leaf in (place, turn))
+        turn = turn.unflatten(2, (3, 3))
+        width = width.gather(1, point)
+        hand = hand_points(place.double(), turn.double(), opening(width.double()))
+        gap = torch.cdist(hand.float().flatten(1, 2), points[:, : ABOVE.points])
+        clear = gap.amin(2).unflatten(1, hand.shape[1:3]).amin(2) > CLEAR
+        score = answers.score[-1].sigmoid() * best * torch.where(clear, 1.0, 0.1)
+        grasps = Proposals(place, turn, width, score, point)
         free = mask[:, self.queries :] * (points[..., 2] < TABLE)[:, None]
         best, point = free.max(2)
         yaws = torch.arange(YAWS, device=points.device) * 2 * torch.pi / YAWS

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.embodiments.fr3 import OPEN, TOOL
+from embodied.embodiments.fr3 import OPEN, hand_points, opening
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -62,8 +62,6 @@ CELLS = tuple((x, y) for x in (0.40, 0.52, 0.64) for y in (-0.24, -0.12, 0.0, 0.
 """Middles of the cells of the table in which objects stand, one in each (m)."""
 JITTER = 0.018  # how far from the middle of its cell an object stands, m
 COSINE = math.cos(math.atan(0.5))  # of the friction cone
-CLEARANCE = 0.008  # between each pad and the object before the hand closes, m
-PAD = (0.0085, 0.0095, 0.0085)  # half width, thickness and half height of a pad, m
 TILTS = (0.0, math.radians(30), math.radians(-30))  # turns of the approach about the closing axis
 
 
@@ -147,38 +145,6 @@ def solids(shape: NDArray[np.int64], place: Array, yaw: Array) -> Solids:
     centre[:, :2] += place[owner]
     rounded = np.array([part[1] == "can" for part in parts], np.bool_)
     return Solids(rounded, half, centre, yaw[owner], owner)
-
-
-def opening(width: Array) -> Array:
-    """How far the hand opens (m) before it closes on something `width` (m) wide."""
-    return np.clip(width + 2 * CLEARANCE, 0, OPEN)
-
-
-def hand_points(place: Array, turn: Array, wide: Array) -> Array:
-    """Points [G, K, 3] on the fingers, `wide` [G] (m) apart, and on the palm of hands at tool
-    poses [G, 3], [G, 3, 3]."""
-    x, thickness, z = PAD
-    pads = np.array(
-        [
-            (side_x, side, layer, height)
-            for side_x in (-x, 0, x)
-            for side in (-1, 1)
-            for layer in (0.0, thickness)
-            for height in (z, 0.0, -0.012, -0.024)
-        ]
-    )
-    across = pads[:, 1] * (wide[:, None] / 2 + pads[:, 2])
-    fingers = np.stack(np.broadcast_arrays(pads[:, 0], across, pads[:, 3]), 2)
-    palm = np.array(
-        [
-            (px, py, pz)
-            for px in (-0.03, 0, 0.03)
-            for py in np.linspace(-0.1, 0.1, 11)
-            for pz in (0.066 - TOOL, 0.04 - TOOL)
-        ]
-    )
-    own = np.concatenate([fingers, np.broadcast_to(palm, (len(wide), *palm.shape))], 1)
-    return place[:, None] + own @ turn.transpose(0, 2, 1)
 
 
 def antipodal(scene: Solids, place: Array, turn: Array, width: Array) -> Flags:

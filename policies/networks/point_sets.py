@@ -46,21 +46,25 @@ def described(points: Tensor, middle: Tensor, unit: float) -> tuple[Tensor, Tens
     surface [B, N, 3], a unit vector. Neighbours count by exp(-d^2 / 2 s^2) for the scales SCALES:
     the way to their mean and their second moments, of which the axis has the least, with the sign
     of the way to the mean of a wider neighbourhood."""
-    above = points[:, : ABOVE.points]
+    above = points[:, : ABOVE.points] - middle
+    points = points - middle
     square = (above[..., :, None] * above[..., None, :]).flatten(2)
+    values = torch.cat([torch.ones_like(above[..., :1]), above, square], 2)
     gap = torch.cdist(points, above).square()
     ways: list[Tensor] = []
     moments: list[Tensor] = []
     for scale in SCALES:
-        weight = torch.exp(gap / (-2 * scale**2))
-        total = weight.sum(2, keepdim=True) + 1e-6
-        mean = weight @ above / total
+        # Smaller weights would be denormal numbers, which are slow.
+        weight = (gap / (-2 * scale**2)).clamp_(min=-30.0).exp_()
+        total, mean, second = (weight @ values).split([1, 3, 9], 2)
+        mean = mean / total
+        spread = (second / total).unflatten(2, (3, 3)) - mean[..., None] * mean[..., None, :]
+        trace = spread.diagonal(dim1=2, dim2=3).sum(2)[..., None, None]
         ways.append((mean - points) / scale)
-        spread = (weight @ square / total).unflatten(2, (3, 3)) - mean[..., None] * mean[..., None, :]
-        moments.append(spread / spread.diagonal(dim1=2, dim2=3).sum(2)[..., None, None].clamp(min=1e-8))
+        moments.append(spread / trace.clamp(min=1e-8))
     axes = [normal(each, ways[-1]) for each in moments[:-1]]
     flat = moments[1].flatten(2)[..., [0, 1, 2, 4, 5, 8]]
-    return torch.cat([(points - middle) / unit, *ways, *axes, flat], 2), axes[0]
+    return torch.cat([points / unit, *ways, *axes, flat], 2), axes[0]
 
 
 def normal(moments: Tensor, side: Tensor) -> Tensor:

@@ -1,44 +1,54 @@
-"""HIB: the code of the past and its bottleneck, by hand."""
+"""HIB and RMA: codes of the past, the bottleneck and the two stages, by hand."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from embodied.core.build import ConfigError
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import nest
+from embodied.core.tensors import Tensors, nest
+from embodied.learners.imitation.rma import Config as RmaConfig
+from embodied.learners.imitation.rma import Rma
 from embodied.learners.off_policy.hib import Config, Hib, divergence
 from embodied.policies.deterministic import Config as PolicyConfig
 from embodied.policies.deterministic import Deterministic
-from embodied.policies.networks.history import LATENT, HistoryEncoder
+from embodied.policies.networks.history import LATENT, HistoryEncoder, PrivilegedEncoder
 
-STEPS = 16
-NAMES = ("x", "v", *(f"{motor}_{age}" for age in range(STEPS, 0, -1) for motor in ("a", "b")))
-OBS = {
-    "state": Leaf((len(NAMES),), names=NAMES),
-    "privileged/vehicle": Leaf((2,), names=("mass", "lag")),
-}
+STEPS = 12
+OBS = {"state": Leaf((STEPS, 3)), "privileged/vehicle": Leaf((2,), names=("mass", "lag"))}
 SPEC = Spec(OBS, Leaf((2,), low=-1.0, high=1.0), 0.01)
-EXTRACTOR = "embodied.policies.networks.history.HistoryEncoder"
+HISTORY = "embodied.policies.networks.history.HistoryEncoder"
+PRIVILEGED = "embodied.policies.networks.history.PrivilegedEncoder"
+
+
+def make_policy() -> Deterministic:
+    return Deterministic(PolicyConfig(hidden=(16,), extractor=HISTORY), SPEC)
 
 
 def make(**settings: float) -> Hib:
     torch.manual_seed(0)
-    policy = Deterministic(PolicyConfig(hidden=(16,), extractor=EXTRACTOR), SPEC)
     critics = ("state", "privileged/vehicle")
     config = Config(batch_size=64, hidden=(16,), critic_obs=critics, actor_lr=3e-3, **settings)
-    return Hib(config, policy, SPEC)
+    learner = Hib(config, make_policy(), SPEC)
+    learner.fit(batch())
+    return learner
 
 
-def batch() -> dict[str, torch.Tensor]:
-    """The mass is the mean of the past `a`; the lag is not to be told."""
-    state = torch.randn(64, len(NAMES))
-    state[:, 2::2] += torch.randn(64, 1)
-    vehicle = torch.stack([10 + state[:, 2::2].mean(1), torch.randn(64)], 1)
+def batch() -> Tensors:
+    """The mass is the mean of the past of the first element; the lag is not to be told."""
+    state = torch.randn(64, STEPS, 3)
+    state[:, :, 0] += torch.randn(64, 1)
+    vehicle = torch.stack([10 + state[:, :, 0].mean(1), torch.randn(64)], 1)
     obs = {"state": state, "privileged/vehicle": vehicle}
     rows = {"action": torch.rand(64, 2), "reward": torch.zeros(64), "discount": torch.zeros(64)}
     return {**nest(obs, "obs"), **nest(obs, "next_obs"), **rows}
+
+
+def seen(rows: Tensors) -> Tensors:
+    return {key: rows[f"obs/{key}"] for key in OBS}
 
 
 def test_the_divergence_from_a_standard_normal() -> None:
@@ -48,18 +58,22 @@ def test_the_divergence_from_a_standard_normal() -> None:
     torch.testing.assert_close(divergence(mean, std), torch.tensor([2 - math.log(2)]))
 
 
-def test_the_past_is_in_the_order_of_time() -> None:
+def test_features_are_the_present_and_a_code() -> None:
     encoder = HistoryEncoder(OBS)
-    assert encoder.now.tolist() == [0, 1]
-    assert encoder.past.tolist() == list(range(2, 2 + 2 * STEPS))
-    state = torch.randn(3, len(NAMES))
-    assert encoder({"state": state}).shape == (3, 2 + LATENT)
-    moved = state.clone()
-    moved[:, 0] += 1  # the code does not depend on the present
-    for part, other in zip(
-        encoder.posterior({"state": state}), encoder.posterior({"state": moved}), strict=True
-    ):
-        torch.testing.assert_close(part, other)
+    obs = seen(batch())
+    features = encoder(obs)
+    assert features.shape == (64, 3 + LATENT)
+    torch.testing.assert_close(features[:, :3], obs["state"][:, -1])
+    torch.testing.assert_close(features[:, 3:], encoder.posterior(obs)[0])
+
+
+def test_the_teacher_does_not_read_the_past() -> None:
+    encoder = PrivilegedEncoder(OBS)
+    obs = seen(batch())
+    other = {**obs, "state": torch.cat([torch.zeros(64, STEPS - 1, 3), obs["state"][:, -1:]], 1)}
+    torch.testing.assert_close(encoder(obs), encoder(other))
+    heavier = {**obs, "privileged/vehicle": obs["privileged/vehicle"] + 1}
+    assert (encoder(obs)[:, 3:] != encoder(heavier)[:, 3:]).any()
 
 
 def test_the_error_is_a_gaussian_likelihood() -> None:
@@ -68,8 +82,7 @@ def test_the_error_is_a_gaussian_likelihood() -> None:
         torch.nn.init.zeros_(parameter)
     rows = batch()
     learner.scale.fit(rows["obs/privileged/vehicle"])
-    obs = {key.removeprefix("obs/"): leaf for key, leaf in rows.items() if key.startswith("obs/")}
-    _, error, told = learner.bottleneck(obs, torch.zeros(64, LATENT))
+    _, error, told = learner.bottleneck(seen(rows), torch.zeros(64, LATENT))
     # A mean of 0 and a variance of 1 for two standardised numbers: 2 * 1/2, and nothing is told.
     assert error.item() == pytest.approx(1.0, abs=0.05)
     assert told.item() == pytest.approx(0.0, abs=0.05)
@@ -104,8 +117,29 @@ def test_a_resumed_learner_goes_on_the_same() -> None:
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
+def test_the_student_learns_the_teachers_code(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    kind = "embodied.policies.deterministic.Deterministic"
+    node = {"_target_": kind, "hidden": [16], "extractor": PRIVILEGED}
+    teacher = build(node, Deterministic, spec=SPEC)
+    teacher.fit(batch())
+    checkpoint.save(tmp_path / "1", teacher, step=1)
+    policy = make_policy()
+    learner = Rma(RmaConfig(teacher=str(tmp_path / "1"), lr=3e-3), policy, SPEC)
+    for name, value in teacher.net.state_dict().items():
+        torch.testing.assert_close(policy.net.state_dict()[name], value)
+    first = learner.update(batch())["code_loss"]
+    for _ in range(200):
+        last = learner.update(batch())["code_loss"]
+    assert last < 0.8 * first  # the lag, and what the code says of it, stays unknown
+    for name, value in teacher.net.state_dict().items():
+        torch.testing.assert_close(policy.net.state_dict()[name], value)
+
+
 def test_other_policies_are_refused() -> None:
     with pytest.raises(ConfigError, match="code of the past"):
         Hib(Config(), Deterministic(PolicyConfig(), SPEC), SPEC)
-    with pytest.raises(ConfigError, match=r"env\.history=32"):
+    with pytest.raises(ConfigError, match="FrameStack"):
         HistoryEncoder({"state": Leaf((2,), names=("x", "v"))})
+    with pytest.raises(ConfigError, match=r"learner\.teacher=RUN"):
+        Rma(RmaConfig(), make_policy(), SPEC)

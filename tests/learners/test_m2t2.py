@@ -9,8 +9,10 @@ from embodied.envs.grasping.env import Config as SceneConfig
 from embodied.envs.grasping.env import GraspingScenes
 from embodied.learners.imitation import m2t2
 from embodied.learners.imitation.m2t2 import LABELS, Config, M2t2Learner
+from embodied.learners.learner import RunPlan
 from embodied.policies.m2t2 import Config as NetConfig
 from embodied.policies.m2t2 import M2t2, placed
+from embodied.policies.networks.point_sets import described, normal
 
 NET = NetConfig(width=16, layers=2, heads=2, queries=4)
 
@@ -79,6 +81,23 @@ def test_turned_scenes_keep_their_grasps() -> None:
     torch.testing.assert_close(moved[..., 2], both[..., 2])
 
 
+def test_the_axis_into_a_surface() -> None:
+    # Points spread by 2 along x, by 1 along z, not along y; the object is on the side of -y.
+    moments = torch.tensor([0.8, 0.0, 0.2]).diag()[None]
+    side = torch.tensor([[0.3, -0.1, 0.2]])
+    torch.testing.assert_close(
+        normal(moments, side), torch.tensor([[0.0, -1.0, 0.0]]), atol=2e-3, rtol=0
+    )
+    # The corner of a box: a front at x = 0.5 and a top behind it.
+    line = torch.arange(0.0, 0.04, 0.004)
+    front = torch.cartesian_prod(torch.tensor([0.5]), line, line + 0.01)
+    top = torch.cartesian_prod(0.496 - line, line, torch.tensor([0.05]))
+    points = torch.cat([front, top, front, top])[None, :384]
+    _, inward = described(points, torch.tensor([0.52, 0.0, 0.0]), 0.1)
+    middle = 54  # of the front
+    torch.testing.assert_close(inward[0, middle], torch.tensor([-1.0, 0.0, 0.0]), atol=0.05, rtol=0)
+
+
 def test_the_order_of_far_points_does_not_matter() -> None:
     torch.manual_seed(1)
     env = GraspingScenes(SceneConfig(num_envs=1))
@@ -104,7 +123,7 @@ def test_it_learns_one_batch() -> None:
     torch.manual_seed(0)
     env = GraspingScenes(SceneConfig(num_envs=2, objects=2, placing=0.5))
     net = M2t2(NET, env.spec)
-    learner = M2t2Learner(Config(batch_size=2), net, env.spec)
+    learner = M2t2Learner(Config(batch_size=2), net, env.spec, RunPlan(updates=26))
     batch = {f"obs/{key}": leaf for key, leaf in env.reset(seed=0).items()}
     first = learner.update(batch)
     for _ in range(25):
@@ -116,7 +135,8 @@ def test_a_resumed_learner_goes_on_the_same() -> None:
     torch.manual_seed(0)
     env = GraspingScenes(SceneConfig(num_envs=2, objects=2))
     batch = {f"obs/{key}": leaf for key, leaf in env.reset(seed=0).items()}
-    learner, other = (M2t2Learner(Config(), M2t2(NET, env.spec), env.spec) for _ in range(2))
+    nets = [M2t2(NET, env.spec) for _ in range(2)]
+    learner, other = (M2t2Learner(Config(), net, env.spec, RunPlan(updates=2)) for net in nets)
     learner.update(batch)
     other.set_state(learner.get_state())
     torch.manual_seed(1)

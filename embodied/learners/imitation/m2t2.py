@@ -14,7 +14,6 @@ bin. Labels are the observations `privileged/contact` and `privileged/placement`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,13 +21,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.bounds import Count, NonNegative, Positive, PositiveFraction
+from embodied.core.bounds import Count, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.learner import Learner
-from embodied.nn.optim import Adam, Optimizer
+from embodied.learners.imitation import behavior_cloning
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
+from embodied.learners.learner import RunPlan
 from embodied.policies.m2t2 import BIN, BINS, MIDDLE, M2t2, tool_poses
 
 LABELS = ("privileged/contact", "privileged/placement")
@@ -39,11 +39,10 @@ FINGER = 0.05  # m: from the tool point to where the hand's points lie along the
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(behavior_cloning.Config):
     """Settings of M2T2's training. `hard`: points of a mask that BCE counts, of 512."""
 
     batch_size: Count = 16  # scenes of a gradient step
-    lr: PositiveFraction = 1e-3  # AdamW's learning rate
     weight_decay: NonNegative = 0.01  # of AdamW
     grad_clip: Positive = 1.0  # largest norm of the gradient
     hard: Count = 128  # points with the largest error that count in a mask's cross entropy
@@ -56,45 +55,33 @@ class Config:
     jitter: NonNegative = 0.001  # std of noise on the points, m
 
 
-class M2t2Learner(Learner):
-    """Each update is one AdamW step on scenes turned at random about the vertical."""
+class M2t2Learner(BehaviorCloning):
+    """Behaviour cloning of the labels of scenes, each turned at random about the vertical."""
 
     data = "off_policy"
+    rows = "decisions"
     usual_policy = "m2t2"
     gamma = 1.0
 
-    def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if not isinstance(policy, M2t2):
             raise ConfigError("learner=m2t2 trains policy=m2t2")
         if missing := [name for name in LABELS if name not in spec.obs]:
             raise ConfigError(f"learner=m2t2 needs the labels {missing}: env=grasping")
-        super().__init__(config, policy)
-        self.optims["adam"] = Adam(
-            policy.parameters(), config.lr, weight_decay=config.weight_decay, decoupled=True
-        )
+        super().__init__(config, policy, run)
 
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        terms = self._loss(turned(under(batch, "obs"), self.config.jitter))
-        loss = torch.stack([value for value in terms.values()]).sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.grad_clip)
-        self.optims["adam"].step()
-        return {"loss": loss.detach(), **{key: value.detach() for key, value in terms.items()}}
+    def loss(self, batch: Tensors) -> Tensor:
+        terms = self.terms(turned(under(batch, "obs"), self.config.jitter))
+        return torch.stack(list(terms.values())).sum()
 
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        return dict(self.optims)
-
-    def fit(self, transitions: Tensors) -> None:
-        """There are no normalisers: coordinates have one scale."""
-
-    def _loss(self, obs: Tensors) -> Tensors:
+    def terms(self, obs: Tensors) -> Tensors:
         """The weighted terms, 0-d each, of scenes with labels."""
         config = self.config
         points = obs["points"]
         contact, placement = (obs[name] for name in LABELS)
-        answers = self.policy(points, obs["held"])
+        answers = self.online(points, obs["held"])
         rows, target = object_masks(contact[..., 0])
-        queries = self.policy.queries
+        queries = self.online.queries
         holds = (obs["held"] != 0).flatten(1).any(1)
         score = bce = dice = points.new_zeros(())
         for logit, mask in zip(answers.score, answers.mask, strict=True):

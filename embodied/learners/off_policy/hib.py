@@ -26,7 +26,7 @@ from embodied.learners.learner import frozen
 from embodied.learners.off_policy import td3
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.nn.optim import Adam
-from embodied.policies.networks.history import LATENT, HistoryEncoder
+from embodied.policies.networks.history import LATENT, encoder_of
 
 
 @dataclass(frozen=True)
@@ -41,33 +41,24 @@ class Config(td3.Config):
 class Hib(td3.Td3):
     """TD3 on a policy with `HistoryEncoder`; the bottleneck is part of the policy's step."""
 
-    counters = ("updates", "fitted")
-
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        if not isinstance(getattr(policy, "encoder", None), HistoryEncoder):
-            raise ConfigError(
-                "learner=hib needs a code of the past: "
-                "policy.extractor=embodied.policies.networks.history.HistoryEncoder"
-            )
+        encoder_of(policy)
         if config.privileged not in spec.obs:
             raise ConfigError(
                 f"learner.privileged={config.privileged} is no observation; there are "
-                f"{sorted(spec.obs)} (env=quadrotor_randomized)"
+                f"{sorted(spec.obs)} (env=quadrotor_past)"
             )
         super().__init__(config, policy, spec)
         size = spec.obs[config.privileged].size
         self.scale = MeanStdNormalizer(size)
-        self.fitted = False
         self.tell = nn.Sequential(nn.Linear(LATENT, 64), nn.ReLU(), nn.Linear(64, size))
         self.log_std = nn.Parameter(torch.zeros(size))
         own = [*self.tell.parameters(), self.log_std]
         self.optims["bottleneck"] = Adam(own, config.actor_lr)
 
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        if not self.fitted:  # the parameters of vehicles have units, and ranges of their own
-            self.scale.fit(batch[f"obs/{self.config.privileged}"])
-            self.fitted = True
-        return super().update(batch)
+    def fit(self, transitions: Tensors) -> None:
+        super().fit(transitions)
+        self.scale.fit(transitions[f"obs/{self.config.privileged}"])
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
         obs = under(batch, "obs")
