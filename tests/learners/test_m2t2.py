@@ -58,7 +58,7 @@ def test_both_orders_of_the_jaws_are_right() -> None:
     assert m2t2.hand_error(place, other, points, label) < 1e-4
     off = m2t2.hand_error(place + torch.tensor([0.01, 0.0, 0.0]), turn, points, label)
     torch.testing.assert_close(off, torch.tensor([0.01]), atol=1e-5, rtol=0)
-    assert m2t2.hand_points(place, turn, width).shape == (1, 5, 3)
+    assert m2t2.outline(place, turn, width).shape == (1, 5, 3)
 
 
 def test_placements_turn_about_the_vertical() -> None:

@@ -152,7 +152,7 @@ def hardest(logits: Tensor, target: Tensor, count: int) -> Tensor:
     return each.topk(min(count, each.shape[1]), 1).values.mean()
 
 
-def hand_points(place: Tensor, turn: Tensor, wide: Tensor) -> Tensor:
+def outline(place: Tensor, turn: Tensor, wide: Tensor) -> Tensor:
     """The hand's points [K, 5, 3]: tool point, pads' roots and pads, `wide` [K] (m) apart."""
     zero = torch.zeros_like(wide)
     half = wide / 2
@@ -166,8 +166,8 @@ def hand_error(place: Tensor, turn: Tensor, points: Tensor, label: Tensor) -> Te
     """The distance [K] (m) of tool poses at `points` [K, 3] against `label` [K, 8] (`contact`)."""
     closing, approach, width = label[:, 1:4], label[:, 4:7], label[:, 7]
     axes = torch.stack([torch.linalg.cross(closing, approach), closing, approach], 2)
-    right = hand_points(points + width[:, None] / 2 * closing, axes, width)
-    own = hand_points(place, turn, width)
+    right = outline(points + width[:, None] / 2 * closing, axes, width)
+    own = outline(place, turn, width)
     orders = torch.stack([right, right[:, JAWS]])
     gap = (own - orders).square().sum(3)
     return (gap + 1e-10).sqrt().mean(2).amin(0)
