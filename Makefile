@@ -5,7 +5,7 @@ NAMES ?= envs sac policy
 export OMP_NUM_THREADS ?= 1
 export MUJOCO_GL ?= egl
 
-.PHONY: setup demo test test-all nightly check docs bench evidence clean
+.PHONY: setup demo test test-all nightly check docs wheel bench evidence clean
 
 setup: .venv/ready
 
@@ -42,6 +42,9 @@ check: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site: build/site/index.html"
+
+wheel: setup
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
 
 bench: setup
 	@for name in $(NAMES); do $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -62,6 +62,12 @@ def test_the_files_around_the_code_are_whole() -> None:
         if file.stem != "config":
             assert {"name", "description", "body"} <= template.keys()
             assert all("label" in part["attributes"] for part in template["body"])
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["make"]
+    chosen = re.findall(r"[a-z-]+", str(job["strategy"]["matrix"]["target"]))
+    assert {"check", "docs", "wheel", "test", "test-all"} <= targets & set(chosen)
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert {hook["id"] for hook in hooks} == {"ruff", "format", "prose"}
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

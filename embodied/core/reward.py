@@ -8,13 +8,15 @@ that stage of training as well.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+
+End = Literal["obs", "next_obs"]
 
 
 class Reward(Protocol):
@@ -45,6 +47,14 @@ class SummedReward(Reward):
 
     def __call__(self, transitions: Tensors, /) -> Tensor:
         return sum(self.components(transitions).values(), start=0 * transitions["reward"])
+
+
+class Potential(Protocol):
+    """A function of a state, at one end of transitions."""
+
+    @abstractmethod
+    def __call__(self, transitions: Tensors, end: End = "next_obs") -> Tensor:
+        """Values [N] (float32) at the observations `end` of transitions."""
 
 
 @runtime_checkable

@@ -104,6 +104,8 @@ def resume(path: Path, _: Path) -> None:
     """All but the training."""
     node, _ = resumed(path, (), ())
     config = read_config(node)
+    if config.data.actors:  # processes and local sockets, as the settings ask for
+        return
     with closing(RunComponents(config)) as parts:
         parts.resume(config.resume or "")
 

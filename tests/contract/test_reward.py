@@ -18,6 +18,7 @@ from embodied.compose import Composition, compose
 from embodied.core.build import Node, parse
 from embodied.core.errors import NotApplicable
 from embodied.datasets.collect import CollectConfig, collect
+from tests.builders import exit_of
 from tests.tiers import once_per_class, usually
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -64,6 +65,8 @@ def node(name: str, folder: Path, records: Path) -> Node:
         pytest.skip("is a person at a terminal (tests/real_robot/test_teleop.py)")
     if (unmet := _server(reward)) is not None:
         pytest.skip(NEEDS_A_SERVER.format(unmet))
+    if name == "advantage":
+        reward["potential"]["run"] = str(trained(experiment, records))
     for key, which in RECORDED.items():
         if key in reward and reward[key] is None:
             names = [which] if isinstance(which, str) else list(which)
@@ -97,6 +100,16 @@ def recorded(experiment: str, kind: str, folder: Path) -> Path:
             **{"out": str(out), "images": "png"},
         }
         collect(parse(CollectConfig, settings, "collect"), lambda kept, played: None)
+    return out
+
+
+def trained(experiment: str, folder: Path) -> Path:
+    """A run of SAC in the experiment's environment."""
+    out = folder / f"{experiment}_trained"
+    if not out.exists():
+        env = f"env={composed(f'experiment={experiment}').choices['env']}"
+        words = (env, "policy=gaussian", "learner=sac", "size=debug", "steps=40", f"out={out}")
+        assert exit_of("train", *words, "eval_every=0", "video=false") == 0
     return out
 
 

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite
 from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward
+from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import load_learner
+from embodied.learners.run_value import RunValue
 from embodied.nn.normalizers import RunningMeanStd
 from embodied.rewards.handcrafted.factors import (
     Factor,
@@ -28,7 +32,7 @@ from embodied.rewards.handcrafted.factors import (
 from embodied.rewards.handcrafted.kinesthetic import krc
 from embodied.rewards.handcrafted.program import Program, statistics
 from embodied.rewards.intrinsic.features import ObservationFeatures
-from tests.builders import node_of
+from tests.builders import exit_of, node_of
 from tests.rewards.rows import SPEC, drawn, make, rows, state, step
 
 SHAPING = {
@@ -77,6 +81,26 @@ def test_geometry_by_hand() -> None:
     assert closeness(zero, half).item() == pytest.approx(0.0, abs=1e-6)
     assert closeness(zero, zero, density=2.0).item() == pytest.approx(1.0)
     assert closeness(zero, 1e6 * one, density=0.5).item() == pytest.approx(-1.0)
+
+
+def test_the_values_of_a_run_as_a_potential(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("env=two_gap", "policy=deterministic", "policy.std=0", "learner=td3", "size=debug")
+    assert exit_of("train", *words, "steps=40", "eval_every=0", "video=false", f"out={run}") == 0
+    saved = checkpoint.find(run)
+    policy = checkpoint.load_policy(saved)
+    node = {"_target_": f"{RunValue.__module__}.RunValue", "run": str(run), "actions": 2}
+    reward = build({**SHAPING, "potential": node}, Reward, spec=policy.spec)
+    obs = {name: torch.rand(2, *leaf.shape) for name, leaf in policy.spec.obs.items()}
+    learner: Any = load_learner(saved, read_run_settings(run / "run.yaml"), policy)
+    action, _ = policy.act(obs, {}, policy.sample_noise(2))
+    now, then = learner.critic(obs, action.flatten(1)).mean(0).tolist()
+    step = {f"obs/{name}": value[:1] for name, value in obs.items()}
+    step |= {f"next_obs/{name}": value[1:] for name, value in obs.items()}
+    step |= {"reward": torch.tensor([0.5]), "discount": torch.tensor([0.9])}
+    assert reward(step).item() == pytest.approx(0.5 + 0.9 * then - now, abs=1e-5)
+    with pytest.raises(ConfigError, match=r"potential\.run=RUN"):
+        build({**SHAPING, "potential": node | {"run": ""}}, Reward, spec=policy.spec)
 
 
 def test_shaping_by_hand() -> None:

@@ -20,19 +20,18 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.bounds import Number
-from embodied.core.build import ConfigError, Node, named_function, nearest
-from embodied.core.reward import SummedReward
+from embodied.core.build import ConfigError, Node, build, named_function, nearest
+from embodied.core.reward import End, Potential, SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
-End = Literal["obs", "next_obs"]
 Part = Callable[[Tensors, End], Tensor]
 SLICE = re.compile(r"(?P<leaf>[\w/]+)\[(?P<first>\d+)(:(?P<last>\d+))?\]")
 SMALL = 1e-6
@@ -103,7 +102,7 @@ def held(a: Tensor, seconds: float, floor: float = 0.5) -> Tensor:
     return 1 - (1 - floor) * (a < seconds).float().mean(1)
 
 
-class Factor:
+class Factor(Potential):
     """A factor for observations of `spec`, made from a node `{of, weight, ...}`."""
 
     def __init__(self, node: Node, spec: Spec) -> None:
@@ -214,7 +213,7 @@ class ShapingConfig:
     """Settings of potential-based shaping. A potential is best kept near 0: with gamma below 1 a
     constant c costs (1 - gamma) c per step."""
 
-    potential: Node  # a factor of a state, see embodied.rewards.handcrafted.factors
+    potential: Node  # a factor of a state (see above), or the `_target_` of a Potential
     weight: Number = 1.0  # weight of the shaping
     env_weight: Number = 1.0  # weight of the environment's reward
 
@@ -234,7 +233,10 @@ class Shaping(SummedReward):
 
     def __init__(self, config: ShapingConfig, spec: Spec) -> None:
         self.config = config
-        self.potential = Factor(config.potential, spec)
+        own = "_target_" in config.potential
+        self.potential: Potential = (
+            build(config.potential, Potential, spec=spec) if own else Factor(config.potential, spec)
+        )
 
     def components(self, transitions: Tensors) -> Tensors:
         now, then = self.potential(transitions, "obs"), self.potential(transitions, "next_obs")
