@@ -9,7 +9,8 @@ down); each point has its own closing axis c, approach a and width w:
     grasp at p:  place p + w c / 2,  tool axes (c x a, c, a)
 
 Differences from the published network: each point begins with moments of its neighbourhood, in
-place of a third level; one scale of neighbourhoods; 512 points, 3 decoder layers of width 64 (the
+place of a third level, and the closing axis is what the network adds to the axis into the surface
+that these moments give; one scale of neighbourhoods; 512 points, 3 decoder layers of width 64 (the
 authors' sizes are settings), no language tokens. Grasp queries begin at points p_q of the objects,
 farthest first (Misra et al., 3DETR, 2021), and their masks fall with the distance to them, because
 learned queries need many more scenes. The tool's own axes are the FR3's.
@@ -159,13 +160,11 @@ class M2t2(Policy):
         place, turn = (gather(leaf.flatten(2), point) for leaf in (place, turn))
         turn = turn.unflatten(2, (3, 3))
         width = width.gather(1, point)
-        hand = hand_points(place.double(), turn.double(), opening(width.double()))
-        gap = torch.cdist(hand.float().flatten(1, 2), points[:, : ABOVE.points])
-        clear = gap.amin(2).unflatten(1, hand.shape[1:3]).amin(2) > CLEAR
-        score = answers.score[-1].sigmoid() * best * torch.where(clear, 1.0, 0.1)
+        free = clear(place, turn, width, points[:, : ABOVE.points])
+        score = answers.score[-1].sigmoid() * best * torch.where(free, 1.0, 0.1)
         grasps = Proposals(place, turn, width, score, point)
-        free = mask[:, self.queries :] * (points[..., 2] < TABLE)[:, None]
-        best, point = free.max(2)
+        on_table = mask[:, self.queries :] * (points[..., 2] < TABLE)[:, None]
+        best, point = on_table.max(2)
         yaws = torch.arange(YAWS, device=points.device) * 2 * torch.pi / YAWS
         return grasps, Proposals(
             gather(points, point),
@@ -203,6 +202,15 @@ def tool_poses(points: Tensor, answers: Answers) -> tuple[Tensor, Tensor, Tensor
     width = (answers.width.softmax(2) * middles).sum(2)
     turn = torch.stack([torch.linalg.cross(closing, approach), closing, approach], 3)
     return points + width[..., None] / 2 * closing, turn, width
+
+
+def clear(place: Tensor, turn: Tensor, width: Tensor, points: Tensor) -> Tensor:
+    """[B, Q]: whether hands at tool poses [B, Q, 3], [B, Q, 3, 3], open for `width` [B, Q] (m), are
+    CLEAR from all `points` [B, N, 3] (the published system filters collisions after the network
+    too)."""
+    hand = hand_points(place.double(), turn.double(), opening(width.double())).float()
+    gap = torch.cdist(hand.flatten(1, 2), points).amin(2)
+    return gap.unflatten(1, hand.shape[1:3]).amin(2) > CLEAR
 
 
 def placed(yaw: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from embodied.learners.imitation import m2t2
 from embodied.learners.imitation.m2t2 import LABELS, Config, M2t2Learner
 from embodied.learners.learner import RunPlan
 from embodied.policies.m2t2 import Config as NetConfig
-from embodied.policies.m2t2 import M2t2, placed
+from embodied.policies.m2t2 import M2t2, clear, placed
 from embodied.policies.networks.point_sets import described, normal
 
 NET = NetConfig(width=16, layers=2, heads=2, queries=4)
@@ -66,6 +66,16 @@ def test_placements_turn_about_the_vertical() -> None:
     turn = placed(torch.tensor([math.pi / 2]))[0]
     torch.testing.assert_close(turn[:, 0], torch.tensor([0.0, 1.0, 0.0]), atol=1e-6, rtol=0)
     torch.testing.assert_close(torch.linalg.det(turn), torch.tensor(1.0))
+
+
+def test_hands_keep_away_from_what_is_seen() -> None:
+    place = torch.tensor([[[0.5, 0.0, 0.03]]])
+    turn = placed(torch.zeros(1, 1))
+    width = torch.tensor([[0.03]])
+    # Open by 4.6 cm, closing along -y: the pads are from 2.3 to 3.25 cm on both sides.
+    for y, free in ((0.0, True), (0.016, True), (0.018, False), (0.028, False), (0.039, True)):
+        point = torch.tensor([[[0.5, y, 0.03]]])
+        assert clear(place, turn, width, point).tolist() == [[free]], y
 
 
 def test_turned_scenes_keep_their_grasps() -> None:
