@@ -89,14 +89,14 @@ def test_the_error_is_a_gaussian_likelihood() -> None:
 
 
 def test_it_learns_what_the_past_tells() -> None:
-    learner = make(weight=1.0)
+    learner = make(code_lr=3e-3)
     for _ in range(150):
         metrics = learner.update(batch())
     assert 0.3 < metrics["told"] < 0.6  # of two numbers, one is in the past
 
 
 def test_a_heavy_bottleneck_forgets() -> None:
-    learner = make(weight=1.0, beta=100.0)
+    learner = make(beta=100.0, code_lr=3e-3)
     for _ in range(150):
         metrics = learner.update(batch())
     assert metrics["rate"] < 0.05

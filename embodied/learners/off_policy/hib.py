@@ -6,8 +6,10 @@ privileged state e (known in simulation only) and to forget the rest:
     L = L_RL(pi(o, z)) + lambda ( beta KL(q(z|h) || N(0, I)) - E_q(z|h) log p(e|z) ),  p Gaussian
 
 with the gradient of RL through z too. Here L_RL is that of TD3, whose critic sees the privileged
-state. Differences from the paper: the policy gets the mean of z in training too; TD3, not SAC or
-PPO; p(e|z) has one learned variance per element of e.
+state. The two parts have an Adam each, so that lambda is a ratio of learning rates: in one sum, the
+gradient of RL, which grows with the values, hid the other one. Further differences from the paper:
+the policy gets the mean of z in training too; TD3, not SAC or PPO; p(e|z) has one learned variance
+per element of e.
 """
 
 from __future__ import annotations
@@ -17,12 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import NonNegative
+from embodied.core.bounds import NonNegative, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.learner import frozen
 from embodied.learners.off_policy import td3
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.nn.optim import Adam
@@ -34,7 +35,7 @@ class Config(td3.Config):
     """Settings of TD3 and of the bottleneck."""
 
     privileged: str = "privileged/vehicle"  # the observation that z is to tell
-    weight: NonNegative = 0.1  # lambda: weight of the bottleneck in the policy's loss
+    code_lr: PositiveFraction = 1e-3  # Adam's learning rate of the bottleneck
     beta: NonNegative = 1e-3  # weight of the divergence from N(0, I) in the bottleneck
 
 
@@ -42,7 +43,6 @@ class Hib(td3.Td3):
     """TD3 on a policy with `HistoryEncoder`; the bottleneck is part of the policy's step."""
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        encoder_of(policy)
         if config.privileged not in spec.obs:
             raise ConfigError(
                 f"learner.privileged={config.privileged} is no observation; there are "
@@ -53,23 +53,22 @@ class Hib(td3.Td3):
         self.scale = MeanStdNormalizer(size)
         self.tell = nn.Sequential(nn.Linear(LATENT, 64), nn.ReLU(), nn.Linear(64, size))
         self.log_std = nn.Parameter(torch.zeros(size))
-        own = [*self.tell.parameters(), self.log_std]
-        self.optims["bottleneck"] = Adam(own, config.actor_lr)
+        code = encoder_of(policy).code.parameters()
+        own = [*code, *self.tell.parameters(), self.log_std]
+        self.optims["bottleneck"] = Adam(own, config.code_lr)
 
     def fit(self, transitions: Tensors) -> None:
         super().fit(transitions)
         self.scale.fit(transitions[f"obs/{self.config.privileged}"])
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        obs = under(batch, "obs")
-        rate, error, told = self.bottleneck(obs, torch.randn(self.batch_size, LATENT))
-        with frozen(self.critic_params):
-            loss = self._actor_loss(batch)
-            (loss + self.config.weight * (self.config.beta * rate + error)).backward()
-        self.optims["actor"].step()
-        self.optims["bottleneck"].step()
-        metrics = {"actor_loss": loss, "rate": rate, "error": error, "told": told}
-        return {name: value.detach() for name, value in metrics.items()}
+        metrics = super()._actor_step(batch)
+        rate, error, told = self.bottleneck(
+            under(batch, "obs"), torch.randn(self.batch_size, LATENT)
+        )
+        self.descend("bottleneck", self.config.beta * rate + error)
+        found = {"rate": rate, "error": error, "told": told}
+        return metrics | {name: value.detach() for name, value in found.items()}
 
     def bottleneck(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean KL(q(z|h) || N(0, I)), mean -log p(e|z) (without its constant) at z = mu + sigma
