@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 126_150,  # lines of embodied, envs, policies, real_robot
-    "tests": 80_050,  # lines
+    "product": 126_200,  # lines of embodied, envs, policies, real_robot
+    "tests": 80_500,  # lines
     "frames": 8,  # of our own functions, from the command line to SAC's optimiser step
     "files": 86,  # of ours that are entered before that step
 }

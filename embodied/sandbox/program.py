@@ -483,7 +483,10 @@ def scalar(name: str, value: Any) -> float:
 
 def _numbers(name: str, value: Any, wanted: str) -> np.ndarray:
     if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
+        try:
+            value = value.detach().cpu().numpy()
+        except (TypeError, RuntimeError) as error:  # sparse, bfloat16, without data
+            raise Rejected("result", f"{name} is no plain float32 ({error})") from error
     if not isinstance(value, np.ndarray | np.generic | int | float):
         raise Rejected("result", f"{name} is {type(value).__name__}, not {wanted}")
     found = np.asarray(value)

@@ -187,7 +187,109 @@ ANSWER = {
         "malformed|cannot be read",
     ),
 }
-PROCESS = {**FILES, **NETWORK, **PROCESSES, **TIME, **MEMORY, **ANSWER}
+NEWER = {
+    "openat2": ("call(437, -100, b'/etc/passwd', 0, 24)", "Assertion"),
+    "a handle of a file": ("call(303, -100, b'/etc', 0, 0, 0)", "Assertion"),
+    "shared memory of POSIX": ("open('/dev/shm/escaped', 'w')", NO),
+    "shared memory of Python": (
+        "I('multiprocessing.shared_memory', fromlist=['a']).SharedMemory(create=True, size=8)",
+        "Error|not permitted",
+    ),
+    "shared memory of torch": ("x.share_memory_()", "Error|not permitted"),
+    "processes of torch": (
+        "I('torch.multiprocessing', fromlist=['a']).Process(target=print).start()",
+        "Error|not permitted",
+    ),
+    "a pool": (
+        "I('concurrent.futures', fromlist=['a']).ThreadPoolExecutor(1).submit(print).result()",
+        "thread|Error",
+    ),
+    "a compiled module of torch": ("torch.jit.load('/etc/passwd')", "Error"),
+    "a C compiler": (
+        "torch.compile(lambda y: y + 1, fullgraph=True)(x); assert False, 'compiled'",
+        "Error",
+    ),
+    "a pickle from a file": ("np.load('/etc/passwd', allow_pickle=True)", NO),
+    "a pickle that runs": (
+        "I('pickle').loads(b\"cos\\nsystem\\n(S'touch /tmp/escaped'\\ntR.\"); 1 / 0",
+        "ZeroDivision|Error",
+    ),
+    "a profile of the caller": (
+        "sys.setprofile(lambda *a: os.write(4, b'x' * 9))",
+        "too long|cannot be read|ended|another|stopped",
+    ),
+    "a trace of the caller": (
+        "sys.settrace(lambda *a: 1 / 0)",
+        "Error|ended|cannot be read|another",
+    ),
+    "an end by the exit of all": ("I('atexit').register(print); sys.exit(3)", "ended early"),
+    "a signal to itself": ("I('signal').raise_signal(9)", "ended|crashed|not permitted"),
+    "stop itself": ("os.kill(os.getpid(), 19)", NO),
+    "a copy of the channel": ("os.dup2(1, 4)", NO),
+    "a channel that never blocks": ("I('fcntl').fcntl(3, 4, 2048)", "not permitted|Error|ended"),
+    "a pipe into a pipe": ("call(275, 3, 0, 4, 0, 100, 0)", "Assertion"),
+    "send a file": ("call(40, 4, 3, 0, 100)", "Assertion"),
+    "a directory by number": ("os.listdir(3)", NO),
+    "the command line of others": ("open('/proc/self/cmdline')", NO),
+    "its own descriptors": ("os.readlink('/proc/self/fd/0')", NO),
+    "extended attributes": ("os.setxattr('/tmp', 'user.a', b'b')", NO),
+    "a hard link": (f"os.link('/etc/passwd', '{ESCAPED}')", NO),
+    "a device": (f"os.mknod('{ESCAPED}', 0o20666, 259)", NO),
+    "a sparse file": (f"os.truncate('{ESCAPED}', 1 << 40)", NO),
+    "the clock": ("call(227, 0, 0)", "Assertion"),
+    "reboot": ("call(169, 0xfee1dead, 672274793, 0, 0)", "Assertion"),
+    "a module of the kernel": ("call(175, 0, 0, 0)", "Assertion"),
+    "perf": ("call(298, 0, 0, -1, -1, 0)", "Assertion"),
+    "a personality without protection": ("call(135, 0x0040000)", "Assertion"),
+    "its own memory protection": (
+        "call(329, x.data_ptr() // 4096 * 4096, 4096, 7, 0)",
+        "Assertion",
+    ),
+    "a remapped page": (
+        "call(25, x.data_ptr() // 4096 * 4096, 4096, 1 << 45, 1, 0)",
+        "Assertion|crashed|ended",
+    ),
+    "write into torch": ("ctypes.memset(ctypes.pythonapi.Py_IsInitialized, 0, 8)", "crashed|ended"),
+    "a flood of answers": (
+        "[os.write(4, b'\\0' * 8) for _ in range(10**6)]",
+        "another call|cannot be read|too long|malformed",
+    ),
+    "half an answer": (
+        "os.write(4, I('struct').pack('<II', 100, 100) + b'x'); I('time').sleep",
+        "ended|cannot|too long|computes|waits|another|stopped|malformed",
+    ),
+    "forged kind of numbers": (
+        't = b\'{"arrays": [["object", [4]]]}\'',
+        FOUR,
+        "cannot be read|malformed|another",
+    ),
+    "forged complex": (
+        't = b\'{"arrays": [["complex128", [4]]]}\'',
+        FORGED.format(64, 64),
+        "cannot be read|malformed|another",
+    ),
+    "forged negative": (
+        't = b\'{"arrays": [["float32", [-4]]]}\'',
+        FOUR,
+        "cannot be read|malformed|another",
+    ),
+    "forged many names": (
+        't = b\'{"names": [\' + b\'"a",\' * 9999 + b\'"a"], "arrays": []}\'',
+        EMPTY,
+        "another call|cannot|malformed|too long",
+    ),
+    "forged text": ("t = b'\\xff\\xfe{}'", EMPTY, "cannot be read"),
+    "a decompressed bomb": (
+        "y = I('zlib').decompress(I('zlib').compress(bytes(10**6)) * 1, bufsize=1 << 33)",
+        "Memory|Error",
+    ),
+    "an object that lives on": (
+        "class A:\n        def __del__(self):\n            while True: pass",
+        "A()",
+        "computes longer",
+    ),
+}
+PROCESS = {**FILES, **NETWORK, **PROCESSES, **TIME, **MEMORY, **ANSWER, **NEWER}
 """Lines for `tries`, and last the pattern."""
 
 OTHER = {
@@ -241,5 +343,42 @@ OTHER = {
         ),
         "microseconds|computes longer",
     ),
+    "sparse": (gives("x[:, 0].to_sparse()"), "no plain float32"),
+    "meta": (gives("x[:, 0].to('meta')"), "no plain float32"),
+    "masked": (gives("np.ma.masked_less(x[:, 0].numpy(), 0)"), "no attribute 'numpy'"),
+    "objects": (gives("np.array([object()] * len(x))"), "is object"),
+    "texts": (gives("np.array(['a'] * len(x))"), "<U1"),
+    "dates": (gives("np.zeros(len(x), 'datetime64[s]')"), "datetime64"),
+    "a generator": (gives("(float(v) for v in x[:, 0])"), "generator, not a tensor"),
+    "id": (gives("x[:, 0] * 0 + id(x) % 97"), "differently|depends"),
+    "the time": (
+        body("import time", "return x[:, 0] + time.time() % 1"),
+        "time cannot be imported",
+    ),
+    "the size of the batch": (gives("x[:, 0] * len(x)"), "depends"),
+    "sorted": (gives("x[:, 0].sort().values"), "depends"),
+    "cumulative": (gives("x[:, 0].cumsum(0)"), "depends"),
+    "normalised": (
+        gives("(x[:, 0] - x[:, 0].min()) / (x[:, 0].max() - x[:, 0].min() + 1)"),
+        "depends on other",
+    ),
+    "the row before": (gives("x[:, 0] - x[:, 0].roll(1)"), "depends"),
+    "patched torch": (
+        body(
+            "torch.Tensor.__len__ = lambda s: 0",
+            "torch.isfinite = lambda y: torch.ones(9) > 0",
+            "return x[:, 0] / 0",
+        ),
+        "-inf|inf in",
+    ),
+    "surrogates": (FINE + "# \ud800\n", "control characters"),
+    "async": ("async def reward(x):\n    return x[:, 0]\n", "no function reward"),
+    "generator function": ("def reward(x):\n    yield x[:, 0]\n", "generator, not a tensor"),
+    "a class that is called": (
+        "class reward:\n    def __new__(cls, x):\n        return x[:, 0]\n",
+        "no function reward",
+    ),
+    "star": ("def reward(*x):\n    return x[0][:, 0]\n", "IndexError"),
+    "two rewards": (FINE + "reward = 7\n", "not callable"),
 }
 """Whole programs, and the pattern."""
