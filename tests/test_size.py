@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 126_200,  # lines of embodied, envs, policies, real_robot
-    "tests": 80_500,  # lines
+    "product": 127_850,  # lines of embodied, envs, policies, real_robot
+    "tests": 80_950,  # lines
     "frames": 8,  # of our own functions, from the command line to SAC's optimiser step
     "files": 86,  # of ours that are entered before that step
 }
