@@ -3,6 +3,7 @@ libraries' words are here."""
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ ERRORS = {
     "KeyFileError": "embodied.real_robot.remote",
 }
 """Errors that say in one line what to do, and the modules that define them."""
+# What a RuntimeError of torch says where there is too little memory.
+OUT_OF_MEMORY = re.compile("can't allocate memory|std::bad_alloc")
 
 
 def answer(kind: str, word: str) -> str:
@@ -46,7 +49,7 @@ def mistake(error: Exception) -> str | None:
         return f'the package {error.name} is missing: pip install "embodied-rl[all]"'
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
         return f"this needs more memory than there is: {str(error).partition(chr(10))[0][:200]}"
     return None
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count, Number
+from embodied.core.bounds import Count, Few, Number, Units
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -135,8 +135,8 @@ def _directions(n: int, size: int, out: int) -> Tensor:
 class Config(EncodedConfig):
     """Settings of the policy; FlashSAC uses `log_std` -10 and 2, which gives less initial noise."""
 
-    width: Count = 128  # units of a residual block
-    depth: Count = 2  # residual blocks
+    width: Units = 128  # units of a residual block
+    depth: Few = 2  # residual blocks
     expansion: Count = 4  # a block widens by this factor
     hold: Count = 16  # most decisions with the same noise sample (1: new for each decision)
     log_std: tuple[Number, Number] = (-5.0, 2.0)  # soft bounds of log std

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.bounds import Count, NonNegative
+from embodied.core.bounds import NonNegative, Units
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -36,7 +36,7 @@ EDGE = 1e-6  # least distance of x to 0 and 1 at which densities are evaluated
 class Config(MlpConfig):
     """Settings of a Beta policy."""
 
-    hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
+    hidden: tuple[Units, ...] = (64, 64)  # units of each hidden layer
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
     head: NonNegative = 0.01  # gain of the last layer; small: near alpha = beta = 1.69, a wide hump
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, NonNegative, Number
+from embodied.core.bounds import NonNegative, Number, Units
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.encoded import DensityPolicy, MlpConfig, require_continuous
@@ -26,7 +26,7 @@ LOG_2PI = math.log(2 * math.pi)
 class Config(MlpConfig):
     """Settings of a Gaussian policy whose std does not depend on the observation."""
 
-    hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
+    hidden: tuple[Units, ...] = (64, 64)  # units of each hidden layer
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
     log_std: Number = 0.0  # initial log std of all elements, of half the action range
     learn_std: bool = True  # train the std

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Chunk, Units
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -23,7 +23,7 @@ from embodied.policies.random import Random
 class EncodedConfig:
     """Settings of an encoder and of the actions of a decision."""
 
-    chunk: Count = 1  # actions of one decision
+    chunk: Chunk = 1  # actions of one decision
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
     points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
     extractor: str | None = None  # class of an own Encoder in place of the usual one
@@ -33,7 +33,7 @@ class EncodedConfig:
 class MlpConfig(EncodedConfig):
     """Settings of an MLP on an encoder's features."""
 
-    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
+    hidden: tuple[Units, ...] = (256, 256)  # units of each hidden layer
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # layer normalisation in the hidden layers
     net: str | None = None  # own network in place of the MLP, given in Python

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Count, Few, Units
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import FIRST, LAST_ACTION, LAST_REWARD, Spec
@@ -41,9 +41,9 @@ EARNED, SCORE, REWARD, STATE = range(4)  # columns of a remembered step, from ST
 class Config:
     """Settings of a decision transformer with a prompt."""
 
-    width: Count = 64  # units of a token
-    heads: Count = 1  # attention heads of a layer
-    layers: Count = 2  # layers
+    width: Units = 64  # units of a token
+    heads: Few = 1  # attention heads of a layer
+    layers: Few = 2  # layers
     window: Count = 25  # steps of three tokens that a token sees, those of the prompt included
     prompt: Count = 5  # steps of a prompt
     best: Count = 3  # own episodes of this lifetime, the best ones, that the prompt is of

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count, NonNegative
+from embodied.core.bounds import Count, NonNegative, Units
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -33,10 +33,10 @@ from embodied.policies.networks.encoders import Encoder
 class Config(EncodedConfig):
     """Settings of a policy of every reward; std in units of half the action range."""
 
-    hidden: tuple[Count, ...] = (256, 256)  # units of the hidden layers
+    hidden: tuple[Units, ...] = (256, 256)  # units of the hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
     layer_norm: bool = False  # layer normalisation in the hidden layers
-    dimension: Count = 50  # d, numbers of a prompt
+    dimension: Units = 50  # d, numbers of a prompt
     backward: tuple[Count, ...] = (256, 256)  # units of the hidden layers of B
     elements: tuple[str, ...] | None = None  # elements of the observations that B sees; null: all
     std: NonNegative = 0.2  # std of the exploration noise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, NonNegative
+from embodied.core.bounds import Chunk, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.policy import Policy
@@ -19,7 +19,7 @@ from embodied.core.tensors import Tensors, length
 class Config:
     """Settings of the random policy."""
 
-    chunk: Count = 1  # actions of one decision
+    chunk: Chunk = 1  # actions of one decision
     clip: NonNegative = 0.0  # N(0, 1) clipped to +-clip and divided by it (0: uniform in [-1, 1])
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Chunk, Units
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import MASK, Leaf, Spec
@@ -29,8 +29,8 @@ class Config:
     """Settings of a policy with a GRU."""
 
     inner: Node  # node of the policy on the hidden state, built with this `chunk`
-    chunk: Count = 1  # actions of one decision
-    width: Count = 64  # units of the hidden state
+    chunk: Chunk = 1  # actions of one decision
+    width: Units = 64  # units of the hidden state
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
     points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 

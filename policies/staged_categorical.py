@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Count, Units
 from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.spec import Spec
@@ -30,7 +30,7 @@ class Config(EncodedConfig):
     """Settings of a policy with a network for each step."""
 
     steps: Count = 50  # networks; the last one is used in later steps too
-    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
+    hidden: tuple[Units, ...] = (64, 64)  # units of the hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
 
 

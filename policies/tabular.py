@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Count, Units
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
@@ -34,7 +34,7 @@ class Config:
 
     agents: Count = 1  # as many as there are parallel environments
     classes: Count = 8  # m, of the prediction vector
-    width: Count = 64  # units of the rule's GRU
+    width: Units = 64  # units of the rule's GRU
 
 
 class Rule(nn.Module):

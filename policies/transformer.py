@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Chunk, Count, Few, Units
 from embodied.core.build import Node
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -145,10 +145,10 @@ class Config:
     """Settings of a policy with a transformer over time."""
 
     inner: Node  # node of the policy on the transformer's output, built with this `chunk`
-    chunk: Count = 1  # actions of one decision
-    width: Count = 64  # units of a step
-    heads: Count = 4  # attention heads of a layer
-    layers: Count = 2  # layers
+    chunk: Chunk = 1  # actions of one decision
+    width: Units = 64  # units of a step
+    heads: Few = 4  # attention heads of a layer
+    layers: Few = 2  # layers
     window: Count = 64  # steps that a step sees, itself included
     sink: bool = False  # a learned key and value in each head, for a step that needs no other
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images

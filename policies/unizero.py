@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count, CountOrZero, Fraction, Number, Positive
+from embodied.core.bounds import Count, CountOrZero, Few, Fraction, Number, Positive, Units
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import MASK, Spec
@@ -39,11 +39,11 @@ OUTPUT = "output"  # of the transformer, at the latent of a state in the tree
 class Config:
     """Settings of the model and of the search."""
 
-    width: Count = 64  # elements of a latent, units of a token
-    heads: Count = 4  # attention heads of a layer
-    layers: Count = 2  # layers
+    width: Units = 64  # elements of a latent, units of a token
+    heads: Few = 4  # attention heads of a layer
+    layers: Few = 2  # layers
     window: Count = 8  # steps that a token sees, its own included
-    hidden: tuple[Count, ...] = (64,)  # units of the encoder and of each head
+    hidden: tuple[Units, ...] = (64,)  # units of the encoder and of each head
     values: tuple[Number, Number] = (-1.0, 1.0)  # smallest and largest value
     atoms: Count = 51  # of the distribution of values
     experts: CountOrZero = 0  # of each feed-forward layer, of which a token uses one; 0: an MLP

@@ -139,6 +139,8 @@ def test_whose_fault_it_is() -> None:
     assert mistake(found.value) is None
     file_error = OSError(28, "No space left on device", "run/metrics.jsonl")
     assert mistake(file_error) == "run/metrics.jsonl: No space left on device"
+    full = mistake(RuntimeError("std::bad_alloc"))  # of torch.Generator
+    assert full is not None and full.startswith("this needs more memory than there is")
 
 
 def test_help_is_quick_because_it_loads_nothing() -> None:

@@ -25,7 +25,7 @@ from embodied.adopt.lerobot_config import (
 )
 from embodied.core import checkpoint, formats
 from embodied.core.affine import Affine
-from embodied.core.bounds import Count, Positive
+from embodied.core.bounds import Chunk, Count, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.files import MALFORMED, reading
@@ -303,7 +303,7 @@ class Options:
 
     env: Node | None = None  # environment that the policy is to act in; null: none
     mapping: str | None = None  # file of names and units (docs/lerobot.md); null: none
-    chunk: Count | None = None  # executed steps of a prediction; null: as in the checkpoint
+    chunk: Chunk | None = None  # executed steps of a prediction; null: as in the checkpoint
     steps: Count | None = None  # of a Diffusion policy's sampler; null: as in the checkpoint
     fps: Positive | None = None  # decisions a second, without env
     text: str = ""  # task in words, without env

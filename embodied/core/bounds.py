@@ -56,5 +56,8 @@ PositiveFraction = Annotated[float, Bound(above=0.0, high=1.0)]
 Whole = Annotated[int, Bound()]
 Count = Annotated[int, Bound(1)]
 Levels = Annotated[int, Bound(1, 10_000)]  # of a sampler, which keeps numbers of each
+Units = Annotated[int, Bound(1, 8192)]  # of a layer: larger ones take gigabytes
+Chunk = Annotated[int, Bound(1, 8192)]  # actions of one decision
+Few = Annotated[int, Bound(1, 128)]  # networks, layers, heads
 CountOrZero = Annotated[int, Bound(0)]
 Ranges = Mapping[str, tuple[Number, Number]]  # lowest and highest value, by name

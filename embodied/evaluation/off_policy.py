@@ -38,7 +38,15 @@ from torch import Tensor, nn
 
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
-from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Positive, PositiveFraction
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    Positive,
+    PositiveFraction,
+    Units,
+)
 from embodied.core.build import ConfigError
 from embodied.core.device import forked
 from embodied.core.policy import Policy
@@ -65,7 +73,7 @@ class Config:
     batch_size: Count = 256  # decisions per update
     lr: PositiveFraction = 3e-4  # learning rate of both
     tau: PositiveFraction = 0.005  # step of the target network towards the trained one
-    hidden: tuple[Count, ...] = (256, 256)  # units of the hidden layers of both
+    hidden: tuple[Units, ...] = (256, 256)  # units of the hidden layers of both
     samples: Count = 8  # of a policy's actions for each observation
     bandwidth: Positive = 0.2  # std of the kernel, of half the action range
     seed: CountOrZero = 0  # of networks and samples

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from embodied.core.bounds import Count, NonNegative
+from embodied.core.bounds import Few, NonNegative, Units
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
@@ -78,8 +78,8 @@ def watch_active_units(learner: nn.Module) -> None:
 class CriticConfig:
     """An ensemble of critics, each an MLP."""
 
-    critics: Count = 2  # number of critics
-    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    critics: Few = 2  # number of critics
+    hidden: tuple[Units, ...] = (256, 256)  # units of the critics' hidden layers
     layer_norm: bool = False  # layer normalisation in the critics
 
 
@@ -107,7 +107,7 @@ def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tens
 
 @dataclass(frozen=True)
 class ValueConfig:
-    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
+    hidden: tuple[Units, ...] = (64, 64)  # units of the hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
     layer_norm: bool = False  # layer normalisation in the hidden layers
     head: NonNegative = 1.0  # gain of the last layer's orthogonal initialisation

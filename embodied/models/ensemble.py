@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Bound, Count, NonNegative, PositiveFraction
+from embodied.core.bounds import Bound, Count, Few, NonNegative, PositiveFraction, Units
 from embodied.core.build import ConfigError, nearest
 from embodied.core.choices import Choices
 from embodied.core.spec import Leaf, Spec
@@ -40,9 +40,9 @@ CONSTANT = 1e-6  # outputs with a smaller standard deviation are not scaled
 class Config:
     """Settings of MlpEnsemble."""
 
-    networks: Count = 7  # networks of the ensemble
+    networks: Few = 7  # networks of the ensemble
     elites: Count = 5  # networks that are used: those with the least held-out error
-    hidden: tuple[Count, ...] = (200, 200, 200, 200)  # units of the hidden layers
+    hidden: tuple[Units, ...] = (200, 200, 200, 200)  # units of the hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "silu"  # of the hidden layers
     obs: tuple[str, ...] | None = None  # observations that are predicted; null: all
     lr: PositiveFraction = 1e-3  # Adam's learning rate

@@ -26,7 +26,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Bound, Count, Fraction, NonNegative, Positive, PositiveFraction
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Units,
+)
 from embodied.core.build import ConfigError, nearest
 from embodied.core.choices import Choices
 from embodied.core.spec import NORMALIZED, Leaf, Spec, hidden
@@ -48,10 +56,10 @@ RARE = 1e-6  # least distance of a uniform number from 0 and 1
 class Config:
     """Settings of RecurrentModel."""
 
-    width: Count = 256  # units of the GRU
+    width: Units = 256  # units of the GRU
     groups: Count = 16  # categorical variables of a latent
     classes: Annotated[int, Bound(2)] = 16  # of each variable
-    hidden: tuple[Count, ...] = (256,)  # units of the hidden layers of every network
+    hidden: tuple[Units, ...] = (256,)  # units of the hidden layers of every network
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder; decoders mirror it
     obs: tuple[str, ...] | None = None  # observations that are read; null: all vectors and images
     length: Count = 16  # steps of a sequence

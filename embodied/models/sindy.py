@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative, Positive
+from embodied.core.bounds import Bound, Count, CountOrZero, Few, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -54,7 +54,7 @@ class Config:
     obs: tuple[str, ...] | None = None  # observations that are predicted; null: all
     threshold: NonNegative = 0.005  # least term, as a share of the output's root mean square
     ridge: Positive = 1e-6  # weight of the squared coefficients
-    members: Count = 20  # of the ensemble
+    members: Few = 20  # of the ensemble
     drop: CountOrZero = 1  # terms that each member does without
     use: Literal["median", "mean", "member"] = "median"  # of coefficients; a member drawn per step
     rollout: Count = 20  # steps of the rollouts that judge the members

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Bound, Count
+from embodied.core.bounds import Bound, Count, Few, Units
 from embodied.core.build import ConfigError
 from embodied.core.files import read_json, reading
 from embodied.core.saved_file import fitting, load_tensors
@@ -39,9 +39,9 @@ class Shape:
     views: Count = 1  # largest number of views of an image
     size: Count = 128  # dimension of embeddings
     buckets: Annotated[int, Bound(2)] = 4096  # hash buckets for subwords
-    width: Count = 128  # units of the text transformer
-    layers: Count = 1  # layers of the text transformer
-    heads: Count = 4  # attention heads of the text transformer
+    width: Units = 128  # units of the text transformer
+    layers: Few = 1  # layers of the text transformer
+    heads: Few = 4  # attention heads of the text transformer
     longest: Count = 64  # largest number of pieces of a sentence
 
 

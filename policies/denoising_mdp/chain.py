@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Positive
+from embodied.core.bounds import Chunk, Positive
 from embodied.core.build import ConfigError, Node
 from embodied.core.device import device_of
 from embodied.core.policy import Policy, PolicyWrapper
@@ -35,7 +35,7 @@ class Config:
     """Settings that all fine-tuned denoising policies share."""
 
     base: Node  # node of the policy whose denoising steps become stochastic
-    chunk: Count | None = None  # actions of one decision (null: the base's)
+    chunk: Chunk | None = None  # actions of one decision (null: the base's)
     cut: Positive = 3.0  # noise is clipped to so many standard deviations
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Positive
+from embodied.core.bounds import Positive, Units
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -36,7 +36,7 @@ class Config(chain.Config):
 
     low: Positive = 0.08  # smallest std of a step
     high: Positive = 0.16  # largest std of a step
-    hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
+    hidden: tuple[Units, ...] = (64, 64)  # units of each hidden layer
     clip: Positive = 3.0  # bound of the means while exploring (of the last one: [-1, 1])
 
 

@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, NonNegative
+from embodied.core.bounds import Chunk, Count, Few, NonNegative, Units
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
@@ -33,13 +33,13 @@ from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfi
 class Config:
     """Settings of ACT."""
 
-    chunk: Count = 8  # actions of one decision
+    chunk: Chunk = 8  # actions of one decision
     style: Count = 16  # size of the latent z
     beta: NonNegative = 10.0  # weight of the KL divergence
     prior: bool = False  # act with z sampled from the prior, not with its mean
-    width: Count = 128  # units of a token
-    heads: Count = 4  # attention heads of a layer
-    layers: Count = 2  # layers of the encoder and of the decoder
+    width: Units = 128  # units of a token
+    heads: Few = 4  # attention heads of a layer
+    layers: Few = 2  # layers of the encoder and of the decoder
     ensemble: bool = False  # temporal ensembling (leave `execute` out)
     decay: NonNegative = 0.01  # of the ensemble's weights per step of age
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images

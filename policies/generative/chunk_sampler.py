@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Chunk, Count, Few, Units
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.device import device_of
 from embodied.core.spec import Spec
@@ -136,10 +136,10 @@ class OwnDenoiser(Timed):
 class TransformerConfig:
     """Settings of a Transformer that denoises a chunk."""
 
-    width: Count = 128  # units of a token
-    depth: Count = 3  # layers
-    heads: Count = 4  # attention heads of a layer
-    time_dim: Count = 16  # size of the time embedding, even
+    width: Units = 128  # units of a token
+    depth: Few = 3  # layers
+    heads: Few = 4  # attention heads of a layer
+    time_dim: Units = 16  # size of the time embedding, even
 
 
 class Transformer(Timed):
@@ -185,11 +185,11 @@ class Modulated(nn.Module):
 class UNetConfig:
     """Settings of a U-Net that denoises a chunk."""
 
-    channels: tuple[Count, ...] = (64, 128)  # of each level, half as long as the last
+    channels: tuple[Units, ...] = (64, 128)  # of each level, half as long as the last
     kernel: Count = 3  # width of a convolution in steps, odd
     groups: Count = 8  # of group normalisation
-    width: Count = 128  # units of the condition
-    time_dim: Count = 16  # size of the time embedding, even
+    width: Units = 128  # units of the condition
+    time_dim: Units = 16  # size of the time embedding, even
 
 
 class UNet(Timed):
@@ -288,10 +288,10 @@ class ObservesHistory(GuidedSampler):
 class Config:
     """Settings that all sampled policies share."""
 
-    chunk: Count = 8  # actions of one decision
-    width: Count = 256  # units of the residual MLP
-    depth: Count = 2  # residual blocks of the MLP
-    time_dim: Count = 16  # size of the time embedding, even
+    chunk: Chunk = 8  # actions of one decision
+    width: Units = 256  # units of the residual MLP
+    depth: Few = 2  # residual blocks of the MLP
+    time_dim: Units = 16  # size of the time embedding, even
     net: Node | str | None = None  # another network, such as Transformer
     obs_steps: Count = 1  # observations that the policy sees, the present one included
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Chunk, Units
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
@@ -32,8 +32,8 @@ class Config:
     """Settings of a one-step policy and its network."""
 
     flow: Node  # node of the policy to distil, whose noise has the size of its chunk
-    chunk: Count | None = None  # actions of one decision (null: the flow's)
-    hidden: tuple[Count, ...] = (256, 256, 256)  # units of each hidden layer
+    chunk: Chunk | None = None  # actions of one decision (null: the flow's)
+    hidden: tuple[Units, ...] = (256, 256, 256)  # units of each hidden layer
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "gelu"  # of the hidden layers
     layer_norm: bool = False  # layer normalisation in the hidden layers
     images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images

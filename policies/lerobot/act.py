@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.affine import Affine
-from embodied.core.bounds import Count
+from embodied.core.bounds import Chunk, Count, Few, Units
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -35,8 +35,8 @@ class TransformerConfig:
     (or before it).
     """
 
-    width: Count = 512  # units of a token
-    heads: Count = 8  # attention heads of a layer
+    width: Units = 512  # units of a token
+    heads: Few = 8  # attention heads of a layer
     feedforward: Count = 3200  # units of the hidden layer
     activation: Literal["relu", "gelu"] = "relu"  # of the hidden layer
     encoder: Count = 4  # layers of the encoder
@@ -154,7 +154,7 @@ class Config:
     """Settings of LeRobot's ACT; `inputs` and `action` as in `embodied.policies.lerobot.policy`."""
 
     inputs: Mapping[str, Input]  # the features that the policy takes, by LeRobot's name
-    chunk: Count  # actions of one decision, of the `horizon` predicted ones
+    chunk: Chunk  # actions of one decision, of the `horizon` predicted ones
     horizon: Count  # steps of a prediction
     action: Affine | None = None  # physical values of -1 and +1 (null: the actions are in [-1, 1])
     latent: Count = 32  # size of z

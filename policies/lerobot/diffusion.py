@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.affine import Affine
-from embodied.core.bounds import Count, Levels, Positive, PositiveFraction
+from embodied.core.bounds import Chunk, Count, Levels, Positive, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -121,10 +121,10 @@ class SpatialSoftmax(nn.Module):
 class UNetConfig:
     """Settings of LeRobot's U-Net."""
 
-    channels: tuple[Count, ...] = (512, 1024, 2048)  # of each level, half as long as the last
+    channels: tuple[Units, ...] = (512, 1024, 2048)  # of each level, half as long as the last
     kernel: Count = 5  # width of a convolution in steps, odd
     groups: Count = 8  # of group normalisation
-    time_dim: Count = 128  # size of the time embedding, even
+    time_dim: Units = 128  # size of the time embedding, even
     scale: bool = True  # FiLM scales too, instead of adding only
 
 
@@ -245,7 +245,7 @@ class Config:
     """
 
     inputs: Mapping[str, Input]  # the features that the policy takes, by LeRobot's name
-    chunk: Count  # actions of one decision, of the `horizon` predicted ones
+    chunk: Chunk  # actions of one decision, of the `horizon` predicted ones
     horizon: Count  # steps of a prediction
     action: Affine | None = None  # physical values of -1 and +1 (null: the actions are in [-1, 1])
     obs_steps: Count = 2  # observations that the policy sees, the present one included

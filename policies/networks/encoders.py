@@ -24,7 +24,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Units
 from embodied.core.build import ConfigError, resolve
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
@@ -40,12 +40,12 @@ class ImageConfig:
     `head`: all values of the maps, a spatial softmax, or `embeddings` learned maps per channel.
     """
 
-    channels: tuple[Count, ...] = (32, 64, 64, 64)  # of the convolutions, each halving the size
-    features: Count = 64  # size of the output
+    channels: tuple[Units, ...] = (32, 64, 64, 64)  # of the convolutions, each halving the size
+    features: Units = 64  # size of the output
     shared: bool = False  # one network for all cameras, whose images must have the same shape
     body: Literal["strided", "resnet"] = "strided"  # kind of the convolutions
     head: Literal["flat", "softmax", "embeddings"] = "flat"  # from maps to features
-    embeddings: Count = 8  # learned maps per channel, for head=embeddings
+    embeddings: Units = 8  # learned maps per channel, for head=embeddings
 
 
 class Camera(nn.Module):
@@ -176,8 +176,8 @@ HEADS: dict[str, type[Flat] | type[SpatialSoftmax] | type[SpatialEmbeddings]] = 
 class PointConfig:
     """Settings of the point cloud encoder."""
 
-    channels: tuple[Count, ...] = (64, 128, 256)  # units of the layers that see one point
-    features: Count = 64  # size of the output
+    channels: tuple[Units, ...] = (64, 128, 256)  # units of the layers that see one point
+    features: Units = 64  # size of the output
 
 
 class PointNet(nn.Module):

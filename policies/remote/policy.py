@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.affine import Affine
-from embodied.core.bounds import Count, NonNegative, Number, Positive
+from embodied.core.bounds import Chunk, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
 from embodied.core.errors import RemoteError
@@ -328,7 +328,7 @@ class Config:
     wait: NonNegative = 600.0  # longest wait for a server that is lost, s (0: an error at once)
     mapping: dict[str, Any] | None = None  # names and units there (null: as here)
     prompt: str | None = None  # the task in words, sent with each observation (null: none is sent)
-    chunk: Count | None = None  # actions that the server should send (null: whatever it sends)
+    chunk: Chunk | None = None  # actions that the server should send (null: whatever it sends)
     policy_hash: str | None = None  # SHA-256 of the served weights; a run refuses another one
     fingerprint: tuple[Number, ...] | None = None  # of a server without a hash: what it answered
 

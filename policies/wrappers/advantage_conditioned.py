@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, Fraction, NonNegative
+from embodied.core.bounds import Chunk, Fraction, NonNegative
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -39,7 +39,7 @@ class Config:
     base: Node  # node of a policy whose sampler can be guided
     guidance: NonNegative = 1.0  # w; 1: none, 0: the imitation of all chunks
     drop: Fraction = 0.3  # share of training samples without a label
-    chunk: Count | None = None  # actions of one decision (null: the base's)
+    chunk: Chunk | None = None  # actions of one decision (null: the base's)
 
 
 class AdvantageConditioned(GuidedSampler):

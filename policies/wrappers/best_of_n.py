@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count
+from embodied.core.bounds import Chunk, Count
 from embodied.core.build import Node, build
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec, hidden
@@ -35,7 +35,7 @@ class Config:
     base: Node  # node of the wrapped policy
     critic: Node  # node of a QFunction
     n: Count = 8  # candidates per decision
-    chunk: Count | None = None  # actions of one decision (null: the base's)
+    chunk: Chunk | None = None  # actions of one decision (null: the base's)
 
 
 class BestOfN(PolicyWrapper):

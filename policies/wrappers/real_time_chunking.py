@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, CountOrZero, NonNegative
+from embodied.core.bounds import Chunk, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, Node
 from embodied.core.device import device_of
 from embodied.core.policy import Policy, PolicyWrapper
@@ -71,7 +71,7 @@ class Config:
     delay: CountOrZero = 1  # inference latency in control steps
     mode: Literal["guided", "hard", "naive", "wait"] = "guided"  # until the new chunk arrives
     beta: NonNegative = 5.0  # largest guidance weight, at most the number of sampler steps
-    chunk: Count | None = None  # actions of one decision (null: the base's)
+    chunk: Chunk | None = None  # actions of one decision (null: the base's)
 
 
 class PreviousPlan(NamedTuple):

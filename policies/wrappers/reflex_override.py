@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Bound, Count, PositiveFraction
+from embodied.core.bounds import Bound, Count, PositiveFraction, Units
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
@@ -47,7 +47,7 @@ class Config:
     threshold: Share = 0.5  # risk at which the reflex starts
     release_ratio: PositiveFraction = 0.7  # the reflex ends at this share of `threshold`
     min_duration_steps: Count = 3  # shortest reflex in control steps
-    hidden: tuple[Count, ...] = (128, 128)  # layers of the safety critic and the recovery policy
+    hidden: tuple[Units, ...] = (128, 128)  # layers of the safety critic and the recovery policy
     reflex_obs: str | None = None  # observation that only these two see (null: both see everything)
     held_stiffness: tuple[Stiffness, ...] = ()  # last elements, for the reflex only (empty: none)
 

@@ -26,7 +26,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Bound, Count, Fraction, Number, PositiveFraction
+from embodied.core.bounds import Bound, Count, Fraction, Number, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy, policies_in
 from embodied.core.spec import Spec
@@ -55,7 +55,7 @@ class Config(behavior_cloning.Config):
     positive: Annotated[float, Bound(above=0.0, below=1.0)] = 0.4  # share above the threshold
     value_updates: Count = 1000  # first updates, in which the value function learns too
     value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
-    hidden: tuple[Count, ...] = (256, 256)  # units of the value function's hidden layers
+    hidden: tuple[Units, ...] = (256, 256)  # units of the value function's hidden layers
     atoms: Annotated[int, Bound(2)] = 101  # of the distribution of returns
     values: tuple[Number, Number] = (0.0, 1.0)  # lowest and highest atom, as a return
     folds: Count = 5  # value functions, each without its part of the episodes (1: one of all)

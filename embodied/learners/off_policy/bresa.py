@@ -45,6 +45,7 @@ from embodied.core.bounds import (
     NonNegative,
     Number,
     PositiveFraction,
+    Units,
 )
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import load_policy
@@ -88,7 +89,7 @@ class Config:
     violation_buffer: Annotated[int, Bound(NEWEST)] = 2048  # newest violations that are kept
     calibrated: bool = False  # train the risk, and so `threshold`, to be a probability
     violation_penalty: NonNegative = 0.0  # taken from the task's reward at a violation
-    hidden: tuple[Count, ...] = (128, 128)  # units of the safety critic and the recovery policy
+    hidden: tuple[Units, ...] = (128, 128)  # units of the safety critic and the recovery policy
     task: SacConfig = field(default_factory=SacConfig)  # SAC; n_step 1, or >= decision_steps
     task_run: str | None = None  # run whose task policy is used as it is; null: train it too
 

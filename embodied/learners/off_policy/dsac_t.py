@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.bounds import Count, Number, Positive, PositiveFraction
+from embodied.core.bounds import Count, Number, Positive, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -50,7 +50,7 @@ class Config(SoftConfig):
     """Settings of DSAC-T. Each of the three refinements has a switch: `expected`, `twin`, `adjust`;
     without `adjust` the bound is `bound` and w_i = 1 / (sigma_i^2 + 0.1)."""
 
-    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    hidden: tuple[Units, ...] = (256, 256)  # units of the critics' hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the critics
     initial_temperature: Positive = 0.2  # alpha at the start, in units of the reward
     target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element

@@ -29,7 +29,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Bound, Count, Positive, PositiveFraction
+from embodied.core.bounds import Bound, Count, Few, Positive, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -45,8 +45,8 @@ from embodied.policies.networks.encoders import Encoder
 class Config(SoftConfig):
     batch_size: Count = 512  # transitions per critic step
     tau: PositiveFraction = 0.01  # step of the target critics towards the trained ones
-    width: Count = 256  # units of the critics' residual blocks
-    depth: Count = 2  # residual blocks of each critic
+    width: Units = 256  # units of the critics' residual blocks
+    depth: Few = 2  # residual blocks of each critic
     expansion: Count = 4  # hidden units of a block per unit of `width`
     atoms: Annotated[int, Bound(2)] = 101  # atoms of the critics, from -`high` to `high`
     high: Positive = 5.0  # upper end of the support, as a scaled return

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from embodied.core.bounds import Bound, Count, NonNegative, Positive, PositiveFraction
+from embodied.core.bounds import Bound, Count, NonNegative, Positive, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.env import REAL
 from embodied.core.policy import Policy
@@ -45,7 +45,7 @@ class Config(sac.Config):
     """Settings of H2O: those of SAC, of the classifiers and of the gap's term."""
 
     entropy_in_backup: bool = False  # whether the critics' target has the entropy bonus
-    classifier_hidden: tuple[Count, ...] = (256, 256)  # units of the classifiers' hidden layers
+    classifier_hidden: tuple[Units, ...] = (256, 256)  # units of the classifiers' hidden layers
     classifier_lr: PositiveFraction = 3e-4  # Adam's learning rate of the classifiers
     classifier_noise: NonNegative = 0.1  # std of the noise on their standardised inputs
     least_weight: Annotated[float, Bound(above=0.0, high=1.0)] = 1e-5  # of a simulated transition

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, CountOrZero, NonNegative, Number
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Number, Units
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -35,7 +35,7 @@ from embodied.policies.deterministic import Deterministic
 
 @dataclass(frozen=True)
 class Config(OffPolicyConfig):
-    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    hidden: tuple[Units, ...] = (256, 256)  # units of the critics' hidden layers
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the critics
     layer_norm: bool = False  # layer normalisation in the critics
     weight_decay: NonNegative = 0.0  # L2 penalty, added to the gradients

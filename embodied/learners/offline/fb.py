@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count, Fraction, NonNegative, PositiveFraction
+from embodied.core.bounds import Count, Fraction, NonNegative, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -46,7 +46,7 @@ class Config:
     batch_size: Count = 512  # transitions per update; each is a state that the others may visit
     gamma: Fraction = 0.98  # discount per environment step
     n_step: Count = 1  # decisions of a transition
-    hidden: tuple[Count, ...] = (256, 256)  # units of the hidden layers of F
+    hidden: tuple[Units, ...] = (256, 256)  # units of the hidden layers of F
     layer_norm: bool = False  # layer normalisation in F
     lr: PositiveFraction = 1e-4  # Adam's learning rate of F and B
     actor_lr: PositiveFraction = 1e-4  # Adam's learning rate of the policy

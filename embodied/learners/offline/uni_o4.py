@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from embodied.core.bounds import (
     Count,
     CountOrZero,
+    Few,
     Fraction,
     NonNegative,
     Positive,
@@ -99,7 +100,7 @@ LOG_STD = (-5.0, 0.0)  # bounds of the policies' log std
 class Config:
     batch_size: Count = 256  # transitions per update
     values: iql.Config = field(default_factory=iql.Config)  # Q and V; what IQL extracts is unused
-    members: Count = 4  # policies
+    members: Few = 4  # policies
     apart: NonNegative = 0.1  # alpha: how much the policies are held apart
     clone: Fraction = 0.8  # share of the updates that fit values and clone; then PPO
     lr: PositiveFraction = 1e-4  # Adam's learning rate of the policies

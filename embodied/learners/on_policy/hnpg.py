@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, NonNegative, PositiveFraction
+from embodied.core.bounds import Count, Few, NonNegative, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -38,7 +38,7 @@ from embodied.nn.optim import Adam, Optimizer
 class Config(ppo.Config):
     """Settings of HNPG: those of PPO, whose `value` describes the networks of f."""
 
-    critics: Count = 2  # networks of f, which is their mean
+    critics: Few = 2  # networks of f, which is their mean
     critic_steps: Count = 160  # steps of f per update; as many as the value function of PPO has
     critic_batch_size: Count = 256  # decisions, and transitions of D, in each
     samples: Count = 10  # actions over which f is averaged for V

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Bound, Count, Fraction, NonNegative, Positive
+from embodied.core.bounds import Bound, Count, Fraction, NonNegative, Positive, Units
 from embodied.core.build import ConfigError
 from embodied.core.device import forked
 from embodied.learners.on_policy.ppo_parts import clip_loss
@@ -59,7 +59,7 @@ class Config:
     primitives: Count = 12  # atomic rewards; of more than that a random choice
     length: Annotated[int, Bound(1, 17)] = 13  # most tokens of an expression; 17 nest 8 deep
     draws: Count = 40  # expressions to check per proposal
-    hidden: Count = 64  # units of the GRU
+    hidden: Units = 64  # units of the GRU
     lr: Fraction = 0.01  # Adam's learning rate; 0: random search
     passes: Count = 8  # gradient steps per round
     clip: Positive = 0.2  # eps

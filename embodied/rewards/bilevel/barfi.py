@@ -35,6 +35,7 @@ from embodied.core.bounds import (
     NonNegative,
     Positive,
     PositiveFraction,
+    Units,
 )
 from embodied.core.build import ConfigError, Node
 from embodied.core.choices import Choices
@@ -62,7 +63,7 @@ class Config:
 
     heuristic: Node  # r_aux: a factor, see `handcrafted.factors`
     leaves: tuple[str, ...] | None = None  # observations that phi sees; null: all of the policy's
-    hidden: tuple[Count, ...] = (64,)  # units of phi's hidden layers
+    hidden: tuple[Units, ...] = (64,)  # units of phi's hidden layers
     limit: Positive = 1.0  # largest distance of a phi from where it begins: 0, 1 and 1
     lr: PositiveFraction = 3e-3  # Adam's learning rate of phi
     warmup: CountOrZero = 5  # updates of the learner before the first one of phi

@@ -43,6 +43,7 @@ from embodied.core.bounds import (
     Number,
     Positive,
     PositiveFraction,
+    Units,
 )
 from embodied.core.device import forked
 from embodied.core.spec import Leaf, Spec
@@ -171,8 +172,8 @@ class Config:
     scale: Number = 1.0  # weight of the shaping
     tolerance: Positive | None = 0.5  # of forward minus backward estimate; null: confidence 1
     between: Count = 1  # anchor frames inside each demonstration
-    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
-    channels: tuple[Count, ...] = (16, 32, 32, 32)  # channels of the image encoder
+    hidden: tuple[Units, ...] = (64, 64)  # units of the hidden layers
+    channels: tuple[Units, ...] = (16, 32, 32, 32)  # channels of the image encoder
 
 
 def ends(frames: Frames, won: int) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,15 @@ from torch import Tensor, nn
 
 from embodied.buffers.weighted import Weights
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, PositiveFraction
+from embodied.core.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Number,
+    PositiveFraction,
+    Units,
+)
 from embodied.core.build import ConfigError, nearest
 from embodied.core.device import forked
 from embodied.core.env import VecEnv
@@ -146,7 +154,7 @@ class Config:
     env_weight: Number = 1.0  # weight of the environment's reward
     history: Count = 4  # newest frames in a window
     stride: Count = 2  # steps between frames of a window
-    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
+    hidden: tuple[Units, ...] = (64, 64)  # units of the hidden layers
 
 
 class FrameFeatures(nn.Module):

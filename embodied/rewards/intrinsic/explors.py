@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.buffers.pending import TrajectoryColumns
-from embodied.core.bounds import Count, NonNegative, Number, Positive, PositiveFraction
+from embodied.core.bounds import Count, NonNegative, Number, Positive, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.device import forked
@@ -53,7 +53,7 @@ class ExploRsConfig:
     most_bonus: Positive = 1.0  # the bonus of a state that was never visited
     leaves: tuple[str, ...] | None = None  # observations that it sees and counts; null: all
     grid: Positive = 10.0  # cells of visits per standard deviation of a vector's elements
-    hidden: tuple[Count, ...] = (64,)  # units of the hidden layers
+    hidden: tuple[Units, ...] = (64,)  # units of the hidden layers
     lr: PositiveFraction = 1e-3  # Adam's learning rate of R_phi
     critic_lr: PositiveFraction = 5e-3  # Adam's learning rate of V and of the policy's estimate
     batch_size: Count = 256  # transitions per gradient step of the policy's estimate

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.bounds import Count, Fraction, Number, PositiveFraction
+from embodied.core.bounds import Count, Fraction, Number, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
 from embodied.core.device import forked
@@ -31,8 +31,8 @@ class IcmConfig:
     weight: Number = 1.0  # weight of the bonus
     env_weight: Number = 1.0  # weight of the environment's reward
     leaves: tuple[str, ...] | None = None  # observations to predict; null: all of the policy's
-    hidden: tuple[Count, ...] = (256,)  # units of the hidden layers
-    features: Count = 32  # size of phi
+    hidden: tuple[Units, ...] = (256,)  # units of the hidden layers
+    features: Units = 32  # size of phi
     beta: Fraction = 0.2  # weight of the forward model's loss
     lr: PositiveFraction = 1e-3  # Adam's learning rate
     batch_size: Count = 256  # transitions per gradient step

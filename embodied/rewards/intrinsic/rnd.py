@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, Fraction, Number
+from embodied.core.bounds import Count, Fraction, Number, Units
 from embodied.core.device import forked
 from embodied.core.env import Step
 from embodied.core.remembered import Remembered
@@ -28,8 +28,8 @@ class RndConfig:
     weight: Number = 1.0  # weight of the bonus
     env_weight: Number = 1.0  # weight of the environment's reward
     leaves: tuple[str, ...] | None = None  # observations whose novelty counts; null: the policy's
-    hidden: tuple[Count, ...] = (256, 256)  # units of the predictor's hidden layers
-    features: Count = 64  # outputs of both networks
+    hidden: tuple[Units, ...] = (256, 256)  # units of the predictor's hidden layers
+    features: Units = 64  # outputs of both networks
     lr: Fraction = 1e-4  # Adam's learning rate; 0: the predictor stays as it is
     batch_size: Count = 256  # transitions per gradient step
     memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all

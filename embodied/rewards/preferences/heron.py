@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.bounds import Count, Number, PositiveFraction
+from embodied.core.bounds import Count, Number, PositiveFraction, Units
 from embodied.core.build import ConfigError, Node
 from embodied.core.device import forked
 from embodied.core.remembered import Remembered
@@ -41,7 +41,7 @@ class HeronConfig:
 
     factors: tuple[Node, ...]  # the most important first; with `weight` -1 if less is better
     leaves: tuple[str, ...] | None = None  # observations that are scored; null: all
-    hidden: tuple[Count, ...] = (256, 256)  # units of the hidden layers
+    hidden: tuple[Units, ...] = (256, 256)  # units of the hidden layers
     lr: PositiveFraction = 1e-3  # Adam's learning rate
     rows: Count = 256  # transitions of a batch that are compared
     rivals: Count = 16  # other transitions that each is compared with

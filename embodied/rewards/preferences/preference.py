@@ -40,7 +40,7 @@ from torch.nn import functional
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, Fraction, NonNegative, PositiveFraction
+from embodied.core.bounds import Count, Few, Fraction, NonNegative, PositiveFraction, Units
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.device import forked
 from embodied.core.env import Step, VecEnv
@@ -73,8 +73,8 @@ CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, ke
 class FitConfig:
     """Settings of the ensemble and its fit, which ends early at the training accuracy `enough`."""
 
-    members: Count = 3  # networks of the ensemble
-    hidden: tuple[Count, ...] = (128, 128)  # units of the hidden layers; images have convolutions
+    members: Few = 3  # networks of the ensemble
+    hidden: tuple[Units, ...] = (128, 128)  # units of the hidden layers; images have convolutions
     epochs: Count = 50  # largest number of passes over all pairs
     enough: Fraction = 0.97  # training accuracy above which a fit ends
     batch: Count = 64  # pairs per gradient step

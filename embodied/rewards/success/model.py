@@ -32,6 +32,7 @@ from embodied.core.bounds import (
     Number,
     Positive,
     PositiveFraction,
+    Units,
 )
 from embodied.core.build import ConfigError, parse
 from embodied.core.device import device_of, forked
@@ -66,8 +67,8 @@ class Training:
 
     views: tuple[str, ...] = ("state",)  # observations to use
     model: str | None = None  # frozen encoder of images: "simclip", a folder, hub name; null: a CNN
-    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
-    channels: tuple[Count, ...] = (16, 32, 32)  # channels of the CNN
+    hidden: tuple[Units, ...] = (64, 64)  # units of the hidden layers
+    channels: tuple[Units, ...] = (16, 32, 32)  # channels of the CNN
     updates: Count = 600  # gradient steps of the first version
     batch_size: Annotated[int, Bound(2)] = 64  # frames per gradient step, half of them positives
     lr: PositiveFraction = 1e-3  # AdamW's learning rate

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from embodied.core.bounds import Count, Fraction, NonNegative, Positive, PositiveFraction
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
@@ -63,7 +63,7 @@ class Settings:
     clip: Positive = 0.2  # clip range of the probability ratio
     value_weight: NonNegative = 0.5  # weight of the value loss
     entropy: NonNegative = 0.005  # weight of the entropy bonus
-    width: Count = 64  # units of the hidden layers
+    width: Units = 64  # units of the hidden layers
 
 
 class LevelGenerator(nn.Module):

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embodied.core.bounds import (
-    Count,
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    PositiveFraction,
-)
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, PositiveFraction, Units
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.nn.optim import gradient_step
@@ -49,8 +43,8 @@ class GoalGanConfig(teacher.Config):
     pretrain: CountOrZero = 500  # gradient steps before the first episode
     easy: Mapping[str, Fraction] = field(default_factory=dict)  # easy task; empty: the whole cube
     spread: NonNegative = 0.1  # half-width of the box around `easy`
-    generator_width: Count = 256  # units of a hidden layer
-    discriminator_width: Count = 128  # units of a hidden layer
+    generator_width: Units = 256  # units of a hidden layer
+    discriminator_width: Units = 128  # units of a hidden layer
 
 
 class GoalGan(TorchTeacher):

@@ -17,6 +17,7 @@ from embodied.core.bounds import (
     NonNegative,
     Number,
     PositiveFraction,
+    Units,
 )
 from embodied.core.spec import Spec
 from embodied.nn.optim import Adam, gradient_step
@@ -41,7 +42,7 @@ class MptsConfig(teacher.Config):
     lr: PositiveFraction = 5e-3  # Adam's learning rate
     beta: NonNegative = 1e-4  # weight of the KL term
     warmup: CountOrZero = 160  # first episodes, with uniform tasks
-    width: Count = 10  # units of the hidden layers, and size of z
+    width: Units = 10  # units of the hidden layers, and size of z
 
 
 class Mpts(TorchTeacher):

@@ -15,9 +15,11 @@ from embodied.core.bounds import (
     Bound,
     Count,
     CountOrZero,
+    Few,
     Fraction,
     NonNegative,
     PositiveFraction,
+    Units,
 )
 from embodied.core.spec import Spec
 from embodied.nn.optim import Adam, gradient_step
@@ -145,9 +147,9 @@ class SetterSolverConfig(teacher.Config):
     feasibility: NonNegative = 1.0  # weight of the feasibility loss
     coverage: NonNegative = 1.0  # weight of the coverage loss
     judge: tuple[Count, ...] = (64, 64, 64)  # units of each hidden layer of the judge
-    width: Count = 128  # units of the setter's hidden layers
+    width: Units = 128  # units of the setter's hidden layers
     layers: CountOrZero = 3  # highway layers of a coupling
-    blocks: Count = 3  # coupling layers of the setter
+    blocks: Few = 3  # coupling layers of the setter
 
 
 class SetterSolver(TorchTeacher):
