@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Fraction
@@ -27,7 +27,7 @@ from embodied.embodiments.cartesian_pose import Config as PoseConfig
 from embodied.embodiments.fr3 import OPEN
 from embodied.envs.batched import BatchedEnv, paint_discs, pixel_grid
 from embodied.envs.grasping import solids
-from embodied.envs.grasping.solids import CELLS, HELD_OUT, SHAPES, Array, Solids
+from embodied.envs.grasping.solids import CELLS, HELD_OUT, SHAPES, Array, Flags, Solids
 from embodied.envs.row_rng import RowRng
 from embodied.policies.networks.point_sets import HIGH, LOW, POINTS, sampled
 
@@ -87,7 +87,7 @@ class GraspingScenes(BatchedEnv):
         made: list[tuple[Array, ...]] = []
         for row, near, (seen, which, normal) in zip(rows.tolist(), clouds, parts, strict=True):
             # The mean of a voxel is off the surface: the nearest ray's end is not.
-            index = cKDTree(seen).query(near.numpy())[1]
+            index = KDTree(seen).query(near.numpy())[1]
             made.append(self._labelled(row, seen[index], which[index], normal[index]))
         keys = ("points", "held", "privileged/contact", "privileged/placement")
         return {
@@ -137,7 +137,7 @@ class GraspingScenes(BatchedEnv):
                 placement[table, turn] = self._free(scene, whole, points[table], yaw)
         return points, held, contact, placement
 
-    def _free(self, scene: Solids, whole: Array, place: Array, yaw: Array) -> Array:
+    def _free(self, scene: Solids, whole: Array, place: Array, yaw: Array) -> Flags:
         low, high = np.array(LOW[:2]), np.array(HIGH[:2])
         return solids.free_places(scene, whole, place, yaw, low, high)
 

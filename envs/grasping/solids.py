@@ -119,12 +119,6 @@ class Solids:
     def _local(self, vector: Array) -> Array:
         return turned(vector, -self.yaw)
 
-    def without(self, owner: int) -> Solids:
-        """The scene without one object."""
-        kept = self.owner != owner
-        parts = (self.round, self.half, self.centre, self.yaw, self.owner)
-        return Solids(*(part[kept] for part in parts))
-
 
 def turned(vector: Array, yaw: Array) -> Array:
     """`vector` [..., 3] turned about the vertical by `yaw` [...] (rad)."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from torch import Tensor
 
 from embodied.core.bounds import Positive
@@ -56,7 +56,7 @@ class LargestCluster(Policy):
         points = cloud[cloud[:, 2] > TABLE]
         if not len(points):
             return np.zeros(len(self.pose.names))
-        pairs = cKDTree(points).sparse_distance_matrix(cKDTree(points), self.config.link)
+        pairs = KDTree(points).sparse_distance_matrix(KDTree(points), self.config.link)
         _, label = connected_components(pairs)
         largest = points[label == np.bincount(label).argmax()]
         top = largest[:, 2].max()

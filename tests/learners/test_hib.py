@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def make_policy() -> Deterministic:
     return Deterministic(PolicyConfig(hidden=(16,), extractor=HISTORY), SPEC)
 
 
-def make(**settings: float) -> Hib:
+def make(**settings: Any) -> Hib:
     torch.manual_seed(0)
     critics = ("state", "privileged/vehicle")
     config = Config(batch_size=64, hidden=(16,), critic_obs=critics, actor_lr=3e-3, **settings)
@@ -96,10 +97,13 @@ def test_it_learns_what_the_past_tells() -> None:
 
 
 def test_a_heavy_bottleneck_forgets() -> None:
-    learner = make(beta=100.0, code_lr=3e-3)
-    for _ in range(150):
-        metrics = learner.update(batch())
-    assert metrics["rate"] < 0.05
+    rates: list[float] = []
+    for beta in (1e-3, 100.0):
+        learner = make(beta=beta, code_lr=3e-3)
+        for _ in range(150):
+            metrics = learner.update(batch())
+        rates.append(metrics["rate"].item())
+    assert rates[1] < 0.2 * rates[0]  # RL moves the code too
 
 
 def test_a_resumed_learner_goes_on_the_same() -> None:
