@@ -33,6 +33,10 @@ FINGER_SPEED = 0.1
 """Speed of each finger, m/s."""
 TOOL = 0.1034
 """Distance from the hand's flange to the tool point between the pads, m."""
+PAD = (0.0085, 0.0095, 0.0085)
+"""Half width, thickness and half height of a pad, m."""
+CLEARANCE = 0.008
+"""Between each pad and an object before the hand closes on it, m."""
 
 _QUARTER = np.pi / 2
 # Each joint's frame in the one before: offset (m) and turn about x (rad).
@@ -111,6 +115,19 @@ def rotation(vector: Floats) -> Floats:
     return constant(_EYE, vector) + xp.sin(angle) * cross + (1 - xp.cos(angle)) * (cross @ cross)
 
 
+def opening(width: Floats) -> Floats:
+    """How far the hand opens (m) before it closes on something `width` (m) wide."""
+    return namespace(width).clip(width + 2 * CLEARANCE, 0, OPEN)
+
+
+def hand_points(place: Floats, turn: Floats, wide: Floats) -> Floats:
+    """Points [..., K, 3] on the fingers, `wide` [...] (m) apart, and on the palm of hands at tool
+    poses [..., 3], [..., 3, 3]."""
+    half = wide[..., None, None] / 2
+    own = constant(_HAND_POINTS, wide) + half * constant(_HAND_SIDES, wide)
+    return place[..., None, :] + own @ turn.swapaxes(-1, -2)
+
+
 def mjcf() -> Path:
     """The FR3's MJCF inside the installed `franky_sim` package (meshes: `assets/meshes`)."""
     package = find_spec("franky_sim")
@@ -140,3 +157,26 @@ _CROSS = np.cross(_EYE[:, None], _EYE[None]).mT
 _ABOUT_Z = np.stack([np.diag([1.0, 1.0, 0.0]), _CROSS[2], np.diag([0.0, 0.0, 1.0])])
 _CHAIN = _chain()
 _HAND = np.cos(_TOOL_TURN) * _ABOUT_Z[0] + np.sin(_TOOL_TURN) * _ABOUT_Z[1] + _ABOUT_Z[2]
+
+
+def _hand() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Points [K, 3] of a closed hand in the tool frame (m), and where they go as it opens."""
+    x, thickness, z = PAD
+    fingers = [
+        ((across, side * layer, height), (0.0, side, 0.0))
+        for across in (-x, 0.0, x)
+        for side in (-1.0, 1.0)
+        for layer in (0.0, thickness)
+        for height in (z, 0.0, -0.012, -0.024)
+    ]
+    palm = [
+        ((across, along, height - TOOL), (0.0, 0.0, 0.0))
+        for across in (-0.03, 0.0, 0.03)
+        for along in np.linspace(-0.1, 0.1, 11)
+        for height in (0.066, 0.04)
+    ]
+    points, sides = zip(*fingers, *palm, strict=True)
+    return np.array(points), np.array(sides)
+
+
+_HAND_POINTS, _HAND_SIDES = _hand()

@@ -43,10 +43,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, memory: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Returns [n, L, width]; `seen` [n, M] (bool): tokens of the memory that are seen."""
+        """Returns [n, L, width]; `seen` [n, M] (bool): tokens of the memory that are seen, by
+        every query; [n, L, M]: by each."""
         query = self._split(self.query(x))
         key, value = map(self._split, self.key_value(memory).chunk(2, 2))
-        mask = None if seen is None else seen[:, None, None, :]
+        mask = None if seen is None else seen.view(len(seen), 1, -1, seen.shape[-1])
         found = functional.scaled_dot_product_attention(query, key, value, mask)
         return self.out(found.transpose(1, 2).flatten(2))
 
@@ -72,13 +73,18 @@ class AttentionLayer(nn.Module):
         self.each = feedforward(width)
 
     def forward(
-        self, x: Tensor, memory: Tensor | None = None, seen: Tensor | None = None
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        seen: Tensor | None = None,
+        memory_seen: Tensor | None = None,
     ) -> Tensor:
-        """`seen` [n, L] (bool): which of the layer's own tokens are attended to."""
+        """`seen` [n, L] (bool): which of the layer's own tokens are attended to; `memory_seen`
+        [n, M] or [n, L, M]: which of the memory's."""
         own = self.norm(x)
         x = x + self.own(own, own, seen)
         if self.cross is not None and self.cross_norm is not None and memory is not None:
-            x = x + self.cross(self.cross_norm(x), memory)
+            x = x + self.cross(self.cross_norm(x), memory, memory_seen)
         return x + self.each(self.last_norm(x))
 
 

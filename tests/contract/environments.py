@@ -22,7 +22,14 @@ FILES = sorted({*Path("configs/env").glob("*.yaml")} - WIRED - APART)
 SLOW = (
     *("crafter_pickaxe", "maniskill_peg_insertion", "maniskill_pick_cube"),
     *("maniskill_pick_cube_rgb", "fr3_channel", "fr3_detour", "fr3_lift_delayed"),
-    *("fr3_lift_magnet", "fr3_lift_points", "fr3_lift_random", "fr3_reach", "fr3_slalom"),
+    *(
+        "fr3_clutter",
+        "fr3_lift_magnet",
+        "fr3_lift_points",
+        "fr3_lift_random",
+        "fr3_reach",
+        "fr3_slalom",
+    ),
     *("contact_maze", "so101_pick", "envpool_adroit_door", "envpool_metaworld_door_open"),
 )
 """Slow ones, of classes that other files have too; tests/envs has what is their own."""

@@ -40,9 +40,9 @@ __all__ = [
 ]  # for other tests
 CONFIGS = PACKAGED
 # Agents with tables in lifetimes of symbols alone (tests/learners/test_groove.py), what lifetimes
-# observe (test_meta_dt.py), models of facts (tests/models/test_nsam.py), and trained runs
-# (test_distill.py).
-APART = ("distill", "groove", "meta_dt", "prompt_dt", "ramp")
+# observe (test_meta_dt.py), models of facts (tests/models/test_nsam.py), trained runs
+# (test_distill.py), and labelled clouds (test_m2t2.py).
+APART = ("distill", "groove", "m2t2", "meta_dt", "prompt_dt", "ramp")
 FILES = sorted(file for file in (PACKAGED / "learner").glob("*.yaml") if file.stem not in APART)
 LEARNERS = [file.stem for file in FILES]
 # An exact resume needs the seed to decide.

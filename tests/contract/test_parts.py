@@ -24,8 +24,8 @@ from tests.tiers import once_per_class, usually
 
 # It acts on symbols and uses nothing else that is observed: tests/learners/test_groove.py. The
 # others need what lifetimes observe: tests/learners/test_meta_dt.py; or decide by a search, which
-# hides a small influence: test_unizero.py.
-APART = ("tabular", "meta_dt", "prompt_dt", "unizero", "scalezero")
+# hides a small influence: test_unizero.py; or need a point cloud and poses: test_m2t2.py.
+APART = ("tabular", "m2t2", "meta_dt", "prompt_dt", "unizero", "scalezero")
 POLICIES = sorted(
     file
     for file in (Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml")

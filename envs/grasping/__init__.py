@@ -1,0 +1,1 @@
+"""Grasping scenes without physics: shapes on a table, point clouds by ray casting, grasp labels."""
