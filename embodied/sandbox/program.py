@@ -470,7 +470,7 @@ def split(answer: Any, stateful: bool) -> tuple[Any, list[tuple[str, Any]], tupl
     total, named components without those that are text or None, and the memory; Rejected."""
     if not isinstance(answer, tuple) and not stateful:
         return answer, [], ()
-    values = answer if isinstance(answer, tuple) else (answer,)
+    values: tuple[Any, ...] = answer if isinstance(answer, tuple) else (answer,)
     if len(values) != 2 + stateful:
         wanted = f"total, components, {MEMORY}: it asks for it" if stateful else "total, components"
         raise Rejected("result", f"it returns {len(values)} values; return {wanted}")

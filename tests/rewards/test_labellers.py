@@ -31,12 +31,7 @@ from embodied.rewards.preferences.labellers import (
     VisionLanguageConfig,
     VisionLanguageLabeller,
 )
-from embodied.rewards.preferences.preference import (
-    FitConfig,
-    Ranker,
-    loss_of,
-    scores_of,
-)
+from embodied.rewards.preferences.ranker import FitConfig, Ranker, loss_of, scores_of
 from embodied.vision.image_text import ImageText
 from tests.builders import node_of
 from tests.llm.server import Server, Told, says, serving

@@ -27,11 +27,11 @@ from embodied.rewards.preferences.labellers import agreement, sample_pairs, spli
 from embodied.rewards.preferences.preference import (
     IMAGE_INDEX,
     Config,
-    FitConfig,
     ImageIndexWrapper,
     ImageStore,
     Preference,
 )
+from embodied.rewards.preferences.ranker import FitConfig
 from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.builders import exit_of, node_of, require_same
 from tests.llm.server import says, serving

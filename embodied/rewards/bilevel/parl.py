@@ -39,7 +39,8 @@ from embodied.nn.implicit_gradient import dot, implicit_gradient, neumann
 from embodied.policies.abilities import HasLogProb
 from embodied.rewards.bilevel.ascent import centred, objective, require_log_prob, returns
 from embodied.rewards.preferences.labellers import Labels
-from embodied.rewards.preferences.preference import IMAGE_INDEX, Config, Preference, Scores
+from embodied.rewards.preferences.preference import IMAGE_INDEX, Config, Preference
+from embodied.rewards.preferences.ranker import Scores
 
 
 @dataclass(frozen=True)
