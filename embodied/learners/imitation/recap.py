@@ -51,7 +51,7 @@ SLOWNESS = 0.02  # step of the moving average of the threshold
 @dataclass(frozen=True)
 class Config(behavior_cloning.Config):
     gamma: Fraction = 0.99  # discount per environment step
-    n_step: Count = 1  # decisions that an advantage looks ahead
+    n_step: Count = 5  # decisions that an advantage looks ahead; few leave the labels to chance
     positive: Annotated[float, Bound(above=0.0, below=1.0)] = 0.4  # share above the threshold
     value_updates: Count = 1000  # first updates, in which the value function learns too
     value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
