@@ -32,7 +32,7 @@ DISCRETE = SPEC.with_act(Leaf((), "int64", 0, 16))
 CHUNK = 8
 TARGETS = {"flow": 3.0}  # ms, median
 # The network size in the fine-tuning papers (DPPO, ReinFlow): three residual blocks of 512.
-APART = ("tabular", "meta_dt", "prompt_dt")
+APART = ("tabular", "m2t2", "meta_dt", "prompt_dt")
 SIZE = {"chunk": CHUNK, "width": 512, "depth": 3}
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", **SIZE}
 DIFFUSION = {"_target_": "embodied.policies.generative.diffusion.Diffusion", **SIZE}

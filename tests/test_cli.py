@@ -318,7 +318,7 @@ def test_the_header_says_what_is_rewarded_and_taught() -> None:
 ONE_STEP = r"/learner: (sac|rlpd|redq|cql|iql|rebrac)\b"
 """Learners whose experiments decide once a step (on a base policy only `residual` does)."""
 SPARSE = r"/env: (fr3|ogbench)_"
-NOT_SPARSE = r"/reward: |  reward: (?!sparse)|/finetune: (?!residual)"
+NOT_SPARSE = r"/reward: |  reward: (?!sparse)|/finetune: (?!residual)|/env: \w+_mimic"
 
 
 def test_experiments_with_sparse_rewards_have_n_step_returns() -> None:

@@ -63,6 +63,8 @@ COUNTS: dict[str, dict[str, set[int]]] = {
         "wrapper1/kept": {0},  # the length of a history
         "wrapper1/clock": {0},  # seconds of an energy tank, which reads differences only
         "wrapper1/counts": set(range(1000)),  # how often each symbol was seen
+        "wrapper1/frame": {0},  # of the clip that is followed: a part of the state
+        "wrapper1/age": {0},  # steps of the mean reward of an episode, kept with their sum
     },
     # The time of day; hunger, thirst and tiredness of the player.
     "Crafter": {"numbers": {2}, "vitals": {0, 1, 2, 3}},
