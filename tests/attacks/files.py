@@ -510,7 +510,7 @@ ATTACKS_AT: dict[str, Table] = {
         "base that is a device": (references({"file": "/dev/zero"}), "not there"),
         "base that is a secret": (references({"file": "/etc/shadow"}), "not there"),
         "spec of 2^31": (action(shape=[2**31]), NO_TYPE),
-        "two huge layers": (policy(hidden=[200_000, 200_000]), "policy.yaml"),
+        "two huge layers": (policy(hidden=[200_000, 200_000]), "at most 8192"),
         "90,000 layers": (policy(hidden=[1] * 90_000), "describes a network"),
         "spec.json is a pipe": (saved("spec.json", os.mkfifo), NO_FILE),
         "policy.yaml is a device": (policy_text(link("/dev/zero")), NO_FILE),
@@ -531,7 +531,7 @@ ATTACKS_AT: dict[str, Table] = {
             "about.json cannot be read",
         ),
         "sampler of 10^9 steps": (policy(_target_=FLOW, steps=10**9), "steps"),
-        "net of 10^9 units": (policy(_target_=FLOW, width=10**9), "policy.yaml"),
+        "net of 10^9 units": (policy(_target_=FLOW, width=10**9), "at most 8192"),
         "100,000 references": (references(*[{"file": "/a"}] * 100_000), "not there"),
     },
     "state": {
@@ -583,7 +583,7 @@ ATTACKS_AT: dict[str, Table] = {
             "features",
         ),
         "10^7 layers": (act(n_encoder_layers=10**7), "network"),
-        "tokens of 10^6 units": (act(dim_model=10**6), "config.json"),
+        "tokens of 10^6 units": (act(dim_model=10**6), "at most 8192"),
         "chunk of 10^9": (act(chunk_size=10**9), "config.json"),
         "n_obs_steps in words": (act(n_obs_steps="text"), "config.json"),
         "10^9 levels of noise": (
