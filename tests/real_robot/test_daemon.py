@@ -186,9 +186,10 @@ def test_a_policy_moves_the_arm_when_an_operator_says_so(bridge: Bridge) -> None
     assert bridge.ticks(20)["sent"] == held
     bridge.running()
     until(lambda: np.abs(np.subtract(bridge.status["sent"], held)).max() > 0.1, "it moves")
+    # A busy machine may be late with the steps that are smoothed.
+    until(lambda: bridge.status["stages"]["limits"]["count"] > 0, "a policy in steps is smoothed")
     status = bridge.status
     assert status["mode"] == "RUNNING" and not status["fault"]
-    assert status["stages"]["limits"]["count"] > 0, "a policy in steps was smoothed"
     assert status["control"]["rate"] > 0 and status["control"]["worst"] > 0
     busy = bridge.ask(Verb.QUIT)
     assert not busy.ok and "first stop" in busy.reason
