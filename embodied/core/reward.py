@@ -130,7 +130,7 @@ class RestartsCritic(Protocol):
 
     def take_restart(self) -> int | None:
         """How many updates to make at once with a new critic, off-policy, where the last step
-        changed the reward so much; None otherwise. Each restart is told once."""
+        changed the reward so much; None otherwise. Each restart is returned once."""
         ...
 
 

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, Node
 from embodied.core.device import forked
 from embodied.core.reward import End, Potential
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Spec, require_same
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critics import Critic
-from embodied.learners.learner import load_learner
+from embodied.learners.learner import Learner, load_learner
 
 SEED = 0
 ROWS = 1024  # observations that policy and critics see at once
@@ -35,6 +35,20 @@ class Config:
     actions: Count = 64  # actions of the run's policy for each observation
 
 
+def critics_of(run: str, spec: Spec) -> tuple[Learner, Critic, Node]:
+    """The learner of a run's newest checkpoint with its critics of actions, and the run's settings.
+    ConfigError if it has none, SpecMismatch if they are for other observations or actions."""
+    saved = checkpoint.find(run)
+    trained = read_run_settings(saved.parent.parent / "run.yaml")
+    policy = checkpoint.load_policy(saved)
+    require_same(spec, policy.spec, "the recordings", f"the critics of {saved}")
+    learner = load_learner(saved, trained, policy).eval()
+    critic = getattr(learner, "critic", None)
+    if trained.get("finetune") or not isinstance(critic, Critic):
+        raise ConfigError(f"{saved} has no critics of actions: train learner=sac, td3_bc or rebrac")
+    return learner, critic, trained
+
+
 class RunValue(Potential):
     """V [N] at one end of transitions, by the newest checkpoint of a run in the same
     environment."""
@@ -42,16 +56,13 @@ class RunValue(Potential):
     def __init__(self, config: Config, spec: Spec) -> None:
         if not config.run:
             raise ConfigError("an advantage is a trained run's: reward.potential.run=RUN")
-        saved = checkpoint.find(config.run)
-        self.policy = checkpoint.load_policy(saved).eval()
-        require_same(spec, self.policy.spec, "the steps", f"the critics of {saved}")
+        learner, critic, _ = critics_of(config.run, spec)
+        self.policy = learner.policy
         if self.policy.chunk > 1 or self.policy.initial(1):
-            raise ConfigError(f"the policy of {saved} acts in chunks or has a memory: take another")
-        trained = read_run_settings(saved.parent.parent / "run.yaml")
-        critic = getattr(load_learner(saved, trained, self.policy), "critic", None)
-        if not isinstance(critic, Critic) or critic.out != 1:
-            raise ConfigError(f"{saved} has no critics of actions: train learner=sac or td3")
-        self.critic = critic.eval()
+            raise ConfigError(f"{config.run}: its policy acts in chunks or has a memory")
+        if critic.out != 1:
+            raise ConfigError(f"{config.run}: its critics are distributions; train learner=sac")
+        self.critic = critic
         self.actions = config.actions
 
     @torch.no_grad()

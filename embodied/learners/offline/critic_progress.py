@@ -19,17 +19,14 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.weighted import Weights
-from embodied.core import checkpoint
 from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
-from embodied.core.saved_node import read_run_settings
-from embodied.core.spec import require_same
 from embodied.core.tensors import each, under
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
-from embodied.learners.critics import Critic
-from embodied.learners.learner import Learner, load_learner
+from embodied.learners.learner import Learner
+from embodied.learners.run_value import critics_of
 
 ROWS = 4096  # steps that the critics see at once
 
@@ -61,15 +58,9 @@ class CriticProgress(Weights):
     @torch.no_grad()
     def progress(self, episodes: Episodes) -> Tensor:
         """rho [N] of all steps. ConfigError or SpecMismatch if the run has no fitting critics."""
-        saved = checkpoint.find(self.config.run)
-        trained = read_run_settings(saved.parent.parent / "run.yaml")
-        policy = checkpoint.load_policy(saved)
-        require_same(episodes.spec, policy.spec, "the recordings", f"the critics of {saved}")
-        learner = load_learner(saved, trained, policy).eval()
-        critic = getattr(learner, "critic", None)
-        if trained.get("finetune") or not isinstance(critic, Critic):
-            raise ConfigError(f"{saved} has no critics of actions: train learner=td3_bc or rebrac")
-        rows = transitions(episodes, learner.gamma, trained.get("execute") or policy.chunk)
+        learner, critic, trained = critics_of(self.config.run, episodes.spec)
+        chunk = trained.get("execute") or learner.policy.chunk
+        rows = transitions(episodes, learner.gamma, chunk)
         found = [
             value(learner, critic(under(part, "obs"), part["action"]))
             for first in range(0, len(rows["action"]), ROWS)

@@ -138,8 +138,8 @@ class Advisor:
             asked.append(Message("user", digest))
             said = self.adapter.ask(asked, temperature=self.temperature)
             analysis = one_line(said.text, LONGEST)
-        told = f"{digest}\nAnalysis: {analysis}" if analysis else digest
-        messages = [Message("system", PLANNER), Message("user", told)]
+        question = f"{digest}\nAnalysis: {analysis}" if analysis else digest
+        messages = [Message("system", PLANNER), Message("user", question)]
         answer = self.chat.ask(messages, self.schema, temperature=self.temperature)
         return Advice(digest, analysis, tuple(answer.data["goals"]))
 
@@ -278,7 +278,7 @@ class Instructions(ObservationWrapper):
             self._take_answers()
 
     def _digest(self, env_id: int) -> str:
-        """What the models are told of an env."""
+        """What the models read about an env."""
         lines = [self.describe(env_id)]
         if goals := self._goals_of(env_id):
             score = float(self.memory["score"][env_id])

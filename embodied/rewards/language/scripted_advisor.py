@@ -82,7 +82,7 @@ class ScriptedAdvisor(Chat):
 
 
 def next_goals(text: str, order: Sequence[str]) -> list[str]:
-    """The first three goals of `order` that the text does not tell as achieved."""
-    done = {name for told in ACHIEVED.findall(text) for name in told.split(", ")}
+    """The first three goals of `order` that the text does not list as achieved."""
+    done = {name for names in ACHIEVED.findall(text) for name in names.split(", ")}
     left = [name for name in order if name not in done]
     return [*left, *(name for name in order if name in done)][:3]

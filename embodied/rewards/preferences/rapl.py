@@ -214,7 +214,7 @@ class Rapl(FittedReward):
             self.preferred.copy_(self.project(shows))
             aligned = nearest_demo(self.project(videos[apart]), self.preferred, how).sum(1)
             unaligned = nearest_demo(videos[apart], shows, how).sum(1)
-            told = logit(torch.arange(len(label))).sigmoid()
+            predicted = logit(torch.arange(len(label))).sigmoid()
         self.found = {
             "labels": len(label),
             "aligned": spearman(aligned, self.worth[apart]),
@@ -222,7 +222,7 @@ class Rapl(FittedReward):
         }
         figures = f"{self.found['aligned']:.2f} aligned, {self.found['unaligned']:.2f} before"
         print(f"rapl: rank correlation with the reward of {len(apart)} other videos {figures}")
-        return float((told - label).square().mean())
+        return float((predicted - label).square().mean())
 
     def _in_one_scale(self, moments: Tensors) -> Tensor:
         """Features [N, size] of frames, centred, all elements divided by the same number: the
