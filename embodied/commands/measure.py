@@ -115,7 +115,7 @@ def score(args: argparse.Namespace) -> None:
     behaviour = returns(episodes, config.gamma).mean().item()
     more = [word for word in args.words if word.partition("=")[0] in given]
     true = [
-        _played(run, more, args.config_dir, trial.truth, config.gamma)
+        played(run, more, args.config_dir, trial.truth, config.gamma)
         for run in (runs if trial.truth else ())
     ]
     _show(runs, found, behaviour, true, trial.k)
@@ -129,7 +129,7 @@ def _listed(own: dict[str, Any], name: str) -> list[str]:
     return folders
 
 
-def _played(path: str, words: list[str], folders: list[str], episodes: int, gamma: float) -> float:
+def played(path: str, words: list[str], folders: list[str], episodes: int, gamma: float) -> float:
     """The mean discounted return of a run's policy in `episodes` episodes of its environment, or
     the one that the words of a command line name."""
     subject = subject_of(path, words, folders)
