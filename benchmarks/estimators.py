@@ -1,6 +1,6 @@
 """Off-policy estimators, judged by the policies that each would try on a robot: SharpeRatio@k.
 
-    python -m benchmarks.estimators policies=RUN,RUN,... demos=DIR seed=0 out=DIR
+    python -m benchmarks.estimators policies=RUN/checkpoints demos=DIR seed=0 out=DIR
     python -m benchmarks.estimators judged=DIR by=fqe out=DIR
 
 The first estimates what the policies are worth and plays them. The second writes, as the metrics of
@@ -26,11 +26,12 @@ from embodied.nn.statistics import spearman
 
 K = 3  # policies that are tried
 EPISODES = 50  # for a policy's true value
-UPDATES = 10000  # of each value function
+UPDATES = 3000  # of each value function
 
 
-def judge(runs: list[str], demos: Path, seed: int, out: Path) -> None:
-    """Write the estimates and the true values of `runs`, and the value of the recordings."""
+def judge(policies: Path, demos: Path, seed: int, out: Path) -> None:
+    """Write the estimates and true values of all checkpoints, and the value of the recordings."""
+    runs = sorted(map(str, policies.iterdir()))
     config = Config(seed=seed, updates=UPDATES)
     episodes = read_episodes(demos)
     found = estimates(runs, episodes, config)
@@ -49,7 +50,9 @@ def choices(facts: dict[str, Any], by: str) -> dict[str, float]:
     if by != "chance":
         return metrics(facts[by], true, behaviour)
     random = np.random.default_rng(0)
-    found = [metrics(random.normal(size=len(true)), true, behaviour) for _ in range(1000)]
+    found = [
+        metrics(behaviour + random.normal(size=len(true)), true, behaviour) for _ in range(1000)
+    ]
     return {name: fmean(each[name] for each in found) for name in found[0]}
 
 
@@ -64,7 +67,7 @@ def main(words: list[str]) -> None:
     given = dict(word.split("=", 1) for word in words)
     out = Path(given["out"])
     if "policies" in given:
-        judge(given["policies"].split(","), Path(given["demos"]), int(given["seed"]), out)
+        judge(Path(given["policies"]), Path(given["demos"]), int(given["seed"]), out)
         return
     facts = json.loads((Path(given["judged"]) / "estimates.json").read_text())
     found = {f"eval/{name}": value for name, value in choices(facts, given["by"]).items()}
