@@ -36,6 +36,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from embodied.buffers.weighted import returns
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.bounds import (
@@ -72,7 +73,7 @@ class Config:
     updates: Count = 3000  # of the value function of each policy, and of the behaviour's regression
     batch_size: Count = 256  # decisions per update
     lr: PositiveFraction = 3e-4  # learning rate of both
-    tau: PositiveFraction = 0.005  # step of the target network towards the trained one
+    tau: PositiveFraction = 0.05  # step of the target network towards the trained one
     hidden: tuple[Units, ...] = (256, 256)  # units of the hidden layers of both
     samples: Count = 8  # of a policy's actions for each observation
     bandwidth: Positive = 0.2  # std of the kernel, of half the action range
@@ -103,6 +104,7 @@ class Recorded:
         numbers = self.place[0]
         self.last = torch.cat([numbers[1:] != numbers[:-1], torch.ones(1, dtype=torch.bool)])
         self.first = episodes.start
+        self.unit = returns(episodes, config.gamma).abs().mean().item() or 1.0  # of the values
         with forked(config.seed):
             self.density = self._behaviour()
 
@@ -154,11 +156,12 @@ def estimate(policy: Policy, recorded: Recorded) -> Estimates:
     with forked(config.seed):
         own = proposals(policy, under(rows, "obs"), config.samples, size)  # [N, samples, size]
         later = proposals(policy, under(rows, "next_obs"), config.samples, size)
-        critic = evaluated_critic(recorded.spec, rows, later, config)
+        scaled = {**rows, "reward": rows["reward"] / recorded.unit}
+        critic = evaluated_critic(recorded.spec, scaled, later, config)
     with torch.no_grad():
-        value = critic.each(under(rows, "obs"), own).mean((0, 2))
-        following = critic.each(under(rows, "next_obs"), later).mean((0, 2))
-        q = critic(under(rows, "obs"), rows["action"]).mean(0)
+        value = recorded.unit * critic.each(under(rows, "obs"), own).mean((0, 2))
+        following = recorded.unit * critic.each(under(rows, "next_obs"), later).mean((0, 2))
+        q = recorded.unit * critic(under(rows, "obs"), rows["action"]).mean(0)
     error = rows["action"][index, None] - own[index]
     width = torch.full((size,), config.bandwidth)
     log_pi = log_density(error, width).logsumexp(1) - math.log(config.samples)

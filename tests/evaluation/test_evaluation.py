@@ -335,6 +335,18 @@ def test_all_three_estimate_a_better_and_a_worse_policy() -> None:
         off_policy.estimate(make_policy("generative.flow.Flow", LINE, obs_steps=2), recorded)
 
 
+def test_the_unit_of_the_reward_does_not_matter() -> None:
+    """Values of hundreds, as of Pendulum, would not be reached by a network that begins near 0."""
+    config = off_policy.Config(gamma=1.0, updates=600, lr=2e-3, hidden=(32,))
+    policy = make_policy("deterministic.Deterministic", LINE, hidden=[4], std=0.05)
+    found: list[float] = []
+    for unit in (1.0, -1000.0):
+        episodes = chain(200)
+        episodes.steps["reward"] = unit * episodes.steps["reward"]
+        found.append(off_policy.estimate(policy, off_policy.Recorded(episodes, config, 1)).fqe)
+    assert found[1] == pytest.approx(-1000 * found[0], rel=0.02)
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded, demos = chain(8), tmp_path / "demos"
     with EpisodeWriter(demos, LINE) as writer:
