@@ -246,7 +246,7 @@ def test_studies_are_well_formed(file: Path) -> None:
         given = [word for word in words if not word.startswith("out=")]
         assert words.count(f"out=W/{variant}-0") == 1 and len(given) == len(words) - 1
         of_seed = any(word.endswith("-0") or "/stages-0/" in word for word in given)
-        assert "seed=0" in words or (words[1] in ("eval", "improve") and of_seed)
+        assert "seed=0" in words or (words[1] in ("eval", "improve", "-m") and of_seed)
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
