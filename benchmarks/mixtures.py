@@ -1,6 +1,6 @@
 """Do TQ and SACo of recordings say whether offline RL is ahead of cloning of them?
 
-    python -m benchmarks.mixtures parts=DIR,DIR,... reference=DIR seed=0 out=DIR
+    python -m benchmarks.mixtures parts=DIR,DIR,... seed=0 out=DIR
     python -m benchmarks.mixtures mixtures=DIR by=saco out=DIR
 
 The first trains IQL and BC on each part and on each pair of them. The second writes, as the metric
@@ -25,10 +25,10 @@ from embodied.reports.quality import Config, quality
 UPDATES = 3000  # of each learner
 
 
-def measure(parts: list[Path], reference: Path, seed: int, out: Path) -> None:
+def measure(parts: list[Path], seed: int, out: Path) -> None:
     """Write the numbers of all parts and pairs, and the returns of what was trained on them."""
     mixtures = [*combinations(parts, 1), *combinations(parts, 2)]
-    whole = read_episodes(reference)
+    whole = joined([read_episodes(part) for part in parts])
     rows: list[dict[str, float]] = []
     for number, mixture in enumerate(mixtures):
         found = quality(joined([read_episodes(part) for part in mixture]), Config(), whole)
@@ -78,7 +78,7 @@ def main(words: list[str]) -> None:
     out = Path(given["out"])
     if "parts" in given:
         parts = [Path(part) for part in given["parts"].split(",")]
-        measure(parts, Path(given["reference"]), int(given["seed"]), out)
+        measure(parts, int(given["seed"]), out)
         return
     rows = json.loads((Path(given["mixtures"]) / "mixtures.json").read_text())
     out.mkdir(parents=True, exist_ok=True)

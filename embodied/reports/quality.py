@@ -30,6 +30,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import hidden
 from embodied.datasets.lerobot.reader import Episodes
 
+MOST_CELLS = 100  # along each axis
 LARGEST = 64  # numbers of an observation that is counted
 AT_BOUND = 0.99  # of the action range
 
@@ -40,7 +41,7 @@ class Config:
 
     random: Number | None = None  # mean return of random actions (null: the lowest recorded one)
     best: Number | None = None  # of the best policy known (null: the highest recorded one)
-    cells: Count = 100  # of each number
+    cells: Count | None = None  # along each axis (null: chosen by the reference, else 100)
     most: Count = 8  # numbers of a vector that is not projected
     kept: Count = 4  # principal components that it is projected to
 
@@ -102,7 +103,8 @@ def quality(episodes: Episodes, config: Config, reference: Episodes | None = Non
     random = whole.min().item() if config.random is None else config.random
     best = whole.max().item() if config.best is None else config.best
     parts = [vectors(episodes)] if reference is None else [vectors(episodes), vectors(reference)]
-    numbers = [distinct(part, parts[-1], config) for part in parts]
+    cells = config.cells or (MOST_CELLS if reference is None else cells_for(parts[-1], config))
+    numbers = [distinct(part, parts[-1], cells, config) for part in parts]
     weight = Return(ReturnConfig())(episodes)
     ends = episodes.start + episodes.length - 1
     act, at_bounds = episodes.spec.act, None
@@ -138,9 +140,18 @@ def vectors(episodes: Episodes) -> Tensor:
     return torch.cat([column.double().reshape(len(column), -1) for column in columns], 1)
 
 
-def distinct(pairs: Tensor, reference: Tensor, config: Config) -> int:
-    """How many of `pairs` [N, D] are in different cells, whose limits are those of `reference`
-    [M, D]; cells beyond them count too."""
+def cells_for(reference: Tensor, config: Config) -> int:
+    """Cells of each number, at most 100 and so large that half of `reference` [M, D] or more shares
+    one: where no two steps do, the number of distinct ones is the number of steps."""
+    cells = MOST_CELLS
+    while cells > 2 and distinct(reference, reference, cells, config) > len(reference) / 2:
+        cells //= 2
+    return cells
+
+
+def distinct(pairs: Tensor, reference: Tensor, cells: int, config: Config) -> int:
+    """How many of `pairs` [N, D] are in different ones of the cells, `cells` along each axis, whose
+    limits are those of `reference` [M, D]; cells beyond them count too."""
     if reference.shape[1] > config.most:
         mean, std = reference.mean(0), reference.std(0, correction=0).clamp(min=1e-9)
         standard = (reference - mean) / std
@@ -148,6 +159,6 @@ def distinct(pairs: Tensor, reference: Tensor, config: Config) -> int:
         main = directions[:, -config.kept :]
         pairs, reference = (pairs - mean) / std @ main, standard @ main
     low, high = reference.amin(0), reference.amax(0)
-    cell = (pairs - low) / (high - low).clamp(min=1e-9) * config.cells
-    inside = cell.floor() - (cell == config.cells).double()  # the highest is in the last one
+    cell = (pairs - low) / (high - low).clamp(min=1e-9) * cells
+    inside = cell.floor() - (cell == cells).double()  # the highest is in the last one
     return len(torch.unique(inside.long(), dim=0))

@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter
 from embodied.datasets.transitions import joined
-from embodied.reports.quality import Config, distinct, quality
+from embodied.reports.quality import MOST_CELLS, Config, cells_for, distinct, quality
 from tests.builders import exit_of
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -69,7 +69,7 @@ def test_wide_vectors_are_projected() -> None:
     repeated = plane.repeat(1, 10)
 
     def cells(pairs: Tensor, **given: int) -> int:
-        return distinct(pairs, pairs, Config(cells=10, **given))
+        return distinct(pairs, pairs, 10, Config(**given))
 
     assert cells(plane) == 100
     assert 45 <= cells(repeated, kept=2) <= 100
@@ -90,3 +90,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "TQ: 0.50 (0: return 0.25, 1: return 1.25)" in shown and "SACo: 1.00" in shown
     assert exit_of("demos", "info", demos, "best=1") == 2
     assert "quality=true" in capsys.readouterr().err
+
+
+def test_coverage_is_not_the_number_of_steps() -> None:
+    """In 100 cells of each of four numbers no two of 2,000 steps share one: whatever the recordings
+    hold, all of them would count."""
+    generator = torch.Generator().manual_seed(0)
+    wide = 2 * torch.rand(2000, 4, generator=generator, dtype=torch.float64) - 1
+    narrow = 0.2 * wide
+    config = Config()
+    cells = cells_for(wide, config)
+    assert distinct(wide, wide, MOST_CELLS, config) > 0.99 * len(wide)
+    assert distinct(narrow, wide, MOST_CELLS, config) > 0.9 * len(wide)
+    assert distinct(wide, wide, cells, config) <= len(wide) / 2
+    assert distinct(narrow, wide, cells, config) < 0.1 * distinct(wide, wide, cells, config)
