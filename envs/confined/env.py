@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative
+from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step
 from embodied.core.spec import DEMONSTRATOR, Leaf, Spec
@@ -60,7 +60,7 @@ class Config:
     tolerance: NonNegative = 0.005  # m that planned ways keep from both maps
     pyramids: Count = 8  # on the floor, and as many on the ceiling
     spare: NonNegative = 0.02  # m on all sides of the body on the way that a tunnel leaves free
-    distance: tuple[float, float] = (1.2, 3.2)  # m to the goal at task 0 and 1
+    distance: tuple[Positive, Positive] = (1.2, 3.2)  # m to the goal at task 0 and 1
     behind: Annotated[float, Bound(0.0, 1.0)] = 0.0  # m behind the body that it sees
     play: bool = False  # show the PD controller's action, for demonstrator=shown; not for training
     horizon: Count = 200  # steps of an episode
@@ -110,8 +110,8 @@ class Confined(BatchedEnv):
         self.every = torch.arange(n)
         self.streams = RowRng(config.seed, n)
         self.bends = math.ceil(high / BEND) + 3
-        for name in ("pose", "velocity", "last", "goal", "waypoint"):
-            setattr(self, name, torch.zeros(n, 3))
+        self.pose, self.velocity, self.last = torch.zeros(3, n, 3).unbind()
+        self.goal, self.waypoint = torch.zeros(2, n, 3).unbind()
         self.tunnel = torch.zeros(n, 2, config.pyramids, 3)
         self.nodes = lattice(high)
         planned = config.waypoints == "planned"
