@@ -69,7 +69,7 @@ class Config:
 
 
 class Confined(BatchedEnv):
-    """Observations: `state` (velocities in m/s and rad/s, pitch, last action), `waypoint` (from the
+    """Observations: `state` (velocities in m/s and rad/s, pitch, m to the goal, last action), `waypoint` (from the
     body's pose, m and rad), `floor` and `ceiling` (heights above the body's middle every 0.1 m up
     to 1 m ahead; the frame is level and moves with the body). Actions: accelerations. The task is
     the distance of the goal; without a given one it is the farthest. The log has `success`,
@@ -79,7 +79,7 @@ class Confined(BatchedEnv):
     name = "confined"
     kept: ClassVar = {
         **{name: name for name in ("pose", "velocity", "last", "goal", "waypoint", "tunnel")},
-        **{"best": "best", "task": "task", "since": "since", "clear": "clear", "age": "age"},
+        **{"best": "best", "task": "task", "aimed": "aimed", "clear": "clear", "age": "age"},
         **{"field": "field", "stream": "streams.state"},
     }
 
@@ -94,9 +94,9 @@ class Confined(BatchedEnv):
         behind = round(config.behind / CELL)
         self.grid = CELL * torch.arange(-behind, round(SEEN / CELL) + 1)
         at = [f"{CELL * cell:.1f}" for cell in range(-behind, round(SEEN / CELL) + 1)]
-        names = ("speed", "climb", "pitch_rate", "pitch", "last_x", "last_z", "last_pitch")
+        names = ("speed", "climb", "pitch_rate", "pitch", "to_go", "last_x", "last_z", "last_pitch")
         obs = {
-            "state": Leaf((7,), names=names),
+            "state": Leaf((len(names),), names=names),
             "waypoint": Leaf((3,), names=("ahead", "up", "pitch")),
             "floor": Leaf((len(at),), unit="m", names=tuple(f"floor_{x}" for x in at)),
             "ceiling": Leaf((len(at),), unit="m", names=tuple(f"ceiling_{x}" for x in at)),
@@ -118,7 +118,7 @@ class Confined(BatchedEnv):
         self.field = torch.zeros(n, *self.nodes.shape[:3] if planned else (0, 0, 0))
         self.best = torch.zeros(n)
         self.task = torch.ones(n, 1)
-        self.since = torch.zeros(n, dtype=torch.int64)
+        self.aimed = torch.zeros(n, dtype=torch.int64)  # age at which the waypoint was chosen
         self.clear = torch.ones(n, dtype=torch.bool)
         self.age = torch.zeros(n, dtype=torch.int64)
 
@@ -147,7 +147,7 @@ class Confined(BatchedEnv):
     def aim(self, rows: Tensor) -> None:
         """Choose new waypoints for `rows` [n]."""
         pose, goal = self.pose[rows], self.goal[rows]
-        self.since[rows] = 0
+        self.aimed[rows] = self.age[rows]
         if self.config.waypoints == "planned":
             parts = (self.nodes, self.field[rows], pose, self.tunnel[rows])
             target, found = planned(*parts, self.config.tolerance)
@@ -168,8 +168,9 @@ class Confined(BatchedEnv):
         velocity = self.velocity[rows]
         reach = heights(pose[:, :1] + self.grid, self.tunnel[rows])
         away = self.waypoint[rows] - pose
+        to_go = self.goal[rows, 0] - pose[:, 0]
         obs = {
-            "state": torch.cat([velocity, pose[:, 2:], self.last[rows]], 1),
+            "state": torch.cat([velocity, pose[:, 2:], to_go[:, None], self.last[rows]], 1),
             "waypoint": away,
             "floor": reach[:, 0] - pose[:, 1:2],
             "ceiling": HIGH - reach[:, 1] - pose[:, 1:2],
@@ -190,7 +191,6 @@ class Confined(BatchedEnv):
         action = action.detach().float().clamp(-1, 1)
         touched = self._move(action)
         self.age = self.age + 1
-        self.since = self.since + 1
         away = self.waypoint - self.pose
         near = away[:, :2].norm(dim=1)
         reached = (near < NEAR) & (away[:, 2].abs() < TURNED)
@@ -206,7 +206,7 @@ class Confined(BatchedEnv):
         self.last = action
         late = (self.age >= self.config.horizon) & ~won
         log = {"success": won, "touched": touched, "clear": self.clear.clone()}
-        again = (reached | (self.since >= self.config.replan)) & ~won
+        again = (reached | (self.age - self.aimed >= self.config.replan)) & ~won
         self.aim(again.nonzero().flatten())
         return self.finish(self.observe(self.every), reward, won, late, log)
 
@@ -226,7 +226,7 @@ class Confined(BatchedEnv):
 
     @property
     def state_roles(self) -> StateRoles:
-        return StateRoles({"age": None}, {"stream": None})
+        return StateRoles({"age": None}, {"stream": None}, {"aimed": None})
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """A side view: maps dark, goal green, waypoint orange, body blue."""

@@ -50,7 +50,9 @@ def test_a_level_box_above_a_tip_and_beside_it(ceiling: bool) -> None:
     assert at(0.0, 0.1) == pytest.approx(0.1 - 0.065, abs=1e-6)
     assert at(1.0, 0.3) == pytest.approx(0.3 - 0.065 - 0.2, abs=1e-6)
     assert at(1.15, 0.3) == pytest.approx(0.3 - 0.065 - 0.2, abs=1e-6)
-    assert at(1.26, 0.2) == pytest.approx(0.2 - 0.065 - 0.1, abs=1e-6)  # the corner is above half the base
+    assert at(1.26, 0.2) == pytest.approx(
+        0.2 - 0.065 - 0.1, abs=1e-6
+    )  # over half the base
     assert at(1.26, 0.14) == pytest.approx(0.14 - 0.065 - 0.1, abs=1e-6)  # and now in it
     assert at(1.26, 0.2, margin=0.02) == pytest.approx(0.2 - 0.085 - 0.14, abs=1e-6)
 
