@@ -69,11 +69,11 @@ class Config:
 
 
 class Confined(BatchedEnv):
-    """Observations: `state` (velocities in m/s and rad/s, pitch, m to the goal, last action), `waypoint` (from the
-    body's pose, m and rad), `floor` and `ceiling` (heights above the body's middle every 0.1 m up
-    to 1 m ahead; the frame is level and moves with the body). Actions: accelerations. The task is
-    the distance of the goal; without a given one it is the farthest. The log has `success`,
-    `touched` (a contact) and `clear` (the planner found a way).
+    """Observations: `state` (velocities in m/s and rad/s, pitch, m to the goal, last action),
+    `waypoint` (from the body's pose, m and rad), `floor` and `ceiling` (heights above the body's
+    middle every 0.1 m up to 1 m ahead; the frame is level and moves with the body). Actions:
+    accelerations. The task is the distance of the goal; without a given one it is the farthest. The
+    log has `success`, `touched` (a contact) and `clear` (the planner found a way).
     """
 
     name = "confined"
