@@ -122,7 +122,15 @@ class Confined(BatchedEnv):
         self.clear = torch.ones(n, dtype=torch.bool)
         self.age = torch.zeros(n, dtype=torch.int64)
 
+        self.given = False
+
+    def expect_given_tasks(self) -> None:
+        """Expect that `reset(task=...)` follows each end of an episode: `step` draws no tunnels."""
+        self.given = True
+
     def begin(self, rows: Tensor, task: Tensor | None = None) -> None:
+        if task is None and self.given:
+            return
         config = self.config
         count = len(rows)
         self.task[rows] = torch.ones(count, 1) if task is None else task[rows]

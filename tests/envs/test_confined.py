@@ -50,9 +50,7 @@ def test_a_level_box_above_a_tip_and_beside_it(ceiling: bool) -> None:
     assert at(0.0, 0.1) == pytest.approx(0.1 - 0.065, abs=1e-6)
     assert at(1.0, 0.3) == pytest.approx(0.3 - 0.065 - 0.2, abs=1e-6)
     assert at(1.15, 0.3) == pytest.approx(0.3 - 0.065 - 0.2, abs=1e-6)
-    assert at(1.26, 0.2) == pytest.approx(
-        0.2 - 0.065 - 0.1, abs=1e-6
-    )  # over half the base
+    assert at(1.26, 0.2) == pytest.approx(0.2 - 0.065 - 0.1, abs=1e-6)  # over half the base
     assert at(1.26, 0.14) == pytest.approx(0.14 - 0.065 - 0.1, abs=1e-6)  # and now in it
     assert at(1.26, 0.2, margin=0.02) == pytest.approx(0.2 - 0.085 - 0.14, abs=1e-6)
 
@@ -251,6 +249,17 @@ def test_the_task_is_the_distance() -> None:
     assert env.goal[:, 0].tolist() == pytest.approx([3.2] * 3)  # evaluation: the farthest
     with pytest.raises(ConfigError, match="low <= high"):
         Confined(Config(distance=(2.0, 1.0)))
+
+
+def test_where_tasks_are_given_an_end_draws_no_tunnel() -> None:
+    env = alone()
+    env.expect_given_tasks()
+    env.pose[:] = torch.tensor([3.05, 0.25, 0.0])
+    step = env.step(torch.zeros(1, 3))
+    assert step.terminated.all() and not env.tunnel[..., 1].any()
+    assert torch.equal(step.obs["state"], step.next_obs["state"])
+    env.reset(task=torch.zeros(1, 1))
+    assert env.tunnel[..., 1].any() and env.goal[0, 0].item() == pytest.approx(1.2)
 
 
 def test_the_controller_follows_the_planner_through_most_tunnels() -> None:
