@@ -66,8 +66,6 @@ class PastEncoder(Encoder):
     last step is the present.
     """
 
-    present: Tensor
-
     def __init__(
         self,
         obs: Mapping[str, Leaf],
@@ -77,24 +75,19 @@ class PastEncoder(Encoder):
     ) -> None:
         super().__init__(obs, images, asymmetric, points)
         shapes = {name: obs[name].shape for name in self.names}
-        if any(len(shape) != 2 for shape in shapes.values()):
+        if self.names != self.vectors or any(len(shape) != 2 for shape in shapes.values()):
             raise ConfigError(
                 f"a code of the past needs stacked vectors [k, D] and there are {shapes}: the "
                 "wrapper FrameStack with all that the policy observes (env=patrol_actuators)"
             )
-        last = [torch.arange(k) == k - 1 for k, _ in shapes.values()]
-        widths = [width for _, width in shapes.values()]
-        each = [step.repeat_interleave(width) for step, width in zip(last, widths, strict=True)]
-        self.register_buffer("present", torch.cat(each).nonzero().flatten(), persistent=False)
+        self.lengths = [obs[name].size for name in self.names]
+        self.widths = [width for _, width in shapes.values()]
         self.coder = self.make_coder(obs)
-        self.size = sum(widths) + CODE
+        self.size = sum(self.widths) + CODE
 
     def make_coder(self, obs: Mapping[str, Leaf]) -> nn.Module:
         """The network that makes the code, or what it is a distribution of."""
         return mlp(self.size, UNITS, 2 * CODE)
-
-    def only_vectors(self) -> tuple[str, ...]:
-        raise ConfigError("a policy with a code of the past is no plain network on vectors")
 
     def posterior(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of z, [n, CODE] each."""
@@ -106,8 +99,9 @@ class PastEncoder(Encoder):
         return self.posterior(obs)[0]
 
     def forward(self, obs: Tensors) -> Tensor:
-        now = self.norm(self.flat(obs)).index_select(1, self.present)
-        return torch.cat([now, self.coded(obs)], 1)
+        pasts = self.norm(self.flat(obs)).split(self.lengths, 1)
+        now = [past[:, -width:] for past, width in zip(pasts, self.widths, strict=True)]
+        return torch.cat([*now, self.coded(obs)], 1)
 
 
 class Known(nn.Module):
