@@ -74,10 +74,10 @@ class Actuators(EpisodeWrapper):
 
     def send(self, action: Tensor) -> Tensor:
         gain, offset, turn = self.memory["drawn"].split([self.size, self.size, 1], 1)
-        sent = gain * action.view_as(gain)
+        sent = gain * self.spec.act.bounded(action).view_as(gain)
         if self.size > 1:
             sent = torch.cat([turned_by(sent[:, :2], turn[:, 0]), sent[:, 2:]], 1)
-        return self.spec.act.bounded((sent + offset).view_as(action))
+        return (sent + offset).view_as(action)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         drawn = self.memory["drawn"]

@@ -201,8 +201,8 @@ def test_actuators() -> None:
     """An episode's actions are halved, turned by a quarter and shifted; the numbers are shown."""
     env = patrol(gain=(0.5, 0.5), offset=(0.1, 0.1), turn=(math.pi / 2, math.pi / 2))
     env.reset(0)
-    # (1, -0.4) is halved to (0.5, -0.2), turned to (0.2, 0.5), shifted to (0.3, 0.6).
-    step = env.step(torch.tensor([[1.0, -0.4], [1.0, -0.4]]))
+    # (1, -0.4) is halved to (0.5, -0.2), turned to (0.2, 0.5), shifted to (0.3, 0.6); 7 is 1.
+    step = env.step(torch.tensor([[1.0, -0.4], [7.0, -0.4]]))
     velocity = torch.tensor([[0.3, 0.6]]) * PUSH * DT  # from rest
     torch.testing.assert_close(step.next_obs["state"][:, 2:4], velocity.expand(2, 2))
     numbers = torch.tensor([[0.5, 0.5, 0.1, 0.1, 0.0, 1.0]])
