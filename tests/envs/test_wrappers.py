@@ -195,6 +195,8 @@ def test_action_delay() -> None:
     assert went[2].obs["sent"].tolist() == [[-1, -1], [3 / 8, 2 / 8]]
     applied = torch.cat(counter.applied, 1).tolist()
     assert applied == [[-1, -1, 1 / 8, -1], [-1, -1, 1 / 8, 2 / 8]]
+    beyond = env.step(torch.full((2, 1), 7.0))
+    assert beyond.next_obs["sent"][:, 0].tolist() == [1, 1], "the bound is what will arrive"
 
 
 def test_actuators() -> None:
