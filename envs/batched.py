@@ -149,6 +149,13 @@ def turned(values: Tensor) -> Tensor:
     return values.T.clone(memory_format=torch.contiguous_format)
 
 
+def turned_by(vector: Tensor, angle: Tensor) -> Tensor:
+    """Vectors [..., 2] turned to the left by `angle` [...] (rad)."""
+    cos, sin = angle.cos(), angle.sin()
+    x, y = vector.unbind(-1)
+    return torch.stack([x * cos - y * sin, x * sin + y * cos], -1)
+
+
 Colour = Sequence[int]
 
 

@@ -383,6 +383,13 @@ class Inputs:
         words = f"size=debug init={self.clone(env, 'base')} out={out}"
         return self._made(out, f"train experiment={env}_residual {words}")
 
+    def knowing(self) -> Path:
+        """A run whose policy knows the actuators."""
+        out = self.folder / "knowing"
+        extractor = "embodied.policies.networks.history.PrivilegedEncoder"
+        words = f"size=debug steps=90 learner=td3 policy.extractor={extractor}"
+        return self._made(out, f"train experiment=patrol_hib {words} out={out}")
+
     def critic(self, env: str) -> Path:
         out, demos = self.folder / f"{env}-critic", self.demos(env)
         words = f"size=debug steps=20 demos={demos} out={out}"
@@ -423,6 +430,8 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         words.append(f"init={inputs.clone(env, kind)}")
     if learner.get("teachers") == []:
         words += ["env.bodies=[omni]", f"learner.teachers=[{inputs.specialist(env)}]"]
+    if learner.get("teacher") == "":
+        words.append(f"learner.teacher={inputs.knowing()}")
     reward = node.get("reward") or {}
     if reward.get("demos", "") is None:
         words.append(f"reward.demos={inputs.demos(env)}")

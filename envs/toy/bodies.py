@@ -29,7 +29,7 @@ from embodied.core.device import pick_device
 from embodied.core.env import StateRoles, Step
 from embodied.core.spec import DEMONSTRATOR, Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.batched import BatchedEnv, paint, paint_discs, pixel_grid
+from embodied.envs.batched import BatchedEnv, paint, paint_discs, pixel_grid, turned_by
 from embodied.envs.row_rng import RowRng
 
 DT = 0.1  # s
@@ -298,13 +298,6 @@ def lidar(place: Tensor, angles: Tensor, discs: Tensor) -> Tensor:
 def directions(angle: Tensor) -> Tensor:
     """Unit vectors [..., 2] at angles [...] (rad)."""
     return torch.stack([angle.cos(), angle.sin()], -1)
-
-
-def turned_by(vector: Tensor, angle: Tensor) -> Tensor:
-    """Vectors [..., 2] turned to the left by `angle` [...] (rad)."""
-    cos, sin = angle.cos(), angle.sin()
-    x, y = vector.unbind(-1)
-    return torch.stack([x * cos - y * sin, x * sin + y * cos], -1)
 
 
 def chosen(places: Tensor, score: Tensor) -> Tensor:

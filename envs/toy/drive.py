@@ -31,7 +31,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.batched import BatchedEnv, paint, paint_discs, pixel_grid
+from embodied.envs.batched import BatchedEnv, paint, paint_discs, pixel_grid, turned_by
 from embodied.envs.row_rng import RowRng
 
 WAVES = 3
@@ -161,13 +161,6 @@ SLOW = 10.0  # m before it: slowing down
 CORNER = 4.0  # m/s^2 of lateral acceleration in a bend
 
 
-def turned(vectors: Tensor, yaw: Tensor) -> Tensor:
-    """Vectors [n, M, 2] in the frames of cars with `yaw` [n]."""
-    x, y = vectors.unbind(2)
-    cos, sin = yaw.cos()[:, None], yaw.sin()[:, None]
-    return torch.stack([x * cos + y * sin, y * cos - x * sin], 2)
-
-
 def _velocity(car: Tensor) -> Tensor:
     return car[:, 3, None] * torch.stack([car[:, 2].cos(), car[:, 2].sin()], 1)
 
@@ -182,8 +175,8 @@ def nearest(car: Tensor, station: Tensor, obstacles: Obstacles, count: int) -> T
     index = index[..., None].expand(-1, -1, 2)
     away = obstacles.place.gather(1, index) - car[:, None, :2]
     speed = obstacles.velocity.gather(1, index) - _velocity(car)[:, None]
-    away = torch.where(hidden, torch.tensor([FAR, 0.0]), turned(away, car[:, 2]))
-    speed = torch.where(hidden, 0.0, turned(speed, car[:, 2]))
+    away = torch.where(hidden, torch.tensor([FAR, 0.0]), turned_by(away, -car[:, 2:3]))
+    speed = torch.where(hidden, 0.0, turned_by(speed, -car[:, 2:3]))
     return torch.cat([away.flatten(1), speed.flatten(1)], 1)
 
 
@@ -411,7 +404,7 @@ class Drive(BatchedEnv):
         ahead = self.roads.look_up(place[:, :1] + AHEAD, rows)[..., :2] - car[:, None, :2]
         return {
             "state": torch.cat(own, 1),
-            "route": turned(ahead, car[:, 2]).flatten(1),
+            "route": turned_by(ahead, -car[:, 2:3]).flatten(1),
             "obstacles": nearest(car, place[:, 0], obstacles, self.config.seen),
             "critic/clocks": torch.cat([remaining, self.since[rows]], 1),
             "critic/time_left": 1 - self.age[rows, None] / self.config.horizon,

@@ -93,6 +93,8 @@ class ActionDelay(EpisodeWrapper):
         self.lags.seed(seed, rows)
 
     def send(self, action: Tensor) -> Tensor:
+        if self.spec.act.is_continuous:
+            action = self.spec.act.bounded(action)  # `sent` shows what will arrive
         self.past.push({"action": action})
         return self.past.at("action", self.memory["lag"])
 

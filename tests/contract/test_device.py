@@ -293,6 +293,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
     "delays.ObservationDelay": {"low": 1, "high": 2},
     "delays.ActionDelay": {"low": 1, "high": 2, "show": True},
     "delays.FrameStack": {"frames": 2},
+    "actuators.Actuators": {"gain": [0.5, 1.0], "turn": [-1.0, 1.0]},
     "nan_guard.NanGuard": {},
     "observations.ObservationNoise": {"deviation": {"x": 0.1}},
     "episodes.TimeLimit": {"steps": 3},

@@ -41,8 +41,8 @@ __all__ = [
 CONFIGS = PACKAGED
 # Agents with tables in lifetimes of symbols alone (tests/learners/test_groove.py), what lifetimes
 # observe (test_meta_dt.py), models of facts (tests/models/test_nsam.py), trained runs
-# (test_distill.py), and labelled clouds (test_m2t2.py).
-APART = ("distill", "groove", "m2t2", "meta_dt", "prompt_dt", "ramp")
+# (test_distill.py), labelled clouds (test_m2t2.py), and a past (test_hib.py).
+APART = ("distill", "groove", "hib", "m2t2", "meta_dt", "prompt_dt", "ramp", "rma")
 FILES = sorted(file for file in (PACKAGED / "learner").glob("*.yaml") if file.stem not in APART)
 LEARNERS = [file.stem for file in FILES]
 # An exact resume needs the seed to decide.

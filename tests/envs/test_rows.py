@@ -35,6 +35,7 @@ MINIGRID = {
 VEHICLES = {"mass": (0.8, 1.2), "blend": (0.0, 1.0), "disturbance": (0.0, 2.0)}
 TANK = {"start": 3.0, "most": 4.0, "least": 0.1, "power": 10.0}
 NOISE = {"deviation": {"dq": 0.01}, "bias": {"cube": 0.002}}
+WEAK = {"gain": (0.5, 1.0), "offset": (-0.2, 0.2), "turn": (-1.0, 1.0)}
 RANDOM = {"friction": (0.5, 1.5), "mass": (0.5, 2.0), "gain": (0.8, 1.2), "damping": (0.8, 1.2)}
 
 
@@ -56,6 +57,7 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hopper": ("mujoco.locomotion.Locomotion", {"id": "Hopper-v5"}),
     "tank": wrapped("toy.contact_maze.ContactMaze", 20, "wrappers.energy_tank.EnergyTank", **TANK),
     "noise": wrapped("fr3.env.Fr3", 15, "wrappers.observations.ObservationNoise", **NOISE),
+    "actuators": wrapped("toy.patrol.Patrol", 20, "wrappers.actuators.Actuators", **WEAK),
     "magnet": wrapped("fr3.env.Fr3", 15, "fr3.assist_force.AssistForce", body="cube"),
     "trials": wrapped("maze.env.Maze", 6, "wrappers.trials.Trials", episodes=2),
     "process": ("process.env.GymnasiumProcess", {"id": "Pendulum-v1", "horizon": 6}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,9 +23,11 @@ from embodied.envs.fr3.tasks.task import Parameter
 from embodied.envs.maze.env import Config as MazeConfig
 from embodied.envs.maze.env import Maze
 from embodied.envs.row_rng import RowRng
+from embodied.envs.toy.patrol import DT, PUSH, Patrol
+from embodied.envs.toy.patrol import Config as PatrolConfig
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
-from embodied.envs.wrappers import delays, episodes, nan_guard
+from embodied.envs.wrappers import actuators, delays, episodes, nan_guard
 from embodied.envs.wrappers.stack import Wrapped
 from embodied.envs.wrappers.trials import Config as TrialsConfig
 from embodied.envs.wrappers.trials import Trials
@@ -192,6 +195,53 @@ def test_action_delay() -> None:
     assert went[2].obs["sent"].tolist() == [[-1, -1], [3 / 8, 2 / 8]]
     applied = torch.cat(counter.applied, 1).tolist()
     assert applied == [[-1, -1, 1 / 8, -1], [-1, -1, 1 / 8, 2 / 8]]
+    beyond = env.step(torch.full((2, 1), 7.0))
+    assert beyond.next_obs["sent"][:, 0].tolist() == [1, 1], "the bound is what will arrive"
+
+
+def test_actuators() -> None:
+    """An episode's actions are halved, turned by a quarter and shifted; the numbers are shown."""
+    env = patrol(gain=(0.5, 0.5), offset=(0.1, 0.1), turn=(math.pi / 2, math.pi / 2))
+    env.reset(0)
+    # (1, -0.4) is halved to (0.5, -0.2), turned to (0.2, 0.5), shifted to (0.3, 0.6); 7 is 1.
+    step = env.step(torch.tensor([[1.0, -0.4], [7.0, -0.4]]))
+    velocity = torch.tensor([[0.3, 0.6]]) * PUSH * DT  # from rest
+    torch.testing.assert_close(step.next_obs["state"][:, 2:4], velocity.expand(2, 2))
+    numbers = torch.tensor([[0.5, 0.5, 0.1, 0.1, 0.0, 1.0]])
+    torch.testing.assert_close(step.obs[actuators.LEAF], numbers.expand(2, 6))
+    # What arrives is bounded as an action is.
+    env = patrol(gain=(3.0, 3.0))
+    env.reset(0)
+    step = env.step(torch.ones(2, 2))
+    torch.testing.assert_close(step.next_obs["state"][:, 2:4], torch.full((2, 2), PUSH * DT))
+
+
+def test_actuators_are_of_the_seed_the_row_and_the_episode() -> None:
+    env = patrol(gain=(0.2, 1.0), turn=(-1.0, 1.0), horizon=2)
+    first = env.reset(3)[actuators.LEAF]
+    assert (first[0] != first[1]).any()
+    still = torch.zeros(2, 2)
+    step = env.step(still)
+    assert torch.equal(step.obs[actuators.LEAF], first), "constant for an episode"
+    state = env.get_state()
+    ends = []
+    for _ in range(2):
+        env.set_state(state)
+        step = env.step(still)
+        assert torch.equal(step.next_obs[actuators.LEAF], first)
+        ends.append(step.obs[actuators.LEAF])
+    assert (ends[0] != first).any() and torch.equal(*ends)
+    assert torch.equal(env.reset(3)[actuators.LEAF], first)
+
+
+def test_one_element_is_not_turned() -> None:
+    with pytest.raises(ConfigError, match="leave turn out"):
+        actuators.Actuators(actuators.Config(turn=(0.0, 1.0)), Counter(Config()))
+
+
+def patrol(horizon: int = 200, **ranges: tuple[float, float]) -> actuators.Actuators:
+    world = Patrol(PatrolConfig(num_envs=2, horizon=horizon))
+    return actuators.Actuators(actuators.Config(**ranges), world)
 
 
 def test_frame_stack() -> None:
@@ -245,6 +295,7 @@ def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
     [
         ("delays.ObservationDelay", {"names": ["stat"]}, 'did you mean "state"'),
         ("delays.ActionDelay", {"low": 3, "high": 1}, "0 <= low <= high"),
+        ("actuators.Actuators", {"gain": [1.0, 0.5]}, "low <= high"),
     ],
 )
 def test_wrong_settings_are_one_line(kind: str, settings: dict[str, Any], says: str) -> None:
