@@ -161,8 +161,8 @@ class RecurrentValue(nn.Module):
 def _encoder(
     spec: Spec, obs: Sequence[str] | None, setting: str, extractor: str | None = None
 ) -> Encoder:
-    """An encoder (of the class `extractor`) of the observations `obs` (None: all). ConfigError for a name that the
-    environment does not have; `setting` is the name of the setting, for the message."""
+    """An encoder (of the class `extractor`) of the observations `obs` (None: all). ConfigError for
+    a name that the environment does not have; `setting` is the setting's name, for the message."""
     for name in spec.obs if obs is None else obs:
         if name not in spec.obs:
             raise ConfigError(f'{setting}: no observation "{name}"{nearest(name, spec.obs)}')

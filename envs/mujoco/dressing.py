@@ -7,8 +7,8 @@ from the fingertip to the shoulder, s is the arc length at which it passes throu
     r = PAID (phi' - phi) + align + collision - FORCE f,    phi = s up to the elbow, 5 s beyond,
     phi = -|centre of the opening - fingertip| while the line does not pass through the opening once
 
-f is the sum of the normal forces on the arm. A sleeve that lies on the arm or was passed from behind
-has no s: the crossings are counted with their sign.
+f is the sum of the normal forces on the arm. A sleeve that lies on the arm or was entered
+from behind has no s: the crossings are counted with their sign.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Config:
 
 class Dressing(MujocoVecEnv):
     """Observations by `observe`: `points` and `full` [N, 6] (m from the gripper, one-hot class),
-    `state` (places of the joints from the gripper, the opening); WHICH if there are several regions.
+    `state` (joints and opening from the gripper, m); WHICH if there are several regions.
     """
 
     draws = 3
@@ -158,8 +158,8 @@ class Dressing(MujocoVecEnv):
         return self.rest + self.batch.qpos[rows].reshape(len(rows), -1, 3)
 
     def measured(self, rows: Rows) -> tuple[Floats, Floats, Floats]:
-        """phi, s (0: the arm does not pass through the opening) and how far the middle of the opening
-        is from the arm, m, [n] each."""
+        """phi, s (0: the arm does not pass through the opening) and the distance of the opening's
+        middle from the arm, m, [n] each."""
         arm = self.arm[rows]
         opening = self.vertices(rows)[:, OPENING]
         centre = opening.mean(1)
@@ -220,7 +220,7 @@ class Dressing(MujocoVecEnv):
         return np.concatenate([gripper[:, None], cloth, arm.reshape(len(rows), -1, 3)], 1)
 
     def visible(self, rows: Rows, points: Floats) -> NDArray[np.bool_]:
-        """Which of `points` [n, P, 3] the camera sees; the gripper, whose place the robot knows, too."""
+        """Which of `points` [n, P, 3] the camera sees; the gripper's always: the robot knows it."""
         ray = points - EYE
         far = np.linalg.norm(ray, axis=2)
         hit, _ = self.batch.ray(EYE, ray / far[..., None], ids=rows)
@@ -234,10 +234,18 @@ class Dressing(MujocoVecEnv):
         kinds = np.full(points.shape[1], 1)
         kinds[0] = 2
         kinds[1 : 1 + AROUND * ALONG] = 0
-        index = farthest(torch.from_numpy(points), torch.from_numpy(seen), self.config.points)
+        # `farthest` expects the points that count first.
+        order = np.argsort(~seen, 1, kind="stable")
+        points = np.take_along_axis(points, order[..., None], 1)
+        valid = np.take_along_axis(seen, order, 1)
+        index = farthest(torch.from_numpy(points), torch.from_numpy(valid), self.config.points)
         chosen = index.numpy()
         place = np.take_along_axis(points, chosen[..., None], 1) - gripper[:, None]
-        return np.concatenate([place, np.eye(CLASSES)[kinds[chosen]]], 2, dtype=np.float32)
+        return np.concatenate(
+            [place, np.eye(CLASSES)[kinds[np.take_along_axis(order, chosen, 1)]]],
+            2,
+            dtype=np.float32,
+        )
 
     def along(self, rows: Rows, gripper: Floats) -> Floats:
         """Actions [n, 5] of the path along the known arm: the gripper goes to a point above the arm
@@ -280,7 +288,7 @@ def tube() -> Floats:
     the tube it looks to -x; vertex 0 of a ring is its top."""
     angle = 2 * np.pi * np.arange(AROUND) / AROUND
     ring = np.stack([0 * angle, WIDE * np.sin(angle), WIDE * np.cos(angle)], 1)
-    return np.concatenate([ring + (STEP * j, 0, 0) for j in range(ALONG)])
+    return np.concatenate([ring + np.array([STEP * j, 0, 0]) for j in range(ALONG)])
 
 
 def triangles() -> NDArray[np.int64]:
@@ -317,8 +325,8 @@ def xml() -> str:
     <asset><texture type="skybox" builtin="flat" rgb1=".9 .9 .9" width="32" height="32"/></asset>
     <worldbody><light pos="0 -1 2" dir="0 .4 -1"/>
       <camera name="camera" pos="{eye}" xyaxes="1 0 0 0 .55 .85" fovy="50"/>{parts}
-      <body name="gripper" mocap="true" pos="0 0 {WIDE}"><geom type="box" size=".01 .03 .01" contype="0"
-        conaffinity="0" group="1" rgba=".2 .2 .2 1"/></body>
+      <body name="gripper" mocap="true" pos="0 0 {WIDE}"><geom type="box" size=".01 .03 .01"
+        contype="0" conaffinity="0" group="1" rgba=".2 .2 .2 1"/></body>
       <flexcomp name="sleeve" type="direct" dim="2" radius="0.004" mass="0.06" point="{points}"
         element="{faces}" rgba=".3 .4 .8 1"><edge equality="true" damping="0.05"/>
         <contact selfcollide="none" condim="3" friction="0.2"/></flexcomp>
@@ -382,9 +390,9 @@ def to_line(points: Floats, arm: Floats) -> tuple[Floats, Floats]:
 
 
 def passed(opening: Floats, arm: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Arc length s [n] (m, from the fingertip, at most the arm's) at which arms [n, 4, 3] first pass
-    through openings [n, A, 3], and whether they do so once and out of the tube, [n]: the sum over
-    the triangles between the opening's middle and its edge of the signs of the crossings is 1."""
+    """Arc length s [n] (m, from the fingertip, at most the arm's) at which arms [n, 4, 3] first
+    pass through openings [n, A, 3], and whether they do so once and out of the tube, [n]: the signs
+    of the crossings of the triangles between the opening's middle and its edge sum to 1."""
     beyond = arm[:, 0] - 0.3 * (arm[:, 1] - arm[:, 0]) / LENGTHS[0]  # into the trunk
     line = np.concatenate([arm[:, ::-1], beyond[:, None]], 1)
     start = line[:, :-1, None]

@@ -1,8 +1,8 @@
 """Encoders of one point cloud: its global feature, and the features at the gripper's point.
 
-A network with an output for every point (dense; Wang et al., "One Policy to Dress Them All", 2023) of
-which only the output at the gripper's point is an action. Per-point PointNet layers h, the k nearest
-points within a radius r, and the global feature g:
+A network with an output for every point (dense; Wang et al., "One Policy to Dress Them All", 2023)
+of which only the output at the gripper's point is an action. Per-point PointNet layers h, the k
+nearest points within a radius r, and the global feature g:
 
     f(p_i) = [h_i, max_{j in kNN(i)} m(h_j, (p_j - p_i) / r), g],    action = head(f(p_gripper))
 

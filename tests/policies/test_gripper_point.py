@@ -1,4 +1,4 @@
-"""GripperPoint by hand: what is read at the gripper's point, and that a dense actor acts the same."""
+"""GripperPoint by hand: what is read at the gripper's point; a dense actor acts the same."""
 
 from __future__ import annotations
 

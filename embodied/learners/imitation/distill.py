@@ -5,9 +5,9 @@ base, become one policy that observes the body. With the teacher k(o) of an obse
 
     L = mean_o sum_i KL(N(m_k(o)_i, s_k(o)_i^2) || N(m(o)_i, s_i^2))
 
-over the elements i of the action, before clipping or tanh. An element of which the teacher is sure (small
-s_k) weighs more than in a squared error. The authors roll the specialists out and train on those
-states; here the student collects its own (as DAgger does; Ross et al., 2011).
+over the elements i of the action, before clipping or tanh. An element of which the
+teacher is sure (small s_k) weighs more than in a squared error. The authors roll the specialists
+out and train on those states; here the student collects its own (DAgger; Ross et al., 2011).
 """
 
 from __future__ import annotations
