@@ -107,8 +107,8 @@ class Residual(Steered):
         """See `policies.abilities.HasGaussian`: around the base's action without noise. ConfigError
         if the base plans chunks, or the correction has other elements than the action."""
         inner = self.inner
-        plain = isinstance(inner, HasGaussian) and not inner.squashed
-        if not plain or self.base.chunk > 1 or self.picked is not None:
+        differs = self.base.chunk > 1 or self.picked is not None
+        if not isinstance(inner, HasGaussian) or inner.squashed or differs:
             raise ConfigError(
                 "only a residual by policy=diagonal_gaussian of all elements, on a base without "
                 "action chunks, is a Gaussian of its own"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from embodied.envs.mujoco.dressing import AROUND, LENGTHS, WHICH, Config, Dressi
 BENT = np.array([[[0, 0, 0], [0.28, 0, 0], [0.28, 0.25, 0], [0.28, 0.37, 0]]], np.float64)
 
 
-def ring(middle: list[float], out: list[float], radius: float = 0.07) -> np.ndarray:
+def ring(middle: Sequence[float], out: Sequence[float], radius: float = 0.07) -> np.ndarray:
     """A round opening [1, AROUND, 3] that looks to `out`, the way in which the arm leaves it."""
     axis = np.array(out)
     up = np.array([0.0, 0.0, 1.0])

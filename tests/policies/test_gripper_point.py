@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -39,7 +41,7 @@ def test_features_by_hand() -> None:
     """The gripper's own, the largest of its neighbours' within the radius, the global feature."""
     encoder = GripperPoint({"points": CLOUD})
     cloud = clouds(1)
-    net = encoder.clouds[0]
+    net: Any = encoder.clouds[0]
     each = net.each(net.norm(cloud))[0]
     offset = (cloud[0, :, :3] - cloud[0, GRIPPER, :3]) / RADIUS
     near = offset.norm(dim=1) < 1

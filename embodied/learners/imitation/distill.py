@@ -55,8 +55,9 @@ class Distill(Learner):
                 f"{len(config.teachers)} teachers to follow"
             )
         as_gaussian(policy, "policy")
-        self.teachers = nn.ModuleList(teacher_of(run, spec) for run in config.teachers)
-        for run, teacher in zip(config.teachers, self.teachers, strict=True):
+        teachers = [teacher_of(run, spec) for run in config.teachers]
+        self.teachers = nn.ModuleList(teachers)
+        for run, teacher in zip(config.teachers, teachers, strict=True):
             if as_gaussian(teacher, run).squashed != as_gaussian(policy, "policy").squashed:
                 raise ConfigError(
                     f"{run} is a {type(teacher).__name__}, the student a {type(policy).__name__}: "
