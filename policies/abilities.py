@@ -41,10 +41,14 @@ class HasLogProb(Protocol):
 
 @runtime_checkable
 class HasGaussian(Protocol):
-    """A policy without memory whose actions, when it explores, are normally distributed."""
+    """A policy without memory whose actions, when it explores, are normally distributed, or tanh
+    of such numbers if it is `squashed`."""
+
+    @property
+    def squashed(self) -> bool: ...
 
     def gaussian(self, obs: Tensors) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation of the actions, [n, chunk * A] each, not clipped."""
+        """Mean and log standard deviation of them, [n, chunk * A] each, not clipped."""
         ...
 
 

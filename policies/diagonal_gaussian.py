@@ -37,6 +37,8 @@ class Config(MlpConfig):
 class DiagonalGaussian(DensityPolicy):
     """Noise [n, chunk * A] is standard normal to explore, zero for the mean action."""
 
+    squashed = False
+
     def __init__(self, config: Config, spec: Spec) -> None:
         require_continuous(spec)
         super().__init__(config, spec, config.chunk * spec.act.size)

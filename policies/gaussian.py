@@ -53,6 +53,14 @@ class Gaussian(MlpPolicy):
             return mean, raw.clamp(low, high)
         return mean, low + (high - low) / 2 * (torch.tanh(raw) + 1)
 
+    @property
+    def squashed(self) -> bool:
+        return self.squashes
+
+    def gaussian(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        """See `policies.abilities.HasGaussian`."""
+        return self(obs)
+
     def squash(self, u: Tensor) -> Tensor:
         """tanh(u); `u` itself where a wrapper normalises actions, some of which are beyond 1."""
         return torch.tanh(u) if self.squashes else u

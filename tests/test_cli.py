@@ -429,7 +429,10 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         kind = "base" if env == "bodies" else base["_target_"].split(".")[-2]
         words.append(f"init={inputs.clone(env, kind)}")
     if learner.get("teachers") == []:
-        words += ["env.bodies=[omni]", f"learner.teachers=[{inputs.specialist(env)}]"]
+        one = env == "bodies"
+        run = inputs.specialist(env) if one else inputs.player(env)
+        words += ["env.bodies=[omni]"] if one else ["env.regions=[13]"]
+        words += [f"learner.teachers=[{run}]"]
     if learner.get("teacher") == "":
         words.append(f"learner.teacher={inputs.knowing()}")
     reward = node.get("reward") or {}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from embodied.core.bounds import Few, NonNegative, Units
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError, nearest, resolve
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from embodied.nn.networks import Ensemble, QFunction, mlp, orthogonal
@@ -39,9 +39,10 @@ class Critic(QFunction):
         activation: str = "relu",
         obs: Sequence[str] | None = None,
         out: int = 1,
+        extractor: str | None = None,
     ) -> None:
         super().__init__()
-        self.encoder = _encoder(spec, obs, "critic_obs")
+        self.encoder = _encoder(spec, obs, "critic_obs", extractor)
         self.out = out
         self.ensemble = Ensemble(n, self.encoder.size + size, hidden, out, layer_norm, activation)
 
@@ -91,12 +92,14 @@ def ensemble(
     out: int = 1,
     n: int | None = None,
     obs: Sequence[str] | None = None,
+    extractor: str | None = None,
 ) -> Critic:
     """`n` critics (None: `config.critics`) with the layers of `config`, for actions of `size`
-    numbers; they use the observations `obs` (None: all) and return `out` numbers each."""
+    numbers; they use the observations `obs` (None: all), encoded by the class `extractor`, and
+    return `out` numbers each."""
     count = config.critics if n is None else n
     norm = config.layer_norm
-    return Critic(spec, size, count, config.hidden, norm, activation, obs, out)
+    return Critic(spec, size, count, config.hidden, norm, activation, obs, out, extractor)
 
 
 def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -155,14 +158,17 @@ class RecurrentValue(nn.Module):
         return self.net(self.memory(flat, memory.flatten(0, 1))).view(memory.shape[:2])
 
 
-def _encoder(spec: Spec, obs: Sequence[str] | None, setting: str) -> Encoder:
-    """An encoder of the observations `obs` (None: all). Raises ConfigError for a name that the
-    environment does not have; `setting` is the name of the setting, for the message."""
+def _encoder(
+    spec: Spec, obs: Sequence[str] | None, setting: str, extractor: str | None = None
+) -> Encoder:
+    """An encoder (of the class `extractor`) of the observations `obs` (None: all). ConfigError for
+    a name that the environment does not have; `setting` is the setting's name, for the message."""
     for name in spec.obs if obs is None else obs:
         if name not in spec.obs:
             raise ConfigError(f'{setting}: no observation "{name}"{nearest(name, spec.obs)}')
     leaves = spec.obs if obs is None else {name: spec.obs[name] for name in obs}
-    return Encoder(leaves, asymmetric=True)
+    kind = Encoder if extractor is None else resolve(extractor, Encoder)
+    return kind(leaves, asymmetric=True)
 
 
 @dataclass(frozen=True)

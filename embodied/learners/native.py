@@ -90,6 +90,8 @@ def obstacle(learner: Any) -> str | None:
         return "its active units are measured"
     if name == "Td3" and config.atoms:
         return "atoms is set"
+    if name == "Sac" and config.extractor:
+        return "the critics have an own encoder"
     try:
         native.load(source)
     except native.NativeError as error:

@@ -42,6 +42,7 @@ class Residual(Steered):
     """Residual policy. The carry holds the base's plan and cursor; the learner's action is u."""
 
     chunk = 1
+    squashed = False
     picked: Tensor | None
     """[D, A]: one where an element of the correction is one of the action (None: all, in order)."""
 
@@ -106,7 +107,8 @@ class Residual(Steered):
         """See `policies.abilities.HasGaussian`: around the base's action without noise. ConfigError
         if the base plans chunks, or the correction has other elements than the action."""
         inner = self.inner
-        if not isinstance(inner, HasGaussian) or self.base.chunk > 1 or self.picked is not None:
+        differs = self.base.chunk > 1 or self.picked is not None
+        if not isinstance(inner, HasGaussian) or inner.squashed or differs:
             raise ConfigError(
                 "only a residual by policy=diagonal_gaussian of all elements, on a base without "
                 "action chunks, is a Gaussian of its own"

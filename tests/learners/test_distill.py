@@ -91,6 +91,15 @@ def test_a_student_of_teachers_that_it_can_tell_apart_becomes_both(tmp_path: Pat
     assert log_std.exp()[0].tolist() == pytest.approx([spread, spread], rel=0.05)
 
 
+def test_squashed_teachers_have_squashed_students(tmp_path: Path) -> None:
+    """tanh of both does not change the divergence: that of the normal numbers before it."""
+    teacher = make_policy("gaussian.Gaussian", SPEC, 1, hidden=[4])
+    student = make_policy("gaussian.Gaussian", STUDENT, 2, hidden=[4])
+    learner = distilling(tmp_path, student, teachers=[saved(tmp_path / "sac", teacher)])
+    obs = seen()
+    assert torch.allclose(learner.kl(obs), teacher.kl(obs, student))
+
+
 def test_teachers_do_not_change(tmp_path: Path) -> None:
     learner = distilling(tmp_path, normal(STUDENT, 0.1, 0.2))
     before = [value.clone() for value in learner.teachers.state_dict().values()]
@@ -145,11 +154,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
         make_learner("imitation.distill.Distill", student)
     with pytest.raises(ConfigError, match="tells which of 2 teachers"):
         distilling(tmp_path, student, which="nothing")
+    certain = make_policy("deterministic.Deterministic", SPEC, hidden=[4])
+    with pytest.raises(ConfigError, match="no normal distribution"):
+        distilling(tmp_path, student, teachers=[saved(tmp_path / "certain", certain)])
+    with pytest.raises(ConfigError, match="no normal distribution"):
+        distilling(tmp_path, certain, teachers=[str(tmp_path / "0")])
     squashed = make_policy("gaussian.Gaussian", SPEC, hidden=[4])
-    with pytest.raises(ConfigError, match="no normal distribution"):
+    with pytest.raises(ConfigError, match="only one of them squashes"):
         distilling(tmp_path, student, teachers=[saved(tmp_path / "squashed", squashed)])
-    with pytest.raises(ConfigError, match="no normal distribution"):
-        distilling(tmp_path, squashed, teachers=[str(tmp_path / "0")])
     other = normal(SPEC.with_obs(more=Leaf((1,))), 0.0, 1.0)
     with pytest.raises(SpecMismatch, match="more"):
         distilling(tmp_path, student, teachers=[saved(tmp_path / "other", other)])

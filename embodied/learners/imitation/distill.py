@@ -5,9 +5,9 @@ base, become one policy that observes the body. With the teacher k(o) of an obse
 
     L = mean_o sum_i KL(N(m_k(o)_i, s_k(o)_i^2) || N(m(o)_i, s_i^2))
 
-over the elements i of the action, before clipping. An element of which the teacher is sure (small
-s_k) weighs more than in a squared error. The authors roll the specialists out and train on those
-states; here the student collects its own (as DAgger does; Ross et al., 2011).
+over the elements i of the action, before clipping or tanh. An element of which the
+teacher is sure (small s_k) weighs more than in a squared error. The authors roll the specialists
+out and train on those states; here the student collects its own (DAgger; Ross et al., 2011).
 """
 
 from __future__ import annotations
@@ -55,7 +55,14 @@ class Distill(Learner):
                 f"{len(config.teachers)} teachers to follow"
             )
         as_gaussian(policy, "policy")
-        self.teachers = nn.ModuleList(teacher_of(run, spec) for run in config.teachers)
+        teachers = [teacher_of(run, spec) for run in config.teachers]
+        self.teachers = nn.ModuleList(teachers)
+        for run, teacher in zip(config.teachers, teachers, strict=True):
+            if as_gaussian(teacher, run).squashed != as_gaussian(policy, "policy").squashed:
+                raise ConfigError(
+                    f"{run} is a {type(teacher).__name__}, the student a {type(policy).__name__}: "
+                    "only one of them squashes its actions; take a policy of the teacher's kind"
+                )
         self.optims["adam"] = Adam(policy.parameters(), config.lr, partial=True)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
@@ -96,6 +103,6 @@ def as_gaussian(policy: Policy, name: str) -> HasGaussian:
     if not isinstance(policy, HasGaussian):
         raise ConfigError(
             f"{name} is a {type(policy).__name__}, whose actions have no normal distribution: "
-            "policy=diagonal_gaussian, also inside of finetune=residual"
+            "policy=diagonal_gaussian, also inside of finetune=residual, or policy=gaussian"
         )
     return policy

@@ -33,6 +33,7 @@ class Config(SoftConfig, CriticConfig):
     target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element
     entropy_in_backup: bool = True  # whether the critics' target has the entropy bonus
     actor_objective: Literal["min", "mean"] = "min"  # of the critics; the policy maximises it
+    extractor: str | None = None  # class of the critics' Encoder in place of the usual one
     actor_start: CountOrZero = 0  # updates before the first step of policy and temperature
 
 
@@ -48,7 +49,7 @@ class Sac(DelayedActorCritic):
             raise ConfigError("this learner needs a policy with log-probabilities: policy=gaussian")
         if not 1 <= config.subset <= config.critics:
             raise ConfigError(f"subset={config.subset} is not in 1..{config.critics} (critics)")
-        critic = ensemble(config, spec, policy.size)
+        critic = ensemble(config, spec, policy.size, extractor=config.extractor)
         entropy = config.target_entropy * policy.size
         super().__init__(config, policy, critic, policy.parameters(), entropy)
         self.batch_size = config.utd * config.batch_size
