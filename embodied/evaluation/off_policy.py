@@ -156,8 +156,8 @@ def estimate(policy: Policy, recorded: Recorded) -> Estimates:
     with forked(config.seed):
         own = proposals(policy, under(rows, "obs"), config.samples, size)  # [N, samples, size]
         later = proposals(policy, under(rows, "next_obs"), config.samples, size)
-        scaled = {**rows, "reward": rows["reward"] / recorded.unit}
-        critic = evaluated_critic(recorded.spec, scaled, later, config)
+        in_units = {**rows, "reward": rows["reward"] / recorded.unit}
+        critic = evaluated_critic(recorded.spec, in_units, later, config)
     with torch.no_grad():
         value = recorded.unit * critic.each(under(rows, "obs"), own).mean((0, 2))
         following = recorded.unit * critic.each(under(rows, "next_obs"), later).mean((0, 2))
