@@ -367,10 +367,10 @@ class Inputs:
         node = compose("train", [f"env={env}", "policy=gaussian", "learner=sac"]).node["env"]
         return node.get("task") in options("demonstrator", [PACKAGED])
 
-    def player(self, env: str) -> Path:
+    def player(self, env: str, kind: str = "sac") -> Path:
         """A run to collect from, where there is no script."""
-        out = self.folder / f"{env}-sac"
-        return self._made(out, f"train experiment={env}_sac size=debug steps=90 out={out}")
+        out = self.folder / f"{env}-{kind}"
+        return self._made(out, f"train experiment={env}_{kind} size=debug steps=90 out={out}")
 
     def clone(self, env: str, kind: str, *settings: str) -> Path:
         out = self.folder / "-".join((env, kind, *settings)).replace("=", "-")
@@ -430,7 +430,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         words.append(f"init={inputs.clone(env, kind)}")
     if learner.get("teachers") == []:
         one = env == "bodies"
-        run = inputs.specialist(env) if one else inputs.player(env)
+        run = inputs.specialist(env) if one else inputs.player(env, "teacher")
         words += ["env.bodies=[omni]"] if one else ["env.regions=[13]"]
         words += [f"learner.teachers=[{run}]"]
     if learner.get("teacher") == "":
