@@ -60,6 +60,7 @@ def trained(name: str, mixture: tuple[Path, ...], seed: int, out: Path) -> float
         video=False,
         verbose=False,
     )
+    assert agent.folder is not None
     last = (agent.folder / "metrics.jsonl").read_text().splitlines()[-1]
     return float(json.loads(last)["eval/return"])
 
