@@ -48,8 +48,8 @@ break them are [withdrawn](evidence_withdrawn.md). Seeds alone: fewer than five 
 which settings may have been chosen, so that no interval is printed. All numbers are kept. The ten
 results to begin with: [what works](what_works.md).
 
-`make evidence` writes this page from `benchmarks/studies/*.yaml`; raw numbers:
-`benchmarks/results/studies/`.
+`make evidence` writes this page from `benchmarks/studies/*.yaml` (do not edit it by hand); raw
+numbers: `benchmarks/results/studies/`.
 """
 WITHDRAWN = """# Withdrawn evidence
 
