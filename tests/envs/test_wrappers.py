@@ -240,8 +240,8 @@ def test_one_element_is_not_turned() -> None:
 
 
 def patrol(horizon: int = 200, **ranges: tuple[float, float]) -> actuators.Actuators:
-    world = Patrol(PatrolConfig(num_envs=2, horizon=horizon))
-    return actuators.Actuators(actuators.Config(**ranges), world)
+    inner = Patrol(PatrolConfig(num_envs=2, horizon=horizon))
+    return actuators.Actuators(actuators.Config(**ranges), inner)
 
 
 def test_frame_stack() -> None:

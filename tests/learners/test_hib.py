@@ -40,7 +40,7 @@ def make(**settings: Any) -> Hib:
 
 
 def batch() -> Tensors:
-    """The mass is the mean of the past of the first element; the lag is not to be told."""
+    """The mass is the mean of the past of the first element; the lag is not predicted."""
     state = torch.randn(64, STEPS, 3)
     state[:, :, 0] += torch.randn(64, 1)
     vehicle = torch.stack([10 + state[:, :, 0].mean(1), torch.randn(64)], 1)
@@ -84,17 +84,17 @@ def test_the_error_is_a_gaussian_likelihood() -> None:
         torch.nn.init.zeros_(parameter)
     rows = batch()
     learner.known.fit(rows)
-    _, error, told = learner.bottleneck(seen(rows), torch.zeros(64, CODE))
-    # A mean of 0 and a variance of 1 for two standardised numbers: 2 * 1/2, and nothing is told.
+    _, error, predicted = learner.bottleneck(seen(rows), torch.zeros(64, CODE))
+    # A mean of 0 and a variance of 1 for two standardised numbers: 2 * 1/2, and nothing is predicted.
     assert error.item() == pytest.approx(1.0, abs=0.05)
-    assert told.item() == pytest.approx(0.0, abs=0.05)
+    assert predicted.item() == pytest.approx(0.0, abs=0.05)
 
 
 def test_it_learns_what_the_past_tells() -> None:
     learner = make(code_lr=3e-3)
     for _ in range(150):
         metrics = learner.update(batch())
-    assert 0.3 < metrics["told"] < 0.6  # of two numbers, one is in the past
+    assert 0.3 < metrics["predicted"] < 0.6  # of two numbers, one is in the past
 
 
 def test_a_heavy_bottleneck_forgets() -> None:

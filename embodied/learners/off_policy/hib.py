@@ -57,9 +57,9 @@ class Hib(td3.Td3):
         metrics = super()._actor_step(batch)
         obs = under(batch, "obs")
         noise = torch.randn(len(batch["reward"]), CODE, device=batch["reward"].device)
-        rate, error, told = self.bottleneck(obs, noise)
+        rate, error, predicted = self.bottleneck(obs, noise)
         self.descend("bottleneck", self.config.beta * rate + error)
-        found = {"rate": rate, "error": error, "told": told}
+        found = {"rate": rate, "error": error, "predicted": predicted}
         return metrics | {name: value.detach() for name, value in found.items()}
 
     def bottleneck(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,8 +69,8 @@ class Hib(td3.Td3):
         target = self.known(obs)
         wrong = target - self.tell(mean + std * noise)
         error = (0.5 * (wrong / self.log_std.exp()).square() + self.log_std).sum(1).mean()
-        told = 1 - wrong.square().mean() / target.var(0, correction=0).mean().clamp(min=1e-6)
-        return divergence(mean, std).mean(), error, told
+        predicted = 1 - wrong.square().mean() / target.var(0, correction=0).mean().clamp(min=1e-6)
+        return divergence(mean, std).mean(), error, predicted
 
 
 def divergence(mean: Tensor, std: Tensor) -> Tensor:
