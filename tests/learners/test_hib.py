@@ -85,7 +85,7 @@ def test_the_error_is_a_gaussian_likelihood() -> None:
     rows = batch()
     learner.known.fit(rows)
     _, error, predicted = learner.bottleneck(seen(rows), torch.zeros(64, CODE))
-    # A mean of 0 and a variance of 1 for two standardised numbers: 2 * 1/2, and nothing is predicted.
+    # A mean of 0 and a variance of 1 for two standardised numbers (2 * 1/2): nothing is predicted.
     assert error.item() == pytest.approx(1.0, abs=0.05)
     assert predicted.item() == pytest.approx(0.0, abs=0.05)
 
