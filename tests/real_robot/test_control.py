@@ -303,6 +303,19 @@ def test_a_late_chunk_is_entered_where_it_would_be_by_now_and_blended_in() -> No
     assert made.seen == 10.1, "an older chunk that comes late is not followed"
 
 
+@pytest.mark.parametrize("phase", [0.1, 0.3, 0.6, 0.9])
+def test_single_actions_are_followed_as_they_are(phase: float) -> None:
+    """What goes on for a little because the next is late is no plan to blend the next with."""
+    made = follower(blend=2, grace=1)
+    acted: list[float] = []
+    for k in range(1, 6):  # decided `phase` of a step before it begins
+        at = 10.0 + k - phase
+        made.take(Chunk(np.full((1, 1), float(k)), start=at, seen=at))
+        targets(made, [10.0 + k])
+        acted.append(float(made.action[0]))
+    assert acted == [1, 2, 3, 4, 5]
+
+
 class Plain(ArmDriver):
     """A driver without a method more than it needs."""
 
