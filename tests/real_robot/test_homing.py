@@ -139,6 +139,25 @@ def test_a_dry_run_holds_the_arm_and_imagines_the_rest() -> None:
         assert real.read().q == pytest.approx(first.q, abs=0.03), "it was held"
 
 
+def test_a_dry_run_holds_an_arm_that_was_moved_where_it_stands_after_a_reset() -> None:
+    now, sent = 100.0, list[tuple[float, float]]()
+    real = Sim(Config(), lambda: now)
+    with DryRunDriver(real) as dry:
+        first = dry.read()
+        moved = first.q + 0.5  # by hand, while it was stopped and had no power
+        real.write(moved, 0.02)
+        for _ in range(300):
+            now += 0.01
+            real.read()
+        real.write = lambda q, width: sent.append((float(q[0]), width))
+        dry.recover()
+        dry.write(first.q, 0.08)
+        (place, width), stands = sent[0], real.read().q[0]
+        assert abs(stands - first.q[0]) > 0.4 and place == pytest.approx(stands, abs=1e-3)
+        assert width == pytest.approx(real.width)
+        assert dry.read().q == pytest.approx(first.q), "what is imagined goes on"
+
+
 HOLD, STOP = 0.5, 2.0
 BEAT = 5  # ticks
 
