@@ -13,6 +13,7 @@ import yaml
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import DEPTH, POINTS, Leaf, Spec
+from embodied.core.tensors import Tensors
 from embodied.embodiments import fr3
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import NAMES
@@ -108,6 +109,37 @@ def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path)
         assert arm.bench.control.mode == Mode.RUNNING, arm.bench.control.fault
         away.append(float(np.linalg.norm(tool(arm.bench.driver.read().q[None])[0] - goal)))
     assert min(away) < 0.02 and max(away[-15:]) < 0.06
+
+
+class Counting(Policy):
+    """Says the number of its decision in the episode, as one that executes a plan does."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def initial(self, n: int) -> Tensors:
+        return {"decisions": torch.zeros(n)}
+
+    def sample_noise(self, n: int, explore: bool = False) -> torch.Tensor:
+        return torch.zeros(n, 0)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        count = carry["decisions"]
+        return 0.01 * count.expand(1, 1, self.spec.act.size), {"decisions": count + 1}
+
+
+def test_an_episode_begins_when_the_arm_starts_however_long_it_was_armed(tmp_path: Path) -> None:
+    arm = Arm(tmp_path, Counting(SPEC))
+    arm.run(20)
+    assert arm.obey(Command.ARM) == Mode.ARMED
+    arm.run(200)
+    assert float(arm.chunks[-1]["actions"][0, 0]) == 0, "nothing of it was done yet"
+    assert arm.obey(Command.START) == Mode.RUNNING
+    arm.run(20)
+    said = [round(100 * float(chunk["actions"][0, 0])) for chunk in arm.chunks]
+    begun = said[len(said) - 1 - said[::-1].index(0) :]
+    assert begun == list(range(len(begun))) and len(begun) > 2
 
 
 @pytest.mark.parametrize(
