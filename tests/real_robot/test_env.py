@@ -28,7 +28,7 @@ from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.envs.fr3.rendered_camera import Config as PosedConfig
 from embodied.envs.fr3.rendered_camera import RenderedCamera
-from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.assemble import open_channels, open_flight_recorder
 from embodied.real_robot.cameras.sources import CameraError, Source
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.emulators.process import SharedEmulator
@@ -140,6 +140,24 @@ def test_nobody_steps_and_the_arm_rests_and_goes_on(env: RealEnv) -> None:
         step = env.step(PUSH)
     assert env.session.mode == Mode.RUNNING and not step.ended.item()
     assert abs(env.session.state["sent"] - before).max() > 0.01
+
+
+def test_an_arm_that_goes_on_keeps_what_its_hand_holds(env: RealEnv) -> None:
+    """It opened the hand by half, since that is what the action 0 of a hand means."""
+    close = torch.tensor([[0.0, 0.0, 0.0, -1.0]])
+    env.reset()
+    for _ in range(12):
+        env.step(close)
+    ring = open_flight_recorder(env.deployment, env.session.folder)
+    with env.session.lock:
+        env.session.rest()
+    count = ring.count
+    for _ in range(2):
+        env.step(close)
+    ticks = ring.since(count)[0]
+    ring.close()
+    assert {*ticks["mode"].tolist()} >= {Mode.IDLE, Mode.RUNNING}
+    assert ticks["sent_width"].max() < 0.002 and (np.ptp(ticks["sent"], axis=0) < 0.005).all()
 
 
 def test_a_stop_ends_the_episode_and_waits_for_the_operator(env: RealEnv) -> None:
