@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 
 class Agent:
-    """A policy with its plan of action chunks; `folder` is its run (None: it was not trained here).
+    """A policy with its plan of action chunks; `folder` is its run (None: it was not trained here),
+    and `execute` how many steps of a chunk are executed there (None: all).
 
     An agent of a Gymnasium environment takes that environment's observations and returns its own
     actions. One of our environments takes observations by name and returns actions in [-1, 1].
@@ -59,6 +60,8 @@ class Agent:
 
     def __init__(self, policy: Policy, folder: Path | None = None) -> None:
         self.policy, self.folder = policy.eval(), folder
+        run = {} if folder is None else read_run_settings(folder / "run.yaml")
+        self.execute: int | None = run.get("execute")
         self._native = Native.of(policy.spec)
         self._actor: Actor | None = None
         self._task: str | None = None
@@ -106,7 +109,7 @@ class Agent:
         n = len(next(iter(batch.values())))
         first = torch.full((n,), self._actor is None)
         if self._actor is None:
-            self._actor = Actor(policy, n)
+            self._actor = Actor(policy, n, self.execute)
         if n != self._actor.n:
             raise ConfigError(
                 f"{n} observations after {self._actor.n}: call reset() to begin with another number"
@@ -156,7 +159,8 @@ class Agent:
 
         with env_for(self, env, 1) as made:
             try:
-                frames = film(fitting(self.policy, task, made.spec), made, 1, seed)
+                policy = fitting(self.policy, task, made.spec)
+                frames = film(policy, made, 1, seed, execute=self.execute)
             except NotImplementedError as error:
                 raise ConfigError(f"there is nothing to film: {error}") from error
         Path(file).parent.mkdir(parents=True, exist_ok=True)
@@ -280,10 +284,15 @@ def evaluate(
         print(em.evaluate("outputs/pendulum_sac-0", episodes=100))
     """
     agent, task = loaded(agent, env, task)
-    policy = agent.policy if isinstance(agent, Agent) else agent
+    policy, execute = parts_of(agent)
     with env_for(agent, env, min(num_envs, episodes)) as made:
         policy = fitting(policy.eval(), task, made.spec)
-        return evaluation.evaluate(policy, made, episodes, seed)
+        return evaluation.evaluate(policy, made, episodes, seed, execute)
+
+
+def parts_of(agent: Agent | Policy) -> tuple[Policy, int | None]:
+    """The policy, and how many steps of its chunks are executed (None: all)."""
+    return (agent.policy, agent.execute) if isinstance(agent, Agent) else (agent, None)
 
 
 def fitting(policy: Policy, task: str | None, here: Spec) -> Policy:

@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embodied.api.agent import Agent, env_for, fitting, loaded, make_policy, save, trained_node
+from embodied.api.agent import (
+    Agent,
+    env_for,
+    fitting,
+    loaded,
+    make_policy,
+    parts_of,
+    save,
+    trained_node,
+)
 from embodied.api.environment import EnvLike, env_node, env_words, spec_of
 from embodied.api.words import OPTIONS, edge, settings_words
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, parse
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Spec
 from embodied.improvement import diagnosis, pages
 from embodied.improvement.advice import Diagnosis
@@ -101,10 +109,9 @@ def diagnose(
         print(em.diagnose("outputs/bc"))
     """
     agent, task = loaded(agent, env, task)
-    policy = agent.policy if isinstance(agent, Agent) else agent
+    policy, as_trained = parts_of(agent)
     node = trained_node(agent) if env is None else env_node(env)
     folder = agent.folder if isinstance(agent, Agent) else None
-    as_trained = None if folder is None else read_run_settings(folder / "run.yaml").get("execute")
     execute = settings.pop("execute", as_trained)
     config = parse(diagnosis.Config, settings, "diagnose")
 
@@ -134,10 +141,10 @@ def rollout(
 
         played = em.rollout(agent, "fr3_lift", steps=100, num_envs=8)
     """
-    policy = agent.policy if isinstance(agent, Agent) else agent
+    policy, execute = parts_of(agent)
     rows: list[dict[str, Tensor]] = []
     with env_for(policy, env, num_envs) as made:
-        actor = Actor(fitting(policy.eval(), task, made.spec), made.num_envs)
+        actor = Actor(fitting(policy.eval(), task, made.spec), made.num_envs, execute)
         obs, first = made.reset(seed), torch.ones(made.num_envs, dtype=torch.bool)
         for _ in range(steps):
             action = actor(obs, first)

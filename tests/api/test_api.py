@@ -327,6 +327,29 @@ def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:
         em.evaluate(policy)
 
 
+def test_a_run_acts_with_as_many_steps_of_a_chunk_as_it_was_trained_with(tmp_path: Path) -> None:
+    env = em.make_env("two_gap", num_envs=2)
+    policy = em.make_policy("deterministic", env, hidden=[8], chunk=4)
+    em.save(policy, tmp_path / "checkpoints" / "00000100")
+    settings = {"format": 1, "execute": 1, "env": node_of("envs.toy.two_gap.TwoGap")}
+    (tmp_path / "run.yaml").write_text(json.dumps(settings))
+    alone, seen = em.load(em.save(policy, tmp_path / "alone")), np.zeros((3, 2), np.float32)
+    seen[1:] = 0.5
+    for agent, new in ((em.load(tmp_path), True), (alone, False)):
+        acted = [agent.predict({"state": one}).tolist() for one in seen]
+        assert (acted[1] == acted[2]) == new, "it decides anew in every step"
+    wanted = evaluate.evaluate(policy.eval(), env, 4, 10_000, execute=1).change
+    assert wanted is not None
+    assert not torch.equal(wanted, evaluate.evaluate(policy, env, 4, 10_000).change)
+    found = em.evaluate(tmp_path, env=env, episodes=4)
+    assert torch.equal(found.change, wanted)
+    played = em.rollout(em.load(tmp_path), env, steps=3)
+    assert torch.equal(
+        played["action"][2],
+        policy.act({"state": played["obs/state"][2]}, {}, policy.sample_noise(2))[0][:, 0],
+    )
+
+
 def test_an_address_where_a_run_can_be(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(core_build, "ASKED", [])
     policy = em.make_policy("flow", em.make_env("two_gap"), width=16, chunk=4).eval()
