@@ -2,8 +2,9 @@
 TensorFlow: `features.json` and `NAME-train.tfrecord-00000-of-00008` in the folder of a version.
 
 A record is an episode: `steps/{observation/*, action, reward, is_terminal, ...}` with all steps one
-after the other. The last step is the final observation; its action means nothing. The parts of an
-action of several names are put together in the order of their names; actions keep their units,
+after the other. The last step is the final observation; its action means nothing, and its reward,
+where Open X-Embodiment says success, counts for the action before. The parts of an action of
+several names are put together in the order of their names; actions keep their units,
 unless `--low` and `--high` are given. A text becomes the task. `--dt` is needed: the files do not
 say their period. `--mask` chooses a split (train, val).
 """
@@ -138,6 +139,7 @@ def _rows(
         told = torch.from_numpy(np.array(episode[name], np.float32))
         if name == "steps/reward":
             rows["reward"] = told[:steps]
+            rows["reward"][-1] += told[-1].nan_to_num()  # the format leaves it open
         elif told[-1] > 0.5:
             rows["terminated"], rows["truncated"] = rows["truncated"], rows["terminated"]
     return rows, values
