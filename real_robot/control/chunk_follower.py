@@ -144,13 +144,13 @@ class ChunkFollower:
     def _action(self, middle: float) -> Floats | None:
         """Action [A] of the step around time `middle` (s), blended with the chunk before."""
         newest = self._action_of(self.chunk, middle, self.grace)
-        previous = self._action_of(self.previous, middle, 0)
+        previous = self._action_of(self.previous, middle)
         if newest is None or previous is None or self.steps_taken >= self.blend:
             return newest
         weight = (self.steps_taken + 1) / (self.blend + 1)
         return weight * newest + (1 - weight) * previous
 
-    def _action_of(self, chunk: Chunk | None, middle: float, grace: int) -> Floats | None:
+    def _action_of(self, chunk: Chunk | None, middle: float, grace: int = 0) -> Floats | None:
         """Action [A] of `chunk` for time `middle` (s); None where it has none."""
         if chunk is None:
             return None

@@ -110,9 +110,9 @@ Target = Callable[[Floats], Floats]
 
 class Decider:
     """`turn` is one decision. The same `Actor` as in simulation keeps what the policy remembers;
-    it begins an episode with every decision while the arm is armed, and anew where a person gives
-    the arm back: neither follows what the policy said. Where the policy continues its own
-    plans, they join at a `seam`; `clock` is that of the state's stamps."""
+    it begins an episode with every decision until the arm goes, and anew where it had to wait
+    (hold-to-run) or a person gives it back: it did not follow what the policy said. Where the
+    policy continues its own plans, they join at a `seam`; `clock` is that of the state's stamps."""
 
     def __init__(
         self,
@@ -155,6 +155,7 @@ class Decider:
                 "robot's policy sees that of a decision only: evaluate it in simulation"
             )
         self.mode = Mode.DISCONNECTED
+        self.step = -1  # that the arm follows; it counts from 0 wherever the arm begins to go
         self.first = True
         self.number = 0
         self.lost = ""
@@ -170,8 +171,8 @@ class Decider:
         if not self.state.receive():
             return False
         fields = self.state.fields[0]
-        self.mode = Mode(int(fields["mode"]))
-        self.first = self.first or self.mode == Mode.ARMED or bool(fields["intervened"])
+        self.mode, before, self.step = Mode(int(fields["mode"])), self.step, int(fields["step"])
+        self.first = self.first or self.step < max(before, 0) or bool(fields["intervened"])
         try:
             plan = self._decide(fields)
         except ServerLost as error:  # nothing is posted, so the arm comes to rest (safety.fresh)

@@ -140,6 +140,13 @@ def test_an_episode_begins_when_the_arm_starts_however_long_it_was_armed(tmp_pat
     said = [round(100 * float(chunk["actions"][0, 0])) for chunk in arm.chunks]
     begun = said[len(said) - 1 - said[::-1].index(0) :]
     assert begun == list(range(len(begun))) and len(begun) > 2
+    presence = arm.bench.control.presence
+    lets_go, presence.waits = presence.waits, lambda now, moving: True  # of hold-to-run
+    arm.run(100)
+    assert arm.bench.control.mode == Mode.RUNNING
+    presence.waits = lets_go
+    arm.run(20)
+    assert float(arm.chunks[-1]["actions"][0, 0]) <= 0.04, "it goes on from where it stands"
 
 
 @pytest.mark.parametrize(
