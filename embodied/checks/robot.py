@@ -54,17 +54,6 @@ def the_controller_fits(subject: RobotSubject) -> None:
     require(dt == made.step, f"controller.dt={dt} should be the deployment's step, {made.step}")
 
 
-def an_action_of_zero_moves_nothing(subject: RobotSubject) -> None:
-    """At home, an action of zero keeps every joint within 0.05 rad (m)."""
-    _, made = deployment_of(subject)
-    controller: Any = build(made.controller, Controller)
-    home = np.asarray(made.home)[None]
-    reference = controller.begin(home, np.zeros(1))
-    joints, _, _ = controller(np.zeros((1, len(controller.names))), home, reference)
-    away = float(np.abs(joints[0] - made.home).max())
-    require(away < 0.05, f"an action of zero moves a joint by {away:.3f}")
-
-
 def times_fit_together(subject: RobotSubject) -> None:
     """A policy may be late by two steps, and the control rate is at least the policy's."""
     _, made = deployment_of(subject)

@@ -27,7 +27,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -152,7 +151,7 @@ class External:
         session = self._connected()
         with session.lock:
             session.update()
-            self._require_unlatched()
+            session.wait_for_reset(self.config.patience)
             state = session.state
             self.seen = float(state["measured"])
             numbers = self._joint_numbers(state["q"], float(state["width"]))
@@ -176,7 +175,7 @@ class External:
         with session.lock:
             session.wait_until_held(self.config.patience)
             session.update()
-            self._require_unlatched()
+            session.wait_for_reset(self.config.patience)
             if session.mode != Mode.RUNNING:
                 session.rest()
                 session.start()
@@ -203,18 +202,6 @@ class External:
         if self.session is None:
             raise RobotSessionError("the robot is not connected")
         return self.session
-
-    def _require_unlatched(self) -> None:
-        """RobotSessionError where the arm latched a fault and nobody resets it in time."""
-        session, deadline = self._connected(), time.monotonic() + self.config.patience
-        while session.mode == Mode.ESTOP:
-            if time.monotonic() > deadline:
-                raise RobotSessionError(
-                    f"the arm latched a fault: {session.fault}; look at it, then: "
-                    f"embodied robot reset folder={self.folder}"
-                )
-            time.sleep(0.05)
-            session.update()
 
     def _joint_numbers(self, q: Any, width: float) -> Numbers:
         values = self.outside.values(q, width).tolist()

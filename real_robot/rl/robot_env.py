@@ -8,8 +8,6 @@ process hangs or dies, the control process does the same by itself.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +33,7 @@ from embodied.real_robot.kernel.rate import Rate
 from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import Success, observer, require_actions, require_rate
 from embodied.real_robot.rl.rehearsal import require_rehearsed
-from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
+from embodied.real_robot.rl.session import DeadmanTimer, RobotSession
 
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
 
@@ -181,9 +179,9 @@ class RealEnv(VecEnv):
         session = self.session
         session.owner = self
         session.rest()
-        self._wait_for_operator()
+        session.wait_for_reset(self.config.patience)
         session.home()
-        self._wait_for_operator()
+        session.wait_for_reset(self.config.patience)
         for name, (low, high) in self.config.given.items():
             self.observer.given[name] = float(self.random.uniform(low, high))
         self.success.given = dict(self.observer.given)
@@ -194,21 +192,6 @@ class RealEnv(VecEnv):
         self.age = 0
         self.rate.begin()
         self.deadman.feed()
-
-    def _wait_for_operator(self) -> None:
-        session = self.session
-        if session.mode != Mode.ESTOP:
-            return
-        then = f"look at it, then: embodied robot reset folder={session.folder}"
-        print(f"the arm latched a fault: {session.fault}\n{then}", file=sys.stderr, flush=True)
-        deadline = time.monotonic() + self.config.patience
-        while session.mode == Mode.ESTOP:
-            if time.monotonic() > deadline:
-                raise RobotSessionError(
-                    f"the arm was not reset within {self.config.patience:.0f} s"
-                )
-            time.sleep(0.1)
-            session.update()
 
     def _observe(self) -> Tensors:
         """What the newest state looks like to a policy; where a picture is missing the arm is held

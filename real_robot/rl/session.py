@@ -178,6 +178,23 @@ class RobotSession:
         print(f"{self.hand.hint}: the arm moves only then", file=sys.stderr, flush=True)
         self.wait_until(lambda: self.held, "an operator's hand (hold_to_run)", patience)
 
+    def wait_for_reset(self, patience: float) -> None:
+        """After a latched fault, wait for an operator to reset it, for `patience` s at most."""
+        if self.mode != Mode.ESTOP:
+            return
+        line = (
+            f"the arm latched a fault: {self.fault}; look at it, then: embodied robot reset "
+            f"folder={self.folder}"
+        )
+        if patience:
+            print(line, file=sys.stderr, flush=True)
+        deadline = time.monotonic() + patience
+        while self.mode == Mode.ESTOP:
+            if time.monotonic() > deadline:
+                raise RobotSessionError(line)
+            time.sleep(0.05)
+            self.update()
+
     def home(self) -> None:
         """Move to the home pose through the safety chain; a simulated task is reset there."""
         if not self.deployment.home:
