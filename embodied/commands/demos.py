@@ -11,6 +11,7 @@ from rich.progress import Progress
 from embodied.commands import is_given, take
 from embodied.compose import compose, option, options, search_folders
 from embodied.core.build import ConfigError, Node, parse
+from embodied.core.saved_node import executed_steps
 from embodied.policies.remote.address import allow_typed, is_address, remote_node
 
 
@@ -35,7 +36,11 @@ def collect(
         given = {**(given or {}), "demonstrator/served": remote_node(run)[0]}
         words = ["demonstrator=served", *words]
     elif run is not None:
+        from embodied.core import checkpoint
+
         words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
+        if (steps := executed_steps(checkpoint.find(run))) and not is_given(words, "execute"):
+            words = [*words, f"execute={steps}"]
     if not is_given(words, "demonstrator"):
         words = [*words, f"demonstrator={demonstrator_of(words, folders)}"]
     node = compose("collect", words, folders, given).node

@@ -72,6 +72,13 @@ def read_run_settings(file: Path) -> Node:
     return formats.upgrade("run folder", node, node.pop("format", 1))
 
 
+def executed_steps(saved: Path) -> int | None:
+    """The steps of a chunk that the run of the checkpoint folder `saved` executes; None: all, or no
+    run."""
+    file = saved.parent.parent / "run.yaml"
+    return read_run_settings(file).get("execute") if file.exists() else None
+
+
 def require_inside(node: Any, where: Path | str) -> None:
     """ConfigError if `node`, read from `where`, names a class that reaches beyond this process, and
     the command line does not allow its package."""

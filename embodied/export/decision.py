@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_run_settings
+from embodied.core.saved_node import executed_steps
 from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import HISTORY, is_history
 
@@ -144,9 +144,7 @@ def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
         folder = checkpoint.find(run)
         saved = checkpoint.read_about(folder)
         about |= {key: saved.get(key) for key in ("step", "policy_sha256", "git")}
-        trained = folder.parent.parent / "run.yaml"
-        if trained.exists():
-            about["execute"] = read_run_settings(trained).get("execute") or policy.chunk
+        about["execute"] = executed_steps(folder) or policy.chunk
     return about
 
 

@@ -117,7 +117,7 @@ class DriverAround(Driver):
 
     @property
     def stiffness(self) -> tuple[Floats, Floats] | None:
-        return stiffness_of(self.driver)
+        return self.driver.stiffness if isinstance(self.driver, HasSprings) else None
 
     def sense(self) -> Floats:
         return self.driver.sense()
@@ -225,11 +225,6 @@ class Tool:
     force: Gain = 30.0  # largest pull on the place, N
     torque: Gain = 5.0  # largest pull on the turn, N m
     elbow: Gain = 10.0  # of the motion that leaves the tool where it is, N m/rad
-
-
-def stiffness_of(driver: ArmDriver) -> tuple[Floats, Floats] | None:
-    """Lowest and highest stiffness [m] of the driver's springs; None where it has none."""
-    return driver.stiffness if isinstance(driver, HasSprings) else None
 
 
 def check_stiffness(stiffness: Floats, span: tuple[Floats, Floats] | None, name: str) -> None:

@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.commands.demos import collect as collect_words
+from embodied.core import checkpoint
 from embodied.core.build import allow
 from embodied.core.env import RETURN_ENDS, Step
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.datasets import collect as collecting
 from embodied.datasets.collect import CollectConfig, collect, play
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from embodied.datasets.transitions import return_ends
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 from embodied.policies.scripted.intervener import Intervener
-from tests.builders import node_of
+from tests.builders import make_policy, node_of
 from tests.toy_envs import Config, Counter
 
 allow("tests")
@@ -158,3 +161,22 @@ def test_a_demonstrator_that_never_succeeds_is_given_up(
     monkeypatch.setattr(Counter, "step", lambda *given: replace(step(*given), log=lost))
     with pytest.raises(DatasetError, match="succeeded in 0 of 100 episodes"):
         gathered(tmp_path)
+
+
+def test_a_run_demonstrates_with_as_many_steps_of_a_chunk_as_it_was_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_policy("random.Random", Counter(Config()).spec)
+    checkpoint.save(tmp_path / "checkpoints" / "00000100", policy, 0)
+    (tmp_path / "run.yaml").write_text("{format: 1, execute: 3}")
+    asked: list[int | None] = []
+
+    def noted(config: CollectConfig, tell: Any) -> tuple[int, int]:
+        asked.append(config.execute)
+        return 0, 0
+
+    monkeypatch.setattr(collecting, "collect", noted)
+    words = ["env=two_gap", f"policy={tmp_path}", f"out={tmp_path / 'demos'}"]
+    for more in ([], ["execute=2"], ["execute=null"]):
+        collect_words([*words, *more], verbose=False)
+    assert asked == [3, 2, None]
