@@ -4,6 +4,7 @@ served policy answers, and what it refuses in one line."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -46,6 +47,7 @@ from embodied.serve.server import Server
 from tests.builders import make_policy, node_of, wait_until
 from tests.policies.remote.servers import free_port
 
+ROOT = Path(__file__).parents[2]
 TOKEN = "a token of more than sixteen letters"
 HEADERS = {"Authorization": f"Api-Key {TOKEN}"}
 
@@ -577,3 +579,37 @@ def test_pictures_are_not_rounded_silently() -> None:
 def test_names_that_the_protocol_needs_are_refused() -> None:
     with pytest.raises(ConfigError, match="an observation called noise cannot be served"):
         service(GAUSSIAN, Spec({"noise": Leaf((2,))}, ACT, dt=0.1))
+
+
+def test_the_plug_in_of_lerobot_keeps_what_a_policy_carries_by_row_and_episode(
+    tmp_path: Path,
+) -> None:
+    """Past observations of every control step; nothing of another row, or of the episode before."""
+    file = ROOT / "plugins/lerobot_policy_embodied/lerobot_policy_embodied/deciders.py"
+    about = importlib.util.spec_from_file_location("deciders", file)
+    assert about is not None and about.loader is not None
+    deciders = importlib.util.module_from_spec(about)
+    about.loader.exec_module(deciders)
+    spec = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), 0.1)
+    policy = make_policy("generative.flow.Flow", spec, chunk=4, width=16, obs_steps=3).eval()
+    nothing = policy.sample_noise(2) * 0
+    policy.sample_noise = lambda n, explore=False: nothing
+    seen = torch.randn(2, 6, 2, 2)  # episodes, steps, rows
+    actor = Actor(policy, 2, execute=2)
+    wanted = [
+        actor({"state": obs}, torch.full((2,), step == 0))
+        for episode in seen
+        for step, obs in enumerate(episode)
+    ]
+    checkpoint.save(tmp_path / "run", policy, 0)
+    with Server(PolicyService(policy), port=0) as server:
+        for decider in (deciders.Here(str(tmp_path / "run")), deciders.Served(server.url, "")):
+            found: list[torch.Tensor] = []
+            for episode in seen:
+                decider.reset()
+                for step, obs in enumerate(episode):
+                    if step % 2 == 0:
+                        chunk = decider.decide({"state": obs}, nothing, 2)
+                    decider.remember({"state": obs})
+                    found.append(chunk[:, step % 2])
+            assert torch.allclose(torch.stack(found), torch.stack(wanted), atol=1e-6)

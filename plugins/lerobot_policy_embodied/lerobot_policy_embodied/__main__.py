@@ -16,7 +16,7 @@ from .processor_embodied import make_embodied_pre_post_processors
 HIDDEN = ("critic/", "privileged/")
 
 
-def written(spec: dict[str, Any], chunk: int, out: Path, **where: str) -> list[str]:
+def written(spec: dict[str, Any], chunk: int, out: Path, **where: Any) -> list[str]:
     """Write the folder; the names of the numbers that the policy observes, in order."""
     seen = {name: leaf for name, leaf in spec["obs"].items() if not name.startswith(HIDDEN)}
     images = {name: leaf["shape"][:2] for name, leaf in seen.items() if leaf["dtype"] == "uint8"}
@@ -50,10 +50,12 @@ def main(words: list[str]) -> None:
         sys.exit(f"{out} exists already; choose another out=")
     if runs:
         from embodied.core.checkpoint import find, load_policy
+        from embodied.core.saved_node import executed_steps
 
         folder = find(Path(runs[0])).resolve()
         spec, chunk = json.loads((folder / "spec.json").read_text()), load_policy(folder).chunk
-        names = written(spec, chunk, out, checkpoint=str(folder))
+        steps = executed_steps(folder) or 0
+        names = written(spec, chunk, out, checkpoint=str(folder), n_action_steps=steps)
     else:
         from embodied.serve.client import Client
 

@@ -46,17 +46,22 @@ class EmbodiedPolicy(PreTrainedPolicy):
     def predict_action_chunk(
         self, batch: dict[str, Tensor], noise: Tensor | None = None, **given: Any
     ) -> Tensor:
-        """[B, chunk_size, A]."""
-        return self.decider.decide(self._observed(batch), noise, self._executed)
+        """[B, chunk_size, A], in a control step of its own."""
+        obs = self._observed(batch)
+        chunk = self.decider.decide(obs, noise, self._executed)
+        self.decider.remember(obs)
+        return chunk
 
     @torch.no_grad()
     def select_action(
         self, batch: dict[str, Tensor], noise: Tensor | None = None, **given: Any
     ) -> Tensor:
         """[B, A]; a new chunk, with `noise`, where the last one is used up."""
+        obs = self._observed(batch)
         if not self.plan:
-            chunk = self.predict_action_chunk(batch, noise)
+            chunk = self.decider.decide(obs, noise, self._executed)
             self.plan = list(chunk[:, : self._executed].unbind(1))
+        self.decider.remember(obs)
         return self.plan.pop(0)
 
     @property
