@@ -10,7 +10,7 @@ import numpy as np
 from embodied.checks.check import checks_of, require
 from embodied.core.build import Node, build
 from embodied.embodiments.controller import Controller
-from embodied.real_robot.assemble import build_chain, forward_kinematics
+from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.safety.workspace import Workspace
@@ -76,13 +76,6 @@ def the_workspace_holds_home(subject: RobotSubject) -> None:
     assert made.workspace is not None
     depth = float(np.min(Workspace(made.workspace, kinematics).depth(home)))
     require(depth > 0, f"home, at {np.round(place[0], 3)}, is outside of the workspace")
-
-
-def limits_come_last(subject: RobotSubject) -> None:
-    """The last safety stage before the driver is the limits of the joints."""
-    _, made = deployment_of(subject)
-    names = build_chain(made).names
-    require(names[-1] == "limits", f"the safety chain ends with {names[-1]}, should be limits")
 
 
 CHECKS = checks_of(__name__)

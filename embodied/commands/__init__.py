@@ -165,6 +165,14 @@ def is_given(words: Iterable[str], key: str) -> bool:
     return any(word.startswith(f"{key}=") for word in words)
 
 
+def is_true(own: Mapping[str, str | None], key: str) -> bool:
+    """Whether KEY=true is said; ConfigError for what is neither true nor false."""
+    said = own[key] or "false"
+    if said not in ("true", "false"):
+        raise ConfigError(f"{key}={said} should be true or false")
+    return said == "true"
+
+
 def require_one(words: Iterable[str], key: str) -> None:
     """ConfigError where `words` give `key` two values."""
     values = {word.partition("=")[2]: None for word in words if word.startswith(f"{key}=")}

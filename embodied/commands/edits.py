@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import require_datasets, yaml_values
+from embodied.commands import is_true, require_datasets, yaml_values
 from embodied.core.build import ConfigError, parse
 from embodied.datasets.editing import edit, transform
 from embodied.datasets.editing.check import CheckConfig
@@ -71,10 +71,7 @@ def merge(args: argparse.Namespace) -> None:
 def drop(args: argparse.Namespace) -> None:
     numbers = args.own["episodes"]
     out = args.own["out"]
-    by_result = args.own["failed"] or "false"
-    if by_result not in ("true", "false"):
-        raise ConfigError(f"failed={by_result} should be true or false")
-    if (numbers is not None) == (by_result == "true"):
+    if (numbers is not None) == is_true(args.own, "failed"):
         raise ConfigError("say which episodes to drop: episodes=3,7-9 or failed=true")
     choose = edit.failed if numbers is None else edit.numbered(numbers)
     _say(out, edit.drop(args.names[0], out, choose))

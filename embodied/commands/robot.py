@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
 
-from embodied.commands import yaml_values
+from embodied.commands import is_true, yaml_values
 from embodied.compose import options, search_folders
 from embodied.core.build import ConfigError, nearest, parse
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
             from embodied.core.checkpoint import find as find_checkpoint  # needs torch
 
             policy = str(find_checkpoint(Path(policy)).resolve())
-        supported = verb == "release" and _is_supported(own["supported"])
+        supported = verb == "release" and _is_supported(own)
         reply = call(folder, verb, timeout, policy, supported=supported)
     if args.json:
         print(json.dumps(reply.status, indent=1))
@@ -65,14 +66,13 @@ def run(args: argparse.Namespace) -> None:
         print(f"{verb}: done{f' ({reply.reason})' if reply.reason else ''}")
 
 
-def _is_supported(said: str | None) -> bool:
+def _is_supported(own: Mapping[str, str | None]) -> bool:
     """Whether a person holds the arm that is to be released; asked for once more at a terminal."""
-    if said not in (None, "true", "false"):
-        raise ConfigError(f"supported={said} should be true or false")
-    warning = "hold the arm: it will fall" if said == "true" else "the arm becomes limp"
+    supported = is_true(own, "supported")
+    warning = "hold the arm: it will fall" if supported else "the arm becomes limp"
     if sys.stdin.isatty() and input(f"{warning}. Type yes to release it: ").strip() != "yes":
         raise ConfigError("it was not released")
-    return said == "true"
+    return supported
 
 
 def keys(args: argparse.Namespace) -> None:
@@ -88,10 +88,10 @@ def check(args: argparse.Namespace) -> None:
     from embodied.deploy.operate import show_checks
     from embodied.deploy.site import site
 
-    policy = args.own["policy"]
+    policy, connect = args.own["policy"], is_true(args.own, "connect")
     node = composed(policy, args.words, args.config_dir)
     with tempfile.TemporaryDirectory() as scratch, site(node, policy, Path(scratch)) as here:
-        fine = show_checks(here, args.own["connect"] == "true")
+        fine = show_checks(here, connect)
     print("nothing speaks against it" if fine else "not like this: see what failed")
     if not fine:
         sys.exit(1)

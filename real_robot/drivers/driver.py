@@ -167,11 +167,9 @@ class DryRunDriver(DriverAround):
         super().__init__(driver)
         self._q: Floats = np.zeros(len(driver.joints))
         self._dq = self._q.copy()
-        self._held = self._q.copy()
         self._t = 0.0
         self._sent = 0.0
         self._width = 0.0
-        self._held_width = 0.0
 
     def connect(self) -> None:
         self.driver.connect()

@@ -86,12 +86,10 @@ class ResetFreeRobotEnv(robot_env.RealEnv):
     ) -> Tensors:
         obs = super().reset(seed, task, mask)
         deadline = time.monotonic() + self.practice.patience
-        said = False
+        if bool(self.facts().lost[0]):
+            text = f"the {self.practice.thing} is out of reach: put it back"
+            print(text, file=sys.stderr, flush=True)
         while bool(self.facts().lost[0]):
-            if not said:
-                text = f"the {self.practice.thing} is out of reach: put it back"
-                print(text, file=sys.stderr, flush=True)
-                said = True
             if time.monotonic() > deadline:
                 raise RobotSessionError(f"the {self.practice.thing} was not put back")
             time.sleep(0.1)
