@@ -35,14 +35,14 @@ SILENT = 5.0  # s without a picture, after which a camera is gone (`reset` opens
 
 
 class CameraProcesses:
-    """The daemon's. Where a guest decides (no policy) there are none: it looks for itself."""
+    """The daemon's. Where a guest decides (no policy), those that are filmed for it."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder
         module = "embodied.real_robot.cameras.processes"
         self.children = {
             name: Child(f"camera-{name.replace('/', '.')}", module, folder, (name,))
-            for name in (deployment.cameras if deployment.policy else {})
+            for name in (deployment.cameras if deployment.policy else deployment.filmed)
         }
         self.mailboxes: dict[str, Mailbox] = {}
         self._restarting: set[str] = set()

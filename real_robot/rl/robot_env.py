@@ -86,7 +86,7 @@ class RealEnv(VecEnv):
             robot["driver"] = {**robot["driver"], **self.emulator.settings}
         sensed = list(build(robot["driver"], Driver).sensed)
         given = {**robot.get("given", {}), **{k: sum(v) / 2 for k, v in config.given.items()}}
-        own = {"sensed": sensed, "given": given, "policy": ""}  # no policy of the robot's
+        own = {"sensed": sensed, "given": given, "policy": "", "filmed": {}}  # both are done here
         self.deployment = Deployment.parse({**robot, **own})
         require_rate(self.spec, self.deployment)
         require_actions(self.spec, self.deployment)

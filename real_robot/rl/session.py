@@ -140,8 +140,7 @@ class RobotSession:
             raise RobotSessionError(f"{error}: {self._daemon_error()}") from error
 
     def start(self) -> None:
-        """From held to running. The arm and its hand stay where they are until the first
-        `send_action`: of most action spaces, no action means that."""
+        """From held to running; arm and hand stay until `send_action`: no action means that."""
         nothing = np.zeros(len(build(self.deployment.controller, Controller).names))
 
         def running() -> bool:

@@ -24,6 +24,9 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, require_same
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.video import encode_png
+from embodied.deploy.external_main import Config as ExternalConfig
+from embodied.deploy.external_main import External
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.envs.fr3.rendered_camera import Config as PosedConfig
@@ -158,6 +161,25 @@ def test_an_arm_that_goes_on_keeps_what_its_hand_holds(env: RealEnv) -> None:
     ring.close()
     assert {*ticks["mode"].tolist()} >= {Mode.IDLE, Mode.RUNNING}
     assert ticks["sent_width"].max() < 0.002 and (np.ptp(ticks["sent"], axis=0) < 0.005).all()
+
+
+def test_another_program_gets_pictures_of_the_arm_that_it_moves(tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
+    picture = torch.full((8, 8, 3), 90, dtype=torch.uint8)
+    (tmp_path / "seen" / "0.png").write_bytes(encode_png(picture))
+    camera = "{_target_:embodied.real_robot.cameras.sources.Folder,path:%s}"
+    words = (
+        "robot=sim",
+        "robot.driver.world.task=reach",
+        f"robot.cameras.front={camera % (tmp_path / 'seen')}",
+    )
+    words += ("robot.filmed.front=[4,6]", f"folder={tmp_path / 'daemon'}")
+    made = External(ExternalConfig(words, home=False, out=str(tmp_path / "out")))
+    with closing(made):
+        made.connect()
+        numbers, images = made.observe()
+        assert images["front"].shape == (4, 6, 3) and (images["front"] == 90).all()
+        assert made.act(numbers).keys() == numbers.keys()
 
 
 def test_a_stop_ends_the_episode_and_waits_for_the_operator(env: RealEnv) -> None:
