@@ -73,7 +73,7 @@ def read_run_settings(file: Path) -> Node:
 
 
 def executed_steps(saved: Path) -> int | None:
-    """The steps of a chunk that the run of the checkpoint `saved` executes; None: all, or no run."""
+    """The steps of a chunk that the run of the checkpoint `saved` executes (None: all, no run)."""
     file = saved.parent.parent / "run.yaml"
     return read_run_settings(file).get("execute") if file.exists() else None
 

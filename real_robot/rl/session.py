@@ -121,7 +121,7 @@ class RobotSession:
         self.wait_until(self.state_mailbox.receive, "a new state from the control process", 5.0)
 
     def send_action(self, action: Floats, seen: float, start: float | None = None) -> None:
-        """Send `action` [A], made of what was seen at `seen` (s), for a step from `start` (s) on."""
+        """Send `action` [A], made of what was seen at `seen` (s), for a step from `start` (s)."""
         message = self.chunk.fields[0]
         self.number += 1
         message["number"] = self.number
