@@ -127,7 +127,7 @@ class UniO4(Learner):
             raise ConfigError("learner=uni_o4 needs single actions: policy=diagonal_gaussian")
         self.total = run.updates
         self.cloned = round(config.clone * run.updates)
-        plan = replace(run, updates=self.cloned)
+        plan = replace(run, updates=max(self.cloned, 1))
         unused = Deterministic(deterministic.Config(hidden=(32,)), policy.spec)  # IQL's own policy
         self.values = Iql(config.values, unused, spec, plan)
         self.gamma = config.values.gamma
