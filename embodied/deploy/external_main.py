@@ -179,10 +179,7 @@ class External:
             self._require_unlatched()
             if session.mode != Mode.RUNNING:
                 session.rest()
-                state = session.state
-                hand = [float(state["sent_width"])] if self.outside.hand else []
-                still = [*state["sent"], *hand] if self.config.actions == "joints" else 0 * values
-                session.start(np.asarray(still))  # the action that moves nothing
+                session.start()
                 self.seen = float(session.state["measured"])
             if self.config.actions == "joints":
                 values = self.outside.positions(values)

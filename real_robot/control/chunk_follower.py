@@ -46,8 +46,8 @@ class Chunk:
 
 class ChunkFollower:
     """Steps of `dt` s on a grid of its own from `begin` on; between two steps the joint target
-    moves in a straight line. The last action of a chunk goes on for up to `grace` steps: a policy
-    that decides on every step is always a little late."""
+    moves in a straight line. The last action of the newest chunk goes on for up to `grace` steps: a
+    policy that decides on every step is always a little late."""
 
     def __init__(self, controller: Controller, dt: float, blend: int = 2, grace: int = 1) -> None:
         self.controller = controller
@@ -143,21 +143,21 @@ class ChunkFollower:
 
     def _action(self, middle: float) -> Floats | None:
         """Action [A] of the step around time `middle` (s), blended with the chunk before."""
-        newest = self._action_of(self.chunk, middle)
-        previous = self._action_of(self.previous, middle)
+        newest = self._action_of(self.chunk, middle, self.grace)
+        previous = self._action_of(self.previous, middle, 0)
         if newest is None or previous is None or self.steps_taken >= self.blend:
             return newest
         weight = (self.steps_taken + 1) / (self.blend + 1)
         return weight * newest + (1 - weight) * previous
 
-    def _action_of(self, chunk: Chunk | None, middle: float) -> Floats | None:
+    def _action_of(self, chunk: Chunk | None, middle: float, grace: int) -> Floats | None:
         """Action [A] of `chunk` for time `middle` (s); None where it has none."""
         if chunk is None:
             return None
         step = max(0.0, (middle - chunk.start) / self.dt)
         count = len(chunk.actions)
         # Compared before it is rounded: a start of long ago is infinitely many steps away.
-        return chunk.actions[min(int(step), count - 1)] if step < count + self.grace else None
+        return chunk.actions[min(int(step), count - 1)] if step < count + grace else None
 
 
 class ChunkCheck:

@@ -177,11 +177,19 @@ class DryRunDriver(DriverAround):
         self.driver.connect()
         arm = self.driver.read()
         self._q = arm.q.copy()
-        self._held = arm.q.copy()
         self._t = arm.t
         self._sent = arm.t
-        self._held_width = self.driver.width
+        self._stand(arm)
         self._width = self._held_width
+
+    def recover(self) -> None:
+        """Hold the arm where it stands now: somebody may have moved it while it was stopped."""
+        self.driver.recover()
+        self._stand(self.driver.read())
+
+    def _stand(self, arm: ArmState) -> None:
+        self._held = arm.q.copy()
+        self._held_width = self.driver.width
 
     def read(self) -> ArmState:
         arm = self.driver.read()

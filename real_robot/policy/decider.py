@@ -110,8 +110,8 @@ Target = Callable[[Floats], Floats]
 
 class Decider:
     """`turn` is one decision. The same `Actor` as in simulation keeps what the policy remembers;
-    it begins an episode whenever the arm has just been armed, and anew where a person gives the arm
-    back, which did not follow what the policy said. Where the policy continues its own
+    it begins an episode with every decision while the arm is armed, and anew where a person gives
+    the arm back: neither follows what the policy said. Where the policy continues its own
     plans, they join at a `seam`; `clock` is that of the state's stamps."""
 
     def __init__(
@@ -170,10 +170,8 @@ class Decider:
         if not self.state.receive():
             return False
         fields = self.state.fields[0]
-        mode = Mode(int(fields["mode"]))
-        armed = mode == Mode.ARMED and self.mode != Mode.ARMED
-        self.first = self.first or armed or bool(fields["intervened"])
-        self.mode = mode
+        self.mode = Mode(int(fields["mode"]))
+        self.first = self.first or self.mode == Mode.ARMED or bool(fields["intervened"])
         try:
             plan = self._decide(fields)
         except ServerLost as error:  # nothing is posted, so the arm comes to rest (safety.fresh)

@@ -102,7 +102,6 @@ class RealEnv(VecEnv):
         )
         self.images.attach_state(self.session.folder, self.observer.given)
         self.rate = Rate(1 / self.spec.dt)
-        self.still = np.zeros(self.spec.act.size)
         self.deadman = DeadmanTimer(0.4 * self.deployment.fresh.stop, self._rest, self.session.lock)
         self.age, self.observed_at, self.counts = 0, 0.0, np.zeros(len(self.names))
         self._obs: Tensors | None = None
@@ -155,7 +154,7 @@ class RealEnv(VecEnv):
             session.update()
         if session.mode in (Mode.IDLE, Mode.STOPPING):  # it was held between two steps
             session.rest()
-            session.start(self.still)
+            session.start()
             self.observed_at = float(session.state["measured"])
             self.rate.begin()
         session.send_action(wish, self.observed_at)
@@ -189,7 +188,7 @@ class RealEnv(VecEnv):
             self.observer.given[name] = float(self.random.uniform(low, high))
         self.success.given = dict(self.observer.given)
         self.images.use_own_state()
-        session.start(self.still)
+        session.start()
         session.update()
         self.counts = np.array(session.state["counts"], float)
         self.age = 0

@@ -20,8 +20,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from embodied.core.build import ConfigError, Node
+import numpy as np
+
+from embodied.core.build import ConfigError, Node, build
 from embodied.core.errors import RobotError
+from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess
 from embodied.real_robot.daemon.requests import RequestError, Verb
@@ -35,6 +38,7 @@ from embodied.real_robot.teleop.hold_to_run import HoldToRun
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 LOOK = 0.02  # s
+OVER = -1e9  # s: begin of an action whose time is over, so that it moves nothing
 
 
 class RobotSessionError(RobotError):
@@ -116,13 +120,14 @@ class RobotSession:
     def update(self) -> None:
         self.wait_until(self.state_mailbox.receive, "a new state from the control process", 5.0)
 
-    def send_action(self, action: Floats, seen: float) -> None:
-        """Send `action` [A] for one step from now on; its observation was made at `seen` (s)."""
+    def send_action(self, action: Floats, seen: float, start: float | None = None) -> None:
+        """Send `action` [A] for one step from `start` (s; None: now) on; its observation was made
+        at `seen` (s)."""
         message = self.chunk.fields[0]
         self.number += 1
         message["number"] = self.number
         message["seen"] = seen
-        message["start"] = time.monotonic()
+        message["start"] = time.monotonic() if start is None else start
         message["steps"], message["size"] = 1, len(action)
         message["actions"][0, : len(action)] = action
         self.chunk.send()
@@ -134,15 +139,17 @@ class RobotSession:
         except (ClientError, RequestError) as error:
             raise RobotSessionError(f"{error}: {self._daemon_error()}") from error
 
-    def start(self, rest: Floats) -> None:
-        """From held to running, with `rest` [A] as the action until the first `send_action`."""
+    def start(self) -> None:
+        """From held to running. The arm and its hand stay where they are until the first
+        `send_action`: of most action spaces, no action means that."""
+        nothing = np.zeros(len(build(self.deployment.controller, Controller).names))
 
         def running() -> bool:
             self.update()
             if self.mode == Mode.IDLE:
                 self.request(Verb.ARM)
             elif self.mode == Mode.ARMED:
-                self.send_action(rest, float(self.state["measured"]))
+                self.send_action(nothing, float(self.state["measured"]), OVER)
                 time.sleep(2 / self.deployment.hertz)
                 self.request(Verb.START)
             elif self.mode == Mode.ESTOP:
