@@ -169,6 +169,16 @@ def test_the_value_loss_by_hand() -> None:
         torch.testing.assert_close(learner.value_loss(batch_of_recap()), -expected / 4)
 
 
+@pytest.mark.parametrize("returns", [[-40.0, 0.0], [0.0, 25.0]])
+def test_returns_that_no_atom_tells_apart_are_refused(returns: list[float]) -> None:
+    """All would lie on one atom, and an advantage would be the reward."""
+    rows = {**batch_of_recap(), "returns": torch.tensor([*returns, 0.5, 1.0])}
+    with pytest.raises(ConfigError, match=r"learner\.values=\[") as refused:
+        make_recap().fit(rows)
+    values = [float(v) for v in str(refused.value).rpartition("[")[2].rstrip("]").split(",")]
+    make_recap(values=values).fit(rows)
+
+
 def test_the_value_learns_in_the_first_updates_only() -> None:
     learner = make_recap(value_updates=2)
     for update in range(4):

@@ -46,6 +46,7 @@ from embodied.policies.wrappers.advantage_conditioned import (
 )
 
 SLOWNESS = 0.02  # step of the moving average of the threshold
+BEYOND = 0.01  # of the range of the atoms, by which returns may exceed it
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,15 @@ class Recap(BehaviorCloning):
         return torch.where(good, POSITIVE, NEGATIVE)
 
     def fit(self, transitions: Tensors) -> None:
+        """Set the normalisers. ConfigError for returns beyond the atoms, which would all be alike."""
+        low, high = self.config.values
+        least, most = transitions["returns"].min().item(), transitions["returns"].max().item()
+        margin = (high - low) * BEYOND
+        if least < low - margin or most > high + margin:
+            raise ConfigError(
+                f"returns of the recordings are from {least:g} to {most:g}, and values from {low:g} "
+                f"to {high:g}: learner.values=[{min(least, low):g},{max(most, high):g}]"
+            )
         steps = transitions["action"].reshape(-1, self.policy.chunk, *self.policy.spec.act.shape)
         super().fit({**transitions, "action": steps})
         self.value.encoder.fit(transitions)
