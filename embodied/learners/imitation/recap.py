@@ -46,7 +46,6 @@ from embodied.policies.wrappers.advantage_conditioned import (
 )
 
 SLOWNESS = 0.02  # step of the moving average of the threshold
-BEYOND = 0.01  # of the range of the atoms, by which returns may exceed it
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Config(behavior_cloning.Config):
     value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
     hidden: tuple[Units, ...] = (256, 256)  # units of the value function's hidden layers
     atoms: Annotated[int, Bound(2)] = 101  # of the distribution of returns
-    values: tuple[Number, Number] = (0.0, 1.0)  # lowest and highest atom, as a return
+    values: tuple[Number, Number] | None = None  # lowest and highest atom (null: of the returns)
     folds: Count = 5  # value functions, each without its part of the episodes (1: one of all)
 
 
@@ -93,7 +92,7 @@ class Recap(BehaviorCloning):
         super().__init__(config, policy, run)
         self.gamma = config.gamma
         self.n_step = config.n_step
-        self.support = Support(*config.values, config.atoms)
+        self.support = Support(*(config.values or (0.0, 1.0)), config.atoms)
         self.value = DistributionalValue(config, spec)
         self.optims["value"] = Adam(self.value.parameters(), config.value_lr)
         self.register_buffer("threshold", torch.tensor(torch.nan))
@@ -151,15 +150,11 @@ class Recap(BehaviorCloning):
         return torch.where(good, POSITIVE, NEGATIVE)
 
     def fit(self, transitions: Tensors) -> None:
-        """Set the normalisers. ConfigError for returns beyond the atoms, which would all be alike."""
-        low, high = self.config.values
-        least, most = transitions["returns"].min().item(), transitions["returns"].max().item()
-        margin = (high - low) * BEYOND
-        if least < low - margin or most > high + margin:
-            raise ConfigError(
-                f"returns of the recordings are from {least:g} to {most:g}, and values from {low:g} "
-                f"to {high:g}: learner.values=[{min(least, low):g},{max(most, high):g}]"
-            )
+        """Set the normalisers, and the atoms to the range of the returns, unless it is given."""
+        if self.config.values is None:
+            low, high = transitions["returns"].min().item(), transitions["returns"].max().item()
+            high = high if high > low else low + 1.0
+            self.support = Support(low, high, self.config.atoms)
         steps = transitions["action"].reshape(-1, self.policy.chunk, *self.policy.spec.act.shape)
         super().fit({**transitions, "action": steps})
         self.value.encoder.fit(transitions)
