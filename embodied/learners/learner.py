@@ -223,13 +223,6 @@ def soft_update(target: list[Tensor], online: list[Tensor], tau: float) -> None:
     torch._foreach_lerp_(target, online, tau)  # pyright: ignore[reportPrivateImportUsage]
 
 
-@torch.no_grad()
-def copy_buffers(target: nn.Module, online: nn.Module) -> None:
-    """Give `target` the buffers of `online`: what batch normalisation measures while it trains."""
-    for own, other in zip(target.buffers(), online.buffers(), strict=True):
-        own.copy_(other)
-
-
 def load_learner(saved: Path, trained: Node, policy: Policy) -> Learner:
     """The learner in the checkpoint folder `saved` of a run with the settings `trained`, around the
     checkpoint's `policy`, for its critics. FileError if its state is not that learner's."""

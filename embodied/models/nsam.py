@@ -41,13 +41,12 @@ class Conditions:
 
     def hold(self, amounts: Numbers) -> Flags:
         """Whether they hold, [n], for amounts [n, K]."""
-        same = np.abs(amounts @ self.equal.T - self.level) <= _slack(self.level)
-        below = amounts @ self.most.T <= self.limit + _slack(self.limit)
+        same = np.abs(amounts @ self.equal.T - self.level) <= slack(self.level)
+        below = amounts @ self.most.T <= self.limit + slack(self.limit)
         return np.asarray(same.all(1) & below.all(1))
 
 
-def _slack(values: Numbers) -> Numbers:
-    """The errors [...] of numbers that should be `values` [...]."""
+def slack(values: Numbers) -> Numbers:
     return EXACT * np.maximum(1.0, np.abs(values))
 
 
@@ -132,16 +131,16 @@ def affine(before: Numbers, after: Numbers) -> tuple[Numbers, Numbers] | None:
     """Weights [K, K] and offset [K] with `after` = weights `before` + offset, both [n, K]."""
     count = before.shape[1]
     weights, offset = np.eye(count), (after - before)[0]
-    slack = _slack(np.abs(np.concatenate([before, after])).max(0))
+    error = slack(np.abs(np.concatenate([before, after])).max(0))
     for place in range(count):
-        if np.ptp(after[:, place] - before[:, place]) <= slack[place]:
+        if np.ptp(after[:, place] - before[:, place]) <= error[place]:
             continue
-        if np.ptp(after[:, place]) <= slack[place]:
+        if np.ptp(after[:, place]) <= error[place]:
             weights[place], offset[place] = 0.0, after[0, place]
             continue
         columns = np.column_stack([before, np.ones(len(before))])
         found = np.linalg.lstsq(columns, after[:, place], rcond=None)[0]
-        if np.abs(columns @ found - after[:, place]).max() > slack[place]:
+        if np.abs(columns @ found - after[:, place]).max() > error[place]:
             return None
         weights[place], offset[place] = found[:-1], found[-1]
     return weights, offset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,9 +26,6 @@ from embodied.training.demonstrations import imitated, rows_for
 from embodied.training.reward_pipeline import RewardPipeline, build_reward
 from embodied.training.task_sampling import SecondAgent, build_task_sampling
 from embodied.training.trainer import RunParts, Trainer
-
-if TYPE_CHECKING:
-    from embodied.datasets.lerobot.reader import Episodes
 
 SEED_OFFSET = 1_000_003  # from the seed of the first agent's environment to that of the second's
 
@@ -205,7 +202,13 @@ def build_on_policy(parts: RunParts) -> OnPolicyLoop:
     tasks = build_task_sampling(config, parts.env, learner, device, build_second_agent)
     rewards = build_reward(config, tasks.env, learner, device)
     if isinstance(learner, TakesDemonstrations) and episodes is not None:
-        learner.set_demonstrations(demonstrations(parts, rewards, episodes))
+        rows = rows_for(episodes, policy, learner, config.execute)
+        if learner.rows == "decisions":  # with the rewards of the run
+            if rewards.learned:
+                raise ConfigError("demonstrations would keep their recorded rewards: reward=null")
+            rows = rewards.demonstrations(rows, learner, device)
+        own = imitated(rows)
+        learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
     seed = distributed.own_seed(config.seed)
     acting = behaviour_of(learner, policy)
     memory = require_memory(config, rewards.env, acting, learner, device)
@@ -216,20 +219,6 @@ def build_on_policy(parts: RunParts) -> OnPolicyLoop:
     loop = OnPolicyLoop(collector, learner, rewards, stateful, estimates, second)
     loop.memory = memory
     return loop
-
-
-def demonstrations(parts: RunParts, rewards: RewardPipeline, episodes: Episodes) -> Tensors:
-    """What the learner gets of `episodes`; transitions with the rewards of the run."""
-    learner = parts.learner
-    if learner.rows == "decisions":
-        if rewards.learned:
-            raise ConfigError("demonstrations would keep their recorded rewards: reward=null")
-        episodes = rewards.augment_demonstrations(episodes)
-    rows = rows_for(episodes, parts.policy, learner, parts.config.execute)
-    if learner.rows == "decisions":
-        rows = rewards.demonstrations(rows, learner, parts.device)
-    own = imitated(rows)
-    return rows if own.all() else tt.take(rows, own.nonzero().flatten())
 
 
 def require_memory(

@@ -24,7 +24,7 @@ from embodied.core.bounds import Bound, Count, NonNegative, Positive, PositiveFr
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner, RunPlan, copy_buffers, soft_update
+from embodied.learners.learner import Learner, RunPlan, soft_update
 from embodied.nn.optim import Adam
 
 
@@ -70,7 +70,8 @@ class BehaviorCloning(Learner):
         self.done += 1
         ema = min(self.config.ema, (1 + self.done) / (10 + self.done))
         soft_update(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
-        copy_buffers(self.policy, self.online)
+        for own, other in zip(self.policy.buffers(), self.online.buffers(), strict=True):
+            own.copy_(other)  # statistics of batch normalisation
         return {"loss": loss.detach(), "grad_norm": norm}
 
     def fit(self, transitions: Tensors) -> None:

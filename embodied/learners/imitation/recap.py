@@ -90,8 +90,6 @@ class Recap(BehaviorCloning):
         if not any(isinstance(part, AdvantageConditioned) for _, part in policies_in(policy)):
             raise ConfigError("learner=recap labels advantages: policy=advantage_conditioned")
         super().__init__(config, policy, run)
-        self.gamma = config.gamma
-        self.n_step = config.n_step
         self.support = Support(*(config.values or (0.0, 1.0)), config.atoms)
         self.value = DistributionalValue(config, spec)
         self.optims["value"] = Adam(self.value.parameters(), config.value_lr)

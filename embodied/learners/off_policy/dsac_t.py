@@ -37,7 +37,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import DelayedActorCritic, SoftConfig, actor_loss, draw
 from embodied.learners.critics import Critic
-from embodied.learners.learner import copy_buffers, soft_update
+from embodied.learners.learner import soft_update
 from embodied.policies.gaussian import Gaussian
 
 EPS = 0.1  # keeps the divisions by sigma finite
@@ -103,7 +103,8 @@ class DsacT(DelayedActorCritic):
         if act:
             metrics |= self.soft_actor_step(batch)
             soft_update(self.target_params, self.online_params, self.config.tau)
-            copy_buffers(self.target_policy, self.policy)
+            for own, other in zip(self.target_policy.buffers(), self.policy.buffers(), strict=True):
+                own.copy_(other)  # statistics of batch normalisation
         return metrics
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, ...]:
