@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "product": 130_670,  # lines of embodied, envs, policies, real_robot
-    "tests": 82_490,  # lines
+    "tests": 82_630,  # lines
     "frames": 8,  # of our own functions, from the command line to SAC's optimiser step
     "files": 86,  # of ours that are entered before that step
 }
