@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "product": 130_630,  # lines of embodied, envs, policies, real_robot
-    "tests": 82_680,  # lines
+    "product": 130_680,  # lines of embodied, envs, policies, real_robot
+    "tests": 82_900,  # lines
     "frames": 8,  # of our own functions, from the command line to SAC's optimiser step
     "files": 86,  # of ours that are entered before that step
 }

@@ -24,8 +24,6 @@ from embodied.core.tensors import Tensors
 if TYPE_CHECKING:
     from embodied.datasets.lerobot.reader import Episodes
 
-COLUMNS = ("returns", "next_action")
-
 
 @runtime_checkable
 class KeepsSingle(Protocol):

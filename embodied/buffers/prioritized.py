@@ -99,11 +99,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.tree.put(where, self.top.expand(n))
 
     def sample(self, n: int) -> Tensors:
-        """`n` transitions, one from each of `n` equal strata of the sum of priorities."""
+        """`n` transitions, one from each of `n` equal strata of the sum of priorities. They are in
+        random order, so that slices of a batch are alike and not each of another age."""
         if not self.size:
             raise ValueError("the replay buffer is empty: add transitions before sampling")
         spread = torch.rand(n, dtype=torch.float64, device=self.device)
-        spread += torch.arange(n, device=self.device)
+        spread += torch.randperm(n, device=self.device)
         total = self.tree.total
         index = self.tree.find(spread * (total / n))
         share = self.tree.leaves[index] / total

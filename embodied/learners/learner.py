@@ -26,9 +26,10 @@ class RunPlan:
     """What a learner may know of the run that it is built for; 0 where it is not known."""
 
     updates: int = 0
-    """Updates of the whole run, in offline training."""
+    """Updates of the whole run; not known in on-policy training, and where a schedule of
+    `data.utd_ratio` decides."""
     decisions: int = 0
-    """Decisions of the whole run, of all parallel environments, in on-policy training."""
+    """Decisions of the whole run, of all parallel environments of this process."""
     execute: int | None = None
     """Steps of each action chunk that are executed (None: all)."""
 

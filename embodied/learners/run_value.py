@@ -21,7 +21,7 @@ from embodied.core.device import forked
 from embodied.core.reward import End, Potential
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Spec, require_same
-from embodied.core.tensors import Tensors, each, under
+from embodied.core.tensors import Tensors, each, length, under
 from embodied.learners.critics import Critic
 from embodied.learners.learner import Learner, load_learner
 
@@ -72,13 +72,13 @@ class RunValue(Potential):
         self.critic.to(device)
         starts = range(0, len(transitions["reward"]), ROWS)
         batches = (each(obs, lambda v, at=at: v[at : at + ROWS]) for at in starts)
-        with forked(SEED):  # the same state has the same value
-            return torch.cat([self.value(batch) for batch in batches])
+        with forked(SEED):  # the same state has the same value, in every place of a batch
+            noise = self.policy.sample_noise(self.actions, explore=True)
+        return torch.cat([self.value(batch, noise) for batch in batches])
 
-    def value(self, obs: Tensors) -> Tensor:
-        """V [n] of observations [n, ...]."""
-        n, k = len(next(iter(obs.values()))), self.actions
+    def value(self, obs: Tensors, noise: Tensor) -> Tensor:
+        """V [n] of observations [n, ...], by the actions of `noise` [k, ...]."""
+        n, k = length(obs), len(noise)
         many = each(obs, lambda v: v.repeat_interleave(k, 0))
-        noise = self.policy.sample_noise(n * k, explore=True)
-        actions, _ = self.policy.act(many, {}, noise)
+        actions, _ = self.policy.act(many, {}, noise.repeat(n, *[1] * (noise.ndim - 1)))
         return self.critic.each(obs, actions.reshape(n, k, -1)).mean((0, 2))

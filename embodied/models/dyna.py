@@ -68,7 +68,8 @@ class Dyna:
 
     @torch.no_grad()
     def sample(self, n: int) -> Tensors:
-        """`n` imagined transitions, by torch's default generator."""
+        """`n` imagined transitions, by torch's default generator; those of a rollout side by side,
+        so that slices of a batch are alike."""
         if self.batches % self.config.every == 0:
             self.fit()
         self.batches += 1
@@ -89,7 +90,9 @@ class Dyna:
                 }
             )
             obs = tt.where(found.terminated, self._starts(starts), found.next_obs)
-        return tt.each(tt.cat(parts), lambda leaf: leaf[:n])
+        return {
+            key: torch.stack([part[key] for part in parts], 1).flatten(0, 1)[:n] for key in parts[0]
+        }
 
     def fit(self) -> None:
         """Fit the model to everything in the replay buffer."""

@@ -27,7 +27,7 @@ from embodied.core.build import needed
 
 Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-EXACT = 1e-6  # largest error of a condition or an effect
+EXACT = 1e-6  # largest error of a condition or an effect, of numbers up to 1; observed in float32
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,13 @@ class Conditions:
 
     def hold(self, amounts: Numbers) -> Flags:
         """Whether they hold, [n], for amounts [n, K]."""
-        same = np.abs(amounts @ self.equal.T - self.level) <= EXACT
-        below = amounts @ self.most.T <= self.limit + EXACT
+        same = np.abs(amounts @ self.equal.T - self.level) <= slack(self.level)
+        below = amounts @ self.most.T <= self.limit + slack(self.limit)
         return np.asarray(same.all(1) & below.all(1))
+
+
+def slack(values: Numbers) -> Numbers:
+    return EXACT * np.maximum(1.0, np.abs(values))
 
 
 def hull(points: Numbers) -> Conditions:
@@ -127,15 +131,16 @@ def affine(before: Numbers, after: Numbers) -> tuple[Numbers, Numbers] | None:
     """Weights [K, K] and offset [K] with `after` = weights `before` + offset, both [n, K]."""
     count = before.shape[1]
     weights, offset = np.eye(count), (after - before)[0]
+    error = slack(np.abs(np.concatenate([before, after])).max(0))
     for place in range(count):
-        if np.ptp(after[:, place] - before[:, place]) <= EXACT:
+        if np.ptp(after[:, place] - before[:, place]) <= error[place]:
             continue
-        if np.ptp(after[:, place]) <= EXACT:
+        if np.ptp(after[:, place]) <= error[place]:
             weights[place], offset[place] = 0.0, after[0, place]
             continue
         columns = np.column_stack([before, np.ones(len(before))])
         found = np.linalg.lstsq(columns, after[:, place], rcond=None)[0]
-        if np.abs(columns @ found - after[:, place]).max() > EXACT:
+        if np.abs(columns @ found - after[:, place]).max() > error[place]:
             return None
         weights[place], offset[place] = found[:-1], found[-1]
     return weights, offset

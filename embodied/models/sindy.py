@@ -209,10 +209,12 @@ class Sindy(VectorDynamics):
     def _judge(self, rows: Rows, held: Tensor, episode: Tensor | None) -> float | None:
         """Leave out members that go astray where the ensemble does not, in rollouts of held-out
         episodes; returns the ensemble's error, as a share of the states' spread (None: no
-        held-out episode is long enough)."""
+        held-out episode is long enough, or rows are of no episodes, as those of a replay)."""
         steps, count = self.config.rollout, len(rows)
-        number = torch.zeros(count) if episode is None else episode
-        number = number.to(held.device)
+        self.used.fill_(True)
+        if episode is None:
+            return None
+        number = episode.to(held.device)
         inside = held[: count - steps + 1] & held[steps - 1 :]
         start = (inside & (number[: count - steps + 1] == number[steps - 1 :])).nonzero().flatten()
         if count < steps or not len(start):

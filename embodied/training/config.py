@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, cast
 
+from embodied.core import distributed
 from embodied.core.bounds import (
     Bound,
     Count,
@@ -245,7 +246,15 @@ class RunConfig:
 
     def plan(self, chunk: int) -> RunPlan:
         """What the learner may know of the run, whose policy decides `chunk` steps at once."""
-        return RunPlan(self.total_steps, self.steps // (self.execute or chunk), self.execute)
+        data, updates = self.data, self.total_steps
+        decisions = self.steps // (self.execute or chunk) // distributed.world()
+        if isinstance(data, OffPolicy):
+            learning = max(1 - data.warmup_steps / self.steps, 0.0)
+            if isinstance(data.utd_ratio, dict):
+                updates = 0
+            else:
+                updates = data.pretrain_steps + round(data.utd_ratio * learning * decisions)
+        return RunPlan(updates, decisions, self.execute)
 
 
 def require_shared(config: RunConfig) -> None:

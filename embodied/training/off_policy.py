@@ -502,7 +502,7 @@ def _demonstrations(parts: RunParts, rewards: RewardPipeline) -> Demonstrations 
     config, policy, learner = parts.config, parts.policy, parts.learner
     episodes = rewards.augment_demonstrations(parts.episodes)
     transitions = rows_for(episodes, policy, learner, config.execute)
-    if config.normalizes or config.pretrain_steps:
+    if config.normalizes:
         learner.fit(transitions)
     transitions |= flags(episodes, rewards.extra_columns, config.execute or policy.chunk)
     return episodes, rewards.demonstrations(transitions, learner, parts.device)

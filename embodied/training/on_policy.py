@@ -194,9 +194,6 @@ def build_on_policy(parts: RunParts) -> OnPolicyLoop:
             raise ConfigError("this learner needs demonstrations: demos=DIR")
         if learner.rows == "pairs":
             raise ConfigError("pairs are labelled in offline training only: data=offline")
-        rows = rows_for(episodes, policy, learner, config.execute)
-        own = imitated(rows)
-        learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
     elif episodes is not None:
         raise ConfigError(
             "demos have no effect in on-policy training, except with a learner that imitates "
@@ -204,6 +201,14 @@ def build_on_policy(parts: RunParts) -> OnPolicyLoop:
         )
     tasks = build_task_sampling(config, parts.env, learner, device, build_second_agent)
     rewards = build_reward(config, tasks.env, learner, device)
+    if isinstance(learner, TakesDemonstrations) and episodes is not None:
+        rows = rows_for(episodes, policy, learner, config.execute)
+        if learner.rows == "decisions":  # with the rewards of the run
+            if rewards.learned:
+                raise ConfigError("demonstrations would keep their recorded rewards: reward=null")
+            rows = rewards.demonstrations(rows, learner, device)
+        own = imitated(rows)
+        learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
     seed = distributed.own_seed(config.seed)
     acting = behaviour_of(learner, policy)
     memory = require_memory(config, rewards.env, acting, learner, device)

@@ -153,6 +153,13 @@ def test_the_priority_decides_how_often() -> None:
     torch.testing.assert_close(batch["weight"], expected)
 
 
+def test_slices_of_a_batch_are_of_all_ages() -> None:
+    """As one sample per stratum in their order, the first half was of the older half alone."""
+    torch.manual_seed(0)
+    one, other = ranked(64, *[1.0] * 64).sample(64)["index"].chunk(2)
+    assert (one < 32).any() and (one >= 32).any() and abs(one.sum() - other.sum()) < 400
+
+
 def test_alpha_and_epsilon_by_hand() -> None:
     replay = ranked(4, 0.0, 8.0, alpha=0.5, epsilon=1.0)  # (8 + 1)^0.5
     assert replay.tree.leaves[:3].tolist() == [1.0, 3.0, 0.0]

@@ -19,6 +19,7 @@ from embodied.datasets.transitions import flags, with_steps
 from embodied.envs.toy import bandit, darkroom
 from embodied.envs.wrappers import trials
 from embodied.envs.wrappers.trials import Trials
+from embodied.learners.critics import Support
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config, cosine
 from embodied.learners.imitation.dpt import Config as DptConfig
 from embodied.learners.imitation.dpt import Dpt
@@ -76,6 +77,16 @@ def test_the_average_is_the_one_of_the_formula_or_none() -> None:
     learner = make(ema=0.0)
     learner.update(batches(1)[0])
     torch.testing.assert_close(flat(learner.policy), flat(learner.online))
+
+
+def test_batch_statistics_are_those_of_the_policy_that_acts() -> None:
+    """They are buffers, not weights; of the average they stayed at mean 0 and variance 1."""
+    learner = make("block_gaussian.BlockGaussian", ema=0.0)
+    for batch in batches(3):
+        learner.update(batch)
+    acting, trained = dict(learner.policy.named_buffers()), dict(learner.online.named_buffers())
+    torch.testing.assert_close(acting, trained, rtol=0, atol=0)
+    assert any(bool((v != 1).any()) for key, v in acting.items() if key.endswith(".var"))
 
 
 def test_the_rate_falls_to_a_tenth_and_stays() -> None:
@@ -167,6 +178,17 @@ def test_the_value_loss_by_hand() -> None:
         learner = make_recap(atoms=3, folds=folds)
         constant(learner.value.net, logits[:folds])
         torch.testing.assert_close(learner.value_loss(batch_of_recap()), -expected / 4)
+
+
+def test_the_atoms_tell_the_returns_apart() -> None:
+    """Those of a cost of each step lay all on the atom 0, and an advantage was the reward."""
+    rows = {**batch_of_recap(), "returns": torch.tensor([-40.0, 0.0, -10.0, -1.0])}
+    learner, given = make_recap(), make_recap(values=[-5.0, 0.0])
+    for each in (learner, given):
+        each.fit(rows)
+    assert learner.support == Support(-40.0, 0.0, 101) and given.support == Support(-5.0, 0.0, 101)
+    learner.fit({**rows, "returns": torch.ones(4)})
+    assert learner.support.low == 1.0
 
 
 def test_the_value_learns_in_the_first_updates_only() -> None:

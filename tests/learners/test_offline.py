@@ -556,6 +556,14 @@ def make_uni_o4(updates: int, **settings: Any) -> Any:
     return make_learner("offline.uni_o4.UniO4", policy, run=RunPlan(updates), **given)
 
 
+def test_uni_o4_refuses_a_policy_that_it_would_not_use() -> None:
+    """Its members are new ones; a policy of a run has a normaliser that was set."""
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", LINE, hidden=[16])
+    policy.fit(bandit(8))
+    with pytest.raises(ConfigError, match="leave init out"):
+        make_learner("offline.uni_o4.UniO4", policy, run=RunPlan(10))
+
+
 def bandit(n: int) -> Tensors:
     """One state, all actions, the reward is the action."""
     action = torch.rand(n, 1) * 2 - 1

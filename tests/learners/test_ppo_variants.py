@@ -238,6 +238,16 @@ def test_first_it_clones_then_values_learn_then_all(name: str) -> None:
     assert parts_moved(learner, played(learner)) == (True, True)
 
 
+def test_an_adaptive_rate_waits_for_a_policy_that_waits() -> None:
+    """As its divergence is 0, the rate rose by 1.5 in each step of the values, up to 0.01."""
+    learner = make_shown(critic_warmup=2, schedule="adaptive", lr=1e-4, epochs=20)
+    for _ in range(3):
+        learner.update(played(learner))
+        assert learner.lr.lr_scale == 1
+    learner.update(played(learner))
+    assert learner.lr.lr_scale != 1
+
+
 def test_a_run_says_what_is_missing(tmp_path: Path) -> None:
     shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}  # type: ignore[dict-item]
     node = {**NODE, **PPO, "learner": shown, "teacher": None, "out": str(tmp_path / "run")}

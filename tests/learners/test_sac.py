@@ -238,6 +238,16 @@ def test_target_of_dsac_t_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(sample, torch.tensor(by_hand))
 
 
+def test_the_target_policy_has_the_statistics_of_the_policy() -> None:
+    """Of batch normalisation, in the blocks of FlashSAC's policy."""
+    kind = "block_gaussian.BlockGaussian"
+    learner = learner_of("off_policy.dsac_t.DsacT", kind, shape=SMALL, batch_size=8, delay=1)
+    for _ in range(2):
+        learner.update(transitions(8, SPEC))
+    found, trained = (dict(p.named_buffers()) for p in (learner.target_policy, learner.policy))
+    torch.testing.assert_close(found, trained, rtol=0, atol=0)
+
+
 def test_bound_and_weight_of_dsac_t_by_hand() -> None:
     """S starts at the first mean deviation, moves by scale_tau; b = 3 S; w stays within its rim."""
     learner = make_dsac(scale_tau=0.1)

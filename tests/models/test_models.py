@@ -350,6 +350,14 @@ def equations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dynamics]
     return folder / "model", train(config)[0]
 
 
+def test_transitions_of_no_episodes_are_not_rolled_out() -> None:
+    """In the order of a replay, the next one may be of another environment."""
+    rows = {key: value for key, value in swing().items() if key != "episode"}
+    model = make(degree=1, rollout=2)
+    facts = model.fit(rows).facts
+    assert facts["error_after_2_steps"] is None and model.used.all()
+
+
 def test_ends_are_learned(equations: tuple[Path, Dynamics]) -> None:
     """The linear system ends beyond a wall: a few per cent of the steps."""
     model = equations[1]

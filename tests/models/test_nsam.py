@@ -53,6 +53,17 @@ def test_effects_by_hand() -> None:
     assert affine(before, np.column_stack([before[:, 0] ** 2, before[:, 1]])) is None
 
 
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_amounts_are_observed_in_float32(unit: float) -> None:
+    """A tenth more of 20 or of 20,000 is a tenth more, though the differences of what is observed
+    are not the same."""
+    before = np.float32(unit * (20 + np.arange(5) / 10))[:, None].astype(float)
+    after = np.float32(before + unit / 10).astype(float)
+    found = affine(before, after)
+    assert found is not None and found[0] == 1 and found[1] == pytest.approx(unit / 10, rel=1e-4)
+    assert hull(before).hold(after).tolist() == [True] * 4 + [False]
+
+
 def test_facts_by_hand() -> None:
     """Always at the tree, with or without a table; afterwards away from the tree."""
     facts = np.array([[True, False], [True, True]])

@@ -12,8 +12,9 @@ import torch
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
+from embodied.core.device import forked
 from embodied.core.env import NotFinite, VecEnv
-from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward
+from embodied.core.reward import AugmentsEnv, ObservesSteps, Potential, Reward
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors, nest
@@ -85,7 +86,7 @@ def test_geometry_by_hand() -> None:
 
 def test_the_values_of_a_run_as_a_potential(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = ("env=two_gap", "policy=deterministic", "policy.std=0", "learner=td3", "size=debug")
+    words = ("env=two_gap", "policy=deterministic", "policy.std=0.3", "learner=td3", "size=debug")
     assert exit_of("train", *words, "steps=40", "eval_every=0", "video=false", f"out={run}") == 0
     saved = checkpoint.find(run)
     policy = checkpoint.load_policy(saved)
@@ -93,12 +94,18 @@ def test_the_values_of_a_run_as_a_potential(tmp_path: Path) -> None:
     reward = build({**SHAPING, "potential": node}, Reward, spec=policy.spec)
     obs = {name: torch.rand(2, *leaf.shape) for name, leaf in policy.spec.obs.items()}
     learner: Any = load_learner(saved, read_run_settings(run / "run.yaml"), policy)
-    action, _ = policy.act(obs, {}, policy.sample_noise(2))
-    now, then = learner.critic(obs, action.flatten(1)).mean(0).tolist()
+    with forked(0):
+        one, other = policy.sample_noise(2, explore=True)[:, None]
+    actions = [policy.act(obs, {}, noise.expand(2, -1))[0].flatten(1) for noise in (one, other)]
+    now, then = torch.stack([learner.critic(obs, a) for a in actions]).mean((0, 1)).tolist()
     step = {f"obs/{name}": value[:1] for name, value in obs.items()}
     step |= {f"next_obs/{name}": value[1:] for name, value in obs.items()}
     step |= {"reward": torch.tensor([0.5]), "discount": torch.tensor([0.9])}
     assert reward(step).item() == pytest.approx(0.5 + 0.9 * then - now, abs=1e-5)
+    potential: Any = build(node, Potential, spec=policy.spec)
+    there = {f"next_obs/{name}": torch.cat([v, v[:1]]) for name, v in obs.items()}
+    values = potential({**there, "reward": torch.zeros(3)})
+    assert values[2].item() == pytest.approx(values[0].item()), "the same in another place"
     with pytest.raises(ConfigError, match=r"potential\.run=RUN"):
         build({**SHAPING, "potential": node | {"run": ""}}, Reward, spec=policy.spec)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.buffers import memmap, replay
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.env import NotSavable, Step
 from embodied.core.policy import Policy
@@ -340,3 +341,41 @@ def test_wrong_schedules_are_refused(tmp_path: Path, ratio: Any, says: str) -> N
 def test_a_metric_that_is_not_reported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'no metric active_unit .*"active_units"'):
         run(probed(tmp_path, QUICK | {"metric": "active_unit"}))
+
+
+def implicit(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A run of IQL that acts, as it may after its offline training."""
+    node = settings(folder, steps=80, warmup_steps=40, **changes)
+    node["policy"] = node_of("policies.deterministic.Deterministic", hidden=[8])
+    node["learner"] = node_of("learners.offline.iql.Iql", hidden=[8], batch_size=8)
+    return node
+
+
+@pytest.mark.parametrize("ratio", [0.5, 3.0])
+def test_a_rate_that_falls_is_0_at_the_end_of_a_run_that_acts(ratio: float, tmp_path: Path) -> None:
+    """40 transitions after the warm-up; at 3 updates each the policy stood still from step 54 on,
+    when steps were taken for updates."""
+    parts = RunComponents(read_config(implicit(tmp_path, utd_ratio=ratio)))
+    run(implicit(tmp_path, utd_ratio=ratio))
+    saved = checkpoint.load_state(tmp_path, "learner")
+    assert saved["done"] == parts.learner.total == 40 * ratio
+
+
+def test_a_rate_falls_along_a_known_number_of_updates_only(tmp_path: Path) -> None:
+    node = implicit(tmp_path, utd_ratio=QUICK)
+    with pytest.raises(ConfigError, match=r"learner\.cosine=false"):
+        RunComponents(read_config(node))
+    node["learner"]["cosine"] = False
+    RunComponents(read_config(node))
+
+
+def test_each_of_several_processes_makes_its_share_of_the_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learners count their own: schedules would end after 1 / N of the way with N processes."""
+    config = read_config(settings(tmp_path, steps=240, warmup_steps=0, utd_ratio=2.0))
+    alone = config.plan(3)
+    monkeypatch.setattr("embodied.core.distributed._processes", 4)
+    shared = config.plan(3)
+    assert (alone.decisions, shared.decisions) == (80, 20)
+    assert shared.updates == alone.updates / 4

@@ -202,7 +202,9 @@ def test_what_has_no_effect_or_no_sense_is_one_line(
         ({"data.warmup_steps": 8, "data.normalize": False}, False),
         ({"demos": True}, True),
         ({"demos": True, "data.normalize": False}, False),
+        ({"demos": True, "data.normalize": False, "data.pretrain_steps": 1}, False),
         ({"demos": True, "init": True}, False),
+        ({"demos": True, "init": True, "data.pretrain_steps": 1}, False),
         ({"demos": True, "init": True, "data.normalize": True}, True),
         ({"data.warmup_steps": 8, "init": True, "finetune": RESIDUAL}, True),
     ],
@@ -219,6 +221,19 @@ def test_observations_are_normalised_where_something_is_known(
     components = made(tmp_path / "run", "off_policy", given, **more)
     norm = components.learner.policy.state_dict()["encoder.norm.mean"]
     assert (bool(norm.any()) or components.loop.fit_after_warmup) == fitted
+
+
+def test_demonstrations_have_the_rewards_of_the_run(tmp_path: Path, demos: str) -> None:
+    """As in off-policy training; a learner that compares them with its own had two units."""
+    learner = node_of("learners.on_policy.hnpg.Hnpg", horizon=8, batch_size=8)
+    plain, scaled = (
+        made(tmp_path, "on_policy", demos, learner=learner, reward=reward).learner.shown["reward"]
+        for reward in (None, REWARD)
+    )
+    assert torch.equal(scaled, -2 * plain) and bool(plain.any())
+    curious = node_of("rewards.intrinsic.rnd.Rnd")
+    with pytest.raises(ConfigError, match="recorded rewards"):
+        made(tmp_path, "on_policy", demos, learner=learner, reward=curious)
 
 
 def test_the_clock_ends_a_training(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Fraction, Number, Positive
+from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
@@ -49,6 +50,8 @@ class Dppo(ppo_on_chain.PpoOnChain):
     fades: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
+        if config.entropy:
+            raise ConfigError("entropy has no effect with learner=dppo, whose noise is not learned")
         super().__init__(config, policy, spec, run)
         links = self.policy.links
         clips = clip_schedule(links, config.first_clip, config.clip, config.growth)

@@ -70,6 +70,8 @@ class BehaviorCloning(Learner):
         self.done += 1
         ema = min(self.config.ema, (1 + self.done) / (10 + self.done))
         soft_update(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
+        for own, other in zip(self.policy.buffers(), self.online.buffers(), strict=True):
+            own.copy_(other)  # statistics of batch normalisation
         return {"loss": loss.detach(), "grad_norm": norm}
 
     def fit(self, transitions: Tensors) -> None:

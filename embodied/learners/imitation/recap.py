@@ -57,7 +57,7 @@ class Config(behavior_cloning.Config):
     value_lr: PositiveFraction = 3e-4  # Adam's learning rate of the value function
     hidden: tuple[Units, ...] = (256, 256)  # units of the value function's hidden layers
     atoms: Annotated[int, Bound(2)] = 101  # of the distribution of returns
-    values: tuple[Number, Number] = (0.0, 1.0)  # lowest and highest atom, as a return
+    values: tuple[Number, Number] | None = None  # lowest and highest atom (null: of the returns)
     folds: Count = 5  # value functions, each without its part of the episodes (1: one of all)
 
 
@@ -90,9 +90,7 @@ class Recap(BehaviorCloning):
         if not any(isinstance(part, AdvantageConditioned) for _, part in policies_in(policy)):
             raise ConfigError("learner=recap labels advantages: policy=advantage_conditioned")
         super().__init__(config, policy, run)
-        self.gamma = config.gamma
-        self.n_step = config.n_step
-        self.support = Support(*config.values, config.atoms)
+        self.support = Support(*(config.values or (0.0, 1.0)), config.atoms)
         self.value = DistributionalValue(config, spec)
         self.optims["value"] = Adam(self.value.parameters(), config.value_lr)
         self.register_buffer("threshold", torch.tensor(torch.nan))
@@ -150,6 +148,11 @@ class Recap(BehaviorCloning):
         return torch.where(good, POSITIVE, NEGATIVE)
 
     def fit(self, transitions: Tensors) -> None:
+        """Set the normalisers, and the atoms to the range of the returns, unless it is given."""
+        if self.config.values is None:
+            low, high = transitions["returns"].min().item(), transitions["returns"].max().item()
+            high = high if high > low else low + 1.0
+            self.support = Support(low, high, self.config.atoms)
         steps = transitions["action"].reshape(-1, self.policy.chunk, *self.policy.spec.act.shape)
         super().fit({**transitions, "action": steps})
         self.value.encoder.fit(transitions)

@@ -103,6 +103,8 @@ class DsacT(DelayedActorCritic):
         if act:
             metrics |= self.soft_actor_step(batch)
             soft_update(self.target_params, self.online_params, self.config.tau)
+            for own, other in zip(self.target_policy.buffers(), self.policy.buffers(), strict=True):
+                own.copy_(other)  # statistics of batch normalisation
         return metrics
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, ...]:

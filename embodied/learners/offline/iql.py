@@ -78,6 +78,8 @@ class ImplicitQ(ActorCritic):
             raise ConfigError(
                 "this learner extracts the policy by imitation: the policy needs a loss"
             )
+        if config.cosine and not run.updates:
+            raise ConfigError("cosine=true needs the number of updates: learner.cosine=false")
         critic = ensemble(config, spec, policy.chunk * spec.act.size)
         super().__init__(config, policy, critic, policy.parameters())
         # A policy's loss may leave out what its samples need (the deviation of a Gaussian).

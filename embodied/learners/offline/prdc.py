@@ -55,7 +55,7 @@ class Prdc(rebrac.Rebrac):
 
     def actor_penalty(self, batch: Tensors, action: Tensor) -> Tensor:
         if not len(self.points):
-            raise ConfigError("learner=prdc searches a dataset: demos=DIR")
+            raise ConfigError("learner=prdc searches a dataset: demos=DIR data.normalize=true")
         index = nearest(self._points(under(batch, "obs"), action.detach()), self.points, self.tree)
         taken = self.points[index, -action.shape[1] :]
         return self.config.actor_bc * self._distance(action, taken).mean()

@@ -125,9 +125,11 @@ class UniO4(Learner):
             raise ConfigError("values.batch_size has no effect: learner.batch_size is for both")
         if not isinstance(policy, DiagonalGaussian) or policy.chunk > 1:
             raise ConfigError("learner=uni_o4 needs single actions: policy=diagonal_gaussian")
+        if policy.encoder.norm.limit.isfinite():
+            raise ConfigError("learner=uni_o4 clones its own policies anew: leave init out")
         self.total = run.updates
         self.cloned = round(config.clone * run.updates)
-        plan = replace(run, updates=self.cloned)
+        plan = replace(run, updates=max(self.cloned, 1))
         unused = Deterministic(deterministic.Config(hidden=(32,)), policy.spec)  # IQL's own policy
         self.values = Iql(config.values, unused, spec, plan)
         self.gamma = config.values.gamma

@@ -42,6 +42,7 @@ class PpoDemos(ppo_cloning.CloningPpo):
     rows = "chunks"
     counters = ("updates",)
     optimizer_name = "clone"
+    separate = True  # while only values learn, the divergence of the policy sets no rates
     free: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
@@ -64,6 +65,7 @@ class PpoDemos(ppo_cloning.CloningPpo):
             return {"clone_loss": self._clone(self.config.bc_pretrain_steps)}
         cold = self.config.critic_warmup + bool(self.config.bc_pretrain_steps)
         self.free.fill_(float(self.shown is None or self.updates > cold))
+        self.lr.active[0] = self.free
         metrics = super().update(batch)
         steps = self.clone_steps()
         if self.shown is not None and steps and bool(self.free):

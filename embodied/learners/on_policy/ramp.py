@@ -31,7 +31,7 @@ from embodied.models.nsam import Nsam
 from embodied.models.numeric_planner import Plan, State, breadth_first, enhsp, reached
 
 FACTS, AMOUNTS = "facts", "amounts"  # the observations that the models are about
-SAME = 1e-4  # difference of what was expected and what is observed
+SAME = 1e-4  # difference of what was expected and what is observed, of numbers up to 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class PlanFollower(Policy):
         at = carry["cursor"]
         place = at.clamp(max=len(self.plan) - 1)
         seen = torch.cat([obs[FACTS], obs[AMOUNTS]], 1)
-        same = ((self.expected[place] - seen).abs() < SAME).all(1)
+        same = ((self.expected[place] - seen).abs() < SAME * seen.abs().clamp(min=1)).all(1)
         follows = (at < self.steps) & same
         action = torch.where(follows[:, None], self.plan[place][:, None], own)
         return action, {"cursor": torch.where(follows, at + 1, len(self.plan))}

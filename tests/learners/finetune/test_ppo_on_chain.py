@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import checkpoint
-from embodied.core.build import build
+from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
@@ -55,6 +55,11 @@ def make(
     learner = make_learner(LEARNERS[name], policy, run, **given)
     assert [adam.param_groups[0]["eps"] for adam in learner.optims.values()] == [EPS, EPS]
     return learner, policy
+
+
+def test_an_entropy_bonus_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="entropy has no effect"):
+        make("dppo", entropy=0.01)
 
 
 def batch_of(policy: Any, times: int = 5, rows: int = 4) -> Tensors:
