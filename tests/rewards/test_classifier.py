@@ -371,9 +371,10 @@ def test_chunks_cannot_be_taken_over_from() -> None:
 
 def test_a_demonstration_is_nobodys_complaint() -> None:
     node = node_of("policies.scripted.intervener.ProgressIntervener", hand=HAND, distance="d")
-    rows = {"reward": torch.tensor([1.0, 0.0, -1.0])}
-    assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, -1.0]
-    assert Interventions(Config(node, pay="env"), 2, 0)(rows).tolist() == [1.0, 0.0, -1.0]
+    rows = {"reward": torch.tensor([1.0, -0.5, -1.0, 1.0, -1.0])}  # a task may pay -1 a step
+    rows["intervened"] = torch.tensor([True, True, True, False, False])
+    assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, 0.0, 0.0, -1.0]
+    assert torch.equal(Interventions(Config(node, pay="env"), 2, 0)(rows), rows["reward"])
 
 
 STAY = torch.zeros(2, 1)

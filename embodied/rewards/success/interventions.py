@@ -55,7 +55,8 @@ class Interventions(Reward):
     def __call__(self, transitions: Tensors) -> Tensor:
         if self.config.pay != "interventions":
             return transitions["reward"]
-        return transitions["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
+        pays = transitions["reward"] * ~transitions["intervened"]  # not what a demonstration's task
+        return pays.clamp(-1.0, 0.0)
 
 
 @dataclass(frozen=True)
