@@ -411,6 +411,15 @@ def test_only_consecutive_detections_end_an_episode() -> None:
     assert env.step(STAY).next_obs["state"].flatten().tolist() == [1, 107]
 
 
+def test_a_detected_end_is_told_before_the_reset() -> None:
+    """Whoever shows or describes final states sees them in the last moment they are there."""
+    env, seen = detector(1, 2.0), []
+    env.add_pre_reset_hook(lambda rows: seen.append(rows.tolist()))
+    for _ in range(2):
+        env.step(STAY)
+    assert seen == [[True, False]]
+
+
 def test_it_is_the_success_where_none_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
