@@ -43,8 +43,7 @@ class Tasks(Wrapper):
         names = env.spec.task.names
         self.count = len(config.tasks)
         number = Leaf((1,), "int64", 0, max(self.count - 1, 1), SYMBOL)
-        fixed = replace(env.spec, task=None)
-        super().__init__(env, fixed.with_obs(**{TASK_NUMBER: number}))
+        super().__init__(env, replace(env.spec, task=None).with_obs(**{TASK_NUMBER: number}))
         values = torch.full((self.count, len(names)), torch.nan)
         for place, task in enumerate(config.tasks):
             for name, value in task.items():

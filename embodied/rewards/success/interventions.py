@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import Node, build
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import NotSavable, Step, VecEnv
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -105,8 +105,6 @@ class InterventionWrapper(Wrapper):
 
     def get_state(self) -> dict[str, Any]:
         """Raises NotSavable: running episodes restart on resume."""
-        from embodied.core.env import NotSavable
-
         raise NotSavable("an operator's state cannot be saved")
 
     def close(self) -> None:
