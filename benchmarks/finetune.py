@@ -1,14 +1,14 @@
 """Fine-tuning methods from one BC policy on one task: success by steps and time, plot and table.
 
-`finetune.yaml` lists the variants, each a command line: all start from the BC policy
-of their seed and are evaluated on the same held-out initial states. Interquartile means with
-bootstrap intervals (Agarwal et al., 2021). Finished runs are not repeated, so an interrupted bench
-continues.
+The study `finetuners_insert`: all start from the BC policy of their seed and are evaluated on the
+same held-out initial states. Interquartile means with bootstrap intervals (Agarwal et al., 2021).
+Finished runs are not repeated, so an interrupted bench continues.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +19,36 @@ from rich.table import Table
 
 from benchmarks.command import main
 from benchmarks.curves import Curve, read
+from benchmarks.evidence import study_of
 from benchmarks.measure import machine
+from benchmarks.rules import env_steps
 from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import bootstrap_interval, iqm
-from embodied.study.study import Study, cores, read_study
+from embodied.study.study import Study, cores
 from embodied.study.study import run as run_study
 
 GOOD = 0.9  # success rate whose first crossing is in the table
 # Colour-blind safe (Okabe and Ito, 2008).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS += ("#8C6D1F", "#882255")
 
 
 def run(out: Path) -> None:
     """Run what is missing, then write OUT/finetune.{json,png} and print the table."""
-    settings = Path(__file__).with_suffix(".yaml").read_text()
-    study = read_study(settings, "finetune")
+    study = study_of("finetuners_insert")
     work = out / "finetune"
     run_study(study, work, cores())
     report(study, work, out)
 
 
 def report(study: Study, work: Path, out: Path) -> None:
-    """Write the report from the variants below `work` that are finished for every seed."""
+    """Write the report from the variants below `work` that are finished for every seed: the
+    baseline, and those that act."""
     curves = {
         variant: curve
         for variant in study.variants
-        if (curve := read(study, work, variant)) is not None
+        if (variant == study.baseline or env_steps(study, variant))
+        and (curve := read(study, work, variant)) is not None
     }
     if study.baseline not in curves:
         raise ConfigError(f"no seed of the {study.baseline} has finished below {work}")
@@ -80,7 +84,7 @@ def draw(study: Study, base: NDArray[np.float64], curves: dict[str, Curve], file
     start, spread = iqm(base), bootstrap_interval(base)
     for axis, label in zip(axes, ("environment steps", "minutes on one core"), strict=True):
         axis.axhline(start, color="grey", linestyle="--", linewidth=1, label=study.baseline)
-        for colour, (variant, curve) in zip(COLOURS, curves.items(), strict=False):
+        for colour, (variant, curve) in zip(cycle(COLOURS), curves.items(), strict=False):
             x = curve.steps if label == "environment steps" else curve.seconds / 60
             middle, band = curve.middle, curve.band
             if "init=" in study.variants[variant]:  # it starts from the BC policy

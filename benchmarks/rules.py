@@ -165,6 +165,7 @@ def _words(study: Study, line: str) -> tuple[str, ...]:
     seed = study.seeds[0]
     lines = [filled(text, work=WORK) for text in study.prepare]
     lines += [text for name in study.before for text in study.lines_before(name, seed, WORK)]
+    lines += [text for task in study.tasks(seed, WORK) for text in task.lines.values()]
     lines += [study.line(name, seed, WORK) for name in study.variants]
     named = any(word.startswith("env=") for word in words)  # it is of no other environment
     made = [] if named else [text for text in lines if f"out={rest[0]}" in text.split()]

@@ -93,6 +93,9 @@ def test_an_environment_that_is_not_the_tasks_own_needs_a_reason() -> None:
     prepared = ["embodied adopt {work}/theirs env=two_gap env.horizon=26 out={work}/adopted"]
     adopted = {"adopted": "embodied eval {work}/adopted out={out}"}
     assert "adopted 26" in gap(adopted, prepare=prepared)[0]
+    stage = {"name": "base", "run": "experiment=two_gap_flow demos=DIR env.horizon=26"}
+    of_stage = {"of_stage": "embodied eval {base.out} execute=1 out={out}"}
+    assert "of_stage 26" in gap(of_stage, stages=[stage])[0]
 
 
 def test_steering_by_noise_needs_the_best_fixed_noise_as_a_control() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +20,7 @@ from benchmarks.loop import EVERY, Deadlines, Sleeps, histogram, summary
 from benchmarks.measure import Comparison, alone, compare, table, write_json
 from benchmarks.on_gpu.rows import TINY, Row, Scale
 from embodied.checks.teacher import ready
-from embodied.compose import PACKAGED
-from embodied.core.build import ConfigError, parse
+from embodied.core.build import ConfigError
 from embodied.core.device import accelerator
 from embodied.study.study import Study
 from embodied.teachers.students.meta_acl import records
@@ -196,9 +194,6 @@ def test_a_second_run_measures_what_is_missing(tmp_path: Path, monkeypatch: Patc
     assert asked == [name for name in gpu.PARTS if name != "sac"]
 
 
-SETTINGS = yaml.safe_load(Path(finetune.__file__).with_suffix(".yaml").read_text())
-
-
 def write_run(work: Path, name: str, scores: list[float]) -> None:
     folder = work / name
     folder.mkdir(parents=True)
@@ -210,21 +205,18 @@ def write_run(work: Path, name: str, scores: list[float]) -> None:
     Path(f"{folder}.done").write_text("1.0\n")
 
 
+ACTS = "embodied train experiment=pendulum_sac"
+
+
 def study(**variants: str) -> Study:
-    return parse(Study, {**SETTINGS, "seeds": [0, 1], "variants": variants}, "finetune")
-
-
-def test_variants_name_experiments_and_share_the_bc_policy() -> None:
-    own: Study = parse(Study, SETTINGS, "finetune")
-    for line in own.variants.values():
-        words = shlex.split(line.format(work="W", out="O", seed=0))
-        (experiment,) = (w.partition("=")[2] for w in words if w.startswith("experiment="))
-        assert (PACKAGED / "experiment" / f"{experiment}.yaml").exists()
-        assert all(w == "init=W/bc-0" for w in words if w.startswith("init="))
+    return Study("eval/success", (0, 1), variants)
 
 
 def test_report_of_two_seeds(tmp_path: Path, capsys: Capture) -> None:
-    work, own = tmp_path / "work", study(bc="x", residual="embodied train init=y", unfinished="x")
+    work, own = (
+        tmp_path / "work",
+        study(bc="embodied eval x", residual=f"{ACTS} init=y", unfinished=ACTS),
+    )
     for seed, score in enumerate((0.4, 0.6)):
         write_run(work, f"bc-{seed}", [score])
         write_run(work, f"residual-{seed}", [0.8 + score / 5, 0.94 + score / 10])
@@ -240,7 +232,7 @@ def test_report_of_two_seeds(tmp_path: Path, capsys: Capture) -> None:
 
 def test_a_bench_without_a_bc_policy_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no seed of the bc"):
-        finetune.report(study(bc="x", residual="x"), tmp_path, tmp_path)
+        finetune.report(study(bc="embodied eval x", residual=ACTS), tmp_path, tmp_path)
 
 
 def test_a_block_is_as_many_episodes_as_it_says() -> None:
